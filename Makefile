@@ -1,0 +1,45 @@
+# `make` alone lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint unit benchmarks lock hooks clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/installed ## make the virtual environment and install everything, pinned
+
+# The venv is kept while the lock and the project's metadata are unchanged.
+$(VENV)/installed: requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 12) or sys.exit("Gumshoe needs Python 3.11 or 3.12; say which: make PYTHON=python3.11")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+test: lint unit ## lint, types, the import contract, and the tests
+
+lint: $(VENV)/installed ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/installed ## the tests alone; PYTEST_ARGS="-k wall" for some
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
+	$(BIN)/python -m tests.benchmarks.mail
+
+lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header pyproject.toml -o requirements.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev -c requirements.txt pyproject.toml -o requirements-dev.txt
+
+hooks: $(VENV)/installed ## install the pre-commit hooks
+	$(BIN)/pre-commit install
+
+clean: ## remove the virtual environment and the caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Gumshoe trains search agents with reinforcement learning and puts them into service."""

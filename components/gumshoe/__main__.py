@@ -1,0 +1,3 @@
+from gumshoe.cli import main
+
+main()

@@ -1,0 +1,246 @@
+"""`gumshoe artifacts`: publish, fetch, list, show, verify, prune."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gumshoe.errors import RefusedError, UsageError
+from gumshoe.terminal import JsonFlag, err, out, plain, print_json
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from gumshoe.artifacts.store import Lineage, Store
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Publish, fetch, list, verify and prune artifacts.")
+
+StoreUri = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        envvar="GUMSHOE_STORE",
+        help="Where artifacts lie: s3://BUCKET/PREFIX, file:///DIR or a path. S3 credentials come from the usual "
+        "chain, another endpoint from AWS_ENDPOINT_URL.",
+    ),
+]
+Reference = Annotated[str, typer.Argument(metavar="KIND/VERSION", help="The version may be `latest`.")]
+DeadlineOption = Annotated[
+    float | None,
+    typer.Option("--deadline", min=0, help="Seconds for the whole operation; without end by default."),
+]
+
+
+def _store(uri: str, deadline: float | None = None) -> "Store":
+    from gumshoe.artifacts.storage import Limits
+    from gumshoe.artifacts.store import Store
+
+    return Store(uri, Limits(deadline=deadline))
+
+
+@app.command()
+def publish(
+    directory: Annotated[Path, typer.Argument(help="Its files become the artifact.")],
+    store: StoreUri,
+    kind: Annotated[str, typer.Option(help="Such as adapters or mail-indexes.")],
+    version: Annotated[str, typer.Option(help="Used once, ever.")],
+    made_from: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND/VERSION", help="An artifact that went into it; repeatable."),
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting it was made with; repeatable.")
+    ] = None,
+    image: Annotated[str | None, typer.Option(envvar="GUMSHOE_IMAGE", help="The image it was made in.")] = None,
+    latest: Annotated[bool, typer.Option(help="Let KIND/latest name it.")] = True,
+    deadline: DeadlineOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Publish a directory: upload its files, then make them visible by one last write.
+
+    An interrupted publication is taken up where it ended, and publishing the same content again changes nothing.
+    """
+    pairs = [text.partition("=") for text in setting or ()]
+    if wrong := next((name for name, equals, _ in pairs if not name or not equals), None):
+        raise UsageError(f"--setting {wrong!r}: write it as NAME=VALUE")
+    settings = {name: value for name, _, value in pairs}
+    published = _store(store, deadline).publish(
+        directory, kind, version, made_from=made_from or (), settings=settings, image=image, latest=latest
+    )
+    if json:
+        print_json({"created": published.created, "manifest": published.manifest.model_dump(mode="json")})
+        return
+    manifest = published.manifest
+    verb = "Published" if published.created else "Already published:"
+    out.print(f"{verb} [bold]{manifest.reference}[/], {len(manifest.files)} files, {_size(manifest.size)}")
+
+
+@app.command()
+def fetch(
+    reference: Reference,
+    store: StoreUri,
+    directory: Annotated[Path, typer.Option("--out", help="Where it goes; made, or resumed, or left as it is.")],
+    deadline: DeadlineOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Bring an artifact here, every byte verified, whole or not at all."""
+    fetched = _store(store, deadline).fetch(reference, directory)
+    if json:
+        print_json(
+            {
+                "reference": fetched.manifest.reference,
+                "directory": str(fetched.directory),
+                "downloaded_bytes": fetched.downloaded,
+            }
+        )
+        return
+    what = f"{_size(fetched.downloaded)} downloaded" if fetched.downloaded else "nothing to download"
+    out.print(f"[bold]{fetched.manifest.reference}[/] is in {plain(fetched.directory)}, verified; {what}")
+
+
+@app.command("list")
+def list_(
+    store: StoreUri,
+    kind: Annotated[str | None, typer.Argument(help="Only this kind.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """List what was published, the oldest first."""
+    from rich.table import Table
+
+    opened = _store(store)
+    manifests = opened.list(kind)
+    if json:
+        print_json([manifest.model_dump(mode="json") for manifest in manifests])
+        return
+    if not manifests:
+        err.print(f"{plain(opened.uri)} holds no {kind or 'artifacts'}.")
+        return
+    newest = {each: opened.latest(each) for each in {manifest.kind for manifest in manifests}}
+    table = Table("artifact", "created (UTC)", "files", "size", "made from", box=None)
+    for manifest in manifests:
+        mark = " [green](latest)[/]" if newest[manifest.kind] == manifest.version else ""
+        table.add_row(
+            manifest.reference + mark,
+            f"{manifest.created:%Y-%m-%d %H:%M:%S}",
+            str(len(manifest.files)),
+            _size(manifest.size),
+            ", ".join(manifest.made_from),
+        )
+    out.print(table)
+
+
+@app.command()
+def show(reference: Reference, store: StoreUri, json: JsonFlag = False) -> None:
+    """Show an artifact: its files, its settings, and what it was made from, as a tree."""
+    from rich.table import Column, Table
+
+    opened = _store(store)
+    manifest = opened.manifest(reference)
+    lineage = opened.lineage(manifest.reference)
+    if json:
+        print_json({"manifest": manifest.model_dump(mode="json"), "lineage": _as_json(lineage)})
+        return
+    facts = Table("", Column(overflow="fold"), box=None, show_header=False)
+    facts.add_row("created", f"{manifest.created:%Y-%m-%d %H:%M:%S} UTC")
+    facts.add_row("content", manifest.content)
+    facts.add_row("files at", f"{plain(opened.uri)}/{manifest.reference}/{manifest.data}/")
+    facts.add_row("code", manifest.code or "unknown")
+    facts.add_row("image", manifest.image or "none")
+    for name, value in manifest.settings.items():
+        facts.add_row(f"setting {plain(name)}", plain(value))
+    files = Table(Column("file", overflow="fold"), "size", Column("sha256", overflow="fold"), box=None)
+    for entry in manifest.files:
+        files.add_row(plain(entry.path), _size(entry.size), entry.sha256)
+    out.print(f"[bold]{manifest.reference}[/]", facts, files, sep="\n")
+    out.print(_as_tree(lineage))
+
+
+@app.command()
+def verify(
+    reference: Annotated[str | None, typer.Argument(metavar="[KIND/VERSION]")] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Where it was published.")
+    ] = None,
+    directory: Annotated[Path | None, typer.Option("--dir", help="A fetched artifact to check instead.")] = None,
+    deadline: DeadlineOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Check every byte of a published artifact, or of a fetched one. Exit status 3: it is damaged."""
+    from gumshoe.artifacts.store import verify_directory
+
+    if directory is not None and reference is None:
+        manifest, faults = verify_directory(directory)
+        name = f"{manifest.reference} in {directory}"
+    elif reference is not None and store is not None and directory is None:
+        faults = _store(store, deadline).verify(reference)
+        name = reference
+    else:
+        raise UsageError("name a published artifact (KIND/VERSION with --store), or a fetched one (--dir)")
+    if json:
+        print_json({"artifact": name, "damaged": faults})
+    for path, reason in faults.items():
+        err.print(f"[red]{plain(path)}[/]: {reason}")
+    if faults:
+        raise RefusedError(f"{name} is damaged: {len(faults)} files")
+    if not json:
+        out.print(f"{plain(name)}: every byte is as published")
+
+
+@app.command()
+def prune(
+    store: StoreUri,
+    kind: Annotated[str | None, typer.Option(help="Only this kind.")] = None,
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest of each kind stay.")] = 5,
+    older_than: Annotated[float, typer.Option(min=0, help="Days; what is younger stays.")] = 30,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only say what would go.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Remove old artifacts that nothing kept was made from, and leftovers of unfinished publications."""
+    from gumshoe.artifacts.pruning import prune as prune_store
+
+    pruned = prune_store(_store(store), keep=keep, older_than=timedelta(days=older_than), kind=kind, dry_run=not yes)
+    if json:
+        print_json(
+            {
+                "dry_run": not yes,
+                "removed": [manifest.reference for manifest in pruned.removed],
+                "kept": pruned.kept,
+                "leftover_files": pruned.leftovers,
+            }
+        )
+        return
+    verb = "removed" if yes else "would remove"
+    for manifest in pruned.removed:
+        out.print(f"{verb} {manifest.reference} ({_size(manifest.size)})")
+    for reference, reason in sorted(pruned.kept.items()):
+        out.print(f"[dim]kept {reference}: {reason}[/]")
+    total = sum(manifest.size for manifest in pruned.removed)
+    out.print(f"{verb} {len(pruned.removed)} artifacts ({_size(total)}) and {pruned.leftovers} leftover files")
+    if not yes and (pruned.removed or pruned.leftovers):
+        out.print("Nothing was removed yet; add --yes to do it.")
+
+
+def _as_json(lineage: "Lineage") -> dict[str, object]:
+    return {
+        "reference": lineage.reference,
+        "in_store": lineage.manifest is not None,
+        "made_from": [_as_json(parent) for parent in lineage.made_from],
+    }
+
+
+def _as_tree(lineage: "Lineage", tree: "Tree | None" = None) -> "Tree":
+    from rich.tree import Tree
+
+    made = f"{lineage.manifest.created:%Y-%m-%d}" if lineage.manifest else "not in this store"
+    label = f"{lineage.reference} [dim]({made})[/]"
+    branch = tree.add(label) if tree is not None else Tree(label)
+    for parent in lineage.made_from:
+        _as_tree(parent, branch)
+    return branch
+
+
+def _size(amount: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(amount)

@@ -1,0 +1,250 @@
+"""What an artifact's `manifest.json` says, and the checks of a directory against it."""
+
+import hashlib
+import re
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from gumshoe.errors import GumshoeError, UsageError
+
+MANIFEST = "manifest.json"
+LATEST = "latest.json"
+DATA_PREFIX = "sha256-"
+_BLOCK = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class InvalidNameError(UsageError):
+    """A kind, version or reference is not of the allowed form."""
+
+
+class InvalidManifestError(GumshoeError):
+    """A manifest cannot be read or contradicts itself."""
+
+
+class InvalidDirectoryError(UsageError):
+    """A directory cannot be published as it is."""
+
+
+def _safe_path(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    unsafe = not parts or ".." in parts or path.startswith("/") or "\\" in path or "\0" in path
+    if unsafe or str(PurePosixPath(path)) != path or path == MANIFEST:
+        raise ValueError(f"{path!r} is not a plain relative path inside the artifact")
+    return path
+
+
+def _safe_segment(name: str) -> str:
+    if not _NAME.fullmatch(name) or name.startswith(DATA_PREFIX) or name in {MANIFEST, LATEST, "latest"}:
+        raise ValueError(
+            f"{name!r} is not a valid name: use letters, digits, '.', '_' and '-', starting with a letter or "
+            f"digit, at most 128 of them; 'latest', '{LATEST}', '{MANIFEST}' and names that start with "
+            f"'{DATA_PREFIX}' are taken"
+        )
+    return name
+
+
+def _safe_kind(kind: str) -> str:
+    for segment in kind.split("/"):
+        _safe_segment(segment)
+    return kind
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """Split `kind/version` (the kind may hold slashes; the version may be `latest`).
+
+    Raises:
+        InvalidNameError: it is not of that form.
+    """
+    kind, slash, version = reference.strip("/").rpartition("/")
+    try:
+        if not slash:
+            raise ValueError(f"{reference!r} names no kind: write it as KIND/VERSION, such as adapters/latest")
+        return _safe_kind(kind), version if version == "latest" else _safe_segment(version)
+    except ValueError as error:
+        raise InvalidNameError(str(error)) from None
+
+
+def join_reference(kind: str, version: str) -> str:
+    """`kind/version`, checked.
+
+    Raises:
+        InvalidNameError: either is not of the allowed form.
+    """
+    try:
+        return f"{_safe_kind(kind)}/{_safe_segment(version)}"
+    except ValueError as error:
+        raise InvalidNameError(str(error)) from None
+
+
+def _safe_reference(reference: str) -> str:
+    kind, version = split_reference(reference)
+    return join_reference(kind, version)
+
+
+class FileEntry(BaseModel):
+    """One file: its path inside the artifact, its size in bytes and its SHA-256 in hexadecimal."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: Annotated[str, AfterValidator(_safe_path)]
+    size: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Manifest(BaseModel):
+    """What an artifact is, what lies in it and what it was made from."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: Literal["gumshoe.artifact/1"] = "gumshoe.artifact/1"
+    kind: Annotated[str, AfterValidator(_safe_kind)]
+    version: Annotated[str, AfterValidator(_safe_segment)]
+    created: datetime
+    content: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 over the paths, sizes and digests of all files: equal for equal content."""
+    files: tuple[FileEntry, ...]
+    made_from: tuple[Annotated[str, AfterValidator(_safe_reference)], ...] = ()
+    """References (`kind/version`) to the artifacts that went into it."""
+    code: str | None = None
+    """Hash of the code that made it (`code_hash`)."""
+    image: str | None = None
+    settings: dict[str, Any] = {}
+    publication: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    """Differs between any two publications, so that a publisher recognises its own."""
+
+    @property
+    def reference(self) -> str:
+        return f"{self.kind}/{self.version}"
+
+    @property
+    def size(self) -> int:
+        """Bytes in all files."""
+        return sum(entry.size for entry in self.files)
+
+    @property
+    def data(self) -> str:
+        """The folder, beside the manifest in a store, that holds the files."""
+        return DATA_PREFIX + self.content[:32]
+
+    def to_json(self) -> bytes:
+        return self.model_dump_json(indent=2).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, text: bytes, where: str) -> "Manifest":
+        """Read a manifest and check that its content digest is that of its files.
+
+        Raises:
+            InvalidManifestError: it is not a manifest, or contradicts itself.
+        """
+        try:
+            manifest = cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"])) or "document"
+            raise InvalidManifestError(f"{where} is not a valid manifest: {field}: {first['msg']}") from None
+        if manifest.content != content_digest(manifest.files):
+            raise InvalidManifestError(f"{where} contradicts itself: its content digest is not that of its files")
+        return manifest
+
+
+def content_digest(files: Iterable[FileEntry]) -> str:
+    """SHA-256 over path, size and digest of each file, in order of path."""
+    digest = hashlib.sha256()
+    for entry in sorted(files, key=lambda entry: entry.path):
+        digest.update(f"{entry.path}\0{entry.size}\0{entry.sha256}\n".encode())
+    return digest.hexdigest()
+
+
+def file_digest(path: Path, advance: Callable[[int], object] = lambda _: None) -> str:
+    """SHA-256 of a file; `advance` is told of each block's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            advance(len(block))
+    return digest.hexdigest()
+
+
+def artifact_files(directory: Path) -> dict[str, Path]:
+    """The files of a directory by their path inside it. Links to files are followed.
+
+    A `manifest.json` at the top, left by an earlier `fetch`, is not one of them.
+
+    Raises:
+        InvalidDirectoryError: there is nothing in it, or something that cannot be published.
+    """
+    if not directory.is_dir():
+        raise InvalidDirectoryError(f"{directory} is not a directory")
+    found: dict[str, Path] = {}
+    for path in sorted(directory.rglob("*")):
+        inside = path.relative_to(directory).as_posix()
+        if path.is_symlink() and not path.is_file():
+            raise InvalidDirectoryError(f"{path} is a link to a directory or to nothing; copy what it points to here")
+        if path.is_dir():
+            continue
+        if not path.is_file():
+            raise InvalidDirectoryError(f"{path} is neither a file nor a directory; remove it")
+        if inside == MANIFEST:
+            Manifest.from_json(path.read_bytes(), f"{path} (a name that the artifact's own manifest needs)")
+            continue
+        try:
+            found[_safe_path(inside)] = path
+        except ValueError as error:
+            raise InvalidDirectoryError(f"{path}: {error}; rename it") from None
+    if not found:
+        raise InvalidDirectoryError(f"{directory} is empty; there is nothing to publish")
+    return found
+
+
+def describe(files: dict[str, Path], advance: Callable[[int], object] = lambda _: None) -> tuple[FileEntry, ...]:
+    """Size and SHA-256 of each file, in order of path."""
+
+    def entry(item: tuple[str, Path]) -> FileEntry:
+        inside, path = item
+        return FileEntry(path=inside, size=path.stat().st_size, sha256=file_digest(path, advance))
+
+    with ThreadPoolExecutor() as pool:  # hashlib works outside the interpreter's lock
+        return tuple(pool.map(entry, sorted(files.items())))
+
+
+def damaged_files(
+    directory: Path, manifest: Manifest, advance: Callable[[int], object] = lambda _: None
+) -> dict[str, str]:
+    """What is wrong with each file of a directory that differs from its manifest: path to reason.
+
+    Files that the manifest does not name are left out of account.
+    """
+
+    def fault(entry: FileEntry) -> str | None:
+        path = directory / entry.path
+        if not path.is_file():
+            return "missing"
+        if path.stat().st_size != entry.size:
+            return f"{path.stat().st_size} bytes instead of {entry.size}"
+        return None if file_digest(path, advance) == entry.sha256 else "its SHA-256 differs"
+
+    with ThreadPoolExecutor() as pool:
+        faults = dict(zip((entry.path for entry in manifest.files), pool.map(fault, manifest.files), strict=True))
+    return {path: reason for path, reason in faults.items() if reason}
+
+
+def code_hash() -> str:
+    """SHA-256 over the source files of the `gumshoe` package: what made an artifact."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        source = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()}\0{len(source)}\0".encode() + source)
+    return digest.hexdigest()
+
+
+def now() -> datetime:
+    """The time a manifest is made, UTC."""
+    return datetime.now(UTC)

@@ -1,0 +1,329 @@
+"""S3 as a `Storage`, through boto3: any S3 API, at AWS_ENDPOINT_URL where that is set."""
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import boto3
+import botocore.exceptions as failures
+import tenacity
+import urllib3.exceptions
+from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
+from botocore.config import Config
+
+from gumshoe.artifacts.storage import Deadline, Entry, Limits, NotFoundError, StorageError
+from gumshoe.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_CONDITION_FAILED = {"PreconditionFailed", "412"}
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+_BUSY = {
+    "SlowDown",
+    "ServiceUnavailable",
+    "InternalError",
+    "RequestTimeout",
+    "Throttling",
+    "500",
+    "502",
+    "503",
+    "504",
+}
+_REGION = {
+    "PermanentRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "301",
+    "400",
+}
+_DROPPED = (
+    failures.ConnectionError,
+    failures.HTTPClientError,
+    failures.IncompleteReadError,
+    urllib3.exceptions.HTTPError,
+    OSError,
+)
+
+
+class CredentialsError(StorageError):
+    """There are no credentials, or the server does not know them."""
+
+
+class AccessDeniedError(StorageError):
+    """The credentials are known and do not allow it."""
+
+
+class NoSuchBucketError(StorageError):
+    """The bucket does not exist."""
+
+
+class WrongRegionError(StorageError):
+    """The bucket lies in another region than the one that was asked."""
+
+
+class ClockSkewError(StorageError):
+    """This machine's clock differs too much from the server's."""
+
+
+class ObjectChangedError(StorageError):
+    """The object was replaced while it was being read."""
+
+
+def explain(error: Exception, bucket: str, key: str) -> Exception:
+    """The error that tells a user what went wrong with a bucket and key, and what to do."""
+    where = f"s3://{bucket}/{key}"
+    if isinstance(error, failures.NoCredentialsError | failures.PartialCredentialsError):
+        return CredentialsError(
+            f"{where}: no S3 credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "AWS_PROFILE, or give this pod's service account a role"
+        )
+    if isinstance(error, failures.ClientError):
+        return _explain_answer(error, bucket, where)
+    if isinstance(error, failures.BotoCoreError) and not isinstance(error, _DROPPED):
+        return StorageError(f"{where}: {error}")
+    return UnavailableError(
+        f"{where}: the server did not answer ({type(error).__name__}: {error}); check AWS_ENDPOINT_URL and the "
+        "network, then run this again"
+    )
+
+
+def _explain_answer(error: failures.ClientError, bucket: str, where: str) -> Exception:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    said = str(error.response.get("Error", {}).get("Message", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    if code == "NoSuchBucket":
+        return NoSuchBucketError(f"{where}: there is no bucket {bucket!r}; create it, or check its name and endpoint")
+    if code in _MISSING:
+        return NotFoundError(f"nothing lies at {where}; check the name")
+    if code in {
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "ExpiredToken",
+        "InvalidToken",
+        "ExpiredTokenException",
+    }:
+        return CredentialsError(
+            f"{where}: the server does not accept these credentials ({code}); check AWS_ACCESS_KEY_ID, "
+            "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or sign in again"
+        )
+    if code == "RequestTimeTooSkewed":
+        return ClockSkewError(f"{where}: this machine's clock is wrong ({said}); set it (NTP), then run this again")
+    if code in _REGION and (code not in {"301", "400"} or "x-amz-bucket-region" in headers):
+        region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region", "another region")
+        return WrongRegionError(f"{where}: bucket {bucket!r} lies in {region}; set AWS_REGION to it ({code})")
+    if code in {"AccessDenied", "403", "Forbidden", "AllAccessDisabled"}:
+        return AccessDeniedError(
+            f"{where}: access denied ({error.operation_name}); these credentials need s3:ListBucket on the bucket, "
+            "and s3:GetObject, s3:PutObject and s3:DeleteObject below it"
+        )
+    if code in _BUSY or (isinstance(status, int) and status >= 500):
+        return UnavailableError(f"{where}: the server is busy or failing ({code} {said}); run this again later")
+    return StorageError(f"{where}: {error.operation_name} failed: {code} {said}")
+
+
+class S3Storage:
+    """Keys below a prefix of a bucket."""
+
+    def __init__(self, bucket: str, prefix: str, limits: Limits) -> None:
+        self._bucket, self._prefix, self._limits = bucket, f"{prefix}/" if prefix else "", limits
+        self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        with self._explained(""):
+            self._client: S3Client = boto3.client(
+                "s3",
+                config=Config(
+                    connect_timeout=limits.connect_timeout,
+                    read_timeout=limits.read_timeout,
+                    retries={"mode": "standard", "total_max_attempts": limits.attempts},
+                    max_pool_connections=limits.workers + 2,
+                ),
+            )
+
+    @contextmanager
+    def _explained(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (failures.BotoCoreError, failures.ClientError) as error:
+            raise explain(error, self._bucket, self._prefix + key) from error
+
+    def entries(self, prefix: str = "") -> Iterator[Entry]:
+        with self._explained(prefix):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+                for item in page.get("Contents", []):
+                    yield Entry(item["Key"].removeprefix(self._prefix), item["Size"], item["LastModified"])
+
+    def open(self, key: str, offset: int = 0) -> BinaryIO:
+        reader = _Reader(self, key, offset)
+        return io.BufferedReader(reader, 1 << 20)
+
+    def get(self, key: str, offset: int, tag: str | None) -> dict[str, Any]:
+        """One GET from a byte on, of the version with that ETag where one is given."""
+        request: dict[str, Any] = {"Bucket": self._bucket, "Key": self._prefix + key}
+        if offset:
+            request["Range"] = f"bytes={offset}-"
+        if tag:
+            request["IfMatch"] = tag
+        try:
+            with self._explained(key):
+                return self._client.get_object(**request)  # type: ignore[return-value]
+        except StorageError as error:
+            if offset and _code(error) in {"InvalidRange", "416"}:
+                return {"Body": io.BytesIO(), "ETag": tag}  # all of it has been read
+            if tag and _code(error) in _CONDITION_FAILED:
+                raise ObjectChangedError(f"{self.uri}/{key} was replaced while it was read; start again") from None
+            raise
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        reader = _Reader(self, key, 0)
+        with io.BufferedReader(reader) as file:
+            return file.read(), reader.tag or ""
+
+    def upload(self, files: dict[str, Path], deadline: Deadline, advance: Callable[[int], object]) -> None:
+        def advanced(amount: int) -> None:
+            deadline.check()
+            advance(amount)
+
+        config = TransferConfig(
+            multipart_threshold=self._limits.part_size,
+            multipart_chunksize=self._limits.part_size,
+            max_concurrency=self._limits.workers,
+        )
+        with create_transfer_manager(self._client, config) as manager:
+            futures = {
+                key: manager.upload(
+                    str(path),
+                    self._bucket,
+                    self._prefix + key,
+                    subscribers=[ProgressCallbackInvoker(advanced)],
+                )
+                for key, path in files.items()
+            }
+            for key, future in futures.items():
+                try:
+                    with self._explained(key):
+                        future.result()
+                except UnavailableError:
+                    deadline.check()  # an expired deadline reaches us as a failed request
+                    raise
+                except OSError as error:
+                    raise StorageError(f"{files[key]} could not be read: {error.strerror or error}") from error
+
+    def create(self, key: str, data: bytes) -> bool:
+        return self._write_if(key, data, {"IfNoneMatch": "*"})
+
+    def swap(self, key: str, data: bytes, tag: str) -> bool:
+        return self._write_if(key, data, {"IfMatch": tag})
+
+    def _write_if(self, key: str, data: bytes, condition: dict[str, str]) -> bool:
+        for attempt in _retrying(self._limits, _is_conflict):
+            with attempt, self._explained(key):
+                try:
+                    self._client.put_object(
+                        Bucket=self._bucket,
+                        Key=self._prefix + key,
+                        Body=data,
+                        **condition,  # type: ignore[arg-type]
+                    )
+                except failures.ClientError as error:
+                    if _answer_code(error) in _CONDITION_FAILED:
+                        return False
+                    raise
+        return True
+
+    def delete(self, keys: Iterable[str]) -> None:
+        doomed = list(keys)
+        for start in range(0, len(doomed), 1000):  # S3 takes at most 1,000 in a request
+            batch = doomed[start : start + 1000]
+            with self._explained(batch[0]):
+                answer = self._client.delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": [{"Key": self._prefix + key} for key in batch]}
+                )
+            for refused in answer.get("Errors", []):
+                where = f"s3://{self._bucket}/{refused.get('Key')}"
+                raise StorageError(f"{where} could not be deleted: {refused.get('Code')} {refused.get('Message')}")
+
+    def abandon_uploads(self, prefix: str, before: datetime) -> int:
+        count = 0
+        with self._explained(prefix):
+            pages = self._client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+                for upload in page.get("Uploads", []):
+                    if upload["Initiated"] < before:
+                        self._client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                        )
+                        count += 1
+        return count
+
+
+class _Reader(io.RawIOBase):
+    """An object's bytes from `offset` on; a dropped or silent connection is taken up where it ended."""
+
+    def __init__(self, storage: S3Storage, key: str, offset: int) -> None:
+        self._storage, self._key, self._position = storage, key, offset
+        self.tag: str | None = None
+        self._body: Any = None
+        self._connect()
+
+    def _connect(self) -> None:
+        answer = self._storage.get(self._key, self._position, self.tag)
+        self._body, self.tag = answer["Body"], answer["ETag"]
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            for attempt in _retrying(self._storage._limits, lambda error: isinstance(error, _DROPPED)):
+                with attempt:
+                    if self._body is None:
+                        self._connect()
+                    try:
+                        block = self._body.read(len(buffer))
+                    except _DROPPED:
+                        self._disconnect()
+                        raise
+        except _DROPPED as error:
+            raise explain(error, self._storage._bucket, self._storage._prefix + self._key) from error
+        buffer[: len(block)] = block
+        self._position += len(block)
+        return len(block)
+
+    def _disconnect(self) -> None:
+        if self._body is not None:
+            self._body.close()
+        self._body = None
+
+    def close(self) -> None:
+        self._disconnect()
+        super().close()
+
+
+def _retrying(limits: Limits, retried: Callable[[BaseException], bool]) -> tenacity.Retrying:
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(retried),
+        stop=tenacity.stop_after_attempt(limits.attempts),
+        wait=tenacity.wait_random_exponential(multiplier=0.5, max=limits.backoff),
+        reraise=True,
+    )
+
+
+def _answer_code(error: BaseException | None) -> str:
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, failures.ClientError) else ""
+
+
+def _code(error: StorageError) -> str:
+    return _answer_code(error.__cause__)
+
+
+def _is_conflict(error: BaseException) -> bool:
+    """Two conditional writes met: S3 asks for the request to be made again."""
+    return _answer_code(error.__cause__) in {"ConditionalRequestConflict", "409", "OperationAborted"}

@@ -1,0 +1,351 @@
+"""Where bytes lie: one small interface over a directory and an S3 bucket, and reading by URI."""
+
+import fcntl
+import io
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, Protocol
+from urllib.parse import unquote, urlsplit
+
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+
+_LOCK_SECONDS = 60  # a conditional write holds its lock for milliseconds
+
+
+class StorageError(GumshoeError):
+    """Storage refused or failed; trying again changes nothing."""
+
+
+class NotFoundError(StorageError):
+    """Nothing lies under that name."""
+
+
+class InvalidUriError(UsageError):
+    """A URI is not of a form that Gumshoe reads."""
+
+
+class DeadlineError(UnavailableError):
+    """The time allowed for the whole operation is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on talking to storage. Times are in seconds."""
+
+    connect_timeout: float = 10
+    read_timeout: float = 60
+    """Longest silence on a connection before the request is made again."""
+    attempts: int = 6
+    """Tries of one request, with exponential backoff and jitter between them."""
+    backoff: float = 20
+    """Longest pause between two tries."""
+    workers: int = 8
+    """Requests under way at once."""
+    part_size: int = 64 << 20
+    """Bytes in a part of a multipart upload; larger files are sent in parts."""
+    deadline: float | None = None
+    """Longest time for one whole operation such as `publish`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The moment an operation must be over."""
+
+    seconds: float | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    def check(self) -> None:
+        """Raises DeadlineError once the time is over."""
+        if self.seconds is not None and time.monotonic() - self.started > self.seconds:
+            raise DeadlineError(
+                f"not done after {self.seconds:g} seconds, the deadline for the whole operation; "
+                "run it again to go on from here, or allow it more time"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stored object: its key below the storage's root, its bytes, and when it was last written (UTC)."""
+
+    key: str
+    size: int
+    modified: datetime
+
+
+class Storage(Protocol):
+    """A place that holds bytes under keys (`a/b/c`).
+
+    A key is never seen with half of its bytes. Every method may raise StorageError (final) or
+    UnavailableError (try again).
+    """
+
+    uri: str
+
+    def entries(self, prefix: str = "") -> Iterator[Entry]:
+        """All objects whose key starts with `prefix`, in order of key."""
+        ...
+
+    def open(self, key: str, offset: int = 0) -> BinaryIO:
+        """The object's bytes from `offset` on. Raises NotFoundError."""
+        ...
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        """A small object's bytes, and a tag that changes with them. Raises NotFoundError."""
+        ...
+
+    def upload(self, files: dict[str, Path], deadline: Deadline, advance: Callable[[int], object]) -> None:
+        """Store each local file under its key; `advance` is told of bytes as they go."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Store the bytes only if nothing lies under the key: whether this call did it."""
+        ...
+
+    def swap(self, key: str, data: bytes, tag: str) -> bool:
+        """Replace the bytes only if they still have that tag: whether this call did it."""
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; those already gone do not matter."""
+        ...
+
+    def abandon_uploads(self, prefix: str, before: datetime) -> int:
+        """Discard uploads that were begun before that time and never finished: how many."""
+        ...
+
+
+def open_storage(uri: str, limits: Limits | None = None) -> Storage:
+    """Storage at a `file://` or `s3://` URI, or at a plain path.
+
+    Raises:
+        InvalidUriError: the URI is of another form.
+    """
+    scheme, bucket, path = split_uri(uri)
+    if scheme == "s3":
+        from gumshoe.artifacts.s3 import S3Storage  # boto3 takes a fifth of a second to import
+
+        return S3Storage(bucket, path, limits or Limits())
+    return FileStorage(Path(path))
+
+
+def split_uri(uri: str) -> tuple[str, str, str]:
+    """Scheme (`file` or `s3`), bucket (empty for a file) and path or key of a URI.
+
+    Raises:
+        InvalidUriError: it is neither `s3://BUCKET/KEY`, `file:///PATH` nor a plain path.
+    """
+    if "://" not in uri:
+        if not uri:
+            raise InvalidUriError("an empty path names nothing; write a path, file:///PATH or s3://BUCKET/KEY")
+        return "file", "", uri
+    scheme, rest = uri.split("://", 1)
+    if scheme == "s3":
+        bucket, _, key = rest.partition("/")
+        if not bucket:
+            raise InvalidUriError(f"{uri!r} names no bucket; write s3://BUCKET/KEY")
+        return "s3", bucket, key.strip("/")
+    if scheme == "file":
+        parts = urlsplit(uri)
+        if parts.netloc not in {"", "localhost"} or not parts.path:
+            raise InvalidUriError(f"{uri!r} names a host; write file:///PATH, with three slashes")
+        return "file", "", unquote(parts.path)
+    raise InvalidUriError(f"{uri!r} has the scheme {scheme!r}; Gumshoe reads file:// and s3://")
+
+
+def open_uri(uri: str, limits: Limits | None = None) -> BinaryIO:
+    """Open what lies at a `file://` or `s3://` URI or a plain path, for reading from start to end.
+
+    Reading from S3 survives dropped connections and stalls: it goes on from the last byte that arrived, and
+    fails if the object changes meanwhile.
+
+    Raises:
+        InvalidUriError: the URI is of another form.
+        NotFoundError: nothing is there.
+        StorageError, UnavailableError: it could not be read.
+    """
+    scheme, bucket, path = split_uri(uri)
+    if scheme == "s3":
+        return open_storage(f"s3://{bucket}", limits).open(path)
+    return FileStorage(Path(path).parent).open(Path(path).name)
+
+
+def list_uri(uri: str, limits: Limits | None = None) -> list[tuple[str, int]]:
+    """Everything at and below a URI: each file's URI (or path) and its bytes, in order of name.
+
+    Raises:
+        InvalidUriError: the URI is of another form.
+        NotFoundError: nothing is there.
+        StorageError, UnavailableError: it could not be listed.
+    """
+    scheme, bucket, path = split_uri(uri)
+    if scheme == "s3":
+        storage = open_storage(f"s3://{bucket}", limits)
+        wanted = (entry for entry in storage.entries(path) if not path or entry.key.startswith(f"{path}/"))
+        found = [(f"s3://{bucket}/{entry.key}", entry.size) for entry in wanted if not entry.key.endswith("/")]
+        if not found:
+            found = [(uri, entry.size) for entry in storage.entries(path) if entry.key == path]
+    elif Path(path).is_file():
+        found = [(path, Path(path).stat().st_size)]
+    else:
+        found = [(str(Path(path) / entry.key), entry.size) for entry in FileStorage(Path(path)).entries()]
+    if not found:
+        raise NotFoundError(f"nothing lies at {uri}; check the path")
+    return found
+
+
+@contextmanager
+def directory_lock(directory: Path, wait: Deadline | None) -> Iterator[bool]:
+    """Hold the lock of a directory, made where it is missing, while the block runs: whether it was had.
+
+    The lock ends with the process that holds it. With `wait=None` a lock that another holds is not waited for.
+
+    Raises:
+        DeadlineError: another held it until the deadline.
+    """
+    descriptor = _lock(directory, wait)
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(directory: Path, wait: Deadline | None) -> int | None:
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(directory, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            if wait is None:
+                return None
+            wait.check()
+            time.sleep(0.05)
+            continue
+        # The holder before us may have moved or removed the directory that we waited for.
+        if directory.exists() and directory.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, source: BinaryIO, advance: Callable[[int], object] = lambda _: None) -> None:
+    """Write a file beside its final name, flush it to disk, and move it into place."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as target:
+            while block := source.read(1 << 20):
+                target.write(block)
+                advance(len(block))
+            target.flush()
+            os.fsync(target.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class FileStorage:
+    """A directory. Conditional writes hold the lock of the directory that they write to."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.uri = str(root)
+
+    def entries(self, prefix: str = "") -> Iterator[Entry]:
+        top = self._root / prefix.rpartition("/")[0]
+        for path in sorted(top.rglob("*"), key=lambda path: path.relative_to(self._root).as_posix()):
+            key = path.relative_to(self._root).as_posix()
+            if key.startswith(prefix) and path.is_file() and not _is_partial(path):
+                stat = path.stat()
+                yield Entry(key, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))
+
+    def open(self, key: str, offset: int = 0) -> BinaryIO:
+        with _explained(self._root / key):
+            file = (self._root / key).open("rb")
+            file.seek(offset)
+            return file
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        with self.open(key) as file:
+            data = file.read()
+        return data, data.hex()
+
+    def upload(self, files: dict[str, Path], deadline: Deadline, advance: Callable[[int], object]) -> None:
+        def advanced(amount: int) -> None:
+            deadline.check()
+            advance(amount)
+
+        for key, path in files.items():
+            with _explained(self._root / key):
+                (self._root / key).parent.mkdir(parents=True, exist_ok=True)
+                with path.open("rb") as source:
+                    write_atomically(self._root / key, source, advanced)
+
+    def create(self, key: str, data: bytes) -> bool:
+        return self._write_if(key, data, None)
+
+    def swap(self, key: str, data: bytes, tag: str) -> bool:
+        return self._write_if(key, data, tag)
+
+    def _write_if(self, key: str, data: bytes, tag: str | None) -> bool:
+        path = self._root / key
+        with _explained(path), directory_lock(path.parent, Deadline(_LOCK_SECONDS)):
+            current = path.read_bytes().hex() if path.exists() else None
+            if current != tag:
+                return False
+            write_atomically(path, io.BytesIO(data))
+            return True
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._root / key
+            with _explained(path):
+                path.unlink(missing_ok=True)
+                for parent in path.parents:
+                    if parent == self._root or not parent.is_dir() or any(parent.iterdir()):
+                        break
+                    parent.rmdir()
+
+    def abandon_uploads(self, prefix: str, before: datetime) -> int:
+        count = 0
+        for path in (self._root / prefix).rglob(".*.partial"):
+            if path.stat().st_mtime < before.timestamp():
+                path.unlink(missing_ok=True)
+                count += 1
+        return count
+
+
+def _is_partial(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".partial")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors about a file into errors that say what to do."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise NotFoundError(f"nothing lies at {path}; check the path") from None
+    except PermissionError:
+        raise StorageError(f"no permission for {path}; check its owner and mode") from None
+    except IsADirectoryError:
+        raise StorageError(f"{path} is a directory; name a file in it") from None
+    except OSError as error:
+        free = shutil.disk_usage(_existing(path)).free
+        raise StorageError(f"{path}: {error.strerror or error} ({free >> 20} MiB free on its disk)") from error
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.absolute().parents) if parent.exists())

@@ -1,0 +1,432 @@
+"""Publish, fetch, list and verify artifacts.
+
+In a store, an artifact is `<kind>/<version>/manifest.json` and, beside it, its files under
+`sha256-<content>/`. `<kind>/latest.json` names the newest version of a kind.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gumshoe.artifacts.manifest import (
+    DATA_PREFIX,
+    LATEST,
+    MANIFEST,
+    FileEntry,
+    InvalidManifestError,
+    Manifest,
+    artifact_files,
+    code_hash,
+    content_digest,
+    damaged_files,
+    describe,
+    file_digest,
+    join_reference,
+    now,
+    split_reference,
+)
+from gumshoe.artifacts.storage import (
+    Deadline,
+    Limits,
+    NotFoundError,
+    StorageError,
+    directory_lock,
+    open_storage,
+)
+from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.terminal import progress
+
+_MARKER = ".conditional-writes"
+_DOWNLOADS = 3  # tries of a file whose bytes arrive wrong
+
+
+class VersionTakenError(UsageError):
+    """Another artifact was published under this version; versions are used once."""
+
+
+class DestinationError(UsageError):
+    """The directory to fetch into holds something else."""
+
+
+class CorruptArtifactError(GumshoeError):
+    """Stored bytes are not those that were published."""
+
+
+class ChangedError(GumshoeError):
+    """Files changed while they were being published."""
+
+
+class UnsupportedStoreError(GumshoeError):
+    """The store cannot keep what artifacts promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """An artifact that is in the store, and whether this call put it there."""
+
+    manifest: Manifest
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An artifact in a local directory, verified, and the bytes that had to be downloaded for it."""
+
+    manifest: Manifest
+    directory: Path
+    downloaded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What an artifact was made from. `manifest` is None where the store no longer, or never, had it."""
+
+    reference: str
+    manifest: Manifest | None
+    made_from: tuple["Lineage", ...] = ()
+
+
+class Store:
+    """The artifacts below a `file://` or `s3://` URI. May be used from several threads."""
+
+    def __init__(self, uri: str, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.storage = open_storage(uri, self.limits)
+        self.uri = self.storage.uri
+
+    def publish(
+        self,
+        directory: Path,
+        kind: str,
+        version: str,
+        *,
+        made_from: Iterable[str] = (),
+        settings: dict[str, Any] | None = None,
+        image: str | None = None,
+        latest: bool = True,
+    ) -> Published:
+        """Publish a directory's files as `kind/version`, whole or not at all.
+
+        Publishing the same content under the same version again changes nothing; a publication that was
+        interrupted is taken up where it ended. With `latest`, the kind's newest version is noted.
+
+        Raises:
+            InvalidNameError, InvalidDirectoryError: nothing was sent.
+            VersionTakenError: the version has other content.
+            ChangedError: a file changed meanwhile; nothing became visible.
+            StorageError, UnavailableError: the store failed; nothing became visible.
+        """
+        deadline = Deadline(self.limits.deadline)
+        reference = join_reference(kind, version)
+        files = artifact_files(directory)
+        before = {inside: _identity(path) for inside, path in files.items()}
+        size = sum(path.stat().st_size for path in files.values())
+        with progress("Hashing", total=size, in_bytes=True) as advance:
+            entries = describe(files, advance)
+        manifest = Manifest(
+            kind=kind,
+            version=version,
+            created=now(),
+            content=content_digest(entries),
+            files=entries,
+            made_from=tuple(made_from),
+            code=code_hash(),
+            image=image,
+            settings=settings or {},
+        )
+        existing = self._find(reference)
+        if existing is None:
+            self._require_conditional_writes()
+            self._upload(manifest, files, deadline)
+            if {inside: _identity(path) for inside, path in files.items()} != before:
+                raise ChangedError(f"files in {directory} changed while they were published; publish it again")
+            existing = self._make_visible(manifest)
+        if existing.content != manifest.content:
+            raise VersionTakenError(
+                f"{self.uri}: {reference} was published before, with other content; a version is used once, "
+                "so choose another"
+            )
+        if latest:
+            self._note_latest(existing)
+        return Published(existing, created=existing.publication == manifest.publication)
+
+    def _upload(self, manifest: Manifest, files: dict[str, Path], deadline: Deadline) -> None:
+        """Send the files that are not there yet, then see that all of them are."""
+        folder = f"{manifest.reference}/{manifest.data}/"
+        there = {entry.key: entry.size for entry in self.storage.entries(folder)}
+        missing = {
+            folder + entry.path: files[entry.path]
+            for entry in manifest.files
+            if there.get(folder + entry.path) != entry.size
+        }
+        with progress("Uploading", total=manifest.size, in_bytes=True) as advance:
+            advance(sum(entry.size for entry in manifest.files if folder + entry.path not in missing))
+            self.storage.upload(missing, deadline, advance)
+        there = {entry.key: entry.size for entry in self.storage.entries(folder)}
+        for entry in manifest.files:
+            if there.get(folder + entry.path) != entry.size:
+                raise ChangedError(f"{self.uri}/{folder}{entry.path} did not arrive whole; publish it again")
+
+    def _make_visible(self, manifest: Manifest) -> Manifest:
+        """The last write. Returns the manifest that is visible now, which another publisher may have won."""
+        if self.storage.create(f"{manifest.reference}/{MANIFEST}", manifest.to_json()):
+            return manifest
+        winner = self._find(manifest.reference)  # ours, where only the answer to the write was lost
+        if winner is None:
+            raise StorageError(f"{self.uri}: {manifest.reference} was removed while it was published; publish it again")
+        return winner
+
+    def _require_conditional_writes(self) -> None:
+        """Refuse a store that ignores the condition of a conditional write: two publishers could both win."""
+        for _ in range(2):
+            if not self.storage.create(_MARKER, b"This store honours conditional writes.\n"):
+                return
+        raise UnsupportedStoreError(
+            f"{self.uri} ignores If-None-Match, so a published version could be overwritten; use a store with "
+            "conditional writes (AWS S3, MinIO since 2024-11, Ceph since Squid)"
+        )
+
+    def _note_latest(self, manifest: Manifest) -> None:
+        """Let `latest.json` name this version unless it names a newer one."""
+        key = f"{manifest.kind}/{LATEST}"
+        pointer = json.dumps({"version": manifest.version, "created": manifest.created.isoformat()}).encode()
+        while True:
+            try:
+                current, tag = self.storage.read(key)
+            except NotFoundError:
+                done = self.storage.create(key, pointer)
+            else:
+                if datetime.fromisoformat(json.loads(current)["created"]) >= manifest.created:
+                    return
+                done = self.storage.swap(key, pointer, tag)
+            if done:
+                return
+
+    def manifest(self, reference: str) -> Manifest:
+        """The manifest of `kind/version`, or of the newest of a kind with `kind/latest`.
+
+        Raises:
+            NotFoundError: no such artifact was published.
+            InvalidManifestError: what lies there is not its manifest.
+        """
+        kind, version = split_reference(reference)
+        if version == "latest":
+            latest = self.latest(kind)
+            if latest is None:
+                raise NotFoundError(f"{self.uri} holds no {kind}; publish one, or see `gumshoe artifacts list`")
+            version = latest
+        found = self._find(f"{kind}/{version}")
+        if found is None:
+            raise NotFoundError(f"{self.uri} holds no {kind}/{version}; see `gumshoe artifacts list`")
+        return found
+
+    def _find(self, reference: str) -> Manifest | None:
+        key = f"{reference}/{MANIFEST}"
+        try:
+            text, _ = self.storage.read(key)
+        except NotFoundError:
+            return None
+        manifest = Manifest.from_json(text, f"{self.uri}/{key}")
+        if manifest.reference != reference:
+            raise InvalidManifestError(f"{self.uri}/{key} is the manifest of {manifest.reference}")
+        return manifest
+
+    def latest(self, kind: str) -> str | None:
+        """The newest version of a kind, or None where there is none."""
+        try:
+            text, _ = self.storage.read(f"{kind}/{LATEST}")
+            return str(json.loads(text)["version"])
+        except NotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise InvalidManifestError(f"{self.uri}/{kind}/{LATEST} is damaged; publish a version again") from None
+
+    def list(self, kind: str | None = None) -> list[Manifest]:
+        """Everything published, or everything of a kind, the oldest first."""
+        keys = [entry.key for entry in self.storage.entries(f"{kind}/" if kind else "")]
+        references = [
+            key.removesuffix(f"/{MANIFEST}")
+            for key in keys
+            if key.endswith(f"/{MANIFEST}") and f"/{DATA_PREFIX}" not in key
+        ]
+        with ThreadPoolExecutor(self.limits.workers) as pool:
+            found = [manifest for manifest in pool.map(self._find, references) if manifest]
+        return sorted(found, key=lambda manifest: manifest.created)
+
+    def lineage(self, reference: str) -> Lineage:
+        """What an artifact was made from, and those from what, as far as this store knows.
+
+        Raises:
+            NotFoundError: no such artifact was published.
+        """
+
+        def trace(manifest: Manifest) -> Lineage:
+            parents = []
+            for parent in manifest.made_from:
+                found = self._find(parent)
+                parents.append(trace(found) if found else Lineage(parent, None))
+            return Lineage(manifest.reference, manifest, tuple(parents))
+
+        return trace(self.manifest(reference))
+
+    def verify(self, reference: str) -> dict[str, str]:
+        """Read every byte of a stored artifact: each damaged file's path and what is wrong with it."""
+        deadline = Deadline(self.limits.deadline)
+        manifest = self.manifest(reference)
+
+        def fault(entry: FileEntry) -> str | None:
+            key = f"{manifest.reference}/{manifest.data}/{entry.path}"
+            try:
+                with self.storage.open(key) as source:
+                    digest = _copy(source, None, deadline, advance)
+            except NotFoundError:
+                return "missing"
+            return None if digest == entry.sha256 else "its SHA-256 differs"
+
+        with (
+            progress("Verifying", total=manifest.size, in_bytes=True) as advance,
+            ThreadPoolExecutor(self.limits.workers) as pool,
+        ):
+            faults = list(pool.map(fault, manifest.files))
+        return {entry.path: reason for entry, reason in zip(manifest.files, faults, strict=True) if reason}
+
+    def fetch(self, reference: str, directory: Path) -> Fetched:
+        """Bring an artifact into `directory`, every byte verified, whole or not at all.
+
+        Where it is there already and undamaged, nothing is done. An interrupted fetch is taken up where it
+        ended, and damaged files are fetched again.
+
+        Raises:
+            NotFoundError: no such artifact was published.
+            DestinationError: the directory holds something else.
+            CorruptArtifactError: the stored bytes are not those that were published.
+            StorageError, UnavailableError: the store failed.
+        """
+        deadline = Deadline(self.limits.deadline)
+        manifest = self.manifest(reference)
+        directory = directory.absolute()
+        if _is_whole(directory, manifest):
+            return Fetched(manifest, directory, downloaded=0)
+        partial = directory.with_name(f".{directory.name}.partial")
+        files = partial / "files"
+        with directory_lock(partial, wait=deadline):
+            if _is_whole(directory, manifest):  # another process fetched it while we waited
+                shutil.rmtree(partial)
+                return Fetched(manifest, directory, downloaded=0)
+            if directory.exists() and not files.exists():
+                directory.rename(files)  # its undamaged files serve the new fetch
+            downloaded = self._download(manifest, files, deadline)
+            (files / MANIFEST).write_bytes(manifest.to_json())
+            if directory.exists():
+                shutil.rmtree(directory)
+            files.rename(directory)
+            shutil.rmtree(partial)
+        return Fetched(manifest, directory, downloaded)
+
+    def _download(self, manifest: Manifest, directory: Path, deadline: Deadline) -> int:
+        """Make a directory hold the artifact's files and nothing else: how many bytes had to come."""
+        directory.mkdir(exist_ok=True)
+        expected = {entry.path for entry in manifest.files}
+        for path in [path for path in directory.rglob("*") if not path.is_dir()]:
+            if path.relative_to(directory).as_posix() not in expected:
+                path.unlink()
+        with (
+            progress("Fetching", total=manifest.size, in_bytes=True) as advance,
+            ThreadPoolExecutor(self.limits.workers) as pool,
+        ):
+            tasks = [
+                pool.submit(self._download_file, manifest, entry, directory, deadline, advance)
+                for entry in manifest.files
+            ]
+            try:
+                return sum(task.result() for task in tasks)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _download_file(
+        self,
+        manifest: Manifest,
+        entry: FileEntry,
+        directory: Path,
+        deadline: Deadline,
+        advance: Callable[[int], object],
+    ) -> int:
+        path = directory / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        key = f"{manifest.reference}/{manifest.data}/{entry.path}"
+        downloaded = 0
+        for _ in range(_DOWNLOADS):
+            have = path.stat().st_size if path.exists() else 0
+            if have > entry.size:
+                path.unlink()
+                have = 0
+            if have < entry.size or not path.exists():
+                with self.storage.open(key, have) as source, path.open("ab") as target:
+                    _copy(source, target, deadline, advance)
+                    target.flush()
+                    os.fsync(target.fileno())
+                downloaded += path.stat().st_size - have
+            if path.stat().st_size == entry.size and file_digest(path) == entry.sha256:
+                return downloaded
+            path.unlink()
+        raise CorruptArtifactError(
+            f"{self.uri}/{key} is damaged: {_DOWNLOADS} downloads did not give the bytes that were published; "
+            "publish it again under a new version"
+        )
+
+
+def verify_directory(directory: Path) -> tuple[Manifest, dict[str, str]]:
+    """The manifest of a fetched artifact, and each damaged file's path and what is wrong with it.
+
+    Raises:
+        DestinationError: the directory holds no artifact.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise DestinationError(f"{directory} holds no {MANIFEST}; name a directory that `fetch` made")
+    manifest = Manifest.from_json(path.read_bytes(), str(path))
+    with progress("Verifying", total=manifest.size, in_bytes=True) as advance:
+        return manifest, damaged_files(directory, manifest, advance)
+
+
+def _is_whole(directory: Path, wanted: Manifest) -> bool:
+    """Whether the directory holds the artifact undamaged.
+
+    Raises:
+        DestinationError: it holds something else.
+    """
+    if not directory.exists():
+        return False
+    if directory.is_dir() and not any(directory.iterdir()):
+        directory.rmdir()
+        return False
+    if not (directory / MANIFEST).is_file():
+        raise DestinationError(f"{directory} is there already and is not an artifact; choose another directory")
+    manifest, faults = verify_directory(directory)
+    if manifest.content != wanted.content or manifest.reference != wanted.reference:
+        raise DestinationError(f"{directory} holds {manifest.reference}; choose another directory, or remove it")
+    return not faults
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _copy(source: BinaryIO, target: BinaryIO | None, deadline: Deadline, advance: Callable[[int], object]) -> str:
+    """Read a stream to its end, into `target` where there is one: the SHA-256 of what came."""
+    digest = hashlib.sha256()
+    while block := source.read(1 << 20):
+        deadline.check()
+        digest.update(block)
+        advance(len(block))
+        if target:
+            target.write(block)
+    return digest.hexdigest()

@@ -1,0 +1,76 @@
+"""The `gumshoe` command. A package is loaded only when its command is used.
+
+Exit status: 0 done, 1 failed, 2 bad usage, 3 the answer is no, 75 try again.
+"""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from dotenv import find_dotenv, load_dotenv
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from gumshoe.errors import GumshoeError
+from gumshoe.terminal import err, plain
+
+COMMANDS = {
+    "artifacts": ("gumshoe.artifacts.commands", "Publish, fetch, list, verify and prune artifacts."),
+    "mail": ("gumshoe.mail.commands", "Index mail, search it and read it, one inbox at a time."),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """Lists commands by name and help alone, and imports one when it is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            module, _ = COMMANDS[name]
+            command = typer.main.get_command(import_module(module).app)
+        return name, command, rest
+
+
+app = typer.Typer(
+    name="gumshoe",
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # locals may hold mail or keys
+)
+for _name, (_module, _help) in COMMANDS.items():
+    app.add_typer(typer.Typer(help=_help), name=_name)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"gumshoe {version('gumshoe')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """Train search agents with reinforcement learning and put them into service.
+
+    A `.env` file in this directory or one above it is read; what is set already wins.
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with its status."""
+    load_dotenv(find_dotenv(usecwd=True))
+    try:
+        app(argv)
+    except GumshoeError as error:
+        err.print(f"[bold red]error:[/] {escape(plain(error))}", soft_wrap=True)
+        sys.exit(error.exit_status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What commands print: results on standard output, everything else on standard error."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Protocol
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def print_json(result: BaseModel | list[Any] | dict[str, Any]) -> None:
+    """Print one JSON document on standard output."""
+    document = result.model_dump(mode="json") if isinstance(result, BaseModel) else result
+    print(json.dumps(document, indent=2, ensure_ascii=False))  # noqa: T201 - rich would wrap long lines
+
+
+def plain(text: object) -> str:
+    """Text that is safe to show in a terminal: control characters, which could steer it, are made visible."""
+    shown = (c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in str(text))
+    return "".join(shown)
+
+
+class _RateColumn(ProgressColumn):
+    """Completed units a second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f}/s" if speed else "", style="progress.data.speed")
+
+
+class Advance(Protocol):
+    """Reports progress: `amount` more is done; `total`, when given, says anew how much there is."""
+
+    def __call__(self, amount: float = 0, *, total: float | None = None) -> None: ...
+
+
+@contextmanager
+def progress(description: str, *, total: float | None = None, in_bytes: bool = False) -> Iterator[Advance]:
+    """Show a progress bar on standard error while the block runs; nothing where that is not a terminal.
+
+    The bar counts things, or bytes with `in_bytes`; without a total it shows count and rate only.
+    """
+    measure: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), _RateColumn())
+    if in_bytes:
+        measure = (DownloadColumn(), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *measure,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+        task = bar.add_task(description, total=total)
+
+        def advance(amount: float = 0, *, total: float | None = None) -> None:
+            if total is not None:
+                bar.update(task, total=total)
+            bar.advance(task, amount)
+
+        yield advance
