@@ -49,9 +49,9 @@ class _RateColumn(ProgressColumn):
 
 
 class Advance(Protocol):
-    """Reports progress: `amount` more is done; `total`, when given, says anew how much there is."""
+    """Reports progress: `amount` more is done, and what to show beside the bar."""
 
-    def __call__(self, amount: float = 0, *, total: float | None = None) -> None: ...
+    def __call__(self, amount: float = 0, *, note: str | None = None) -> None: ...
 
 
 @contextmanager
@@ -71,11 +71,11 @@ def progress(description: str, *, total: float | None = None, in_bytes: bool = F
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
-        task = bar.add_task(description, total=total)
+        task = bar.add_task(description, total=total, note="")
 
-        def advance(amount: float = 0, *, total: float | None = None) -> None:
-            if total is not None:
-                bar.update(task, total=total)
+        def advance(amount: float = 0, *, note: str | None = None) -> None:
             bar.advance(task, amount)
+            if note is not None:
+                bar.update(task, note=note)
 
         yield advance

@@ -1,0 +1,121 @@
+"""A message as it comes from a source, and the rules that its text, addresses and dates follow."""
+
+import re
+from calendar import timegm
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone
+from email.utils import parsedate_tz
+from functools import lru_cache
+from hashlib import sha256
+from typing import Literal
+
+Role = Literal["to", "cc", "bcc"]
+
+# Starts the index's own term for an address. No text that is stored or searched for contains it.
+ADDRESS_MARK = "\ue000"
+_UNWANTED = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff{ADDRESS_MARK}]")
+_CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
+_MAX_OFFSET = 24 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """One addressee: how they were addressed, their address in lower case, and the name written beside it."""
+
+    role: Role
+    address: str
+    name: str = ""
+
+
+@dataclass(slots=True)
+class ParsedMessage:
+    """A message as a source gave it, in the form in which it is indexed."""
+
+    message_id: str
+    sent: int | None
+    """Seconds since 1970, UTC; None where the message does not say."""
+    utc_offset: int | None
+    """Minutes east of UTC of the clock that the date was written by; None where it is unknown."""
+    sender: str
+    sender_name: str
+    recipients: list[Recipient]
+    subject: str
+    body: str
+    invented_id: bool = field(default=False)
+    """The message had no id of its own."""
+
+
+@dataclass(slots=True)
+class Unreadable:
+    """Something in a source that could not be read as a message."""
+
+    where: str
+    reason: str
+    """One of few short reasons, to count by."""
+    detail: str = ""
+
+
+def clean(text: str) -> str:
+    """Text without carriage returns, control characters, broken code points and the index's own mark."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if text.isascii():  # far the most text, and five times as fast to check so
+        data = text.encode()
+        if len(data.translate(None, _CONTROLS)) == len(data):
+            return text
+    return _UNWANTED.sub("\ufffd", text)
+
+
+def clean_line(text: str) -> str:
+    """`clean`, on one line, with runs of white space as one space."""
+    return " ".join(clean(text).split())
+
+
+@lru_cache(1 << 16)  # few people write most mail
+def normal_address(address: str) -> str:
+    """The form in which addresses are compared: lower case, without brackets, quotes or white space around it."""
+    return clean(address).strip().strip("<>'\"").strip().lower()
+
+
+def to_utc(moment: datetime) -> tuple[int, int | None]:
+    """Seconds since 1970 and offset in minutes. A moment without a time zone counts as UTC, offset unknown."""
+    offset = moment.utcoffset()
+    if offset is None:
+        return int(moment.replace(tzinfo=UTC).timestamp()), None
+    return int(moment.timestamp()), round(offset.total_seconds() / 60)
+
+
+def parse_date(text: str) -> tuple[int | None, int | None]:
+    """Seconds since 1970 (UTC) and offset in minutes of a date, ISO 8601 or as in a mail header.
+
+    Either is None where the text does not say; an impossible offset counts as unknown, its date as UTC.
+    """
+    text = text.strip()
+    try:
+        return to_utc(datetime.fromisoformat(text))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        parts = parsedate_tz(text)
+        if parts is None or not 1 <= parts[0] <= 9998 or parts[2] == 0:
+            return None, None
+        datetime(*parts[:6])  # noqa: DTZ001 - only to see whether there is such a day
+        offset = None if parts[9] is None else round(parts[9] / 60)
+        if offset is not None and abs(offset) >= _MAX_OFFSET:
+            offset = None
+        return timegm((*parts[:6], 0, 1, 0)) - (offset or 0) * 60, offset
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None, None
+
+
+def shown_date(sent: int | None, utc_offset: int | None) -> datetime | None:
+    """The moment a message was sent, on the clock of its sender."""
+    if sent is None:
+        return None
+    zone = UTC if not utc_offset else timezone(timedelta(minutes=utc_offset))
+    return (datetime.fromtimestamp(0, UTC) + timedelta(seconds=sent)).astimezone(zone)
+
+
+def invent_id(*parts: str) -> str:
+    """An id for a message without one: the same for the same content, wherever it is read."""
+    return f"<{sha256(chr(0).join(parts).encode()).hexdigest()[:32]}@no-message-id>"

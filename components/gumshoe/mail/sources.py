@@ -1,0 +1,388 @@
+"""Where mail comes from: `maildir:`, `mbox:`, `eml:`, `jsonl:` and `hf:`, on disk or on S3."""
+
+import gzip
+import json
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date, datetime
+from email.utils import getaddresses
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import orjson
+
+from gumshoe.artifacts.storage import Entry, NotFoundError, Storage, StorageError, list_uri, open_storage, open_uri
+from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.mail.message import (
+    ParsedMessage,
+    Recipient,
+    Role,
+    Unreadable,
+    clean,
+    clean_line,
+    invent_id,
+    normal_address,
+    parse_date,
+    to_utc,
+)
+from gumshoe.mail.rfc822 import LENIENT, parse_message, shorten_name
+
+FORMS = (
+    "maildir:DIR, mbox:FILE[.gz], eml:DIR, jsonl:FILE[.gz] (each a path, file:// or s3://) or hf:DATASET[@SPLIT], "
+    "such as hf:corbt/enron-emails"
+)
+_ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
+_NOBODY = Recipient("to", "")
+_FROM_LINE = re.compile(rb"From \S.*\d\d:\d\d.*\b\d{4}")  # the line between two messages of an mbox
+_FROM_DATE = re.compile(rb"[A-Z][a-z]{2},? +[A-Z][a-z]{2} +\d.*")
+_QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+_BLOCK = 1 << 20
+_AHEAD = 64  # files requested ahead of the parser, where each costs a round trip
+
+
+class SourceError(UsageError):
+    """A source cannot be read as what it is said to be."""
+
+
+class DatasetError(GumshoeError):
+    """A dataset of the Hugging Face hub could not be loaded."""
+
+
+class Source(Protocol):
+    """A place with messages. Making one checks that it is there; iterating reads it.
+
+    The order of the messages is the same each time.
+    """
+
+    @property
+    def uri(self) -> str: ...
+
+    @property
+    def total(self) -> int | None:
+        """Bytes in it, where that is known beforehand."""
+        ...
+
+    def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
+        """Every message in it. `advance` is told of bytes as they are read.
+
+        Raises:
+            UnavailableError, StorageError: the place itself failed; what cannot be read as a message does not raise.
+        """
+        ...
+
+
+def open_source(uri: str) -> Source:
+    """The source that a URI names.
+
+    Raises:
+        SourceError: the URI is of no known form, or nothing of that kind lies there.
+        StorageError, UnavailableError: the place could not be looked into.
+    """
+    scheme, colon, place = uri.partition(":")
+    kinds: dict[str, Callable[[str, str], Source]] = {
+        "maildir": _Tree.maildir,
+        "eml": _Tree.eml,
+        "mbox": _Mbox.at,
+        "jsonl": _Jsonl.at,
+        "hf": _Dataset.named,
+    }
+    if not colon or not place or scheme not in kinds:
+        raise SourceError(f"{uri!r} is not a source of mail; write {FORMS}")
+    try:
+        return kinds[scheme](uri, place)
+    except NotFoundError as error:
+        raise SourceError(f"{uri}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """A directory of raw messages, one a file."""
+
+    uri: str
+    total: int | None
+    storage: Storage
+    files: list[Entry]
+
+    @classmethod
+    def maildir(cls, uri: str, place: str) -> "_Tree":
+        """A Maildir, or any tree of raw files such as the public Enron release."""
+        storage, entries = _entries(uri, place)
+        folders = {str(PurePosixPath(entry.key).parent) for entry in entries}
+        boxes = {
+            str(PurePosixPath(folder).parent) for folder in folders if PurePosixPath(folder).name in {"cur", "new"}
+        }
+        return cls.of(uri, storage, [entry for entry in entries if _is_mail_file(PurePosixPath(entry.key), boxes)])
+
+    @classmethod
+    def eml(cls, uri: str, place: str) -> "_Tree":
+        storage, entries = _entries(uri, place)
+        return cls.of(uri, storage, [entry for entry in entries if entry.key.lower().endswith(".eml")])
+
+    @classmethod
+    def of(cls, uri: str, storage: Storage, files: list[Entry]) -> "_Tree":
+        if not files:
+            raise SourceError(f"{uri}: there are no message files in it; check the directory")
+        return cls(uri, sum(entry.size for entry in files), storage, files)
+
+    def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
+        for entry, raw in _read_ahead(self.files, self._content, ahead=_AHEAD if "://" in self.storage.uri else 0):
+            where = f"{self.storage.uri}/{entry.key}"
+            advance(entry.size)
+            yield (
+                parse_message(raw, where) if isinstance(raw, bytes) else Unreadable(where, "cannot be opened", str(raw))
+            )
+
+    def _content(self, entry: Entry) -> bytes | StorageError:
+        try:
+            with self.storage.open(entry.key) as file:
+                return file.read()
+        except StorageError as error:  # no permission, or gone since it was listed: the others still count
+            return error
+
+
+def _entries(uri: str, place: str) -> tuple[Storage, list[Entry]]:
+    if "://" not in place and not Path(place).is_dir():
+        raise SourceError(f"{uri}: there is no directory {place}")
+    list_uri(place)  # says what is wrong, where something is
+    storage = open_storage(place)
+    return storage, [entry for entry in storage.entries() if not entry.key.endswith("/")]
+
+
+def _is_mail_file(path: PurePosixPath, boxes: set[str]) -> bool:
+    """Whether a file of a tree is a message. Beside `cur` and `new`, a Maildir holds the server's own files."""
+    if str(path.parent.parent) in boxes and path.parent.name in {"cur", "new"}:
+        return True
+    inside_box = str(path.parent) in boxes or (str(path.parent.parent) in boxes and path.parent.name == "tmp")
+    return not inside_box and not path.name.startswith(".")
+
+
+def _read_ahead(
+    entries: Iterable[Entry], read: Callable[[Entry], bytes | StorageError], ahead: int
+) -> Iterator[tuple[Entry, bytes | StorageError]]:
+    """Each entry with its content, in order, with up to `ahead` reads under way."""
+    if not ahead:
+        yield from ((entry, read(entry)) for entry in entries)
+        return
+    waiting = iter(entries)
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        under_way: deque[tuple[Entry, Future[bytes | StorageError]]] = deque()
+        try:
+            while True:
+                for entry in islice(waiting, ahead - len(under_way)):
+                    under_way.append((entry, pool.submit(read, entry)))
+                if not under_way:
+                    return
+                entry, future = under_way.popleft()
+                yield entry, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class _Counted:
+    """A binary file that tells how many bytes were read from it, unpacked where it is gzip."""
+
+    def __init__(self, uri: str, advance: Callable[[int], object]) -> None:
+        self._raw, self._advance = open_uri(uri), advance
+        self._gzip = uri.endswith(".gz")
+
+    def read(self, size: int = -1) -> bytes:
+        block = self._raw.read(size)
+        self._advance(len(block))
+        return block
+
+    def lines(self) -> Iterator[bytes]:
+        """Its lines, without their ends. The next block is read, and unpacked, while these are used."""
+        with self._raw, ThreadPoolExecutor(1) as thread:
+            source: Any = gzip.GzipFile(fileobj=self) if self._gzip else self  # type: ignore[call-overload]
+            coming = thread.submit(source.read, _BLOCK)
+            rest = b""
+            while block := coming.result():
+                coming = thread.submit(source.read, _BLOCK)
+                *lines, rest = (rest + block).split(b"\n")
+                yield from lines
+            if rest:
+                yield rest
+
+
+def _sized_file(uri: str, place: str) -> int:
+    found = list_uri(place)
+    if len(found) != 1 or found[0][0] != place:
+        raise SourceError(f"{uri}: that is a directory; name one file")
+    return found[0][1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mbox:
+    """One file of messages, each after a line that starts with `From `."""
+
+    uri: str
+    total: int | None
+    place: str
+
+    @classmethod
+    def at(cls, uri: str, place: str) -> "_Mbox":
+        total = _sized_file(uri, place)
+        first = next(_Counted(place, lambda _: None).lines(), b"")
+        if total and not first.startswith(b"From "):
+            raise SourceError(f"{uri}: its first line does not start with 'From ', so it is not an mbox")
+        return cls(uri, total, place)
+
+    def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
+        lines: list[bytes] = []
+        number = 0
+        separator = b""
+        try:
+            for line in _Counted(self.place, advance).lines():
+                if (not lines or not lines[-1].strip()) and _FROM_LINE.match(line):
+                    if separator:
+                        number += 1
+                        yield self._message(lines, number, separator)
+                    lines, separator = [], line
+                else:
+                    lines.append(line)
+        except _DAMAGED as error:
+            yield Unreadable(self.place, "damaged file", str(error))
+        if separator:
+            yield self._message(lines, number + 1, separator)
+
+    def _message(self, lines: list[bytes], number: int, separator: bytes) -> ParsedMessage | Unreadable:
+        raw = _QUOTED_FROM.sub(rb"\1", b"\n".join(lines))
+        written = _FROM_DATE.search(separator)
+        return parse_message(raw, f"{self.place}#{number}", written[0].decode("latin-1") if written else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Jsonl:
+    """One JSON object a line: message_id, date, from, to, cc, bcc, subject, body, and x_from where known."""
+
+    uri: str
+    total: int | None
+    place: str
+
+    @classmethod
+    def at(cls, uri: str, place: str) -> "_Jsonl":
+        return cls(uri, _sized_file(uri, place), place)
+
+    def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
+        try:
+            for number, line in enumerate(_Counted(self.place, advance).lines(), 1):
+                if line.strip():
+                    yield _json_message(line, f"{self.place}:{number}")
+        except _DAMAGED as error:
+            yield Unreadable(self.place, "damaged file", str(error))
+
+
+def _json_message(line: bytes, where: str) -> ParsedMessage | Unreadable:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        try:
+            record = json.loads(line.decode("utf-8", "replace"))  # slower, and takes bytes and numbers that are none
+        except (ValueError, RecursionError) as error:
+            return Unreadable(where, "not JSON", str(error)[:200])
+    return parse_record(record, where)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dataset:
+    """A dataset of the Hugging Face hub, or a local directory of one, streamed. Fields as in `_Jsonl`."""
+
+    uri: str
+    total: int | None
+    records: Iterable[Any]
+
+    @classmethod
+    def named(cls, uri: str, place: str) -> "_Dataset":
+        name, _, split = place.partition("@")
+        import datasets  # takes seconds to import
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            return cls(uri, None, datasets.load_dataset(name, split=split or "train", streaming=True))
+        except (OSError, ValueError, HfHubHTTPError) as error:
+            raise DatasetError(
+                f"{uri}: the dataset cannot be loaded ({type(error).__name__}: {error}); check its name and split, "
+                "HF_TOKEN if it is private, and that HF_HUB_OFFLINE is not set"
+            ) from error
+
+    def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
+        for number, record in enumerate(self.records, 1):
+            advance(0)
+            yield parse_record(record, f"{self.uri}#{number}")
+
+
+def parse_record(record: Any, where: str) -> ParsedMessage | Unreadable:
+    """A message given as fields. What is missing is left empty; what is of the wrong type is `Unreadable`."""
+    if not isinstance(record, dict) or not record.keys() & {"body", "subject", "from", "message_id"}:
+        return Unreadable(where, "not a message record", "no body, subject, from or message_id")
+    try:
+        sent, offset = _record_date(record.get("date"))
+        sender = next(iter(_recipients("to", record.get("from"))), _NOBODY)
+        recipients = [recipient for role in _ROLES for recipient in _recipients(role, record.get(role))]
+        subject = clean_line(_string(record, "subject"))
+        body = clean(_string(record, "body"))
+        message_id = clean_line(_string(record, "message_id"))
+        name = sender.name or shorten_name(_string(record, "x_from"))
+    except TypeError as error:
+        return Unreadable(where, "wrong type of field", str(error))
+    return ParsedMessage(
+        message_id=message_id or invent_id(sender.address, str(sent), subject, body),
+        sent=sent,
+        utc_offset=offset,
+        sender=sender.address,
+        sender_name=name,
+        recipients=recipients,
+        subject=subject,
+        body=body,
+        invented_id=not message_id,
+    )
+
+
+def _string(record: dict[str, Any], name: str) -> str:
+    value = record.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {type(value).__name__}, not text")
+    return value
+
+
+def _record_date(value: Any) -> tuple[int | None, int | None]:
+    if isinstance(value, str):
+        return parse_date(value)
+    if isinstance(value, datetime):
+        return to_utc(value)
+    if isinstance(value, date):
+        return to_utc(datetime(value.year, value.month, value.day))  # noqa: DTZ001 - to_utc takes it as UTC
+    if value is None:
+        return None, None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value), None
+    raise TypeError(f"date is {type(value).__name__}, not text or a time")
+
+
+def _recipients(role: Role, value: Any) -> Iterable[Recipient]:
+    """The addressees in a list of addresses, or in one string of them."""
+    if not value:
+        return ()
+    if isinstance(value, list | tuple):
+        return [recipient for item in value for recipient in _addressed(role, item)]
+    return _addressed(role, value, several=True)
+
+
+@lru_cache(1 << 16)  # few people receive most mail
+def _addressed(role: Role, text: Any, several: bool = False) -> tuple[Recipient, ...]:
+    if not isinstance(text, str):
+        raise TypeError(f"an address is {type(text).__name__}, not text")
+    if not several and "<" not in text:
+        return (Recipient(role, address),) if (address := normal_address(text)) else ()
+    pairs = getaddresses([text], **LENIENT)
+    named = [(normal_address(address), clean_line(name).strip("'\"")) for name, address in pairs]
+    return tuple(Recipient(role, address, name) for address, name in named if address)
