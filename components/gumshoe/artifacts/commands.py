@@ -62,8 +62,8 @@ def publish(
     An interrupted publication is taken up where it ended, and publishing the same content again changes nothing.
     """
     pairs = [text.partition("=") for text in setting or ()]
-    if wrong := next((name for name, equals, _ in pairs if not name or not equals), None):
-        raise UsageError(f"--setting {wrong!r}: write it as NAME=VALUE")
+    if wrong := [text for text, pair in zip(setting or (), pairs, strict=True) if not pair[0] or not pair[1]]:
+        raise UsageError(f"--setting {wrong[0]!r}: write it as NAME=VALUE")
     settings = {name: value for name, _, value in pairs}
     published = _store(store, deadline).publish(
         directory, kind, version, made_from=made_from or (), settings=settings, image=image, latest=latest
@@ -96,7 +96,9 @@ def fetch(
         )
         return
     what = f"{_size(fetched.downloaded)} downloaded" if fetched.downloaded else "nothing to download"
-    out.print(f"[bold]{fetched.manifest.reference}[/] is in {plain(fetched.directory)}, verified; {what}")
+    out.print(
+        f"[bold]{fetched.manifest.reference}[/] is in {_text(fetched.directory)}, verified; {what}", soft_wrap=True
+    )
 
 
 @app.command("list")
@@ -114,7 +116,7 @@ def list_(
         print_json([manifest.model_dump(mode="json") for manifest in manifests])
         return
     if not manifests:
-        err.print(f"{plain(opened.uri)} holds no {kind or 'artifacts'}.")
+        err.print(f"{_text(opened.uri)} holds no {kind or 'artifacts'}.", soft_wrap=True)
         return
     newest = {each: opened.latest(each) for each in {manifest.kind for manifest in manifests}}
     table = Table("artifact", "created (UTC)", "files", "size", "made from", box=None)
@@ -144,14 +146,14 @@ def show(reference: Reference, store: StoreUri, json: JsonFlag = False) -> None:
     facts = Table("", Column(overflow="fold"), box=None, show_header=False)
     facts.add_row("created", f"{manifest.created:%Y-%m-%d %H:%M:%S} UTC")
     facts.add_row("content", manifest.content)
-    facts.add_row("files at", f"{plain(opened.uri)}/{manifest.reference}/{manifest.data}/")
-    facts.add_row("code", manifest.code or "unknown")
-    facts.add_row("image", manifest.image or "none")
+    facts.add_row("files at", f"{_text(opened.uri)}/{manifest.reference}/{manifest.data}/")
+    facts.add_row("code", _text(manifest.code or "unknown"))
+    facts.add_row("image", _text(manifest.image or "none"))
     for name, value in manifest.settings.items():
-        facts.add_row(f"setting {plain(name)}", plain(value))
+        facts.add_row(f"setting {_text(name)}", _text(value))
     files = Table(Column("file", overflow="fold"), "size", Column("sha256", overflow="fold"), box=None)
     for entry in manifest.files:
-        files.add_row(plain(entry.path), _size(entry.size), entry.sha256)
+        files.add_row(_text(entry.path), _size(entry.size), entry.sha256)
     out.print(f"[bold]{manifest.reference}[/]", facts, files, sep="\n")
     out.print(_as_tree(lineage))
 
@@ -180,11 +182,11 @@ def verify(
     if json:
         print_json({"artifact": name, "damaged": faults})
     for path, reason in faults.items():
-        err.print(f"[red]{plain(path)}[/]: {reason}")
+        err.print(f"[red]{_text(path)}[/]: {reason}", soft_wrap=True)
     if faults:
         raise RefusedError(f"{name} is damaged: {len(faults)} files")
     if not json:
-        out.print(f"{plain(name)}: every byte is as published")
+        out.print(f"{_text(name)}: every byte is as published", soft_wrap=True)
 
 
 @app.command()
@@ -238,6 +240,13 @@ def _as_tree(lineage: "Lineage", tree: "Tree | None" = None) -> "Tree":
     for parent in lineage.made_from:
         _as_tree(parent, branch)
     return branch
+
+
+def _text(text: object) -> str:
+    """Text from outside, which is no markup."""
+    from rich.markup import escape
+
+    return escape(plain(text))
 
 
 def _size(amount: int) -> str:

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
+from gumshoe.artifacts.storage import is_partial
 from gumshoe.errors import GumshoeError, UsageError
 
 MANIFEST = "manifest.json"
@@ -35,7 +36,9 @@ class InvalidDirectoryError(UsageError):
 def _safe_path(path: str) -> str:
     parts = PurePosixPath(path).parts
     unsafe = not parts or ".." in parts or path.startswith("/") or "\\" in path or "\0" in path
-    if unsafe or str(PurePosixPath(path)) != path or path == MANIFEST:
+    taken = parts[:1] == (MANIFEST,) or any(map(is_partial, parts))
+    unicode = not any("\ud800" <= character <= "\udfff" for character in path)  # how Python shows other bytes
+    if unsafe or taken or not unicode or str(PurePosixPath(path)) != path:
         raise ValueError(f"{path!r} is not a plain relative path inside the artifact")
     return path
 
@@ -54,6 +57,18 @@ def _safe_kind(kind: str) -> str:
     for segment in kind.split("/"):
         _safe_segment(segment)
     return kind
+
+
+def check_kind(kind: str) -> str:
+    """The kind, checked.
+
+    Raises:
+        InvalidNameError: it is not of the allowed form.
+    """
+    try:
+        return _safe_kind(kind)
+    except ValueError as error:
+        raise InvalidNameError(str(error)) from None
 
 
 def split_reference(reference: str) -> tuple[str, str]:
@@ -106,7 +121,7 @@ class Manifest(BaseModel):
     format: Literal["gumshoe.artifact/1"] = "gumshoe.artifact/1"
     kind: Annotated[str, AfterValidator(_safe_kind)]
     version: Annotated[str, AfterValidator(_safe_segment)]
-    created: datetime
+    created: AwareDatetime
     content: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """SHA-256 over the paths, sizes and digests of all files: equal for equal content."""
     files: tuple[FileEntry, ...]
@@ -149,6 +164,8 @@ class Manifest(BaseModel):
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"])) or "document"
             raise InvalidManifestError(f"{where} is not a valid manifest: {field}: {first['msg']}") from None
+        except InvalidNameError as error:
+            raise InvalidManifestError(f"{where} is not a valid manifest: made_from: {error}") from None
         if manifest.content != content_digest(manifest.files):
             raise InvalidManifestError(f"{where} contradicts itself: its content digest is not that of its files")
         return manifest

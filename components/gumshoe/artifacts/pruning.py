@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest, now
+from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest, check_kind, now
 from gumshoe.artifacts.storage import Storage
 from gumshoe.artifacts.store import Store
 
@@ -25,7 +25,12 @@ def prune(store: Store, *, keep: int, older_than: timedelta, kind: str | None = 
     Kept are the `keep` newest of each kind, the latest, those younger than `older_than`, and whatever a
     kept artifact was made from. With `kind`, other kinds are left alone. Leftovers go once they are as
     old as that, and a day at least: a publication may be under way.
+
+    Raises:
+        InvalidNameError: the kind is not of the allowed form.
     """
+    if kind is not None:
+        check_kind(kind)
     manifests = store.list()
     kept = _kept(store, manifests, keep, now() - older_than, kind)
     removed = [manifest for manifest in manifests if manifest.reference not in kept]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import botocore.exceptions as failures
@@ -14,7 +14,7 @@ import urllib3.exceptions
 from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
 from botocore.config import Config
 
-from gumshoe.artifacts.storage import Deadline, Entry, Limits, NotFoundError, StorageError
+from gumshoe.artifacts.storage import DamagedError, Deadline, Entry, Limits, NotFoundError, StorageError
 from gumshoe.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ _BUSY = {
     "InternalError",
     "RequestTimeout",
     "Throttling",
+    "ConditionalRequestConflict",
+    "OperationAborted",
     "500",
     "502",
     "503",
@@ -83,6 +85,8 @@ def explain(error: Exception, bucket: str, key: str) -> Exception:
         )
     if isinstance(error, failures.ClientError):
         return _explain_answer(error, bucket, where)
+    if isinstance(error, failures.FlexibleChecksumError):
+        return DamagedError(f"{where}: other bytes came than are stored; run this again ({error})")
     if isinstance(error, failures.BotoCoreError) and not isinstance(error, _DROPPED):
         return StorageError(f"{where}: {error}")
     return UnavailableError(
@@ -132,12 +136,13 @@ class S3Storage:
     def __init__(self, bucket: str, prefix: str, limits: Limits) -> None:
         self._bucket, self._prefix, self._limits = bucket, f"{prefix}/" if prefix else "", limits
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        patience = limits.deadline or limits.read_timeout  # with one request, no longer than with all
         with self._explained(""):
             self._client: S3Client = boto3.client(
                 "s3",
                 config=Config(
-                    connect_timeout=limits.connect_timeout,
-                    read_timeout=limits.read_timeout,
+                    connect_timeout=min(limits.connect_timeout, patience),
+                    read_timeout=min(limits.read_timeout, patience),
                     retries={"mode": "standard", "total_max_attempts": limits.attempts},
                     max_pool_connections=limits.workers + 2,
                 ),
@@ -147,7 +152,7 @@ class S3Storage:
     def _explained(self, key: str) -> Iterator[None]:
         try:
             yield
-        except (failures.BotoCoreError, failures.ClientError) as error:
+        except (failures.BotoCoreError, failures.ClientError, urllib3.exceptions.HTTPError) as error:
             raise explain(error, self._bucket, self._prefix + key) from error
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
@@ -157,7 +162,7 @@ class S3Storage:
                 for item in page.get("Contents", []):
                     yield Entry(item["Key"].removeprefix(self._prefix), item["Size"], item["LastModified"])
 
-    def open(self, key: str, offset: int = 0) -> BinaryIO:
+    def open(self, key: str, offset: int = 0) -> io.BufferedReader:
         reader = _Reader(self, key, offset)
         return io.BufferedReader(reader, 1 << 20)
 
@@ -169,14 +174,17 @@ class S3Storage:
         if tag:
             request["IfMatch"] = tag
         try:
-            with self._explained(key):
-                return self._client.get_object(**request)  # type: ignore[return-value]
+            for attempt in _retrying(self._limits, _is_cut):
+                with attempt, self._explained(key):
+                    answer: dict[str, Any] = self._client.get_object(**request)  # type: ignore[assignment]
         except StorageError as error:
             if offset and _code(error) in {"InvalidRange", "416"}:
                 return {"Body": io.BytesIO(), "ETag": tag}  # all of it has been read
             if tag and _code(error) in _CONDITION_FAILED:
                 raise ObjectChangedError(f"{self.uri}/{key} was replaced while it was read; start again") from None
             raise
+        answer["Body"]._raw_stream = _AsItComes(answer["Body"]._raw_stream)
+        return answer
 
     def read(self, key: str) -> tuple[bytes, str]:
         reader = _Reader(self, key, 0)
@@ -261,6 +269,19 @@ class S3Storage:
         return count
 
 
+class _AsItComes:
+    """A response whose `read` gives what has come: urllib3's waits for all it was asked for, trickle or not."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    def read(self, amount: int) -> bytes:
+        return bytes(self._response.read1(amount))
+
+    def close(self) -> None:
+        self._response.close()
+
+
 class _Reader(io.RawIOBase):
     """An object's bytes from `offset` on; a dropped or silent connection is taken up where it ended."""
 
@@ -291,7 +312,7 @@ class _Reader(io.RawIOBase):
                     except _DROPPED:
                         self._disconnect()
                         raise
-        except _DROPPED as error:
+        except (*_DROPPED, failures.FlexibleChecksumError) as error:
             raise explain(error, self._storage._bucket, self._storage._prefix + self._key) from error
         buffer[: len(block)] = block
         self._position += len(block)
@@ -322,6 +343,11 @@ def _answer_code(error: BaseException | None) -> str:
 
 def _code(error: StorageError) -> str:
     return _answer_code(error.__cause__)
+
+
+def _is_cut(error: BaseException) -> bool:
+    """The answer to a GET was an error, and broke off: botocore lets that pass."""
+    return isinstance(error.__cause__, urllib3.exceptions.HTTPError)
 
 
 def _is_conflict(error: BaseException) -> bool:

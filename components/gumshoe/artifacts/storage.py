@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 _LOCK_SECONDS = 60  # a conditional write holds its lock for milliseconds
+_PARTIAL = (".gumshoe-", ".partial")  # how the name of a file that is not finished begins and ends
 
 
 class StorageError(GumshoeError):
@@ -25,6 +26,10 @@ class StorageError(GumshoeError):
 
 class NotFoundError(StorageError):
     """Nothing lies under that name."""
+
+
+class DamagedError(UnavailableError):
+    """Other bytes came than those that are stored."""
 
 
 class InvalidUriError(UsageError):
@@ -92,7 +97,7 @@ class Storage(Protocol):
         """All objects whose key starts with `prefix`, in order of key."""
         ...
 
-    def open(self, key: str, offset: int = 0) -> BinaryIO:
+    def open(self, key: str, offset: int = 0) -> io.BufferedReader:
         """The object's bytes from `offset` on. Raises NotFoundError."""
         ...
 
@@ -241,7 +246,7 @@ def _lock(directory: Path, wait: Deadline | None) -> int | None:
 
 def write_atomically(path: Path, source: BinaryIO, advance: Callable[[int], object] = lambda _: None) -> None:
     """Write a file beside its final name, flush it to disk, and move it into place."""
-    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=_PARTIAL[0], suffix=_PARTIAL[1], dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as target:
             while block := source.read(1 << 20):
@@ -265,14 +270,19 @@ class FileStorage:
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
         top = self._root / prefix.rpartition("/")[0]
-        for path in sorted(top.rglob("*"), key=lambda path: path.relative_to(self._root).as_posix()):
+        # What others remove meanwhile is passed over, by `os.walk` too.
+        paths = [Path(folder, name) for folder, _, names in os.walk(top) for name in names if not is_partial(name)]
+        for path in sorted(paths, key=lambda path: path.relative_to(self._root).as_posix()):
             key = path.relative_to(self._root).as_posix()
-            if key.startswith(prefix) and path.is_file() and not _is_partial(path):
-                stat = path.stat()
-                yield Entry(key, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))
+            if key.startswith(prefix) and path.is_file():
+                try:
+                    found = path.stat()
+                except FileNotFoundError:
+                    continue
+                yield Entry(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
-    def open(self, key: str, offset: int = 0) -> BinaryIO:
-        with _explained(self._root / key):
+    def open(self, key: str, offset: int = 0) -> io.BufferedReader:
+        with explained(self._root / key):
             file = (self._root / key).open("rb")
             file.seek(offset)
             return file
@@ -288,7 +298,7 @@ class FileStorage:
             advance(amount)
 
         for key, path in files.items():
-            with _explained(self._root / key):
+            with explained(self._root / key):
                 (self._root / key).parent.mkdir(parents=True, exist_ok=True)
                 with path.open("rb") as source:
                     write_atomically(self._root / key, source, advanced)
@@ -301,7 +311,7 @@ class FileStorage:
 
     def _write_if(self, key: str, data: bytes, tag: str | None) -> bool:
         path = self._root / key
-        with _explained(path), directory_lock(path.parent, Deadline(_LOCK_SECONDS)):
+        with explained(path), directory_lock(path.parent, Deadline(_LOCK_SECONDS)):
             current = path.read_bytes().hex() if path.exists() else None
             if current != tag:
                 return False
@@ -311,7 +321,7 @@ class FileStorage:
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             path = self._root / key
-            with _explained(path):
+            with explained(path):
                 path.unlink(missing_ok=True)
                 for parent in path.parents:
                     if parent == self._root or not parent.is_dir() or any(parent.iterdir()):
@@ -320,19 +330,20 @@ class FileStorage:
 
     def abandon_uploads(self, prefix: str, before: datetime) -> int:
         count = 0
-        for path in (self._root / prefix).rglob(".*.partial"):
+        for path in list((self._root / prefix).rglob("*".join(_PARTIAL))):
             if path.stat().st_mtime < before.timestamp():
-                path.unlink(missing_ok=True)
+                self.delete([path.relative_to(self._root).as_posix()])
                 count += 1
         return count
 
 
-def _is_partial(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(".partial")
+def is_partial(name: str) -> bool:
+    """Whether a file of that name is one that `write_atomically` has not finished."""
+    return name.startswith(_PARTIAL[0]) and name.endswith(_PARTIAL[1])
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Turn the operating system's errors about a file into errors that say what to do."""
     try:
         yield

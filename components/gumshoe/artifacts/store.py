@@ -10,8 +10,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +25,7 @@ from gumshoe.artifacts.manifest import (
     InvalidManifestError,
     Manifest,
     artifact_files,
+    check_kind,
     code_hash,
     content_digest,
     damaged_files,
@@ -33,14 +36,16 @@ from gumshoe.artifacts.manifest import (
     split_reference,
 )
 from gumshoe.artifacts.storage import (
+    DamagedError,
     Deadline,
     Limits,
     NotFoundError,
     StorageError,
     directory_lock,
+    explained,
     open_storage,
 )
-from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.terminal import progress
 
 _MARKER = ".conditional-writes"
@@ -125,11 +130,12 @@ class Store:
         """
         deadline = Deadline(self.limits.deadline)
         reference = join_reference(kind, version)
-        files = artifact_files(directory)
-        before = {inside: _identity(path) for inside, path in files.items()}
-        size = sum(path.stat().st_size for path in files.values())
-        with progress("Hashing", total=size, in_bytes=True) as advance:
-            entries = describe(files, advance)
+        with explained(directory):
+            files = artifact_files(directory)
+            before = {inside: _identity(path) for inside, path in files.items()}
+            size = sum(path.stat().st_size for path in files.values())
+            with progress("Hashing", total=size, in_bytes=True) as advance:
+                entries = describe(files, advance)
         manifest = Manifest(
             kind=kind,
             version=version,
@@ -145,7 +151,9 @@ class Store:
         if existing is None:
             self._require_conditional_writes()
             self._upload(manifest, files, deadline)
-            if {inside: _identity(path) for inside, path in files.items()} != before:
+            if changed := [inside for inside, path in files.items() if _identity(path) != before[inside]]:
+                # What was sent may differ from its digest, and would be taken for sent by the next publisher.
+                self.storage.delete(f"{reference}/{manifest.data}/{inside}" for inside in changed)
                 raise ChangedError(f"files in {directory} changed while they were published; publish it again")
             existing = self._make_visible(manifest)
         if existing.content != manifest.content:
@@ -203,8 +211,9 @@ class Store:
             except NotFoundError:
                 done = self.storage.create(key, pointer)
             else:
-                if datetime.fromisoformat(json.loads(current)["created"]) >= manifest.created:
-                    return
+                with suppress(ValueError, KeyError, TypeError):  # a damaged one is replaced
+                    if datetime.fromisoformat(json.loads(current)["created"]) >= manifest.created:
+                        return
                 done = self.storage.swap(key, pointer, tag)
             if done:
                 return
@@ -241,7 +250,7 @@ class Store:
     def latest(self, kind: str) -> str | None:
         """The newest version of a kind, or None where there is none."""
         try:
-            text, _ = self.storage.read(f"{kind}/{LATEST}")
+            text, _ = self.storage.read(f"{check_kind(kind)}/{LATEST}")
             return str(json.loads(text)["version"])
         except NotFoundError:
             return None
@@ -250,7 +259,7 @@ class Store:
 
     def list(self, kind: str | None = None) -> list[Manifest]:
         """Everything published, or everything of a kind, the oldest first."""
-        keys = [entry.key for entry in self.storage.entries(f"{kind}/" if kind else "")]
+        keys = [entry.key for entry in self.storage.entries("" if kind is None else f"{check_kind(kind)}/")]
         references = [
             key.removesuffix(f"/{MANIFEST}")
             for key in keys
@@ -267,14 +276,16 @@ class Store:
             NotFoundError: no such artifact was published.
         """
 
-        def trace(manifest: Manifest) -> Lineage:
+        def trace(manifest: Manifest, below: tuple[str, ...]) -> Lineage:
             parents = []
+            below = (*below, manifest.reference)
             for parent in manifest.made_from:
                 found = self._find(parent)
-                parents.append(trace(found) if found else Lineage(parent, None))
+                circle = parent in below
+                parents.append(trace(found, below) if found and not circle else Lineage(parent, found))
             return Lineage(manifest.reference, manifest, tuple(parents))
 
-        return trace(self.manifest(reference))
+        return trace(self.manifest(reference), ())
 
     def verify(self, reference: str) -> dict[str, str]:
         """Read every byte of a stored artifact: each damaged file's path and what is wrong with it."""
@@ -288,6 +299,8 @@ class Store:
                     digest = _copy(source, None, deadline, advance)
             except NotFoundError:
                 return "missing"
+            except DamagedError:
+                return "its SHA-256 differs"
             return None if digest == entry.sha256 else "its SHA-256 differs"
 
         with (
@@ -312,31 +325,42 @@ class Store:
         deadline = Deadline(self.limits.deadline)
         manifest = self.manifest(reference)
         directory = directory.absolute()
-        if _is_whole(directory, manifest):
-            return Fetched(manifest, directory, downloaded=0)
-        partial = directory.with_name(f".{directory.name}.partial")
-        files = partial / "files"
-        with directory_lock(partial, wait=deadline):
-            if _is_whole(directory, manifest):  # another process fetched it while we waited
-                shutil.rmtree(partial)
+        with suppress(DestinationError, FileNotFoundError):  # another process may be at work there: see below
+            if _is_whole(directory, manifest):
                 return Fetched(manifest, directory, downloaded=0)
-            if directory.exists() and not files.exists():
-                directory.rename(files)  # its undamaged files serve the new fetch
-            downloaded = self._download(manifest, files, deadline)
-            (files / MANIFEST).write_bytes(manifest.to_json())
-            if directory.exists():
-                shutil.rmtree(directory)
-            files.rename(directory)
+        partial = directory.with_name(f".{directory.name}.partial")
+        with explained(directory), directory_lock(partial, wait=deadline):
+            try:
+                downloaded = (
+                    0 if _is_whole(directory, manifest) else self._replace(directory, partial, manifest, deadline)
+                )
+            except DestinationError:
+                with suppress(OSError):  # it holds what an interrupted fetch left
+                    partial.rmdir()
+                raise
             shutil.rmtree(partial)
         return Fetched(manifest, directory, downloaded)
+
+    def _replace(self, directory: Path, partial: Path, manifest: Manifest, deadline: Deadline) -> int:
+        """Put the artifact where nothing, or a damaged copy, is: how many bytes had to come."""
+        files = partial / "files"
+        if directory.exists() and not files.exists():
+            directory.rename(files)  # its undamaged files serve the new fetch
+        downloaded = self._download(manifest, files, deadline)
+        (files / MANIFEST).write_bytes(manifest.to_json())
+        if directory.exists():
+            shutil.rmtree(directory)
+        files.rename(directory)
+        return downloaded
 
     def _download(self, manifest: Manifest, directory: Path, deadline: Deadline) -> int:
         """Make a directory hold the artifact's files and nothing else: how many bytes had to come."""
         directory.mkdir(exist_ok=True)
-        expected = {entry.path for entry in manifest.files}
-        for path in [path for path in directory.rglob("*") if not path.is_dir()]:
-            if path.relative_to(directory).as_posix() not in expected:
-                path.unlink()
+        for path in _foreign_files(directory, manifest):
+            path.unlink()
+        for entry in manifest.files:
+            if (directory / entry.path).is_dir():  # another artifact's folder, left by its interrupted fetch
+                shutil.rmtree(directory / entry.path)
         with (
             progress("Fetching", total=manifest.size, in_bytes=True) as advance,
             ThreadPoolExecutor(self.limits.workers) as pool,
@@ -347,6 +371,9 @@ class Store:
             ]
             try:
                 return sum(task.result() for task in tasks)
+            except UnavailableError:
+                deadline.check()  # the last try of a request may end after it
+                raise
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -369,7 +396,8 @@ class Store:
                 have = 0
             if have < entry.size or not path.exists():
                 with self.storage.open(key, have) as source, path.open("ab") as target:
-                    _copy(source, target, deadline, advance)
+                    with suppress(DamagedError):  # the digest tells
+                        _copy(source, target, deadline, advance)
                     target.flush()
                     os.fsync(target.fileno())
                 downloaded += path.stat().st_size - have
@@ -405,25 +433,37 @@ def _is_whole(directory: Path, wanted: Manifest) -> bool:
     if not directory.exists():
         return False
     if directory.is_dir() and not any(directory.iterdir()):
-        directory.rmdir()
         return False
     if not (directory / MANIFEST).is_file():
         raise DestinationError(f"{directory} is there already and is not an artifact; choose another directory")
     manifest, faults = verify_directory(directory)
     if manifest.content != wanted.content or manifest.reference != wanted.reference:
         raise DestinationError(f"{directory} holds {manifest.reference}; choose another directory, or remove it")
+    if faults and (foreign := [path for path in _foreign_files(directory, manifest) if path != directory / MANIFEST]):
+        raise DestinationError(
+            f"{directory} is damaged and cannot be repaired while {foreign[0]} is in it, which the artifact does not "
+            "have; move that elsewhere"
+        )
     return not faults
 
 
-def _identity(path: Path) -> tuple[int, int, int]:
+def _foreign_files(directory: Path, manifest: Manifest) -> list[Path]:
+    """Whatever in a directory is neither a folder nor one of the artifact's files."""
+    expected = {directory / entry.path for entry in manifest.files}
+    return [path for path in directory.rglob("*") if path not in expected and not path.is_dir()]
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    if not path.exists():
+        return None
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def _copy(source: BinaryIO, target: BinaryIO | None, deadline: Deadline, advance: Callable[[int], object]) -> str:
+def _copy(source: BufferedReader, target: BinaryIO | None, deadline: Deadline, advance: Callable[[int], object]) -> str:
     """Read a stream to its end, into `target` where there is one: the SHA-256 of what came."""
     digest = hashlib.sha256()
-    while block := source.read(1 << 20):
+    while block := source.read1(1 << 20):  # what has come, so that a trickle does not outlast the deadline
         deadline.check()
         digest.update(block)
         advance(len(block))

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import apsw
-
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from gumshoe.mail.schema import open_read_only
 
 
 def addresses_of(index: Path, message_id: str) -> frozenset[str]:
@@ -16,9 +15,7 @@ def addresses_of(index: Path, message_id: str) -> frozenset[str]:
         MessageNotFoundError: the index holds no such message.
         IndexFileError: there is no index that can be read.
     """
-    path = MailIndex(index).path
-    database = apsw.Connection(f"file:{path}?immutable=1", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-    rows = database.execute(
+    rows = open_read_only(MailIndex(index).path).execute(
         """
         WITH found AS (
             SELECT message FROM messages WHERE message_id = :id

@@ -20,7 +20,7 @@ import orjson
 
 from gumshoe.artifacts.storage import directory_lock
 from gumshoe.errors import UsageError
-from gumshoe.mail.message import ParsedMessage, Recipient, Unreadable
+from gumshoe.mail.message import ParsedMessage, Recipient, Unreadable, clean
 from gumshoe.mail.schema import INDEXES, TABLES, VERSION, IndexFileError, address_term, index_file
 from gumshoe.mail.sources import Source, open_source
 from gumshoe.terminal import Advance, progress
@@ -123,7 +123,7 @@ def _build(sources: list[Source], path: Path, options: BuildOptions, started: fl
             "built": datetime.now(UTC).isoformat(timespec="seconds"),
             **{each.name: getattr(builder.report, each.name) for each in fields(BuildReport) if each.name != "seconds"},
         }
-        rows = [(name, json.dumps(value, ensure_ascii=False)) for name, value in facts.items()]
+        rows = [(name, json.dumps(value)) for name, value in facts.items()]
         database.executemany("INSERT INTO build VALUES (?, ?)", rows)
         if builder.report.messages > _MERGED_ABOVE:
             database.execute("INSERT INTO search(search) VALUES ('optimize')")
@@ -195,7 +195,7 @@ class _Builder:
         for item in items:
             if isinstance(item, Unreadable):
                 self.report.unreadable[item.reason] += 1
-                rows.unreadable.append((item.where, item.reason, item.detail))
+                rows.unreadable.append((clean(item.where), item.reason, clean(item.detail)))
             else:
                 self._add_message(item, rows)
         self._writer.write(rows)

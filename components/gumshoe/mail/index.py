@@ -8,27 +8,30 @@ were alone in the index.
 import json
 import math
 import os
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 import apsw
 
 from gumshoe.errors import GumshoeError
-from gumshoe.mail.message import Role, clean, normal_address, shown_date, to_utc
-from gumshoe.mail.schema import TOKENIZER, VERSION, IndexFileError, address_term, index_file
+from gumshoe.mail.arguments import (
+    MAX_KEYWORD,
+    SearchArgumentError,
+    check_address,
+    check_choices,
+    check_keywords,
+    check_period,
+)
+from gumshoe.mail.message import Role, clean, shown_date
+from gumshoe.mail.schema import TOKENIZER, VERSION, IndexFileError, address_term, index_file, open_read_only
 
 Order = Literal["relevance", "date"]
 
-MAX_LIMIT = 10
-MAX_KEYWORDS = 32
-MAX_KEYWORD = 200  # characters
 SNIPPET_WORDS = 24
 
 # Okapi BM25 as SQLite computes it (https://sqlite.org/fts5.html#the_bm25_function), over subject and body.
@@ -38,6 +41,7 @@ _CACHED = 10_000  # statistics kept in memory
 _CACHE_KIB = 16_000  # of a connection; the operating system caches the file for all of them
 
 
+_COLUMNS = {"inbox": "{sender recipients}", "sender": "sender", "recipient": "recipients"}
 # The recipients of {message} that an inbox may know of: all for its sender; for the others those of the copies that
 # reached them, without blind copies to somebody else.
 _VISIBLE = """
@@ -69,10 +73,6 @@ _READ = """
     )
     ORDER BY message_id = :exact DESC LIMIT 1
 """
-
-
-class SearchArgumentError(GumshoeError):
-    """An argument of a search that cannot be carried out; the message says what to write instead."""
 
 
 class MessageNotFoundError(GumshoeError):
@@ -179,51 +179,24 @@ class MailIndex:
             SearchArgumentError: an argument cannot be used; the message says what to write instead.
             IndexFileError: the file is damaged.
         """
-        phrases = [self._phrase(keyword) for keyword in _keyword_list(keywords)]
-        after, before = _moment("sent_after", sent_after), _moment("sent_before", sent_before)
-        if after is not None and before is not None and after >= before:
-            raise SearchArgumentError(f"sent_after {sent_after} is not earlier than sent_before {sent_before}")
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
-            raise SearchArgumentError(f"limit is {limit!r}; write a whole number from 1 to {MAX_LIMIT}")
-        if order not in {"relevance", "date"}:
-            raise SearchArgumentError(f"order is {order!r}; write 'relevance' or 'date'")
-        owner = self._address(_full_address("inbox", inbox))
-        people = {
-            role: self._address(_full_address(role, text))
-            for role, text in (("sender", sender), ("recipient", recipient))
-            if text is not None
-        }
-        if owner is None or None in people.values():
-            return []
-        match = " AND ".join([*phrases, _belongs_to(owner)])
-        if author := people.get("sender"):
-            match += f' AND sender : "{address_term(author)}"'
-        addressee = people.get("recipient")
-        if addressee:
-            match += f' AND recipients : "{address_term(addressee)}"'
-        conditions = ["search MATCH :match"]
-        if after is not None:
-            conditions.append("sent >= :after")
-        if before is not None:
-            conditions.append("sent < :before")
-        if addressee and addressee != owner:
-            visible = _VISIBLE.format(message="messages.message")
-            conditions.append(f":addressee IN (SELECT address FROM ({visible}))")  # noqa: S608 - fixed text
-        values = {"match": match, "after": after, "before": before, "inbox": owner, "addressee": addressee}
+        phrases = [self._phrase(keyword) for keyword in check_keywords(keywords)]
+        after, before = check_period(sent_after, sent_before)
+        check_choices(limit, order)
+        named = {"inbox": check_address("inbox", inbox)}
+        for role, text in (("sender", sender), ("recipient", recipient)):
+            if text is not None:
+                named[role] = check_address(role, text)
         with self._explained():
+            people = {role: self._address(text) for role, text in named.items()}
+            if None in people.values():  # nobody in the whole index has that address
+                return []
+            terms = [f'{_COLUMNS[role]} : "{address_term(number)}"' for role, number in people.items() if number]
+            match = " AND ".join([*phrases, *terms])
             if order == "relevance":
-                self._prepare_scorer(owner, phrases)
-            numbers = self._best(conditions, values, limit, order)
+                self._prepare_scorer(terms[0], phrases)
+            values: dict[str, Any] = {"match": match, "after": after, "before": before, "limit": limit, **people}
+            numbers: list[Any] = [number for (number,) in self._connection().execute(_best(values, order), values)]
             return [self._hit(number, match) for number in numbers]
-
-    def _best(self, conditions: list[str], values: dict[str, Any], limit: int, order: Order) -> list[int]:
-        score = "relevance(search) DESC, " if order == "relevance" else ""
-        rows = self._connection().execute(
-            f"SELECT message FROM search CROSS JOIN messages ON message = search.rowid "  # noqa: S608 - fixed texts
-            f"WHERE {' AND '.join(conditions)} ORDER BY {score}sent DESC, message LIMIT {limit:d}",
-            values,
-        )
-        return [number for (number,) in rows]
 
     def _hit(self, number: int, match: str) -> Hit:
         row = next(self._connection().execute(_HIT, (match, number)))
@@ -238,19 +211,19 @@ class MailIndex:
             SearchArgumentError: an argument is not of the right form.
             IndexFileError: the file is damaged.
         """
-        owner = self._address(_full_address("inbox", inbox))
+        owner = check_address("inbox", inbox)
         if not isinstance(message_id, str):
             raise SearchArgumentError("message_id is not text; write an id as a search shows it")
         exact = clean(message_id).strip()
         bare = exact.strip("<>")  # agents lose the brackets
-        values = {"inbox": owner, "exact": exact, "bare": bare, "bracketed": f"<{bare}>"}
         with self._explained():
+            values = {"inbox": self._address(owner), "exact": exact, "bare": bare, "bracketed": f"<{bare}>"}
             found = next(self._connection().execute(_READ, values), None)
             if found is None:
                 raise MessageNotFoundError(f"there is no message {exact!r} in this inbox")
             number, kept_id, sent, offset, sender, sender_name, subject, body = found
             listed = self._connection().execute(
-                _VISIBLE.format(message=":message"), {"message": number, "inbox": owner}
+                _VISIBLE.format(message=":message"), {"message": number, "inbox": values["inbox"]}
             )
             recipients = dict.fromkeys(Addressee(role, self._text(address), name) for role, address, name in listed)
         return Message(kept_id, shown_date(sent, offset), sender, sender_name, tuple(recipients), subject, body.strip())
@@ -285,17 +258,15 @@ class MailIndex:
         return '"' + words.replace('"', '""') + '"'
 
     def _address(self, text: str) -> int | None:
-        with self._explained():
-            number: int | None = self._connection().execute("SELECT address FROM addresses WHERE text = ?", (text,)).get
+        number: int | None = self._connection().execute("SELECT address FROM addresses WHERE text = ?", (text,)).get
         return number
 
     def _text(self, address: int) -> str:
         return str(self._connection().execute("SELECT text FROM addresses WHERE address = ?", (address,)).get)
 
-    def _prepare_scorer(self, owner: int, phrases: list[str]) -> None:
-        """Set the statistics that this thread's next query is ranked by, all of them the inbox's own."""
+    def _prepare_scorer(self, term: str, phrases: list[str]) -> None:
+        """Set the statistics that this thread's next query is ranked by: those of the inbox with that term alone."""
         database = self._connection()
-        term = _belongs_to(owner)
         if term not in self._statistics:
             lengths = [words for (words,) in database.execute(_LENGTHS, (term,))]
             _remember(self._statistics, term, (len(lengths), sum(lengths) / max(len(lengths), 1)))
@@ -315,8 +286,7 @@ class MailIndex:
     def _connection(self) -> apsw.Connection:
         """This thread's connection, made on its first use, and made anew after a fork."""
         if getattr(self._local, "process", None) != os.getpid():
-            uri = f"file:{quote(str(self.path.absolute()))}?immutable=1"
-            database = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+            database = open_read_only(self.path)
             database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             self._local.scorer = scorer = _Scorer()
             database.register_fts5_function("relevance", scorer)
@@ -333,39 +303,23 @@ class MailIndex:
             raise IndexFileError(f"{self.path} is damaged ({error}); fetch it again, or build it again") from error
 
 
-def _belongs_to(owner: int) -> str:
-    """The full-text expression of an inbox: its owner wrote or received the message."""
-    return f'{{sender recipients}} : "{address_term(owner)}"'
+def _best(values: dict[str, Any], order: Order) -> str:
+    """The query for the best or newest matches, with the conditions that `values` asks for."""
+    conditions = ["search MATCH :match"]
+    if values["after"] is not None:
+        conditions.append("sent >= :after")
+    if values["before"] is not None:
+        conditions.append("sent < :before")
+    if values.get("recipient", values["inbox"]) != values["inbox"]:
+        conditions.append(f":recipient IN (SELECT address FROM ({_VISIBLE.format(message='messages.message')}))")  # noqa: S608
+    score = "relevance(search) DESC, " if order == "relevance" else ""
+    return (
+        f"SELECT message FROM search CROSS JOIN messages ON message = search.rowid "  # noqa: S608 - fixed texts
+        f"WHERE {' AND '.join(conditions)} ORDER BY {score}sent DESC, message LIMIT :limit"
+    )
 
 
 def _remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
     if len(cache) >= _CACHED:
         cache.clear()
     cache[key] = value
-
-
-def _keyword_list(keywords: Any) -> list[str]:
-    if not isinstance(keywords, list | tuple) or not all(isinstance(keyword, str) for keyword in keywords):
-        raise SearchArgumentError('keywords is not a list of texts; write it as ["first", "second words"]')
-    if not 1 <= len(keywords) <= MAX_KEYWORDS:
-        raise SearchArgumentError(f"there are {len(keywords)} keywords; write 1 to {MAX_KEYWORDS}")
-    return list(keywords)
-
-
-def _full_address(name: str, text: Any) -> str:
-    if not isinstance(text, str) or not re.fullmatch(r"\S+@\S+", address := normal_address(text)):
-        raise SearchArgumentError(f"{name} is {text!r}; write a whole address, such as ann@example.com")
-    return address
-
-
-def _moment(name: str, value: Any) -> int | None:
-    """Seconds since 1970 of a day, a moment, or the ISO 8601 text of either; without a zone it is UTC."""
-    if value is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
-        if not isinstance(moment, datetime):
-            moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
-        return to_utc(moment)[0]
-    except (ValueError, AttributeError, OverflowError):
-        raise SearchArgumentError(f"{name} is {value!r}, which is no date; write it as YYYY-MM-DD") from None

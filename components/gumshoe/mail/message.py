@@ -4,7 +4,7 @@ import re
 from calendar import timegm
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
-from email.utils import parsedate_tz
+from email.utils import parsedate_to_datetime, parsedate_tz
 from functools import lru_cache
 from hashlib import sha256
 from typing import Literal
@@ -16,6 +16,7 @@ ADDRESS_MARK = "\ue000"
 _UNWANTED = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff{ADDRESS_MARK}]")
 _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
 _MAX_OFFSET = 24 * 60
+_FIRST, _LAST = -62135510400, 253402214400  # a day within the years 1 and 9999: any clock can show what is between
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class Unreadable:
     reason: str
     """One of few short reasons, to count by."""
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        self.where, self.detail = clean(self.where), clean(self.detail)  # names of files are not always text
 
 
 def clean(text: str) -> str:
@@ -92,7 +96,7 @@ def parse_date(text: str) -> tuple[int | None, int | None]:
     """
     text = text.strip()
     try:
-        return to_utc(datetime.fromisoformat(text))
+        return known_date(*to_utc(datetime.fromisoformat(text)))
     except (ValueError, OverflowError):
         pass
     try:
@@ -103,9 +107,18 @@ def parse_date(text: str) -> tuple[int | None, int | None]:
         offset = None if parts[9] is None else round(parts[9] / 60)
         if offset is not None and abs(offset) >= _MAX_OFFSET:
             offset = None
-        return timegm((*parts[:6], 0, 1, 0)) - (offset or 0) * 60, offset
+        if offset == 0 and parsedate_to_datetime(text).tzinfo is None:  # no zone, -0000, or one that nobody knows
+            offset = None
+        return known_date(timegm((*parts[:6], 0, 1, 0)) - (offset or 0) * 60, offset)
     except (ValueError, OverflowError, TypeError, IndexError):
         return None, None
+
+
+def known_date(sent: float, utc_offset: int | None) -> tuple[int | None, int | None]:
+    """A date as it is stored: unknown where no calendar can show it, without an offset that no clock can have."""
+    if not _FIRST <= sent <= _LAST:
+        return None, None
+    return int(sent), None if utc_offset is None or abs(utc_offset) >= _MAX_OFFSET else utc_offset
 
 
 def shown_date(sent: int | None, utc_offset: int | None) -> datetime | None:

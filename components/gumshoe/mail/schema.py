@@ -1,6 +1,9 @@
 """The tables of an index, and the form in which addresses and keywords reach its full-text search."""
 
 from pathlib import Path
+from urllib.parse import quote
+
+import apsw
 
 from gumshoe.errors import GumshoeError
 from gumshoe.mail.message import ADDRESS_MARK
@@ -60,6 +63,12 @@ class IndexFileError(GumshoeError):
 def index_file(directory: Path) -> Path:
     """Where an index lies in its directory."""
     return directory / FILE_NAME
+
+
+def open_read_only(path: Path) -> apsw.Connection:
+    """Open a file that never changes: no locks, no journal, nothing written beside it."""
+    uri = f"file:{quote(str(path.absolute()))}?immutable=1"
+    return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
 
 
 def address_term(address: int) -> str:

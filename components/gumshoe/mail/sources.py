@@ -7,10 +7,10 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
-from email.utils import getaddresses
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -27,11 +27,12 @@ from gumshoe.mail.message import (
     clean,
     clean_line,
     invent_id,
+    known_date,
     normal_address,
     parse_date,
     to_utc,
 )
-from gumshoe.mail.rfc822 import LENIENT, parse_message, shorten_name
+from gumshoe.mail.rfc822 import listed_addresses, parse_message, shorten_name
 
 FORMS = (
     "maildir:DIR, mbox:FILE[.gz], eml:DIR, jsonl:FILE[.gz] (each a path, file:// or s3://) or hf:DATASET[@SPLIT], "
@@ -200,15 +201,33 @@ class _Counted:
     def lines(self) -> Iterator[bytes]:
         """Its lines, without their ends. The next block is read, and unpacked, while these are used."""
         with self._raw, ThreadPoolExecutor(1) as thread:
-            source: Any = gzip.GzipFile(fileobj=self) if self._gzip else self  # type: ignore[call-overload]
-            coming = thread.submit(source.read, _BLOCK)
+            blocks = self._unpacked() if self._gzip else iter(partial(self.read, _BLOCK), b"")
+            coming = thread.submit(next, blocks, b"")
             rest = b""
             while block := coming.result():
-                coming = thread.submit(source.read, _BLOCK)
+                coming = thread.submit(next, blocks, b"")
                 *lines, rest = (rest + block).split(b"\n")
                 yield from lines
             if rest:
                 yield rest
+
+    def _unpacked(self) -> Iterator[bytes]:
+        """Its content in blocks. What comes before damage is not lost with it."""
+        packed = gzip.GzipFile(fileobj=self)  # type: ignore[call-overload]
+        block = bytearray()
+        damage = None
+        try:
+            while piece := packed.read1(_BLOCK):
+                block += piece
+                if len(block) >= _BLOCK:
+                    yield bytes(block)
+                    block.clear()
+        except _DAMAGED as error:
+            damage = error
+        if block:
+            yield bytes(block)
+        if damage:
+            raise damage
 
 
 def _sized_file(uri: str, place: str) -> int:
@@ -229,7 +248,10 @@ class _Mbox:
     @classmethod
     def at(cls, uri: str, place: str) -> "_Mbox":
         total = _sized_file(uri, place)
-        first = next(_Counted(place, lambda _: None).lines(), b"")
+        try:
+            first = next(_Counted(place, lambda _: None).lines(), b"")
+        except _DAMAGED as error:
+            raise SourceError(f"{uri}: it cannot be unpacked ({error}); check the file") from None
         if total and not first.startswith(b"From "):
             raise SourceError(f"{uri}: its first line does not start with 'From ', so it is not an mbox")
         return cls(uri, total, place)
@@ -240,7 +262,7 @@ class _Mbox:
         separator = b""
         try:
             for line in _Counted(self.place, advance).lines():
-                if (not lines or not lines[-1].strip()) and _FROM_LINE.match(line):
+                if not separator or ((not lines or not lines[-1].strip()) and _FROM_LINE.match(line)):
                     if separator:
                         number += 1
                         yield self._message(lines, number, separator)
@@ -284,7 +306,8 @@ def _json_message(line: bytes, where: str) -> ParsedMessage | Unreadable:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         try:
-            record = json.loads(line.decode("utf-8", "replace"))  # slower, and takes bytes and numbers that are none
+            # Slower, and takes bytes and numbers that are none.
+            record = json.loads(line.decode("utf-8-sig", "replace"))
         except (ValueError, RecursionError) as error:
             return Unreadable(where, "not JSON", str(error)[:200])
     return parse_record(record, where)
@@ -302,20 +325,33 @@ class _Dataset:
     def named(cls, uri: str, place: str) -> "_Dataset":
         name, _, split = place.partition("@")
         import datasets  # takes seconds to import
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub import HfApi, constants, get_session
 
-        try:
+        with _explained(uri):
+            get_session().timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT  # some requests would wait for ever
+            if not Path(name).is_dir():
+                # A name that is wrong, and a hub that is silent, are told of at once, not after minutes of tries.
+                HfApi().dataset_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
             return cls(uri, None, datasets.load_dataset(name, split=split or "train", streaming=True))
-        except (OSError, ValueError, HfHubHTTPError) as error:
-            raise DatasetError(
-                f"{uri}: the dataset cannot be loaded ({type(error).__name__}: {error}); check its name and split, "
-                "HF_TOKEN if it is private, and that HF_HUB_OFFLINE is not set"
-            ) from error
 
     def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
-        for number, record in enumerate(self.records, 1):
-            advance(0)
-            yield parse_record(record, f"{self.uri}#{number}")
+        with _explained(self.uri):
+            for number, record in enumerate(self.records, 1):
+                advance(0)
+                yield parse_record(record, f"{self.uri}#{number}")
+
+
+@contextmanager
+def _explained(uri: str) -> Iterator[None]:
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined] # of the client that the hub's library has
+
+    try:
+        yield
+    except (OSError, ValueError, HTTPError) as error:
+        raise DatasetError(
+            f"{uri}: the dataset cannot be loaded ({type(error).__name__}: {error}); check its name and split, "
+            "HF_TOKEN if it is private, and that HF_HUB_OFFLINE is not set"
+        ) from error
 
 
 def parse_record(record: Any, where: str) -> ParsedMessage | Unreadable:
@@ -358,13 +394,13 @@ def _record_date(value: Any) -> tuple[int | None, int | None]:
     if isinstance(value, str):
         return parse_date(value)
     if isinstance(value, datetime):
-        return to_utc(value)
+        return known_date(*to_utc(value))
     if isinstance(value, date):
-        return to_utc(datetime(value.year, value.month, value.day))  # noqa: DTZ001 - to_utc takes it as UTC
+        return known_date(*to_utc(datetime(value.year, value.month, value.day)))  # noqa: DTZ001 - taken as UTC
     if value is None:
         return None, None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return int(value), None
+        return known_date(value, None)
     raise TypeError(f"date is {type(value).__name__}, not text or a time")
 
 
@@ -383,6 +419,5 @@ def _addressed(role: Role, text: Any, several: bool = False) -> tuple[Recipient,
         raise TypeError(f"an address is {type(text).__name__}, not text")
     if not several and "<" not in text:
         return (Recipient(role, address),) if (address := normal_address(text)) else ()
-    pairs = getaddresses([text], **LENIENT)
-    named = [(normal_address(address), clean_line(name).strip("'\"")) for name, address in pairs]
+    named = [(normal_address(address), clean_line(name).strip("'\"")) for name, address in listed_addresses(text)]
     return tuple(Recipient(role, address, name) for address, name in named if address)

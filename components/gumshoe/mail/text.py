@@ -7,11 +7,21 @@ import charset_normalizer
 
 from gumshoe.mail.message import clean
 
-_SINGLE_BYTE = ("ascii", "iso8859", "cp125", "latin")  # decode any bytes, so what they say proves nothing
-_STATEFUL = ("iso2022", "utf_7", "utf_16", "utf_32", "hz")  # their bytes may all be ASCII
-_ALIASES = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "euc_kr": "cp949", "shift_jis": "cp932"}
+# Other charsets decode any bytes, so that they do proves nothing.
+_MULTI_BYTE = ("big5", "cp9", "euc", "gb", "hz", "iso2022", "johab", "shift", "utf")
+_WIDE = ("utf_16", "utf_32")  # text in them has bytes of zero: letters, spaces or the ends of lines
+_STATEFUL = ("hz", "iso2022", "utf_16", "utf_32", "utf_7")  # their bytes may all be ASCII
+_ALIASES = {
+    "iso8859_1": "cp1252",
+    "ascii": "cp1252",
+    "gb2312": "gb18030",
+    "euc_kr": "cp949",
+    "shift_jis": "cp932",
+    "utf_8": "utf_8_sig",
+}
 _NOT_CHARSETS = {"unicode_escape", "raw_unicode_escape", "idna", "punycode", "undefined", "mbcs", "oem"}
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset=[\"']?([A-Za-z0-9_.:-]{1,40})", re.I)
+_UNFIT = 4  # of so many characters outside ASCII, one may be broken
 _ENOUGH_TO_GUESS = 64  # bytes outside ASCII; with fewer, a guess is worse than Western European
 
 
@@ -19,18 +29,16 @@ def decode(data: bytes, declared: str | None = None) -> str:
     """Text of bytes whose charset may be missing, unknown or wrong. Never fails.
 
     UTF-8 wins over a declared single-byte charset where the bytes are valid UTF-8, since bytes of another
-    charset almost never are. Where nothing fits, the charset is guessed, and last of all Windows-1252 is taken.
+    charset almost never are. Few broken characters do not rule a charset out. Where nothing fits, it is guessed, and
+    last of all Windows-1252 is taken.
     """
-    name = _codec(declared)
-    if data.isascii() and not (name or "").startswith(_STATEFUL):
+    name = _codec(declared) or ""
+    trusted = b"\0" in data if name.startswith(_WIDE) else name.startswith(_MULTI_BYTE)
+    if data.isascii() and not (trusted and name.startswith(_STATEFUL)):
         return data.decode("ascii")
-    trusted = name is not None and not name.startswith(_SINGLE_BYTE)
-    for charset in (name, "utf-8") if trusted else ("utf-8", name):
-        if charset:
-            try:
-                return data.decode(_ALIASES.get(charset, charset))
-            except (ValueError, LookupError):
-                continue
+    for charset in (name, "utf_8") if trusted else ("utf_8", name):
+        if charset and (text := _fitting(data, _ALIASES.get(charset, charset))) is not None:
+            return text
     if sum(byte > 127 for byte in data[:65536]) >= _ENOUGH_TO_GUESS:
         guess = charset_normalizer.from_bytes(data[:65536]).best()
         if guess is not None:
@@ -38,15 +46,25 @@ def decode(data: bytes, declared: str | None = None) -> str:
     return data.decode("cp1252", "replace")
 
 
+def _fitting(data: bytes, charset: str) -> str | None:
+    """Text of bytes that are in a charset, but for few of them: mail is cut off and mangled on its way."""
+    try:
+        return data.decode(charset)
+    except ValueError:
+        text = data.decode(charset, "replace")
+    foreign = len(text) - len(text.encode("ascii", "ignore"))
+    return text if text.count("\ufffd") * _UNFIT <= foreign else None
+
+
 def _codec(declared: str | None) -> str | None:
     if not declared:
         return None
     try:
-        name = codecs.lookup(declared.strip("\"' ")).name
+        name = codecs.lookup(declared.strip("\"' ")).name.replace("-", "_")
         b"".decode(name)  # some codecs are not charsets
     except (LookupError, ValueError):
         return None
-    return None if name.replace("-", "_") in _NOT_CHARSETS else name
+    return None if name in _NOT_CHARSETS else name
 
 
 def decode_html(data: bytes, declared: str | None = None) -> str:

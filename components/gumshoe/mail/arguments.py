@@ -1,0 +1,62 @@
+"""The checks of what an agent, or a person, asks of a mailbox. Each error says what to write instead."""
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from gumshoe.errors import GumshoeError
+from gumshoe.mail.message import normal_address, to_utc
+
+MAX_LIMIT = 10
+MAX_KEYWORDS = 32
+MAX_KEYWORD = 200  # characters
+ORDERS = ("relevance", "date")
+
+
+class SearchArgumentError(GumshoeError):
+    """An argument of a search that cannot be carried out; the message says what to write instead."""
+
+
+def check_choices(limit: Any, order: Any) -> None:
+    """Raises SearchArgumentError unless these are a number of results and an order."""
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
+        raise SearchArgumentError(f"limit is {limit!r}; write a whole number from 1 to {MAX_LIMIT}")
+    if order not in ORDERS:
+        raise SearchArgumentError(f"order is {order!r}; write 'relevance' or 'date'")
+
+
+def check_keywords(keywords: Any) -> list[str]:
+    """The keywords, if they are a list of texts that is neither empty nor endless."""
+    if not isinstance(keywords, list | tuple) or not all(isinstance(keyword, str) for keyword in keywords):
+        raise SearchArgumentError('keywords is not a list of texts; write it as ["first", "second words"]')
+    if not 1 <= len(keywords) <= MAX_KEYWORDS:
+        raise SearchArgumentError(f"there are {len(keywords)} keywords; write 1 to {MAX_KEYWORDS}")
+    return list(keywords)
+
+
+def check_address(name: str, text: Any) -> str:
+    """The normal form of a whole address."""
+    if not isinstance(text, str) or not re.fullmatch(r"\S+@\S+", address := normal_address(text)):
+        raise SearchArgumentError(f"{name} is {text!r}; write a whole address, such as ann@example.com")
+    return address
+
+
+def check_period(after: Any, before: Any) -> tuple[int | None, int | None]:
+    """Seconds since 1970 of the two ends of a period, None where it is open."""
+    start, end = _moment("sent_after", after), _moment("sent_before", before)
+    if start is not None and end is not None and start >= end:
+        raise SearchArgumentError(f"sent_after {after} is not earlier than sent_before {before}")
+    return start, end
+
+
+def _moment(name: str, value: Any) -> int | None:
+    """Seconds since 1970 of a day, a moment, or the ISO 8601 text of either; without a zone it is UTC."""
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
+        if not isinstance(moment, datetime):
+            moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
+        return to_utc(moment)[0]
+    except (ValueError, AttributeError, OverflowError):
+        raise SearchArgumentError(f"{name} is {value!r}, which is no date; write it as YYYY-MM-DD") from None

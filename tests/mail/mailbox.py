@@ -1,0 +1,41 @@
+"""Small mailboxes for tests: records as in JSONL sources, and indexes of them."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gumshoe.mail.build import BuildOptions, build_index
+from gumshoe.mail.index import MailIndex
+
+KEEP_ALL = BuildOptions(max_body=None, max_recipients=None, drop_duplicates=False)
+
+
+def record(number: int, **fields: Any) -> dict[str, Any]:
+    """One message with plain defaults; `sender` stands for the field `from`."""
+    if "sender" in fields:
+        fields["from"] = fields.pop("sender")
+    return {
+        "message_id": f"<{number}@example.com>",
+        "date": f"2001-05-{1 + number % 28:02d}T12:00:00+00:00",
+        "from": "ann@example.com",
+        "to": ["bob@example.com"],
+        "cc": [],
+        "bcc": [],
+        "subject": f"Subject {number}",
+        "body": f"Body of message {number}",
+        **fields,
+    }
+
+
+def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> str:
+    """Write records to a file: the URI of the source."""
+    path.write_text("".join(json.dumps(each) + "\n" for each in records), encoding="utf-8")
+    return f"jsonl:{path}"
+
+
+def make_index(directory: Path, records: Iterable[dict[str, Any]], options: BuildOptions | None = None) -> MailIndex:
+    """An index of some records."""
+    directory.mkdir(parents=True, exist_ok=True)
+    build_index([write_jsonl(directory / "mail.jsonl", records)], directory / "index", options)
+    return MailIndex(directory / "index")

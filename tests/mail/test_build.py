@@ -1,0 +1,258 @@
+"""Building an index: what is kept out, what is counted, and that it is there whole or not at all."""
+
+import json
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.artifacts.storage import directory_lock
+from gumshoe.errors import UsageError
+from gumshoe.mail.audit import addresses_of
+from gumshoe.mail.build import BuildOptions, build_index
+from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from gumshoe.mail.schema import IndexFileError
+from gumshoe.mail.sources import SourceError
+from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
+
+BOB = "bob@example.com"
+
+RECORDS = [
+    record(1, body="x" * 5000),
+    record(2, body="x" * 5001),
+    record(
+        3, to=[f"p{number}@example.com" for number in range(20)], cc=[f"c{number}@example.com" for number in range(10)]
+    ),
+    record(
+        4, to=[f"p{number}@example.com" for number in range(20)], bcc=[f"b{number}@example.com" for number in range(11)]
+    ),
+    record(5, subject="again", body="same"),
+    record(6, subject="again", body="same", to=["carol@example.com"]),
+    record(7, subject="again", body="same", sender="eve@example.com"),
+    record(8, date=None, message_id=None),
+]
+
+
+def test_each_reason_for_leaving_out_has_its_own_count(tmp_path: Path) -> None:
+    report = build_index([write_jsonl(tmp_path / "m.jsonl", RECORDS)], tmp_path / "index")
+    assert report.kept_out == {"long body": 1, "many recipients": 1, "duplicate": 1}
+    assert (report.read, report.messages, report.without_date, report.without_id) == (8, 5, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept_out"),
+    [
+        (BuildOptions(max_body=None), {"many recipients": 1, "duplicate": 1}),
+        (BuildOptions(max_recipients=None), {"long body": 1, "duplicate": 1}),
+        (BuildOptions(drop_duplicates=False), {"long body": 1, "many recipients": 1}),
+        (BuildOptions(max_body=4999), {"long body": 2, "many recipients": 1, "duplicate": 1}),
+        (KEEP_ALL, {}),
+    ],
+)
+def test_each_reason_for_leaving_out_has_its_own_switch(
+    tmp_path: Path, options: BuildOptions, kept_out: dict[str, int]
+) -> None:
+    report = build_index([write_jsonl(tmp_path / "m.jsonl", RECORDS)], tmp_path / "index", options)
+    assert report.kept_out == kept_out
+    assert report.messages == len(RECORDS) - sum(kept_out.values())
+
+
+def test_the_same_message_twice_is_one_even_where_duplicates_are_kept(tmp_path: Path) -> None:
+    report = build_index([write_jsonl(tmp_path / "m.jsonl", [record(1), record(1)])], tmp_path / "index", KEEP_ALL)
+    assert (report.messages, report.kept_out) == (1, {"duplicate": 1})
+
+
+def test_the_index_says_what_built_it(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
+    with (tmp_path / "m.jsonl").open("a") as file:
+        file.write('not json\n{"foreign": 1}\n')
+    report = build_index([source], tmp_path / "index")
+    index = MailIndex(tmp_path / "index")
+    facts = index.stats()
+    assert facts["sources"] == [source]
+    assert facts["options"] == {"max_body": 5000, "max_recipients": 30, "drop_duplicates": True}
+    assert facts["kept_out"] == report.kept_out
+    assert facts["unreadable"] == report.unreadable == {"not JSON": 1, "not a message record": 1}
+    assert (facts["messages"], facts["read"], facts["schema"], facts["content"]) == (5, 8, 1, report.content)
+    assert facts["first_sent"] == "2001-05-02T12:00:00+00:00"
+    assert [(place.rpartition(":")[2], reason) for place, reason, _ in index.unreadable()] == [
+        ("9", "not JSON"),
+        ("10", "not a message record"),
+    ]
+
+
+def _content(directory: Path, records: list[dict[str, Any]], options: BuildOptions | None = None) -> str:
+    return str(make_index(directory, records, options).stats()["content"])
+
+
+def test_the_content_hash_is_that_of_the_input_and_the_options(tmp_path: Path) -> None:
+    same = _content(tmp_path / "a", RECORDS)
+    assert _content(tmp_path / "b", RECORDS) == same
+    changes = {
+        "order": RECORDS[::-1],
+        "a recipient's role": [{**each, "cc": each["to"], "to": []} for each in RECORDS],
+        "a recipient": [{**each, "to": ["carol@example.com"]} for each in RECORDS],
+        "a date": [{**each, "date": "2001-01-01T00:00:00Z"} for each in RECORDS],
+        "an offset": [{**each, "date": (each["date"] or "").replace("12:00:00+00", "13:00:00+01")} for each in RECORDS],
+        "a subject": [{**each, "subject": each["subject"] + "!"} for each in RECORDS],
+        "an id": [{**each, "message_id": f"{each['message_id']}x"} for each in RECORDS],
+        "a name": [{**each, "x_from": "Ann"} for each in RECORDS],
+    }
+    hashes = {name: _content(tmp_path / name.replace(" ", "-"), records) for name, records in changes.items()}
+    hashes["options"] = _content(tmp_path / "options", RECORDS, BuildOptions(max_body=4000))
+    assert len({same, *hashes.values()}) == len(hashes) + 1
+
+
+def test_the_content_hash_is_the_same_in_another_process(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
+    here = build_index([source], tmp_path / "here").content
+    for seed in ("1", "2"):
+        code = (
+            f"import sys; from pathlib import Path; from gumshoe.mail.build import build_index; "
+            f"print(build_index([{source!r}], Path(sys.argv[1])).content)"
+        )
+        there = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / seed)],
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        assert there.stdout.strip() == here
+
+
+def test_the_full_text_index_agrees_with_the_messages(tmp_path: Path) -> None:
+    """SQLite's own check of every term against the text, after duplicates have changed who a message concerns."""
+    records = [
+        record(number, body=f"same {number % 3}", subject="s", to=[f"p{number}@example.com"]) for number in range(9)
+    ]
+    index = make_index(tmp_path, records)
+    with sqlite3.connect(index.path) as database:
+        database.execute("INSERT INTO search(search, rank) VALUES ('integrity-check', 1)")
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert [len(index.search(f"p{number}@example.com", ["same"])) for number in range(9)] == [1] * 9
+
+
+def test_every_dropped_duplicate_s_id_still_names_its_message(tmp_path: Path) -> None:
+    records = [record(number, body=f"same {number % 5}", subject="s") for number in range(50)]
+    index = make_index(tmp_path, records)
+    for number in range(50):
+        assert index.read(BOB, f"<{number}@example.com>").message_id == f"<{number % 5}@example.com>"
+
+
+def test_an_index_that_is_there_is_left_alone_unless_asked(tmp_path: Path) -> None:
+    make_index(tmp_path, [record(1)])
+    source = write_jsonl(tmp_path / "new.jsonl", [record(2)])
+    with pytest.raises(IndexFileError, match="--replace"):
+        build_index([source], tmp_path / "index")
+    old = MailIndex(tmp_path / "index")
+    build_index([source], tmp_path / "index", replace=True)
+    assert old.read(BOB, "<1@example.com>")  # whoever has the old one open goes on reading it
+    assert MailIndex(tmp_path / "index").read(BOB, "<2@example.com>")
+    assert [path.name for path in (tmp_path / "index").iterdir()] == ["mail.sqlite"]
+
+
+def test_a_source_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
+    with pytest.raises(SourceError, match="missing"):
+        build_index([source, f"jsonl:{tmp_path}/missing.jsonl"], tmp_path / "index")
+    with pytest.raises(UsageError, match="no source"):
+        build_index([], tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
+def test_two_builds_into_one_directory_are_refused(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
+    with directory_lock(tmp_path / "index", wait=None), pytest.raises(IndexFileError, match="another build"):
+        build_index([source], tmp_path / "index")
+    build_index([source], tmp_path / "index")
+
+
+_BUILD = """
+import sys
+from pathlib import Path
+from gumshoe.mail.build import build_index
+print("ready", flush=True)
+build_index([sys.argv[1]], Path(sys.argv[2]))
+"""
+
+
+def test_a_build_killed_at_any_point_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    records = [record(number, body=" ".join(chance.choices("abcdefgh", k=60))) for number in range(12_000)]
+    source = write_jsonl(tmp_path / "m.jsonl", records)
+    started = time.monotonic()
+    whole = build_index([source], tmp_path / "whole").content
+    taken = time.monotonic() - started
+    directory = tmp_path / "index"
+    killed = 0
+    for _ in range(8):
+        build = subprocess.Popen([sys.executable, "-c", _BUILD, source, str(directory)], stdout=subprocess.PIPE)
+        assert build.stdout is not None
+        build.stdout.readline()
+        time.sleep(chance.uniform(0, taken * 0.9))
+        build.send_signal(signal.SIGKILL)
+        killed += build.wait(30) == -signal.SIGKILL
+        build.stdout.close()
+        if not (directory / "mail.sqlite").exists():
+            with pytest.raises(IndexFileError, match="no index"):
+                MailIndex(directory)
+        else:  # this one was quicker than the signal
+            assert MailIndex(directory).stats()["content"] == whole
+            (directory / "mail.sqlite").unlink()
+    assert killed
+    assert build_index([source], directory).content == whole
+    assert [path.name for path in directory.iterdir()] == ["mail.sqlite"]
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    records = [record(number, body=f"word{number} " * 50) for number in range(5_000)]
+    source = write_jsonl(tmp_path / "m.jsonl", records)
+    code = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); from gumshoe.cli import main; main()"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, "mail", "index", source, "--out", str(tmp_path / "index")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert run.returncode == 1
+    assert "could not be written" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert list((tmp_path / "index").iterdir()) == []
+
+
+def test_the_real_mail_is_indexed_and_its_questions_name_messages_of_their_inbox(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    report = build_index([f"jsonl:{shared_data / 'enron' / 'mail.jsonl.gz'}"], tmp_path / "index")
+    assert (report.read, report.unreadable) == (16_920, {})
+    assert report.kept_out == {"many recipients": 907, "long body": 621, "duplicate": 351}
+    assert report.messages == 15_041
+    index = MailIndex(tmp_path / "index")
+    questions = [json.loads(line) for line in (shared_data / "enron" / "questions.jsonl").read_text().splitlines()]
+    outside: list[str] = []
+    unknown: list[str] = []
+    for question in questions:
+        for message_id in question["message_ids"]:
+            try:
+                addresses = addresses_of(index.path.parent, message_id)
+            except MessageNotFoundError:
+                unknown.append(message_id)
+                continue
+            if question["inbox_address"].lower() not in addresses:
+                outside.append(message_id)
+            else:
+                assert index.read(question["inbox_address"], message_id).body
+    assert outside == []
+    assert len(unknown) == 51  # kept out: 34 are too long, 17 have too many recipients

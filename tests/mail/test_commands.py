@@ -1,0 +1,127 @@
+"""`gumshoe mail`, as it is typed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Ran
+from tests.mail.mailbox import make_index, record, write_jsonl
+
+ANN, BOB = "ann@example.com", "bob@example.com"
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    records = [
+        record(1, subject="[bold]Offer[/]", body="The price is \x1b[31m$5\x1b[0m\r\nuntil Friday", x_from="Ann Lee"),
+        record(2, subject="Re: Offer", body="Too high a price", sender=BOB, to=[ANN], cc=["carol@example.com"]),
+        record(3, subject="Private", body="The price of others", to=["carol@example.com"]),
+    ]
+    return str(make_index(tmp_path_factory.mktemp("commands"), records).path.parent)
+
+
+def test_index_says_what_it_did(gumshoe: Run, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "m.jsonl", [record(1), record(2, body="x" * 6000)])
+    with (tmp_path / "m.jsonl").open("a") as file:
+        file.write("broken\n")
+    ran = gumshoe("mail", "index", source, "--out", tmp_path / "index")
+    assert ran.status == 0
+    assert "1 messages indexed" in ran.out
+    assert "kept out: 1 long body" in ran.out
+    assert "could not be read: 1 not JSON" in ran.out
+    listed = gumshoe("mail", "stats", "--index", tmp_path / "index", "--unreadable")
+    assert "m.jsonl:3: not JSON" in listed.out
+
+
+def test_the_switches_of_index_keep_what_they_name(gumshoe: Run, tmp_path: Path) -> None:
+    records = [record(1, body="x" * 6000), record(2, body="x" * 6000, subject="Subject 1")]
+    source = write_jsonl(tmp_path / "m.jsonl", records)
+    options = ["--max-body", "0", "--max-recipients", "0", "--keep-duplicates", "--json"]
+    ran = gumshoe("mail", "index", source, "--out", tmp_path / "index", *options)
+    assert json.loads(ran.out)["messages"] == 2
+    again = gumshoe("mail", "index", source, "--out", tmp_path / "index", "--replace", "--json", "--max-body", "0")
+    assert json.loads(again.out)["kept_out"] == {"duplicate": 1}
+
+
+def test_search_shows_id_sender_date_and_snippet(gumshoe: Run, index: str) -> None:
+    ran = gumshoe("mail", "search", "--index", index, "--inbox", BOB, "price", "--order", "date")
+    assert ran.status == 0
+    assert ran.out.index("Re: Offer") < ran.out.index("[bold]Offer[/]")
+    for part in ("<2@example.com>", BOB, "2001-05-03 12:00 +0000", "Too high a price"):
+        assert part in ran.out
+    assert "<3@example.com>" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "found"),
+    [
+        ("--from", BOB, ["<2@example.com>"]),
+        ("--to", BOB, ["<1@example.com>"]),
+        ("--before", "2001-05-03", ["<1@example.com>"]),
+        ("--after", "2001-05-03", ["<2@example.com>"]),
+    ],
+)
+def test_search_narrows_by_address_and_day(gumshoe: Run, index: str, option: str, value: str, found: list[str]) -> None:
+    ran = gumshoe("mail", "search", "--index", index, "--inbox", BOB, "price", "--json", option, value)
+    assert [hit["message_id"] for hit in json.loads(ran.out)] == found
+
+
+def test_nothing_found_is_no_failure(gumshoe: Run, index: str) -> None:
+    ran = gumshoe("mail", "search", "--index", index, "--inbox", BOB, "zebra")
+    assert (ran.status, ran.out, ran.err.strip()) == (0, "", "Nothing found.")
+
+
+def test_read_shows_the_whole_message_and_no_control_characters(gumshoe: Run, index: str) -> None:
+    ran = gumshoe("mail", "read", "--index", index, "--inbox", BOB, "<1@example.com>")
+    assert ran.status == 0
+    assert "From: Ann Lee <ann@example.com>" in ran.out
+    assert "Subject: [bold]Offer[/]" in ran.out
+    assert "until Friday" in ran.out
+    assert "\x1b" not in ran.out
+
+
+def test_read_as_json_is_the_message(gumshoe: Run, index: str) -> None:
+    message = json.loads(gumshoe("mail", "read", "--index", index, "--inbox", BOB, "2@example.com", "--json").out)
+    assert message["sent"] == "2001-05-03T12:00:00+00:00"
+    assert [each["address"] for each in message["recipients"]] == [ANN, "carol@example.com"]
+
+
+def test_another_inbox_s_message_is_not_there(gumshoe: Run, index: str) -> None:
+    ran = gumshoe("mail", "read", "--index", index, "--inbox", BOB, "<3@example.com>")
+    assert ran.status == 1
+    assert ran.err == "error: there is no message '<3@example.com>' in this inbox\n"
+
+
+def test_stats_are_what_the_index_holds(gumshoe: Run, index: str) -> None:
+    facts = json.loads(gumshoe("mail", "stats", "--index", index, "--json").out)
+    assert (facts["messages"], facts["addresses"]) == (3, 3)
+    assert "3 messages" in gumshoe("mail", "stats", "--index", index).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["index", "imap:host", "--out", "X"], 2, "is not a source of mail"),
+        (["index", "maildir:/no/such/place", "--out", "X"], 2, "no directory /no/such/place"),
+        (["index", "--out", "X"], 2, "SOURCE"),
+        (["search", "--inbox", BOB, "price"], 2, "--index"),
+        (["search", "--index", "/no/such/index", "--inbox", BOB, "price"], 1, "gumshoe mail index"),
+        (["search", "--index", "INDEX", "--inbox", "bob", "price"], 1, "whole address"),
+        (["search", "--index", "INDEX", "--inbox", BOB, "?"], 1, "no letter or digit"),
+        (["search", "--index", "INDEX", "--inbox", BOB, "price", "--limit", "11"], 2, "--limit"),
+        (["search", "--index", "INDEX", "--inbox", BOB, "price", "--after", "May"], 1, "YYYY-MM-DD"),
+        (["serach"], 2, "search"),
+    ],
+)
+def test_a_mistake_is_named_without_a_traceback(
+    gumshoe: Run, index: str, tmp_path: Path, arguments: list[str], status: int, says: str
+) -> None:
+    places = {"X": str(tmp_path / "x"), "INDEX": index}
+    ran = gumshoe("mail", *[places.get(argument, argument) for argument in arguments])
+    assert ran.status == status
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    assert not (tmp_path / "x").exists()

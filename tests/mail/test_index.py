@@ -1,0 +1,308 @@
+"""What search and read find, in what order, and what they say to bad arguments."""
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gumshoe.mail.arguments import SearchArgumentError
+from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from gumshoe.mail.schema import IndexFileError
+from tests.mail.mailbox import KEEP_ALL, make_index, record
+
+BOB = "bob@example.com"
+
+
+def ids(index: MailIndex, keywords: list[str], inbox: str = BOB, **options: Any) -> list[int]:
+    return [int(hit.message_id.strip("<>").split("@")[0]) for hit in index.search(inbox, keywords, **options)]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
+    records = [
+        record(1, subject="Pipeline outage", body="The pipeline in Houston is down until Tuesday."),
+        record(
+            2, subject="Re: Pipeline outage", body="Thanks. Is the Houston office informed?", sender="eve@example.com"
+        ),
+        record(3, subject="Lunch", body='He said "the end" AND left; cost was $1,250.00 (NEAR the office).'),
+        record(
+            4,
+            subject="Zürich",
+            body="Café au lait in Zürich, naïve plan",
+            to=["Bob@Example.com"],
+            cc=["cc@example.com"],
+        ),
+        record(5, subject="No date", body="A pipeline without a date", date=None),
+        record(6, subject="Sent by Bob", body="The pipeline again", sender="bob@example.com", to=["ann@example.com"]),
+        record(7, subject="Elsewhere", body="The pipeline of others", to=["carol@example.com"]),
+        record(8, subject="Blind", body="pipeline pipeline", to=["ann@example.com"], bcc=[BOB, "carol@example.com"]),
+    ]
+    return make_index(tmp_path_factory.mktemp("index"), records)
+
+
+def test_every_keyword_must_appear(index: MailIndex) -> None:
+    assert sorted(ids(index, ["pipeline", "houston"])) == [1, 2]
+    assert ids(index, ["pipeline", "lunch"]) == []
+
+
+def test_a_keyword_with_spaces_is_a_phrase(index: MailIndex) -> None:
+    assert ids(index, ["houston office"]) == [2]
+    assert ids(index, ["office houston"]) == []
+
+
+def test_query_syntax_in_a_keyword_is_plain_text(index: MailIndex) -> None:
+    assert ids(index, ['"the end" AND']) == [3]
+    assert ids(index, ["NEAR"]) == [3]
+    assert ids(index, ["the OR zebra"]) == []
+    assert ids(index, ["subject:lunch"]) == []
+    assert ids(index, ["lun*"]) == []
+    assert ids(index, ["^Lunch"]) == [3]
+    assert ids(index, ["$1,250.00"]) == [3]
+
+
+def test_case_and_accents_do_not_count(index: MailIndex) -> None:
+    assert ids(index, ["ZURICH", "cafe", "NAIVE"]) == [4]
+
+
+def test_the_inbox_holds_what_was_sent_received_or_copied_in_any_case(index: MailIndex) -> None:
+    assert sorted(ids(index, ["pipeline"])) == [1, 2, 5, 6, 8]
+    assert sorted(ids(index, ["pipeline"], inbox="<BOB@EXAMPLE.COM>")) == [1, 2, 5, 6, 8]
+    assert ids(index, ["zurich"], inbox="CC@example.com") == [4]
+
+
+def test_an_address_that_is_unknown_has_an_empty_inbox(index: MailIndex) -> None:
+    assert ids(index, ["pipeline"], inbox="nobody@example.com") == []
+    assert ids(index, ["pipeline"], sender="nobody@example.com") == []
+    assert ids(index, ["pipeline"], recipient="nobody@example.com") == []
+
+
+def test_sender_and_recipient_are_whole_addresses_in_any_case(index: MailIndex) -> None:
+    assert ids(index, ["pipeline"], sender="Eve@example.com") == [2]
+    assert ids(index, ["pipeline"], recipient="ANN@example.com", order="date") == [8, 6]
+    assert sorted(ids(index, ["pipeline"], recipient=BOB)) == [1, 2, 5, 8]
+
+
+@pytest.mark.parametrize(
+    ("dates", "found"),
+    [
+        ({"sent_after": "2001-05-03"}, [8, 6, 2]),
+        ({"sent_before": "2001-05-03"}, [1]),
+        ({"sent_after": date(2001, 5, 3), "sent_before": date(2001, 5, 4)}, [2]),
+        ({"sent_after": datetime(2001, 5, 3, 12, 0, 1, tzinfo=UTC)}, [8, 6]),
+        ({"sent_after": "2001-05-03T14:00:00+02:00", "sent_before": "2001-05-03T12:00:01"}, [2]),
+        ({"sent_after": "2001-05-03T12:00:01Z", "sent_before": "2001-05-07T12:00:00Z"}, []),
+    ],
+)
+def test_dates_include_the_first_moment_and_leave_out_the_last(
+    index: MailIndex, dates: dict[str, Any], found: list[int]
+) -> None:
+    assert ids(index, ["pipeline"], order="date", **dates) == found
+
+
+def test_order_by_date_gives_the_newest_first_and_undated_messages_last(index: MailIndex) -> None:
+    assert ids(index, ["pipeline"], order="date") == [8, 6, 2, 1, 5]
+
+
+def test_limit_bounds_the_results(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(number, body=f"word {number}") for number in range(30)])
+    assert len(ids(index, ["word"])) == 10
+    assert len(ids(index, ["word"], limit=3)) == 3
+
+
+def test_relevance_is_sqlites_own_bm25_over_the_inbox_alone(tmp_path: Path) -> None:
+    """The oracle is an index of SQLite's that holds this inbox only."""
+    words = ["gas", "power", "trade", "desk", "model", "risk", "price", "curve", "storage", "pipe"]
+    bodies = [" ".join(words[(number * step) % 10] for step in range(1, 3 + number % 17)) for number in range(120)]
+    records = [
+        record(
+            number,
+            subject=words[number % 7],
+            body=body,
+            to=[BOB] if number % 3 else ["carol@example.com"],
+            sender=f"s{number % 5}@example.com",
+        )
+        for number, body in enumerate(bodies)
+    ]
+    index = make_index(tmp_path, records, KEEP_ALL)
+    oracle = sqlite3.connect(":memory:")
+    oracle.execute("CREATE VIRTUAL TABLE f USING fts5(subject, body)")
+    mine = [(number, each["subject"], each["body"]) for number, each in enumerate(records) if each["to"] == [BOB]]
+    oracle.executemany("INSERT INTO f(rowid, subject, body) VALUES (?, ?, ?)", mine)
+    for keywords in (["gas"], ["risk", "price"], ["power trade"], ["gas", "curve", "desk"]):
+        match = " AND ".join(f'"{keyword}"' for keyword in keywords)
+        rows = oracle.execute("SELECT rowid, round(bm25(f, 2.0, 1.0), 9) FROM f WHERE f MATCH ?", (match,)).fetchall()
+        newest_first = {number: records[number]["date"] for number, _ in rows}
+        rows.sort(key=lambda row: row[0])
+        rows.sort(key=lambda row: newest_first[row[0]], reverse=True)
+        rows.sort(key=lambda row: row[1])
+        assert ids(index, keywords) == [number for number, _ in rows][:10], keywords
+
+
+def test_a_hit_says_what_an_agent_needs(index: MailIndex) -> None:
+    (hit,) = index.search(BOB, ["tuesday"])
+    assert hit.message_id == "<1@example.com>"
+    assert hit.sent == datetime(2001, 5, 2, 12, tzinfo=UTC)
+    assert (hit.sender, hit.subject) == ("ann@example.com", "Pipeline outage")
+    assert hit.snippet == "The pipeline in Houston is down until Tuesday."
+
+
+def test_a_snippet_shows_the_keywords_of_a_long_body_on_one_line(tmp_path: Path) -> None:
+    body = "\n".join(f"filler{number} line" for number in range(400)) + "\nthe secret\tword is here\n" + "more " * 50
+    index = make_index(tmp_path, [record(1, body=body)], KEEP_ALL)
+    (hit,) = index.search(BOB, ["secret word"])
+    assert "the secret word is here" in hit.snippet
+    assert len(hit.snippet.split()) <= 26
+    assert "\n" not in hit.snippet
+
+
+def test_read_gives_the_message_with_the_sender_s_clock(tmp_path: Path) -> None:
+    index = make_index(
+        tmp_path,
+        [record(1, date="2001-05-08T09:30:00-07:00", cc=["Cc Person <cc@example.com>"], x_from="Ann Lee </O=X>")],
+    )
+    message = index.read(BOB, "<1@example.com>")
+    assert message.sent is not None
+    assert message.sent.isoformat() == "2001-05-08T09:30:00-07:00"
+    assert message.sender_name == "Ann Lee"
+    assert [(each.role, each.address, each.name) for each in message.recipients] == [
+        ("to", BOB, ""),
+        ("cc", "cc@example.com", "Cc Person"),
+    ]
+    assert message.body == "Body of message 1"
+
+
+@pytest.mark.parametrize("written", ["<1@example.com>", "1@example.com", "  <1@example.com> ", "<1@example.com"])
+def test_read_takes_an_id_that_lost_its_brackets(index: MailIndex, written: str) -> None:
+    assert index.read(BOB, written).message_id == "<1@example.com>"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda index: index.search(BOB, []), "write 1 to 32"),
+        (lambda index: index.search(BOB, ["x"] * 33), "write 1 to 32"),
+        (lambda index: index.search(BOB, "word"), "not a list"),
+        (lambda index: index.search(BOB, ["a", 3]), "not a list"),
+        (lambda index: index.search(BOB, [""]), "no letter or digit"),
+        (lambda index: index.search(BOB, ["fine", "?!"]), "'\\?!' has no letter"),
+        (lambda index: index.search(BOB, ["x" * 201]), "201 characters"),
+        (lambda index: index.search(BOB, ["a"], limit=0), "1 to 10"),
+        (lambda index: index.search(BOB, ["a"], limit=11), "1 to 10"),
+        (lambda index: index.search(BOB, ["a"], limit=True), "1 to 10"),
+        (lambda index: index.search(BOB, ["a"], order="best"), "'relevance' or 'date'"),
+        (lambda index: index.search(BOB, ["a"], sent_after="2001-13-01"), "sent_after .* YYYY-MM-DD"),
+        (lambda index: index.search(BOB, ["a"], sent_before="yesterday"), "sent_before .* YYYY-MM-DD"),
+        (lambda index: index.search(BOB, ["a"], sent_before=7), "YYYY-MM-DD"),
+        (lambda index: index.search(BOB, ["a"], sent_after="2001-05-03", sent_before="2001-05-03"), "not earlier"),
+        (lambda index: index.search(BOB, ["a"], sender="Ann"), "sender is 'Ann'; write a whole address"),
+        (lambda index: index.search(BOB, ["a"], recipient=""), "recipient"),
+        (lambda index: index.search("bob", ["a"]), "inbox"),
+        (lambda index: index.search("", ["a"]), "inbox"),
+        (lambda index: index.read(BOB, 7), "not text"),
+        (lambda index: index.read("", "<1@example.com>"), "inbox"),
+    ],
+)
+def test_bad_arguments_say_what_to_write_instead(
+    index: MailIndex, call: Callable[[MailIndex], object], says: str
+) -> None:
+    with pytest.raises(SearchArgumentError, match=says):
+        call(index)
+
+
+@given(keywords=st.lists(st.text(max_size=220), max_size=4))
+def test_no_keyword_makes_sqlite_raise(index: MailIndex, keywords: list[str]) -> None:
+    with contextlib.suppress(SearchArgumentError):
+        index.search(BOB, keywords)
+
+
+@given(
+    words=st.lists(st.sampled_from(["houston", "pipeline", "the", "office"]), min_size=1, max_size=3),
+    noise=st.text(st.characters(categories=["P", "S", "Zs", "Cc"], max_codepoint=0x2FF), min_size=1, max_size=5),
+)
+def test_signs_round_words_change_nothing_that_is_matched(index: MailIndex, words: list[str], noise: str) -> None:
+    noisy = noise.join(["", *words, ""])
+    assert ids(index, [noisy]) == ids(index, [" ".join(words)])
+
+
+def test_many_threads_share_one_index(index: MailIndex) -> None:
+    alone = [index.search(BOB, ["pipeline"]), index.search("carol@example.com", ["pipeline"])]
+    start = threading.Barrier(8)
+
+    def run(which: int) -> bool:
+        start.wait()
+        inbox = [BOB, "carol@example.com"][which % 2]
+        return all(index.search(inbox, ["pipeline"]) == alone[which % 2] for _ in range(50))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(run, range(8)))
+
+
+def _count(path: Path, inbox: str) -> int:
+    return len(MailIndex(path).search(inbox, ["pipeline"]))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_two_processes_read_one_file(index: MailIndex, method: str) -> None:
+    index.search(BOB, ["pipeline"])
+    with get_context(method).Pool(2) as pool:
+        assert pool.starmap(_count, [(index.path.parent, BOB)] * 8, chunksize=1) == [5] * 8
+
+
+_shared: MailIndex | None = None
+
+
+def _count_inherited(inbox: str) -> int:
+    assert _shared is not None
+    return len(_shared.search(inbox, ["pipeline"]))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_an_open_index_survives_a_fork(index: MailIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.search(BOB, ["pipeline"])
+    monkeypatch.setattr("tests.mail.test_index._shared", index)
+    with get_context("fork").Pool(2) as pool:
+        assert pool.map(_count_inherited, [BOB] * 8, chunksize=1) == [5] * 8
+    assert len(index.search(BOB, ["pipeline"])) == 5
+
+
+def test_an_index_that_is_not_there_says_how_to_build_one(tmp_path: Path) -> None:
+    with pytest.raises(IndexFileError, match="gumshoe mail index"):
+        MailIndex(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database" * 1000])
+def test_a_file_that_is_no_index_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "mail.sqlite").write_bytes(content)
+    with pytest.raises(IndexFileError, match="damaged"):
+        MailIndex(tmp_path)
+
+
+def test_an_index_cut_short_is_refused_or_says_so(tmp_path: Path) -> None:
+    built = make_index(tmp_path / "whole", [record(number, body="word " * 500) for number in range(200)])
+    data = built.path.read_bytes()
+    (tmp_path / "mail.sqlite").write_bytes(data[: len(data) // 2])
+    with pytest.raises(IndexFileError, match="damaged"):
+        MailIndex(tmp_path).search(BOB, ["word"])
+
+
+def test_an_index_of_another_schema_is_refused(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1)])
+    with sqlite3.connect(index.path) as database:
+        database.execute("UPDATE build SET value = '0' WHERE name = 'schema'")
+    with pytest.raises(IndexFileError, match="another version"):
+        MailIndex(index.path.parent)
+
+
+def test_a_message_that_is_not_there_is_named(index: MailIndex) -> None:
+    with pytest.raises(MessageNotFoundError, match=r"<77@example\.com>"):
+        index.read(BOB, "<77@example.com>")

@@ -1,0 +1,59 @@
+"""The `gumshoe` command as a whole: quick to start, plain in its errors."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import Ran
+
+Run = Callable[..., Ran]
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from gumshoe.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: print(end.code)\n"
+        "heavy = {'torch', 'kfp', 'transformers', 'boto3', 'datasets', 'apsw', 'numpy'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "print(sorted(name for name in sys.modules if name.startswith('gumshoe.')))\n"
+    )
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "artifacts" in "\n".join(lines)
+    assert lines[-3:] == ["0", "[]", "['gumshoe.cli', 'gumshoe.errors', 'gumshoe.terminal']"]
+
+
+def test_a_command_loads_its_own_package_only() -> None:
+    code = (
+        "import sys\n"
+        "from gumshoe.cli import main\n"
+        "try: main(['artifacts', 'list', '--store', sys.argv[1]])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('gumshoe.')}))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, "nowhere"], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "['artifacts', 'cli', 'errors', 'terminal']"
+
+
+def test_version(gumshoe: Run) -> None:
+    assert gumshoe("--version").out == "gumshoe 0.1.0\n"
+
+
+def test_a_dotenv_file_is_read_and_the_environment_wins(gumshoe: Run, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("GUMSHOE_STORE=from-dotenv\n")
+    assert "from-dotenv holds no artifacts" in gumshoe("artifacts", "list", cwd=tmp_path).err
+    ran = gumshoe("artifacts", "list", cwd=tmp_path, env={"GUMSHOE_STORE": "from-environment"})
+    assert "from-environment holds no artifacts" in ran.err
+
+
+def test_bad_usage_ends_with_2_and_names_what_is_meant(gumshoe: Run) -> None:
+    ran = gumshoe("artefacts")
+    assert ran.status == 2
+    assert "artifacts" in ran.err
+
+
+def test_the_installed_program_runs() -> None:
+    program = Path(sys.executable).with_name("gumshoe")
+    assert subprocess.run([program, "--version"], capture_output=True, check=True).stdout.startswith(b"gumshoe ")

@@ -1,0 +1,56 @@
+"""The project's own files: what is installed, and that the README's commands work as they stand there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("lock", ["requirements.txt", "requirements-dev.txt"])
+def test_no_pinned_package_brings_cuda(lock: str) -> None:
+    names = re.findall(r"^([a-z0-9._-]+)==", (ROOT / lock).read_text(), re.M)
+    assert "boto3" in names
+    assert [name for name in names if re.search("nvidia|cuda|cupy|triton", name)] == []
+
+
+@pytest.mark.parametrize("lock", ["requirements.txt", "requirements-dev.txt"])
+def test_every_pinned_package_has_its_hash(lock: str) -> None:
+    pinned = re.split(r"^(?=[a-z0-9])", (ROOT / lock).read_text(), flags=re.M)[1:]
+    assert [entry for entry in pinned if "--hash=sha256:" not in entry] == []
+
+
+def test_the_lock_holds_every_package_that_the_project_names() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for lock, named in {
+        "requirements.txt": project["dependencies"],
+        "requirements-dev.txt": [*project["dependencies"], *project["optional-dependencies"]["dev"]],
+    }.items():
+        pinned = set(re.findall(r"^([a-z0-9._-]+)(?:\[.*\])?==", (ROOT / lock).read_text(), re.M))
+        assert {re.split(r"[\[<>=]", each)[0] for each in named} <= pinned, lock
+
+
+def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    mail = next(block for block in blocks if "cat > mail.jsonl" in block)
+    artifacts = next(block for block in blocks if "artifacts publish" in block).replace("s3://bucket/project", "store")
+    run = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", mail + artifacts],
+        cwd=tmp_path,
+        env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "The invoice for the second quarter is $1,250" in run.stdout
+    assert "nobody else's business" not in run.stdout
+    assert "mail-indexes/enron-1: every byte is as published" in run.stdout
+    assert (tmp_path / "somewhere" / "else" / "mail.sqlite").is_file()
