@@ -184,6 +184,7 @@ class _Builder:
         self.report = BuildReport()
         self._options, self._writer = options, writer
         self._addresses: dict[str, int] = {}
+        self._terms = [""]  # by number of address; numbers start at 1
         self._by_content: dict[bytes, int] = {}
         self._by_id: dict[str, int] = {}
         self._content = blake2b(repr((VERSION, options)).encode(), digest_size=32)
@@ -243,13 +244,13 @@ class _Builder:
         sender = self._address(message.sender, rows)
         addressed = self._add_recipients(number, 0, message.recipients, rows)
         rows.messages.append((number, *envelope[:3], sender, message.sender_name, message.subject))
-        rows.bodies.append((number, message.body, _terms(addressed)))
+        rows.bodies.append((number, message.body, self._joined_terms(addressed)))
 
     def _add_recipients(self, number: int, copy: int, recipients: list[Recipient], rows: "_Rows") -> list[int]:
-        addresses = [self._address(recipient.address, rows) for recipient in recipients]
-        addressed = orjson.dumps(
-            [(each.role, address, each.name) for each, address in zip(recipients, addresses, strict=True)]
-        )
+        known = self._addresses.get
+        addresses = [known(each.address) or self._address(each.address, rows) for each in recipients]
+        listed = [(each.role, address, each.name) for each, address in zip(recipients, addresses, strict=True)]
+        addressed = orjson.dumps(listed)
         self._content.update(addressed)
         rows.envelopes.append((number, copy, addressed.decode()))
         return addresses
@@ -257,10 +258,15 @@ class _Builder:
     def _address(self, text: str, rows: "_Rows") -> int:
         number = self._addresses.get(text)
         if number is None:
-            number = self._addresses[text] = len(self._addresses) + 1
+            number = self._addresses[text] = len(self._terms)
+            self._terms.append(address_term(number))
             rows.addresses.append((number, text))
             self._content.update(f"{text}\n".encode())
         return number
+
+    def _joined_terms(self, addresses: list[int]) -> str:
+        terms = self._terms
+        return " ".join([terms[address] for address in dict.fromkeys(addresses)])
 
     def finish(self) -> None:
         """Let whoever received only a dropped duplicate find the message that was kept."""
@@ -276,14 +282,10 @@ class _Builder:
                 addressed += self._add_recipients(number, count, recipients, rows)
                 known.update(addressed)
             if count:
-                rows.readdressed.append((_terms(addressed), number))
+                rows.readdressed.append((self._joined_terms(addressed), number))
         self._writer.write(rows)
         self._writer.wait()
         self.report.content = self._content.hexdigest()
-
-
-def _terms(addresses: list[int]) -> str:
-    return " ".join(address_term(address) for address in dict.fromkeys(addresses))
 
 
 @dataclass(slots=True)

@@ -55,9 +55,6 @@ class Unreadable:
     """One of few short reasons, to count by."""
     detail: str = ""
 
-    def __post_init__(self) -> None:
-        self.where, self.detail = clean(self.where), clean(self.detail)  # names of files are not always text
-
 
 def clean(text: str) -> str:
     """Text without carriage returns, control characters, broken code points and the index's own mark."""

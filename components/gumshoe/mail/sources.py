@@ -7,17 +7,26 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import orjson
 
-from gumshoe.artifacts.storage import Entry, NotFoundError, Storage, StorageError, list_uri, open_storage, open_uri
+from gumshoe.artifacts.storage import (
+    Entry,
+    NotFoundError,
+    Storage,
+    StorageError,
+    list_uri,
+    open_storage,
+    open_uri,
+    split_uri,
+)
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.message import (
     ParsedMessage,
@@ -39,12 +48,15 @@ FORMS = (
     "such as hf:corbt/enron-emails"
 )
 _ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
+_FIELDS = {"message_id", "date", "from", *_ROLES, "subject", "body", "x_from"}
 _NOBODY = Recipient("to", "")
 _FROM_LINE = re.compile(rb"From \S.*\d\d:\d\d.*\b\d{4}")  # the line between two messages of an mbox
-_FROM_DATE = re.compile(rb"[A-Z][a-z]{2},? +[A-Z][a-z]{2} +\d.*")
+_FROM_DATE = re.compile(rb"[A-Z][a-z]{2},? +(?:\d+ +)?[A-Z][a-z]{2} +\d.*")
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 _BLOCK = 1 << 20
+_GZIP = 31  # zlib's number for the gzip format
+_SERVERS_FILES = ("dovecot", "courier", "maildirfolder", "maildirsize", "subscriptions", "shared-", "cyrus.", "sieve")
 _AHEAD = 64  # files requested ahead of the parser, where each costs a round trip
 
 
@@ -146,6 +158,8 @@ class _Tree:
                 return file.read()
         except StorageError as error:  # no permission, or gone since it was listed: the others still count
             return error
+        except OSError as error:
+            return StorageError(str(error))
 
 
 def _entries(uri: str, place: str) -> tuple[Storage, list[Entry]]:
@@ -153,15 +167,14 @@ def _entries(uri: str, place: str) -> tuple[Storage, list[Entry]]:
         raise SourceError(f"{uri}: there is no directory {place}")
     list_uri(place)  # says what is wrong, where something is
     storage = open_storage(place)
-    return storage, [entry for entry in storage.entries() if not entry.key.endswith("/")]
+    return storage, [entry for entry in storage.entries() if entry.key and not entry.key.endswith("/")]
 
 
 def _is_mail_file(path: PurePosixPath, boxes: set[str]) -> bool:
-    """Whether a file of a tree is a message. Beside `cur` and `new`, a Maildir holds the server's own files."""
-    if str(path.parent.parent) in boxes and path.parent.name in {"cur", "new"}:
-        return True
-    inside_box = str(path.parent) in boxes or (str(path.parent.parent) in boxes and path.parent.name == "tmp")
-    return not inside_box and not path.name.startswith(".")
+    """Whether a file of a tree is to be a message. Servers keep files of their own beside a Maildir's folders."""
+    if path.name.startswith(".") or (path.parent.name == "tmp" and str(path.parent.parent) in boxes):
+        return path.parent.name in {"cur", "new"}
+    return str(path.parent) not in boxes or not path.name.startswith(_SERVERS_FILES)
 
 
 def _read_ahead(
@@ -202,37 +215,47 @@ class _Counted:
         """Its lines, without their ends. The next block is read, and unpacked, while these are used."""
         with self._raw, ThreadPoolExecutor(1) as thread:
             blocks = self._unpacked() if self._gzip else iter(partial(self.read, _BLOCK), b"")
-            coming = thread.submit(next, blocks, b"")
+            coming = thread.submit(next, blocks, None)
             rest = b""
-            while block := coming.result():
-                coming = thread.submit(next, blocks, b"")
+            while (block := coming.result()) is not None:
+                coming = thread.submit(next, blocks, None)
                 *lines, rest = (rest + block).split(b"\n")
                 yield from lines
             if rest:
                 yield rest
 
     def _unpacked(self) -> Iterator[bytes]:
-        """Its content in blocks. What comes before damage is not lost with it."""
-        packed = gzip.GzipFile(fileobj=self)  # type: ignore[call-overload]
-        block = bytearray()
-        damage = None
-        try:
-            while piece := packed.read1(_BLOCK):
-                block += piece
-                if len(block) >= _BLOCK:
-                    yield bytes(block)
-                    block.clear()
-        except _DAMAGED as error:
-            damage = error
-        if block:
-            yield bytes(block)
-        if damage:
-            raise damage
+        """Its content in blocks, each unpacked in one call outside the interpreter's lock.
+
+        What comes before damage is not lost with it.
+        """
+        unpack = zlib.decompressobj(_GZIP)
+        while packed := self.read(_BLOCK // 4):
+            while packed:
+                before = unpack.copy()
+                try:
+                    yield unpack.decompress(packed)
+                except zlib.error:
+                    yield from _salvaged(before, packed)
+                    raise
+                if not unpack.eof:
+                    break
+                packed = unpack.unused_data.lstrip(b"\0")  # another member, or padding
+                unpack = zlib.decompressobj(_GZIP) if packed else unpack
+        if not unpack.eof:
+            raise EOFError("it ends before its content does")
+
+
+def _salvaged(unpack: Any, packed: bytes) -> Iterator[bytes]:
+    """What can be unpacked before the damage in a block."""
+    with suppress(zlib.error):
+        for start in range(len(packed)):
+            yield unpack.decompress(packed[start : start + 1])
 
 
 def _sized_file(uri: str, place: str) -> int:
     found = list_uri(place)
-    if len(found) != 1 or found[0][0] != place:
+    if len(found) != 1 or found[0][0] not in {place, split_uri(place)[2]}:  # a file:// URI is listed as its path
         raise SourceError(f"{uri}: that is a directory; name one file")
     return found[0][1]
 
@@ -328,7 +351,7 @@ class _Dataset:
         from huggingface_hub import HfApi, constants, get_session
 
         with _explained(uri):
-            get_session().timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT  # some requests would wait for ever
+            get_session().event_hooks["request"].append(_limit_wait)
             if not Path(name).is_dir():
                 # A name that is wrong, and a hub that is silent, are told of at once, not after minutes of tries.
                 HfApi().dataset_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
@@ -339,6 +362,14 @@ class _Dataset:
             for number, record in enumerate(self.records, 1):
                 advance(0)
                 yield parse_record(record, f"{self.uri}#{number}")
+
+
+def _limit_wait(request: Any) -> None:
+    """Limit the wait for the hub's answer where the hub's library does not: listing files would wait for ever."""
+    from huggingface_hub import constants
+
+    limits = request.extensions["timeout"].items()
+    request.extensions["timeout"] = {name: limit or constants.HF_HUB_DOWNLOAD_TIMEOUT for name, limit in limits}
 
 
 @contextmanager
@@ -356,18 +387,24 @@ def _explained(uri: str) -> Iterator[None]:
 
 def parse_record(record: Any, where: str) -> ParsedMessage | Unreadable:
     """A message given as fields. What is missing is left empty; what is of the wrong type is `Unreadable`."""
-    if not isinstance(record, dict) or not record.keys() & {"body", "subject", "from", "message_id"}:
+    if not isinstance(record, dict) or not any(name in record for name in ("body", "subject", "from", "message_id")):
         return Unreadable(where, "not a message record", "no body, subject, from or message_id")
+    field = record.get
     try:
-        sent, offset = _record_date(record.get("date"))
-        sender = next(iter(_recipients("to", record.get("from"))), _NOBODY)
-        recipients = [recipient for role in _ROLES for recipient in _recipients(role, record.get(role))]
-        subject = clean_line(_string(record, "subject"))
-        body = clean(_string(record, "body"))
-        message_id = clean_line(_string(record, "message_id"))
-        name = sender.name or shorten_name(_string(record, "x_from"))
-    except TypeError as error:
-        return Unreadable(where, "wrong type of field", str(error))
+        sent, offset = _record_date(field("date"))
+        sender = next(iter(_recipients("to", field("from"))), _NOBODY)
+        recipients = [
+            *_recipients("to", field("to")),
+            *_recipients("cc", field("cc")),
+            *_recipients("bcc", field("bcc")),
+        ]
+        subject, body, message_id, x_from = [
+            "" if text is None else text for text in map(field, ("subject", "body", "message_id", "x_from"))
+        ]
+        subject, body, message_id = clean_line(subject), clean(body), clean_line(message_id)
+        name = sender.name or shorten_name(x_from)
+    except (TypeError, AttributeError):
+        return Unreadable(where, "wrong type of field", ", ".join(_types(record)))
     return ParsedMessage(
         message_id=message_id or invent_id(sender.address, str(sent), subject, body),
         sent=sent,
@@ -381,13 +418,14 @@ def parse_record(record: Any, where: str) -> ParsedMessage | Unreadable:
     )
 
 
-def _string(record: dict[str, Any], name: str) -> str:
-    value = record.get(name)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {type(value).__name__}, not text")
-    return value
+def _types(record: dict[str, Any]) -> Iterator[str]:
+    """What each field of a record is that should be something else."""
+    for name in _FIELDS & record.keys():
+        value = record[name]
+        fitting = (str, date, int, float) if name == "date" else str
+        for each in value if name in {"from", *_ROLES} and isinstance(value, list | tuple) else [value]:
+            if each is not None and not isinstance(each, fitting):
+                yield f"{name} is, or holds, {type(each).__name__}"
 
 
 def _record_date(value: Any) -> tuple[int | None, int | None]:
@@ -409,7 +447,7 @@ def _recipients(role: Role, value: Any) -> Iterable[Recipient]:
     if not value:
         return ()
     if isinstance(value, list | tuple):
-        return [recipient for item in value for recipient in _addressed(role, item)]
+        return chain.from_iterable(map(_addressed, repeat(role), value))
     return _addressed(role, value, several=True)
 
 

@@ -61,7 +61,7 @@ def _codec(declared: str | None) -> str | None:
         return None
     try:
         name = codecs.lookup(declared.strip("\"' ")).name.replace("-", "_")
-        b"".decode(name)  # some codecs are not charsets
+        "".encode(name)  # some codecs are not charsets
     except (LookupError, ValueError):
         return None
     return None if name in _NOT_CHARSETS else name

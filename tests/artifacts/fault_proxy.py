@@ -1,0 +1,363 @@
+"""An HTTP proxy in front of an S3 server that does to chosen requests what networks and servers do.
+
+It forwards every request as it came. A test injects a fault for the requests of a method and key, how often,
+and after how many; the fault is a function of the `Exchange`.
+
+    proxy.inject(lose_answer, "PUT", "manifest.json")              # the next one only
+    proxy.inject(answer(503, "SlowDown"), "PUT", times=None)       # for ever
+    proxy.inject(cut_answer(1000), "GET", "weights.bin", after=1)  # the second one
+
+Conditional writes pass one at a time: S3 checks and writes at once, moto checks first and then writes.
+"""
+
+import http.client
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+_PER_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server", "expect"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that arrived. `path` is `/bucket/key`, decoded; `range` the Range header, or empty."""
+
+    method: str
+    path: str
+    query: str
+    range: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server behind the proxy answered."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+@dataclass(slots=True)
+class Fault:
+    """What to do to which requests: `times` of them (None: all), once `after` of them have passed."""
+
+    act: "Callable[[Exchange], None]"
+    method: str
+    key: str
+    query: str
+    times: int | None
+    after: int
+
+    def strikes(self, request: Request) -> bool:
+        """Whether it is this request's turn. Counts."""
+        if request.method != self.method or self.key not in request.path or self.query not in request.query:
+            return False
+        if self.after or self.times == 0:
+            self.after = max(0, self.after - 1)
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+class Exchange:
+    """One request on its way: a fault takes it in, passes it on and answers it, or does not."""
+
+    def __init__(self, handler: "_Handler", proxy: "FaultProxy") -> None:
+        self._handler, self._proxy = handler, proxy
+        self._unread = int(handler.headers.get("Content-Length", 0))
+
+    def receive(self, amount: int | None = None) -> bytes:
+        """The request's body, or its next bytes."""
+        amount = self._unread if amount is None else min(amount, self._unread)
+        body = self._handler.rfile.read(amount)
+        if len(body) < amount:
+            raise ConnectionResetError("the client went away")
+        self._unread -= amount
+        return body
+
+    def forward(self, *, without: str = "", more: str = "") -> Answer:
+        """Pass the request on, without a header where one is named, and with more at the end of its URL."""
+        body = self.receive()
+        headers = {
+            name: value
+            for name, value in self._handler.headers.items()
+            if name.lower() not in _PER_HOP | {without.lower()}
+        }
+        conditional = self._handler.command == "PUT" and ("If-None-Match" in headers or "If-Match" in headers)
+        if conditional:
+            with self._proxy.conditional_writes:
+                return self._ask(body, headers, more)
+        return self._ask(body, headers, more)
+
+    def _ask(self, body: bytes, headers: dict[str, str], more: str) -> Answer:
+        connection = http.client.HTTPConnection(*self._proxy.backend, timeout=60)
+        try:
+            connection.request(self._handler.command, self._handler.path + more, body, headers)
+            answer = connection.getresponse()
+            return Answer(answer.status, answer.getheaders(), answer.read())
+        finally:
+            connection.close()
+
+    def start_reply(self, answer: Answer) -> None:
+        """Send an answer's status and headers."""
+        self._handler.send_response_only(answer.status)
+        for name, value in answer.headers:
+            if name.lower() not in _PER_HOP:
+                self._handler.send_header(name, value)
+        self._handler.send_header("Connection", "close")
+        self._handler.end_headers()
+
+    def send(self, data: bytes) -> None:
+        self._handler.wfile.write(data)
+
+    def reply(self, answer: Answer) -> None:
+        self.start_reply(answer)
+        if self._handler.command != "HEAD":
+            self.send(answer.body)
+
+    def drop(self) -> None:
+        """Reset the connection, as a server that dies does."""
+        connection = self._handler.connection
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._handler.rfile.close()
+        connection.close()
+
+    def pause(self, seconds: float | None = None) -> bool:
+        """Do nothing, until the proxy closes at most: whether it does."""
+        return self._proxy.closing.wait(seconds)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _handle(self) -> None:
+        self.close_connection = True  # one request on a connection, as moto has it
+        proxy = self.server
+        assert isinstance(proxy, _Server)
+        proxy.owner.handle(Exchange(self, proxy.owner), self.command, self.path, self.headers.get("Range", ""))
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815 - the names that the base class calls
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+    request_queue_size = 64
+
+    def __init__(self, owner: "FaultProxy") -> None:
+        self.owner = owner
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def handle_error(self, *_: Any) -> None:
+        error = sys.exception()
+        if not isinstance(error, ConnectionError):  # clients may go away
+            self.owner.errors.append(repr(error))
+
+
+@dataclass
+class FaultProxy:
+    """The proxy. A context manager: it listens at `address` until the block ends."""
+
+    backend: tuple[str, int]
+    requests: list[Request] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    """What went wrong in the proxy itself; a test with any in it proves nothing."""
+    closing: threading.Event = field(default_factory=threading.Event)
+    conditional_writes: threading.Lock = field(default_factory=threading.Lock)
+    _faults: list[Fault] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def before(cls, address: str) -> "FaultProxy":
+        """A proxy in front of the server at `http://HOST:PORT`."""
+        parts = urlsplit(address)
+        assert parts.hostname
+        assert parts.port
+        return cls((parts.hostname, parts.port))
+
+    def inject(
+        self,
+        act: Callable[[Exchange], None],
+        method: str,
+        key: str = "",
+        *,
+        query: str = "",
+        times: int | None = 1,
+        after: int = 0,
+    ) -> None:
+        """Do this to requests of a method whose path holds `key` and whose query holds `query`."""
+        with self._lock:
+            self._faults.append(Fault(act, method, key, query, times, after))
+
+    def heal(self) -> None:
+        """Inject nothing any longer."""
+        with self._lock:
+            self._faults.clear()
+
+    def seen(self, method: str, key: str = "", query: str = "") -> list[Request]:
+        """The requests that came, of a method and whose path and query hold these."""
+        with self._lock:
+            return [
+                request
+                for request in self.requests
+                if request.method == method and key in request.path and query in request.query
+            ]
+
+    def handle(self, exchange: Exchange, method: str, target: str, wanted: str) -> None:
+        parts = urlsplit(target)
+        request = Request(method, unquote(parts.path), unquote(parts.query), wanted)
+        with self._lock:
+            self.requests.append(request)
+            act = next((fault.act for fault in self._faults if fault.strikes(request)), forward)
+        act(exchange)
+
+    def __enter__(self) -> Self:
+        self._server = _Server(self)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()  # waits for the threads of requests under way
+        self._thread.join()
+
+
+def forward(exchange: Exchange) -> None:
+    """No fault."""
+    exchange.reply(exchange.forward())
+
+
+def stall(exchange: Exchange) -> None:
+    """Take the request in and never answer."""
+    exchange.receive()
+    exchange.pause()
+    exchange.drop()
+
+
+def lose_answer(exchange: Exchange) -> None:
+    """The server does what was asked, and the connection breaks before it can say so."""
+    exchange.forward()
+    exchange.drop()
+
+
+def strip(header: str) -> Callable[[Exchange], None]:
+    """The server does not know this header."""
+    return lambda exchange: exchange.reply(exchange.forward(without=header))
+
+
+def small_pages(exchange: Exchange) -> None:
+    """A listing comes two entries at a time; S3's own pages hold 1,000."""
+    exchange.reply(exchange.forward(more="&max-keys=2"))
+
+
+def reset_after(amount: int) -> Callable[[Exchange], None]:
+    """The connection breaks after so many bytes of the request's body."""
+
+    def act(exchange: Exchange) -> None:
+        exchange.receive(amount)
+        exchange.drop()
+
+    return act
+
+
+def cut_answer(amount: int, *, reset: bool = True) -> Callable[[Exchange], None]:
+    """The connection breaks, or ends early, after so many bytes of the answer's body."""
+
+    def act(exchange: Exchange) -> None:
+        answer = exchange.forward()
+        exchange.start_reply(answer)
+        exchange.send(answer.body[:amount])
+        if reset:
+            exchange.drop()
+
+    return act
+
+
+def stall_after(amount: int) -> Callable[[Exchange], None]:
+    """The answer's body stops coming after so many bytes, and the connection stays open."""
+
+    def act(exchange: Exchange) -> None:
+        answer = exchange.forward()
+        exchange.start_reply(answer)
+        exchange.send(answer.body[:amount])
+        exchange.pause()
+        exchange.drop()
+
+    return act
+
+
+def trickle(pause: float) -> Callable[[Exchange], None]:
+    """The first hundred bytes of the answer's body come one at a time, and then the connection breaks."""
+
+    def act(exchange: Exchange) -> None:
+        answer = exchange.forward()
+        exchange.start_reply(answer)
+        for byte in answer.body[:100]:
+            exchange.send(bytes([byte]))
+            if exchange.pause(pause):
+                break
+        exchange.drop()
+
+    return act
+
+
+def corrupt(exchange: Exchange) -> None:
+    """One byte of the answer's body is another."""
+    answer = exchange.forward()
+    damaged = bytearray(answer.body)
+    damaged[len(damaged) // 2] ^= 1
+    exchange.reply(Answer(answer.status, answer.headers, bytes(damaged)))
+
+
+def edit(change: Callable[[bytes], bytes]) -> Callable[[Exchange], None]:
+    """The answer's body is what `change` makes of it."""
+
+    def act(exchange: Exchange) -> None:
+        answer = exchange.forward()
+        body = change(answer.body)
+        headers = [(name, value) for name, value in answer.headers if name.lower() != "content-length"]
+        exchange.reply(Answer(answer.status, [*headers, ("Content-Length", str(len(body)))], body))
+
+    return act
+
+
+def meanwhile(event: Callable[[], object], act: Callable[[Exchange], None] = forward) -> Callable[[Exchange], None]:
+    """Something else happens while the request is under way, and then `act`."""
+
+    def both(exchange: Exchange) -> None:
+        event()
+        act(exchange)
+
+    return both
+
+
+def answer(
+    status: int, code: str, message: str = "made up", *, headers: dict[str, str] | None = None, more: str = ""
+) -> Callable[[Exchange], None]:
+    """The server says no, in S3's words. `more` is XML that the error holds as well."""
+    body = (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>{message}</Message>{more}'
+        "<RequestId>4442587FB7D0A2F9</RequestId></Error>"
+    ).encode()
+
+    def act(exchange: Exchange) -> None:
+        exchange.receive()
+        told = {"Content-Type": "application/xml", "Content-Length": str(len(body))} | (headers or {})
+        exchange.reply(Answer(status, list(told.items()), body))
+
+    return act

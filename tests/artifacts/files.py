@@ -1,0 +1,123 @@
+"""Directories of files, real processes, and bytes put behind a store's back."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any, TypeVar
+
+from gumshoe.artifacts.storage import Deadline
+from gumshoe.artifacts.store import Store
+
+T = TypeVar("T")
+
+SMALL: dict[str, bytes] = {
+    "adapter.safetensors": bytes(range(256)) * 40,
+    "config/adapter.json": b'{"rank": 16}\n',
+    "config/empty": b"",
+    "notes.txt": b"Trained on three mailboxes.\n",
+}
+
+
+def write_files(directory: Path, files: Mapping[str, bytes]) -> Path:
+    """Make a directory with these files in it."""
+    for name, data in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(data)
+    return directory
+
+
+def read_files(directory: Path, *, manifest: bool = False) -> dict[str, bytes]:
+    """Every file below a directory, less the artifact's own manifest unless asked for."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and (manifest or path != directory / "manifest.json")
+    }
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    """Bytes in which no two places look alike, the same for a seed."""
+    return hashlib.shake_256(seed.to_bytes(4)).digest(size)
+
+
+def stored_key(store: Store, reference: str, name: str) -> str:
+    """The key under which a published artifact's file lies."""
+    manifest = store.manifest(reference)
+    return f"{manifest.reference}/{manifest.data}/{name}"
+
+
+def overwrite(store: Store, key: str, data: bytes, scratch: Path) -> None:
+    """Put bytes into a store past everything that guards it."""
+    source = scratch / "overwrite.bin"
+    source.write_bytes(data)
+    store.storage.upload({key: source}, Deadline(), lambda _: None)
+    source.unlink()
+
+
+def manifest_text(reference: str, files: Iterable[tuple[str, bytes]], **changes: Any) -> bytes:
+    """A manifest that holds together but for the changes, whatever paths it names."""
+    kind, _, version = reference.rpartition("/")
+    entries = [{"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for path, data in files]
+    digest = hashlib.sha256()
+    for entry in sorted(entries, key=lambda entry: str(entry["path"])):
+        digest.update(f"{entry['path']}\0{entry['size']}\0{entry['sha256']}\n".encode())
+    document: dict[str, Any] = {
+        "format": "gumshoe.artifact/1",
+        "kind": kind,
+        "version": version,
+        "created": "2026-01-01T00:00:00Z",
+        "content": digest.hexdigest(),
+        "files": entries,
+    }
+    return json.dumps(document | changes).encode()
+
+
+def plant(store: Store, reference: str, files: Iterable[tuple[str, bytes]], scratch: Path, **changes: Any) -> None:
+    """Put a manifest of our own making into a store, and the bytes that it speaks of."""
+    files = list(files)
+    text = manifest_text(reference, files, **changes)
+    data = f"sha256-{json.loads(text)['content'][:32]}"
+    for path, content in files:
+        if ".." not in path and not path.startswith("/"):
+            overwrite(store, f"{reference}/{data}/{path}", content, scratch)
+    assert store.storage.create(f"{reference}/manifest.json", text)
+
+
+def at_once(calls: Iterable[Callable[[], T]]) -> list[T | Exception]:
+    """What each call returns or raises, all of them begun at the same moment in threads of their own."""
+    calls = list(calls)
+    barrier = Barrier(len(calls))
+
+    def begin(call: Callable[[], T]) -> T | Exception:
+        barrier.wait(30)
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - the test looks at every one
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(begin, calls))
+
+
+def gumshoe(*arguments: str | Path) -> "subprocess.Popen[str]":
+    """`gumshoe artifacts …` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gumshoe", "artifacts", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    """Return as soon as the condition holds."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, f"waited {seconds:g} s for {what}"
+        time.sleep(0.001)

@@ -1,0 +1,277 @@
+"""`gumshoe artifacts`: what it prints where, its exit statuses, and that users see no traceback."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.artifacts.store import Store
+from gumshoe.cli import main
+from tests.artifacts.files import SMALL, gumshoe, overwrite, read_files, stored_key, write_files
+from tests.conftest import free_port
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> "Run":
+    """Runs `gumshoe artifacts …` in an empty directory, with no store in the environment."""
+    directory = tmp_path / "here"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    for name in ("GUMSHOE_STORE", "GUMSHOE_IMAGE"):
+        monkeypatch.setenv(name, "")  # so that what a .env file sets is unset after the test
+        monkeypatch.delenv(name)
+    return Run(capsys)
+
+
+@dataclass
+class Run:
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: str | Path) -> Ended:
+        with pytest.raises(SystemExit) as ended:
+            main(["artifacts", *map(str, arguments)])
+        out, err = self.capsys.readouterr()
+        assert "Traceback" not in err
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Ended(code, out, err)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_files(tmp_path / "source", SMALL)
+
+
+@pytest.fixture
+def published(store: Store, source: Path) -> Store:
+    """A store with adapters/1, made from datasets/1."""
+    store.publish(source, "datasets", "1")
+    store.publish(source, "adapters", "1", made_from=["datasets/1"], settings={"lr": "1e-5"})
+    return store
+
+
+def test_publish_and_fetch_by_hand(run: Run, store_uri: str, source: Path, tmp_path: Path) -> None:
+    publish = ("publish", source, "--store", store_uri, "--kind", "adapters", "--version", "1")
+    first = run(*publish, "--made-from", "datasets/1", "--setting", "lr=1e-5", "--setting", "note=a=b")
+    assert (first.status, first.err) == (0, "")
+    assert "Published adapters/1, 4 files" in first.out
+    assert "Already published: adapters/1" in run(*publish).out
+    fetched = run("fetch", "adapters/latest", "--store", store_uri, "--out", tmp_path / "out")
+    assert (fetched.status, fetched.err) == (0, "")
+    assert "verified; 10.3 kB downloaded" in fetched.out
+    assert read_files(tmp_path / "out") == SMALL
+    again = run("fetch", "adapters/1", "--store", store_uri, "--out", tmp_path / "out")
+    assert "nothing to download" in again.out
+
+
+def test_publish_prints_json(run: Run, store_uri: str, source: Path) -> None:
+    publish = ("publish", source, "--store", store_uri, "--kind", "adapters", "--version", "1", "--json")
+    first = run(*publish, "--setting", "note=a=b", "--image", "agent:1").json
+    assert first["created"] is True
+    assert first["manifest"]["settings"] == {"note": "a=b"}
+    assert first["manifest"]["image"] == "agent:1"
+    assert run(*publish).json == {"created": False, "manifest": first["manifest"]}
+
+
+def test_what_is_not_to_be_the_latest_is_not(run: Run, published: Store, source: Path) -> None:
+    ended = run("publish", source, "--store", published.uri, "--kind", "adapters", "--version", "2", "--no-latest")
+    assert ended.status == 0
+    assert published.latest("adapters") == "1"
+
+
+def test_fetch_prints_json(run: Run, published: Store, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ended = run("fetch", "adapters/1", "--store", published.uri, "--out", out, "--json")
+    assert ended.json == {"reference": "adapters/1", "directory": str(out), "downloaded_bytes": 10281}
+
+
+def test_list_shows_what_was_published(run: Run, published: Store) -> None:
+    ended = run("list", "--store", published.uri)
+    assert ended.status == 0
+    assert "adapters/1" in ended.out
+    assert "datasets/1" in ended.out
+    listed = run("list", "--store", published.uri, "--json").json
+    assert [each["version"] for each in listed] == ["1", "1"]
+    assert [each["kind"] for each in run("list", "adapters", "--store", published.uri, "--json").json] == ["adapters"]
+    nothing = run("list", "models", "--store", published.uri)
+    assert (nothing.status, nothing.out) == (0, "")
+    assert "holds no models" in nothing.err
+    assert run("list", "models", "--store", published.uri, "--json").json == []
+
+
+def test_show_prints_what_an_artifact_is_and_was_made_from(run: Run, published: Store) -> None:
+    ended = run("show", "adapters/latest", "--store", published.uri)
+    assert ended.status == 0
+    for words in ("adapters/1", "lr", "1e-5", "config/adapter.json", "datasets/1"):
+        assert words in ended.out
+    shown = run("show", "adapters/1", "--store", published.uri, "--json").json
+    assert shown["manifest"] == published.manifest("adapters/1").model_dump(mode="json")
+    assert shown["lineage"] == {
+        "reference": "adapters/1",
+        "in_store": True,
+        "made_from": [{"reference": "datasets/1", "in_store": True, "made_from": []}],
+    }
+
+
+def test_names_and_settings_that_look_like_markup_are_shown_as_they_are(run: Run, store: Store, tmp_path: Path) -> None:
+    source = write_files(tmp_path / "[bold]source[/]", {"[/red].txt": b"1", "esc\x1b[31m.txt": b"2"})
+    store.publish(source, "a", "1", settings={"[stop]": "[/INST]", "esc": "\x1b[31m"}, image="[/x]")
+    shown = run("show", "a/1", "--store", store.uri)
+    assert shown.status == 0
+    for words in ("[/red].txt", "[stop]", "[/INST]", "[/x]"):
+        assert words in shown.out
+    assert "\x1b" not in shown.out
+    out = tmp_path / "[/]"
+    assert "[/]" in run("fetch", "a/1", "--store", store.uri, "--out", out).out
+    (out / "[/red].txt").write_bytes(b"?")
+    ended = run("verify", "--dir", out)
+    assert ended.status == 3
+    assert "[/red].txt: its SHA-256 differs" in ended.err
+
+
+def test_verify_ends_with_3_where_something_is_damaged(run: Run, published: Store, tmp_path: Path) -> None:
+    verify = ("verify", "adapters/1", "--store", published.uri)
+    assert run(*verify).status == 0
+    assert run(*verify, "--json").json == {"artifact": "adapters/1", "damaged": {}}
+    overwrite(published, stored_key(published, "adapters/1", "notes.txt"), b"other", tmp_path)
+    ended = run(*verify)
+    assert (ended.status, ended.out) == (3, "")
+    assert "notes.txt: its SHA-256 differs" in ended.err
+    assert "adapters/1 is damaged: 1 files" in ended.err
+    as_json = run(*verify, "--json")
+    assert as_json.status == 3
+    assert as_json.json["damaged"] == {"notes.txt": "its SHA-256 differs"}
+
+
+def test_verify_checks_a_fetched_directory(run: Run, published: Store, tmp_path: Path) -> None:
+    published.fetch("adapters/1", tmp_path / "out")
+    assert run("verify", "--dir", tmp_path / "out").status == 0
+    (tmp_path / "out" / "notes.txt").unlink()
+    (tmp_path / "out" / "config" / "adapter.json").write_bytes(b"")
+    ended = run("verify", "--dir", tmp_path / "out", "--json")
+    assert ended.status == 3
+    assert ended.json["damaged"] == {"notes.txt": "missing", "config/adapter.json": "0 bytes instead of 13"}
+
+
+def test_prune_removes_only_what_it_is_told_to(run: Run, published: Store, source: Path) -> None:
+    published.publish(write_files(source, {"notes.txt": b"new"}), "adapters", "2")
+    prune = ("prune", "--store", published.uri, "--keep", "1", "--older-than", "0")
+    said = run(*prune)
+    assert said.status == 0
+    assert "would remove adapters/1" in said.out
+    assert "add --yes" in said.out
+    assert run(*prune, "--json").json == {
+        "dry_run": True,
+        "removed": ["adapters/1"],
+        "kept": {"adapters/2": "the latest", "datasets/1": "the latest"},
+        "leftover_files": 0,
+    }
+    assert len(published.list()) == 3
+    done = run(*prune, "--yes", "--json").json
+    assert (done["dry_run"], done["removed"]) == (False, ["adapters/1"])
+    assert len(published.list()) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "arguments"),
+    [
+        (1, "holds no adapters/2", ("fetch", "adapters/2", "--store", "STORE", "--out", "OUT")),
+        (1, "holds no models", ("show", "models/latest", "--store", "STORE")),
+        (1, "holds no adapters/2", ("verify", "adapters/2", "--store", "STORE")),
+        (2, "other content", ("publish", "SOURCE/config", "--store", "STORE", "--kind", "adapters", "--version", "1")),
+        (2, "not a directory", ("publish", "OUT", "--store", "STORE", "--kind", "adapters", "--version", "2")),
+        (2, "not a valid name", ("publish", "SOURCE", "--store", "STORE", "--kind", "adapters", "--version", "latest")),
+        (2, "not a valid name", ("publish", "SOURCE", "--store", "STORE", "--kind", "../x", "--version", "1")),
+        (2, "not a valid name", ("list", "../x", "--store", "STORE")),
+        (2, "not a valid name", ("prune", "--kind", "../x", "--store", "STORE")),
+        (2, "NAME=VALUE", ("publish", "SOURCE", "--store", "STORE", "--kind", "a", "--version", "1", "--setting", "x")),
+        (
+            2,
+            "NAME=VALUE",
+            ("publish", "SOURCE", "--store", "STORE", "--kind", "a", "--version", "1", "--setting", "=x"),
+        ),
+        (2, "is there already", ("fetch", "adapters/1", "--store", "STORE", "--out", "SOURCE")),
+        (2, "names no kind", ("fetch", "adapters", "--store", "STORE", "--out", "OUT")),
+        (2, "'ftp'", ("list", "--store", "ftp://host/x")),
+        (2, "KIND/VERSION", ("verify",)),
+        (2, "KIND/VERSION", ("verify", "adapters/1")),
+        (2, "KIND/VERSION", ("verify", "adapters/1", "--store", "STORE", "--dir", "OUT")),
+        (2, "fetch", ("verify", "--dir", "OUT")),
+        (2, "--store", ("list",)),
+        (2, "--keep", ("prune", "--store", "STORE", "--keep", "0")),
+        (2, "No such command", ("remove",)),
+        (75, "deadline", ("fetch", "adapters/1", "--store", "STORE", "--out", "OUT", "--deadline", "0")),
+        (75, "deadline", ("publish", "SOURCE", "--store", "STORE", "--kind", "a", "--version", "1", "--deadline", "0")),
+    ],
+)
+def test_what_cannot_be_done_ends_with_its_status_and_says_why(
+    run: Run, tmp_path: Path, source: Path, status: int, words: str, arguments: tuple[str, ...]
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    store.publish(source, "adapters", "1")
+    places = {"STORE": store.uri, "SOURCE": str(source), "OUT": str(tmp_path / "out")}
+    for place, path in places.items():
+        arguments = tuple(argument.replace(place, path) for argument in arguments)
+    ended = run(*arguments)
+    assert (ended.status, ended.out) == (status, "")
+    assert words in ended.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_that_does_not_answer_ends_with_75(
+    run: Run, aws_environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    aws_environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    ended = run("fetch", "adapters/1", "--store", "s3://bucket/x", "--out", tmp_path / "out")
+    assert (ended.status, ended.out) == (75, "")
+    assert "s3://bucket/x/adapters/1/manifest.json" in ended.err
+    assert "AWS_ENDPOINT_URL" in ended.err
+
+
+def test_corrupt_bytes_end_with_1(run: Run, published: Store, tmp_path: Path) -> None:
+    overwrite(published, stored_key(published, "adapters/1", "notes.txt"), b"other", tmp_path)
+    ended = run("fetch", "adapters/1", "--store", published.uri, "--out", tmp_path / "out")
+    assert (ended.status, ended.out) == (1, "")
+    assert "notes.txt is damaged" in ended.err
+
+
+def test_the_store_may_come_from_the_environment(run: Run, published: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GUMSHOE_STORE", published.uri)
+    assert len(run("list", "--json").json) == 2
+    assert run("verify", "adapters/1").status == 0
+
+
+def test_the_store_may_come_from_a_dotenv_file_here_or_above(
+    run: Run, published: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text(f"GUMSHOE_STORE={published.uri}\n")
+    assert len(run("list", "--json").json) == 2
+    monkeypatch.setenv("GUMSHOE_STORE", str(tmp_path / "nothing here"))
+    assert run("list", "--json").json == []  # what is set already wins
+
+
+def test_a_real_process_prints_no_traceback_and_ends_with_the_status(source: Path, tmp_path: Path) -> None:
+    published = Store(str(tmp_path / "store"))
+    published.publish(source, "adapters", "1")
+    overwrite(published, stored_key(published, "adapters/1", "notes.txt"), b"other", tmp_path)
+    process = gumshoe("verify", "adapters/1", "--store", published.uri, "--json")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert json.loads(out)["damaged"] == {"notes.txt": "its SHA-256 differs"}
+    assert "error: adapters/1 is damaged" in err
+    assert "Traceback" not in err

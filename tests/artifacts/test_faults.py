@@ -1,0 +1,620 @@
+"""A store behind a network and a server that fail, in every way that they do."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event
+
+import boto3
+import pytest
+
+from gumshoe.artifacts.s3 import (
+    AccessDeniedError,
+    ClockSkewError,
+    CredentialsError,
+    NoSuchBucketError,
+    ObjectChangedError,
+    WrongRegionError,
+)
+from gumshoe.artifacts.storage import DamagedError, DeadlineError, NotFoundError, StorageError, open_uri
+from gumshoe.artifacts.store import CorruptArtifactError, Store, UnsupportedStoreError
+from gumshoe.errors import GumshoeError, UnavailableError
+from tests.artifacts.conftest import QUICK
+from tests.artifacts.fault_proxy import (
+    Exchange,
+    FaultProxy,
+    answer,
+    corrupt,
+    cut_answer,
+    edit,
+    lose_answer,
+    meanwhile,
+    reset_after,
+    stall,
+    stall_after,
+    strip,
+    trickle,
+)
+from tests.artifacts.files import gumshoe, noise, overwrite, read_files, wait_for, write_files
+from tests.conftest import free_port
+
+MIB = 1 << 20
+PIECE = MIB // 4
+BIG = noise(3 * PIECE)
+SLOW_DOWN = answer(503, "SlowDown", "Please reduce your request rate.")
+UNAVAILABLE = answer(503, "ServiceUnavailable")  # which boto3 asks again sooner
+DENIED = answer(403, "AccessDenied", "Access Denied")
+HASTY = replace(QUICK, read_timeout=0.4, attempts=2)
+"""For faults that last, where each try costs the whole patience."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A directory with one file that takes a while, and a small one."""
+    return write_files(tmp_path / "source", {"weights.bin": BIG, "config.json": b"{}"})
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "fetched" / "out"
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """The block may take no longer."""
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < seconds
+
+
+def _lies_there_whole(store: Store, out: Path, source: Path) -> None:
+    store.fetch("adapters/1", out)
+    assert read_files(out) == read_files(source)
+
+
+# Publishing
+
+PASSING = [
+    pytest.param(reset_after(PIECE), "PUT", "weights.bin", id="connection reset in the middle of an upload"),
+    pytest.param(SLOW_DOWN, "PUT", "weights.bin", id="503 to an upload"),
+    pytest.param(answer(500, "InternalError"), "PUT", "weights.bin", id="500 to an upload"),
+    pytest.param(lose_answer, "PUT", "weights.bin", id="answer to an upload lost"),
+    pytest.param(stall, "PUT", "config.json", id="no answer to an upload"),
+    pytest.param(UNAVAILABLE, "PUT", "manifest.json", id="503 to the last write"),
+    pytest.param(answer(409, "ConditionalRequestConflict"), "PUT", "manifest.json", id="409 to the last write"),
+    pytest.param(reset_after(10), "PUT", "manifest.json", id="connection reset in the last write"),
+    pytest.param(lose_answer, "PUT", "manifest.json", id="answer to the last write lost"),
+    pytest.param(stall, "PUT", "manifest.json", id="no answer to the last write"),
+    pytest.param(answer(409, "ConditionalRequestConflict"), "PUT", "latest.json", id="409 to the note of the latest"),
+    pytest.param(lose_answer, "PUT", "latest.json", id="answer to the note of the latest lost"),
+    pytest.param(lose_answer, "PUT", ".conditional-writes", id="answer to the marker lost"),
+    pytest.param(cut_answer(20), "GET", "adapters/1/manifest.json", id="answer that the version is free cut"),
+    pytest.param(cut_answer(20, reset=False), "GET", "adapters/1/manifest.json", id="the same, ended early"),
+]
+
+
+@pytest.mark.parametrize(("fault", "method", "key"), PASSING)
+def test_a_publication_survives_one(
+    behind: Store,
+    proxy: FaultProxy,
+    source: Path,
+    out: Path,
+    fault: Callable[[Exchange], None],
+    method: str,
+    key: str,
+) -> None:
+    proxy.inject(fault, method, key)
+    with within(15):
+        published = behind.publish(source, "adapters", "1")
+    assert published.created
+    assert behind.latest("adapters") == "1"
+    _lies_there_whole(behind, out, source)
+
+
+def test_a_publication_that_finds_its_own_manifest_after_a_lost_answer_created_it(
+    behind: Store, proxy: FaultProxy, source: Path
+) -> None:
+    proxy.inject(lose_answer, "PUT", "adapters/1/manifest.json")
+    published = behind.publish(source, "adapters", "1")
+    assert published.created
+    assert behind.manifest("adapters/1") == published.manifest
+    assert len(proxy.seen("PUT", "adapters/1/manifest.json")) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "key"),
+    [
+        pytest.param(SLOW_DOWN, "weights.bin", id="503 to an upload"),
+        pytest.param(UNAVAILABLE, "manifest.json", id="503 to the last write"),
+        pytest.param(answer(409, "ConditionalRequestConflict"), "manifest.json", id="409 to the last write"),
+        pytest.param(reset_after(100), "weights.bin", id="resets"),
+        pytest.param(stall, "weights.bin", id="no answers to an upload"),
+        pytest.param(stall, "manifest.json", id="no answers to the last write"),
+    ],
+)
+def test_what_lasts_ends_a_publication_in_bounded_time_and_can_be_tried_again(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path, fault: Callable[[Exchange], None], key: str
+) -> None:
+    proxy.inject(fault, "PUT", key, times=None)
+    with within(10), pytest.raises(UnavailableError, match=key.replace(".", r"\.")) as raised:
+        Store(behind.uri, HASTY).publish(source, "adapters", "1")
+    assert raised.value.exit_status == 75
+    assert len(proxy.seen("PUT", key)) == HASTY.attempts
+    assert behind.list() == []
+    proxy.heal()
+    assert behind.publish(source, "adapters", "1").created
+    _lies_there_whole(behind, out, source)
+
+
+def test_a_large_file_goes_in_parts(behind: Store, proxy: FaultProxy, tmp_path: Path, out: Path) -> None:
+    store = Store(behind.uri, replace(QUICK, part_size=5 * MIB))
+    source = write_files(tmp_path / "source", {"large.bin": noise(12 * MIB)})
+    proxy.inject(reset_after(MIB), "PUT", query="partNumber=2")
+    assert store.publish(source, "adapters", "1").created
+    parts = [request.query for request in proxy.seen("PUT", "large.bin", "partNumber=")]
+    assert sorted(re.findall(r"partNumber=(\d)", " ".join(parts))) == ["1", "2", "2", "3"]
+    _lies_there_whole(store, out, source)
+    assert store.verify("adapters/1") == {}
+
+
+def test_an_upload_in_parts_that_fails_leaves_nothing_to_pay_for(
+    behind: Store, proxy: FaultProxy, tmp_path: Path, s3_bucket: str
+) -> None:
+    store = Store(behind.uri, replace(QUICK, part_size=5 * MIB))
+    source = write_files(tmp_path / "source", {"large.bin": noise(12 * MIB)})
+    proxy.inject(reset_after(MIB), "PUT", query="partNumber=3", times=None)
+    with pytest.raises(UnavailableError):
+        store.publish(source, "adapters", "1")
+    assert boto3.client("s3").list_multipart_uploads(Bucket=s3_bucket).get("Uploads", []) == []
+    assert store.list() == []
+
+
+def test_a_deadline_ends_a_publication_that_gets_no_answers(behind: Store, proxy: FaultProxy, source: Path) -> None:
+    proxy.inject(stall, "PUT", "weights.bin", times=None)
+    with within(10), pytest.raises(DeadlineError, match=r"0\.5 seconds"):
+        Store(behind.uri, replace(HASTY, deadline=0.5)).publish(source, "adapters", "1")
+    assert behind.list() == []
+
+
+def test_a_publisher_that_is_killed_in_the_middle_of_an_upload_leaves_nothing_visible_and_can_go_on(
+    behind: Store, proxy: FaultProxy, tmp_path: Path, out: Path
+) -> None:
+    source = write_files(tmp_path / "source", {f"{n}.bin": noise(1000, n) for n in range(20)})
+    proxy.inject(stall, "PUT", ".bin", after=10, times=None)
+    process = gumshoe("publish", source, "--store", behind.uri, "--kind", "adapters", "--version", "1")
+    wait_for(lambda: len(list(behind.storage.entries("adapters/"))) == 10, "ten of twenty files")
+    process.kill()
+    process.communicate()
+    proxy.heal()
+    there = [entry.key for entry in behind.storage.entries("adapters/")]
+    assert len(there) == 10
+    assert behind.list() == []
+    with pytest.raises(NotFoundError):
+        behind.fetch("adapters/latest", out)
+    assert behind.publish(source, "adapters", "1").created
+    assert [len(proxy.seen("PUT", key)) for key in there] == [1] * 10  # not sent again
+    _lies_there_whole(behind, out, source)
+
+
+def test_a_publisher_that_is_killed_before_the_last_write_leaves_nothing_visible_and_sends_nothing_again(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path
+) -> None:
+    stalled = Event()
+    proxy.inject(meanwhile(stalled.set, stall), "PUT", "adapters/1/manifest.json", times=None)
+    process = gumshoe("publish", source, "--store", behind.uri, "--kind", "adapters", "--version", "1")
+    assert stalled.wait(30)
+    process.kill()
+    process.communicate()
+    proxy.heal()
+    assert behind.list() == []
+    assert behind.publish(source, "adapters", "1").created
+    assert len(proxy.seen("PUT", "weights.bin")) == 1
+    _lies_there_whole(behind, out, source)
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_a_store_that_ignores_the_condition_of_a_write_is_refused(
+    behind: Store, proxy: FaultProxy, source: Path, present: bool
+) -> None:
+    if present:  # left by a publisher before the store lost, or hid, what it could
+        behind.storage.create(".conditional-writes", b"")
+    proxy.inject(strip("If-None-Match"), "PUT", times=None)
+    for _ in range(2):
+        with pytest.raises(UnsupportedStoreError, match="ignores If-None-Match"):
+            behind.publish(source, "adapters", "1")
+    assert behind.list() == []
+    assert proxy.seen("PUT", "adapters/") == []
+
+
+# Fetching
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(cut_answer(PIECE, reset=False), id="ends early"),
+        pytest.param(cut_answer(2 * PIECE), id="is reset"),
+        pytest.param(stall_after(2 * PIECE), id="stalls"),
+    ],
+)
+def test_a_download_that_breaks_off_goes_on_from_the_last_byte(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path, fault: Callable[[Exchange], None]
+) -> None:
+    behind.publish(source, "adapters", "1")
+    proxy.inject(fault, "GET", "weights.bin")
+    with within(10):
+        fetched = behind.fetch("adapters/1", out)
+    assert fetched.downloaded == len(BIG) + 2
+    first, second = (request.range for request in proxy.seen("GET", "weights.bin"))
+    assert first == ""
+    assert 0 < int(second.removeprefix("bytes=").removesuffix("-")) < len(BIG)
+    assert read_files(out) == read_files(source)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(UNAVAILABLE, id="503"),
+        pytest.param(stall, id="no answer"),
+        pytest.param(lose_answer, id="answer lost"),
+        pytest.param(stall_after(0), id="headers and no body"),
+    ],
+)
+@pytest.mark.parametrize("key", ["manifest.json", "weights.bin"])
+def test_a_fetch_survives_one(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path, fault: Callable[[Exchange], None], key: str
+) -> None:
+    behind.publish(source, "adapters", "1")
+    proxy.inject(fault, "GET", key)
+    with within(10):
+        _lies_there_whole(behind, out, source)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(UNAVAILABLE, id="503"),
+        pytest.param(stall, id="no answers"),
+        pytest.param(stall_after(0), id="headers and no bodies"),
+        pytest.param(cut_answer(0, reset=False), id="empty bodies"),
+    ],
+)
+@pytest.mark.parametrize("key", ["manifest.json", "weights.bin"])
+def test_what_lasts_ends_a_fetch_in_bounded_time_and_shows_nothing(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path, fault: Callable[[Exchange], None], key: str
+) -> None:
+    behind.publish(source, "adapters", "1")
+    proxy.inject(fault, "GET", key, times=None)
+    with within(10), pytest.raises(UnavailableError, match=key.replace(".", r"\.")) as raised:
+        Store(behind.uri, HASTY).fetch("adapters/1", out)
+    assert raised.value.exit_status == 75
+    assert not out.exists()
+    proxy.heal()
+    _lies_there_whole(behind, out, source)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_listing_that_breaks_off_is_asked_for_again(
+    behind: Store, proxy: FaultProxy, source: Path, reset: bool
+) -> None:
+    published = behind.publish(source, "adapters", "1")
+    proxy.inject(cut_answer(200, reset=reset), "GET", query="list-type=2")
+    assert behind.list() == [published.manifest]
+
+
+def test_an_interrupted_fetch_is_taken_up_where_it_ended(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path
+) -> None:
+    behind.publish(source, "adapters", "1")
+    proxy.inject(cut_answer(2 * PIECE, reset=False), "GET", "weights.bin")
+    proxy.inject(DENIED, "GET", "weights.bin", times=None)
+    with pytest.raises(AccessDeniedError):
+        behind.fetch("adapters/1", out)
+    assert not out.exists()
+    proxy.heal()
+    assert PIECE - 2 <= behind.fetch("adapters/1", out).downloaded < 2 * PIECE
+    assert read_files(out) == read_files(source)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_what_an_interrupted_fetch_left_does_not_get_into_another_artifact(
+    behind: Store, proxy: FaultProxy, source: Path, tmp_path: Path, out: Path
+) -> None:
+    files = {"weights.bin": noise(3 * PIECE, 2), "config.json": b"[]"}
+    other = write_files(
+        tmp_path / "other",
+        {"weights.bin/a": b"a folder where the other has a file", "last": b"", "config.json": b"[1, 2]"},
+    )
+    behind.publish(other, "adapters", "other")
+    behind.publish(write_files(source, files), "adapters", "1")
+    proxy.inject(DENIED, "GET", "/last", times=None)
+    with pytest.raises(AccessDeniedError):
+        behind.fetch("adapters/other", out)
+    assert not out.exists()
+    behind.fetch("adapters/1", out)
+    assert read_files(out) == files
+
+
+def test_a_deadline_ends_a_fetch_that_comes_a_byte_at_a_time(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path
+) -> None:
+    behind.publish(source, "adapters", "1")
+    proxy.inject(trickle(0.1), "GET", "weights.bin")
+    with within(5), pytest.raises(DeadlineError, match="1 seconds"):
+        Store(behind.uri, replace(QUICK, deadline=1)).fetch("adapters/1", out)
+    assert not out.exists()
+    proxy.heal()
+    _lies_there_whole(behind, out, source)
+
+
+def test_a_deadline_ends_a_verification_that_comes_a_byte_at_a_time(
+    behind: Store, proxy: FaultProxy, source: Path
+) -> None:
+    behind.publish(source, "adapters", "1")
+    proxy.inject(trickle(0.1), "GET", "weights.bin")
+    with within(5), pytest.raises(DeadlineError):
+        Store(behind.uri, replace(QUICK, deadline=1)).verify("adapters/1")
+
+
+def test_a_deadline_ends_a_fetch_that_gets_no_answers(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path
+) -> None:
+    behind.publish(source, "adapters", "1")
+    proxy.inject(stall, "GET", "weights.bin", times=None)
+    with within(10), pytest.raises(DeadlineError, match=r"0\.5 seconds"):
+        Store(behind.uri, replace(HASTY, deadline=0.5)).fetch("adapters/1", out)
+
+
+def test_a_deadline_shorter_than_the_patience_with_one_request_is_kept(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path
+) -> None:
+    behind.publish(source, "adapters", "1")
+    proxy.inject(stall, "GET", "weights.bin", times=None)
+    with within(6), pytest.raises(DeadlineError):
+        Store(behind.uri, replace(QUICK, read_timeout=60, attempts=2, deadline=0.5)).fetch("adapters/1", out)
+
+
+def test_a_file_that_came_damaged_is_fetched_again(behind: Store, proxy: FaultProxy, source: Path, out: Path) -> None:
+    behind.publish(source, "adapters", "1")
+    proxy.inject(corrupt, "GET", "weights.bin")
+    assert behind.fetch("adapters/1", out).downloaded == 2 * len(BIG) + 2
+    assert read_files(out) == read_files(source)
+
+
+def test_a_file_that_comes_damaged_every_time_is_never_seen(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path
+) -> None:
+    behind.publish(source, "adapters", "1")
+    proxy.inject(corrupt, "GET", "weights.bin", times=None)
+    with pytest.raises(CorruptArtifactError, match=r"weights\.bin is damaged"):
+        behind.fetch("adapters/1", out)
+    assert not out.exists()
+    assert behind.verify("adapters/1") == {"weights.bin": "its SHA-256 differs"}
+    proxy.heal()
+    _lies_there_whole(behind, out, source)
+
+
+def test_two_processes_that_fetch_into_one_directory_at_once_share_the_work(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path
+) -> None:
+    behind.publish(source, "adapters", "1")
+    before = len(proxy.seen("GET", "manifest.json"))
+
+    def both_have_begun() -> None:
+        started = time.monotonic()
+        while len(proxy.seen("GET", "manifest.json")) < before + 2 and time.monotonic() - started < 20:
+            time.sleep(0.01)
+
+    proxy.inject(meanwhile(both_have_begun), "GET", "weights.bin")
+    processes = [gumshoe("fetch", "adapters/1", "--store", behind.uri, "--out", out) for _ in range(2)]
+    answers = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], answers
+    assert len(proxy.seen("GET", "weights.bin")) == 1
+    assert read_files(out) == read_files(source)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+# Reading by URI
+
+
+def test_reading_goes_on_from_the_last_byte_until_the_end(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    overwrite(behind, "mail.mbox", BIG, tmp_path)
+    for cut in (PIECE, 100, PIECE, 0):
+        proxy.inject(cut_answer(cut, reset=False), "GET", "mail.mbox")
+    with open_uri(f"{behind.uri}/mail.mbox", replace(QUICK, attempts=5)) as file:
+        assert file.read() == BIG
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
+    behind: Store, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    overwrite(behind, "mail.mbox", BIG, tmp_path)
+    proxy.inject(cut_answer(PIECE, reset=False), "GET", "mail.mbox")
+    with open_uri(f"{behind.uri}/mail.mbox", QUICK) as file:
+        overwrite(behind, "mail.mbox", noise(3 * PIECE, 1), tmp_path)
+        with pytest.raises(ObjectChangedError, match=r"mail\.mbox was replaced while it was read; start again"):
+            file.read()
+
+
+def test_an_object_that_is_removed_while_it_is_read_is_an_error(
+    behind: Store, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    overwrite(behind, "mail.mbox", BIG, tmp_path)
+    proxy.inject(cut_answer(PIECE, reset=False), "GET", "mail.mbox")
+    with open_uri(f"{behind.uri}/mail.mbox", QUICK) as file:
+        behind.storage.delete(["mail.mbox"])
+        with pytest.raises(NotFoundError, match=r"mail\.mbox"):
+            file.read()
+
+
+def test_reading_what_comes_damaged_is_an_error(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    overwrite(behind, "mail.mbox", BIG, tmp_path)
+    proxy.inject(corrupt, "GET", "mail.mbox")
+    with open_uri(f"{behind.uri}/mail.mbox", QUICK) as file, pytest.raises(DamagedError, match=r"mail\.mbox"):
+        file.read()
+
+
+def test_reading_from_a_server_that_always_breaks_off_ends(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    overwrite(behind, "mail.mbox", BIG, tmp_path)
+    proxy.inject(cut_answer(0, reset=False), "GET", "mail.mbox", times=None)
+    with (
+        within(10),
+        open_uri(f"{behind.uri}/mail.mbox", QUICK) as file,
+        pytest.raises(UnavailableError, match=r"mail\.mbox: the server did not answer"),
+    ):
+        file.read()
+
+
+# What users are told
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A server's no, the error that it becomes, and words that its message holds."""
+
+    fault: Callable[[Exchange], None]
+    error: type[GumshoeError]
+    words: tuple[str, ...]
+    status: int = field(default=1, kw_only=True)
+
+
+_ANSWERS = {
+    "access denied": Refusal(
+        DENIED,
+        AccessDeniedError,
+        ("access denied", "s3:GetObject", "s3:PutObject", "s3:ListBucket"),
+    ),
+    "wrong region, redirected": Refusal(
+        answer(
+            301,
+            "PermanentRedirect",
+            "The bucket you are attempting to access must be addressed using the specified endpoint.",
+            headers={"x-amz-bucket-region": "eu-central-1"},
+            more="<Bucket>b</Bucket><Endpoint>b.s3.eu-central-1.amazonaws.com</Endpoint>",
+        ),
+        WrongRegionError,
+        ("lies in eu-central-1", "AWS_REGION"),
+    ),
+    "wrong region, signature refused": Refusal(
+        answer(
+            400,
+            "AuthorizationHeaderMalformed",
+            "The authorization header is malformed; the region 'us-east-1' is wrong; expecting 'eu-west-3'",
+            more="<Region>eu-west-3</Region>",
+        ),
+        WrongRegionError,
+        ("lies in eu-west-3", "AWS_REGION"),
+    ),
+    "clock skew": Refusal(
+        answer(
+            403,
+            "RequestTimeTooSkewed",
+            "The difference between the request time and the current time is too large.",
+            more="<RequestTime>20260101T000000Z</RequestTime><ServerTime>2026-01-02T00:00:00Z</ServerTime>",
+        ),
+        ClockSkewError,
+        ("clock", "NTP"),
+    ),
+    "unknown key": Refusal(
+        answer(403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."),
+        CredentialsError,
+        ("does not accept these credentials", "AWS_ACCESS_KEY_ID"),
+    ),
+    "wrong secret": Refusal(
+        answer(403, "SignatureDoesNotMatch", "The request signature we calculated does not match."),
+        CredentialsError,
+        ("does not accept these credentials", "AWS_SECRET_ACCESS_KEY"),
+    ),
+    "expired token": Refusal(
+        answer(400, "ExpiredToken", "The provided token has expired."),
+        CredentialsError,
+        ("ExpiredToken", "AWS_SESSION_TOKEN", "sign in again"),
+    ),
+    "something that nobody foresaw": Refusal(
+        answer(400, "KeyTooLongError", "Your key is too long"),
+        StorageError,
+        ("KeyTooLongError", "Your key is too long"),
+    ),
+    "failing": Refusal(
+        answer(500, "InternalError", "We encountered an internal error."),
+        UnavailableError,
+        ("failing", "later"),
+        status=75,
+    ),
+}
+
+
+@pytest.mark.parametrize("refusal", _ANSWERS.values(), ids=_ANSWERS.keys())
+@pytest.mark.parametrize("operation", ["fetch", "list", "publish"])
+def test_a_refusal_names_bucket_and_key_and_says_what_to_do(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path, s3_bucket: str, refusal: Refusal, operation: str
+) -> None:
+    for method in ("HEAD", "PUT") if operation == "publish" else ("HEAD", "GET"):
+        proxy.inject(refusal.fault, method, times=None)
+    store = Store(behind.uri, HASTY)
+    operations: dict[str, tuple[Callable[[], object], str]] = {
+        "fetch": (lambda: store.fetch("adapters/1", out), "project/artifacts/adapters/1/manifest.json"),
+        "list": (store.list, "project/artifacts/"),
+        "publish": (lambda: store.publish(source, "adapters", "1"), "project/artifacts/.conditional-writes"),
+    }
+    operate, key = operations[operation]
+    with within(15), pytest.raises(refusal.error) as raised:
+        operate()
+    assert type(raised.value) is refusal.error
+    assert raised.value.exit_status == refusal.status
+    for words in (f"s3://{s3_bucket}/{key}", *refusal.words):
+        assert words in str(raised.value)
+
+
+def test_a_bucket_that_does_not_exist_is_named(aws_environment: pytest.MonkeyPatch, s3_server: str, out: Path) -> None:
+    aws_environment.setenv("AWS_ENDPOINT_URL", s3_server)
+    with pytest.raises(NoSuchBucketError, match=r"s3://no-such-bucket/x/adapters/1/manifest\.json: .*create it"):
+        Store("s3://no-such-bucket/x", QUICK).fetch("adapters/1", out)
+
+
+def test_missing_credentials_are_explained(aws_environment: pytest.MonkeyPatch, s3_server: str, out: Path) -> None:
+    aws_environment.setenv("AWS_ENDPOINT_URL", s3_server)
+    aws_environment.delenv("AWS_ACCESS_KEY_ID")
+    aws_environment.delenv("AWS_SECRET_ACCESS_KEY")
+    aws_environment.setenv("HOME", str(out))
+    boto3.setup_default_session()  # the one before may remember credentials
+    try:
+        with pytest.raises(CredentialsError, match=r"s3://bucket/x/adapters/1/manifest\.json: .*AWS_ACCESS_KEY_ID"):
+            Store("s3://bucket/x", QUICK).fetch("adapters/1", out)
+    finally:
+        boto3.setup_default_session()
+
+
+def test_half_of_the_credentials_are_explained(aws_environment: pytest.MonkeyPatch, s3_server: str, out: Path) -> None:
+    aws_environment.setenv("AWS_ENDPOINT_URL", s3_server)
+    aws_environment.delenv("AWS_SECRET_ACCESS_KEY")
+    boto3.setup_default_session()
+    try:
+        with pytest.raises(CredentialsError, match=r"s3://bucket/x/.*AWS_SECRET_ACCESS_KEY"):
+            Store("s3://bucket/x", QUICK).fetch("adapters/1", out)
+    finally:
+        boto3.setup_default_session()
+
+
+def test_an_endpoint_at_which_nothing_listens_is_explained(aws_environment: pytest.MonkeyPatch, out: Path) -> None:
+    aws_environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    with within(10), pytest.raises(UnavailableError, match=r"s3://bucket/x/.*check AWS_ENDPOINT_URL") as raised:
+        Store("s3://bucket/x", QUICK).fetch("adapters/1", out)
+    assert raised.value.exit_status == 75
+
+
+@pytest.mark.parametrize("bucket", ["Not A Bucket", "..", "a/"])
+def test_a_bucket_name_that_s3_does_not_have_is_explained(behind: Store, bucket: str, out: Path) -> None:
+    del behind
+    with pytest.raises(StorageError, match=re.escape(f"s3://{bucket.strip('/')}")):
+        Store(f"s3://{bucket}/x", QUICK).fetch("adapters/1", out)
+
+
+def test_a_listing_that_is_not_xml_is_an_error_of_the_store(behind: Store, proxy: FaultProxy) -> None:
+    """As from an endpoint that is a web page."""
+    proxy.inject(edit(lambda _: b"<!doctype html><p>Welcome"), "GET", times=None)
+    with pytest.raises(GumshoeError, match="s3://"):
+        behind.list()

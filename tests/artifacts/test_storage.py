@@ -1,0 +1,233 @@
+"""Bytes under keys, and reading by URI: a directory and a bucket behave alike."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gumshoe.artifacts.storage import (
+    Deadline,
+    DeadlineError,
+    InvalidUriError,
+    NotFoundError,
+    Storage,
+    StorageError,
+    directory_lock,
+    list_uri,
+    open_storage,
+    open_uri,
+)
+from gumshoe.artifacts.store import Store
+from gumshoe.errors import GumshoeError
+from tests.artifacts.conftest import QUICK
+from tests.artifacts.fault_proxy import FaultProxy, small_pages
+from tests.artifacts.files import at_once, noise, write_files
+
+
+@pytest.fixture
+def storage(store_uri: str) -> Storage:
+    return open_storage(store_uri, QUICK)
+
+
+def _put(storage: Storage, files: dict[str, bytes], scratch: Path) -> None:
+    folder = write_files(scratch / "put", files)
+    storage.upload({key: folder / key for key in files}, Deadline(), lambda _: None)
+
+
+def test_what_was_uploaded_is_listed_in_order_and_can_be_read(storage: Storage, tmp_path: Path) -> None:
+    files = {"b/2": b"two", "a": b"", "b/10": b"ten", "b-": b"x"}
+    before = datetime.now(UTC) - timedelta(seconds=2)  # S3's times are whole seconds
+    _put(storage, files, tmp_path)
+    entries = list(storage.entries())
+    assert [(entry.key, entry.size) for entry in entries] == [("a", 0), ("b-", 1), ("b/10", 3), ("b/2", 3)]
+    assert all(before <= entry.modified <= datetime.now(UTC) for entry in entries)
+    assert {entry.key: storage.read(entry.key)[0] for entry in entries} == files
+
+
+def test_a_listing_holds_what_starts_with_the_prefix(storage: Storage, tmp_path: Path) -> None:
+    _put(storage, {"b/1": b"", "b/c/2": b"", "bc": b"", "a": b""}, tmp_path)
+    assert [entry.key for entry in storage.entries("b")] == ["b/1", "b/c/2", "bc"]
+    assert [entry.key for entry in storage.entries("b/")] == ["b/1", "b/c/2"]
+    assert [entry.key for entry in storage.entries("b/c/2")] == ["b/c/2"]
+    assert list(storage.entries("nothing/here/")) == []
+
+
+def test_reading_starts_at_the_offset(storage: Storage, tmp_path: Path) -> None:
+    data = noise(100_000)
+    _put(storage, {"a": data}, tmp_path)
+    for offset in (0, 1, 99_999, 100_000):
+        with storage.open("a", offset) as file:
+            assert file.read() == data[offset:]
+
+
+def test_reading_what_is_not_there_says_where(storage: Storage) -> None:
+    with pytest.raises(NotFoundError, match=r"no/such/key"):
+        storage.open("no/such/key")
+    with pytest.raises(NotFoundError, match=r"no/such/key"):
+        storage.read("no/such/key")
+
+
+def test_a_key_is_created_once(storage: Storage) -> None:
+    assert storage.create("a/b", b"first")
+    assert not storage.create("a/b", b"second")
+    assert storage.read("a/b")[0] == b"first"
+
+
+def test_of_many_who_create_a_key_at_once_on_a_disk_one_does(tmp_path: Path) -> None:
+    for round_ in range(5):
+        storage = open_storage(str(tmp_path / "store"))
+        done = at_once(partial(storage.create, f"folder{round_}/key", bytes([n])) for n in range(8))
+        assert sorted(map(bool, done)) == [False] * 7 + [True]
+        assert storage.read(f"folder{round_}/key")[0] == bytes([done.index(True)])
+
+
+def test_a_swap_wants_the_bytes_that_were_read(storage: Storage) -> None:
+    storage.create("a", b"1")
+    _, tag = storage.read("a")
+    assert storage.swap("a", b"2", tag)
+    assert not storage.swap("a", b"3", tag)
+    text, newer = storage.read("a")
+    assert text == b"2"
+    assert newer != tag
+
+
+def test_what_was_deleted_is_gone_and_may_be_gone_already(storage: Storage, tmp_path: Path) -> None:
+    _put(storage, {"a/b/c": b"", "a/d": b""}, tmp_path)
+    storage.delete(["a/b/c", "never/was"])
+    assert [entry.key for entry in storage.entries()] == ["a/d"]
+    storage.delete(["a/b/c"])
+    storage.delete([])
+
+
+def test_more_keys_than_s3_takes_in_one_request_are_deleted(storage: Storage, tmp_path: Path) -> None:
+    _put(storage, {"0": b"", "z": b""}, tmp_path)
+    storage.delete(["0", *(f"n{number}" for number in range(1100)), "z"])
+    assert list(storage.entries()) == []
+
+
+def test_a_file_that_is_not_written_to_its_end_is_not_seen(tmp_path: Path) -> None:
+    """A deadline ends the upload after the first of three blocks."""
+    source = write_files(tmp_path / "source", {"large": bytes(3 << 20)}) / "large"
+    storage = open_storage(str(tmp_path / "store"))
+    with pytest.raises(DeadlineError):
+        storage.upload({"a/large": source}, Deadline(0), lambda _: None)
+    assert list(storage.entries()) == []
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def test_a_lock_is_held_by_one_and_not_waited_for_longer_than_allowed(tmp_path: Path) -> None:
+    with directory_lock(tmp_path / "locked", wait=None) as had:
+        assert had
+        with directory_lock(tmp_path / "locked", wait=None) as second:
+            assert not second
+        with pytest.raises(DeadlineError), directory_lock(tmp_path / "locked", wait=Deadline(0.1)):
+            pass
+    with directory_lock(tmp_path / "locked", wait=None) as again:
+        assert again
+
+
+# By URI
+
+
+@pytest.fixture
+def mail(store_uri: str, tmp_path: Path) -> str:
+    """The URI of a folder with three files."""
+    storage = open_storage(store_uri, QUICK)
+    _put(storage, {"mail/b.eml": b"bb", "mail/sub/a.eml": b"a", "mail.mbox": b"box", "mailing": b""}, tmp_path)
+    return f"{store_uri}/mail"
+
+
+def test_everything_below_a_uri_is_listed_and_can_be_opened(mail: str) -> None:
+    listed = list_uri(mail)
+    assert [(uri.rpartition("/mail/")[2], size) for uri, size in listed] == [("b.eml", 2), ("sub/a.eml", 1)]
+    contents = []
+    for uri, _ in listed:
+        with open_uri(uri, QUICK) as file:
+            contents.append(file.read())
+    assert contents == [b"bb", b"a"]
+    assert list_uri(f"{mail}/") == listed
+
+
+def test_the_uri_of_one_file_lists_that_file(mail: str) -> None:
+    ((uri, size),) = list_uri(f"{mail}.mbox")
+    assert size == 3
+    with open_uri(uri, QUICK) as file:
+        assert file.read() == b"box"
+
+
+def test_a_plain_path_is_a_uri_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path, {"mail/a.eml": b"a"})
+    monkeypatch.chdir(tmp_path)
+    assert list_uri("mail") == [("mail/a.eml", 1)]
+    with open_uri("mail/a.eml") as file:
+        assert file.read() == b"a"
+
+
+def test_a_file_uri_is_decoded_and_a_path_is_not(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a b%20c#d?.eml": b"odd"})
+    for uri in ((tmp_path / "a b%20c#d?.eml").as_uri(), str(tmp_path / "a b%20c#d?.eml")):
+        with open_uri(uri) as file:
+            assert file.read() == b"odd"
+    assert list_uri((tmp_path / "a b%20c#d?.eml").as_uri()) == [(str(tmp_path / "a b%20c#d?.eml"), 3)]
+
+
+def test_what_is_not_there_is_not_found(mail: str) -> None:
+    for uri in (f"{mail}/none", f"{mail}-not", f"{mail}.mbox/inside"):
+        with pytest.raises(NotFoundError, match=uri.rpartition("/")[2]):
+            list_uri(uri, QUICK)
+        with pytest.raises(GumshoeError):
+            open_uri(uri, QUICK)
+
+
+def test_a_folder_cannot_be_opened(mail: str) -> None:
+    with pytest.raises(StorageError, match="mail"):
+        open_uri(mail, QUICK)
+
+
+def test_a_bucket_alone_cannot_be_opened_and_lists_everything(s3_bucket: str, tmp_path: Path) -> None:
+    _put(open_storage(f"s3://{s3_bucket}"), {"a": b"1", "b/c": b"22"}, tmp_path)
+    assert list_uri(f"s3://{s3_bucket}") == [(f"s3://{s3_bucket}/a", 1), (f"s3://{s3_bucket}/b/c", 2)]
+    with pytest.raises(StorageError, match=s3_bucket):
+        open_uri(f"s3://{s3_bucket}", QUICK)
+
+
+def test_the_empty_objects_that_consoles_make_for_folders_are_not_files(s3_bucket: str, tmp_path: Path) -> None:
+    storage = open_storage(f"s3://{s3_bucket}")
+    storage.create("mail/", b"")
+    _put(storage, {"mail/a": b"1"}, tmp_path)
+    assert list_uri(f"s3://{s3_bucket}/mail") == [(f"s3://{s3_bucket}/mail/a", 1)]
+
+
+def test_a_listing_in_several_pages_is_read_to_its_end(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    names = ["a", "b c", "d/e+f", "g&h", "i"]
+    _put(behind.storage, dict.fromkeys(names, b""), tmp_path)
+    proxy.inject(small_pages, "GET", query="list-type=2", times=None)
+    assert [entry.key for entry in behind.storage.entries()] == names
+    assert len(proxy.seen("GET", query="list-type=2")) == 3
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("", "empty path"),
+        ("s3://", "names no bucket"),
+        ("s3:///key", "names no bucket"),
+        ("file://host/path", "three slashes"),
+        ("file://", "three slashes"),
+        ("http://host/path", "'http'"),
+        ("gs://bucket/key", "'gs'"),
+        ("S3://bucket/key", "'S3'"),
+    ],
+)
+def test_a_uri_of_another_form_is_refused(uri: str, words: str) -> None:
+    for call in (open_uri, list_uri, open_storage):
+        with pytest.raises(InvalidUriError, match=words):
+            call(uri)
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_listed(tmp_path: Path) -> None:
+    write_files(tmp_path, {"mail/a.eml": b"a"})
+    os.mkfifo(tmp_path / "mail" / "pipe")
+    assert list_uri(str(tmp_path / "mail")) == [(str(tmp_path / "mail" / "a.eml"), 1)]

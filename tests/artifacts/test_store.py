@@ -1,0 +1,778 @@
+"""What a store promises, in a directory and in a bucket alike."""
+
+import hashlib
+import json
+import os
+import signal
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Barrier
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gumshoe.artifacts.manifest import InvalidDirectoryError, InvalidManifestError, InvalidNameError
+from gumshoe.artifacts.storage import NotFoundError
+from gumshoe.artifacts.store import (
+    ChangedError,
+    CorruptArtifactError,
+    DestinationError,
+    Fetched,
+    Published,
+    Store,
+    VersionTakenError,
+)
+from gumshoe.errors import GumshoeError, UsageError
+from tests.artifacts.conftest import QUICK
+from tests.artifacts.fault_proxy import FaultProxy, meanwhile
+from tests.artifacts.files import (
+    SMALL,
+    at_once,
+    gumshoe,
+    manifest_text,
+    noise,
+    overwrite,
+    plant,
+    read_files,
+    stored_key,
+    wait_for,
+    write_files,
+)
+
+SMALL_SIZE = sum(map(len, SMALL.values()))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A directory that can be published."""
+    return write_files(tmp_path / "source", SMALL)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Where to fetch to; not there yet, in a folder of its own."""
+    return tmp_path / "fetched" / "out"
+
+
+# Publishing
+
+
+def test_what_is_fetched_is_what_was_published(store: Store, source: Path, out: Path) -> None:
+    published = store.publish(source, "adapters", "1")
+    fetched = store.fetch("adapters/1", out)
+    assert published.created
+    assert read_files(out) == SMALL
+    assert fetched == Fetched(published.manifest, out, downloaded=SMALL_SIZE)
+
+
+def test_nothing_lies_beside_the_fetched_directory(store: Store, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    store.fetch("adapters/1", out)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_a_manifest_says_what_the_artifact_is_and_what_made_it(store: Store, source: Path) -> None:
+    before = datetime.now(UTC)
+    store.publish(source, "adapters/email", "2", made_from=["datasets/7"], settings={"lr": "1e-5"}, image="agent:3")
+    manifest = store.manifest("adapters/email/2")
+    assert (manifest.kind, manifest.version, manifest.reference) == ("adapters/email", "2", "adapters/email/2")
+    assert (manifest.made_from, manifest.settings, manifest.image) == (("datasets/7",), {"lr": "1e-5"}, "agent:3")
+    assert before <= manifest.created <= datetime.now(UTC)
+    assert len(manifest.code or "") == 64
+    assert {file.path: (file.size, file.sha256) for file in manifest.files} == {
+        path: (len(data), hashlib.sha256(data).hexdigest()) for path, data in SMALL.items()
+    }
+
+
+def test_publishing_the_same_content_again_changes_nothing(store: Store, source: Path) -> None:
+    first = store.publish(source, "adapters", "1", settings={"try": "1"})
+    objects = list(store.storage.entries())
+    again = store.publish(source, "adapters", "1", settings={"try": "2"})
+    assert again == Published(first.manifest, created=False)
+    assert list(store.storage.entries()) == objects
+
+
+def test_a_version_is_not_used_twice(store: Store, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    objects = list(store.storage.entries())
+    write_files(source, {"notes.txt": b"Something else."})
+    with pytest.raises(VersionTakenError, match=r"adapters/1 .*choose another"):
+        store.publish(source, "adapters", "1")
+    assert list(store.storage.entries()) == objects
+    store.fetch("adapters/1", out)
+    assert read_files(out) == SMALL
+
+
+def test_a_fetched_directory_can_be_published_under_a_new_version(store: Store, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    store.fetch("adapters/1", out)
+    store.publish(out, "adapters", "2")
+    store.fetch("adapters/2", out.with_name("again"))
+    assert read_files(out.with_name("again")) == SMALL
+    assert store.manifest("adapters/2").content == store.manifest("adapters/1").content
+
+
+def test_a_link_to_a_file_is_published_as_the_file(store: Store, source: Path, out: Path) -> None:
+    (source / "link.txt").symlink_to(source / "notes.txt")
+    store.publish(source, "adapters", "1")
+    store.fetch("adapters/1", out)
+    assert not (out / "link.txt").is_symlink()
+    assert (out / "link.txt").read_bytes() == SMALL["notes.txt"]
+
+
+def _empty(directory: Path) -> None:
+    directory.mkdir()
+
+
+def _only_folders(directory: Path) -> None:
+    (directory / "a" / "b").mkdir(parents=True)
+
+
+def _link_to_a_directory(directory: Path) -> None:
+    write_files(directory, SMALL)
+    (directory / "link").symlink_to(directory / "config")
+
+
+def _link_to_nothing(directory: Path) -> None:
+    write_files(directory, SMALL)
+    (directory / "link").symlink_to(directory / "nothing")
+
+
+def _pipe(directory: Path) -> None:
+    write_files(directory, SMALL)
+    os.mkfifo(directory / "pipe")
+
+
+def _backslash(directory: Path) -> None:
+    write_files(directory, {"a\\b": b""})
+
+
+def _not_unicode(directory: Path) -> None:
+    write_files(directory, SMALL)
+    Path(os.fsdecode(os.fsencode(directory) + b"/caf\xe9")).write_bytes(b"")
+
+
+def _folder_called_manifest(directory: Path) -> None:
+    write_files(directory, {"manifest.json/a": b""})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _empty,
+        _only_folders,
+        _link_to_a_directory,
+        _link_to_nothing,
+        _pipe,
+        _backslash,
+        _not_unicode,
+        _folder_called_manifest,
+    ],
+)
+def test_a_directory_that_cannot_be_kept_is_refused_and_nothing_is_sent(
+    store: Store, make: "partial[None]", tmp_path: Path
+) -> None:
+    make(tmp_path / "unfit")
+    with pytest.raises(InvalidDirectoryError, match="unfit"):
+        store.publish(tmp_path / "unfit", "adapters", "1")
+    assert list(store.storage.entries()) == []
+
+
+def test_a_directory_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(InvalidDirectoryError, match="nowhere"):
+        store.publish(tmp_path / "nowhere", "adapters", "1")
+
+
+def test_a_manifest_json_that_is_not_an_artifacts_is_refused(store: Store, source: Path) -> None:
+    (source / "manifest.json").write_text('{"name": "a browser extension"}')
+    with pytest.raises(InvalidManifestError, match=r"manifest\.json"):
+        store.publish(source, "adapters", "1")
+    assert list(store.storage.entries()) == []
+
+
+def test_a_manifest_json_deeper_down_is_a_file_like_any_other(store: Store, source: Path, out: Path) -> None:
+    files = SMALL | {"app/manifest.json": b"[]", "latest.json": b"{}", "sha256-x/manifest.json": b"{}"}
+    store.publish(write_files(source, files), "adapters", "1")
+    store.fetch("adapters/1", out)
+    assert read_files(out) == files
+    assert [manifest.reference for manifest in store.list()] == ["adapters/1"]
+
+
+BAD_NAMES = [
+    "latest",
+    "latest.json",
+    "manifest.json",
+    "sha256-0",
+    "..",
+    ".",
+    ".x",
+    "-x",
+    "",
+    "a b",
+    "a\n",
+    "ä",
+    "x" * 129,
+]
+
+
+def test_a_version_of_another_form_is_refused(store: Store, source: Path) -> None:
+    for version in [*BAD_NAMES, "../x", "a/b", "/x"]:
+        with pytest.raises(InvalidNameError, match="valid name"):
+            store.publish(source, "adapters", version)
+    assert list(store.storage.entries()) == []
+
+
+def test_a_kind_of_another_form_is_refused_everywhere(store: Store, source: Path) -> None:
+    for kind in [*BAD_NAMES, "../x", "a/../b", "/a", "a/", "a//b", "a/latest"]:
+        with pytest.raises(InvalidNameError, match="valid name"):
+            store.publish(source, kind, "1")
+        with pytest.raises(InvalidNameError, match="valid name"):
+            store.list(kind)
+        with pytest.raises(InvalidNameError, match="valid name"):
+            store.latest(kind)
+    assert list(store.storage.entries()) == []
+
+
+def test_what_an_artifact_is_made_from_is_named_by_kind_and_version(store: Store, source: Path) -> None:
+    for made_from in ("datasets", "datasets/latest", "../datasets/1"):
+        with pytest.raises(InvalidNameError):
+            store.publish(source, "adapters", "1", made_from=[made_from])
+    assert list(store.storage.entries()) == []
+
+
+def test_a_reference_of_another_form_is_refused(store: Store, out: Path) -> None:
+    for reference in ("adapters", "../adapters/1", "adapters/..", "/", "", "adapters/sha256-1"):
+        for call in (store.manifest, store.lineage, store.verify, lambda name: store.fetch(name, out)):
+            with pytest.raises(InvalidNameError):
+                call(reference)
+
+
+def test_a_file_that_changes_while_it_is_published_leaves_nothing_visible(
+    behind: Store, proxy: FaultProxy, source: Path, out: Path
+) -> None:
+    other = SMALL["notes.txt"][::-1]  # as long as before, so that the upload itself can succeed
+    proxy.inject(meanwhile(lambda: write_files(source, {"notes.txt": other})), "PUT", "adapter.safetensors")
+    with pytest.raises(ChangedError, match="publish it again"):
+        behind.publish(source, "adapters", "1")
+    assert behind.list() == []
+    assert behind.publish(source, "adapters", "1").created
+    behind.fetch("adapters/1", out)
+    assert read_files(out) == SMALL | {"notes.txt": other}
+
+
+def test_bytes_that_were_sent_while_a_file_changed_are_not_kept_for_the_next_publisher(
+    behind: Store, proxy: FaultProxy, tmp_path: Path, out: Path
+) -> None:
+    """The file changes before its bytes are read for sending, and changes back before the next try."""
+    files = {f"{n}": bytes([n]) * 100 for n in range(8)}
+    source = write_files(tmp_path / "source", files)
+    changed = dict.fromkeys(files, b"x" * 100)
+    proxy.inject(meanwhile(lambda: write_files(source, changed)), "GET", query="list-type=2")
+    with pytest.raises(ChangedError):
+        behind.publish(source, "adapters", "1")
+    write_files(source, files)
+    behind.publish(source, "adapters", "1")
+    behind.fetch("adapters/1", out)
+    assert read_files(out) == files
+
+
+# Finding
+
+
+def test_what_was_never_published_is_not_found(store: Store, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    for reference in ("adapters/2", "datasets/1", "datasets/latest"):
+        kind = reference.split("/")[0]
+        for call in (store.manifest, store.lineage, store.verify, lambda name: store.fetch(name, out)):
+            with pytest.raises(NotFoundError, match=kind):
+                call(reference)
+    assert not out.exists()
+
+
+def test_latest_is_what_was_published_last(store: Store, source: Path, out: Path) -> None:
+    assert store.latest("adapters") is None
+    for version in ("2", "10", "1"):
+        write_files(source, {"notes.txt": version.encode()})
+        store.publish(source, "adapters", version)
+        assert store.latest("adapters") == version
+    assert store.latest("datasets") is None
+    assert store.manifest("adapters/latest").version == "1"
+    assert store.fetch("adapters/latest", out).manifest.version == "1"
+
+
+def test_latest_stays_where_it_is_not_wanted(store: Store, source: Path) -> None:
+    store.publish(source, "adapters", "1")
+    store.publish(source, "adapters", "2", latest=False)
+    assert store.latest("adapters") == "1"
+
+
+def test_publishing_an_older_version_again_does_not_make_it_the_latest(store: Store, source: Path) -> None:
+    store.publish(source, "adapters", "1")
+    store.publish(source, "adapters", "2")
+    store.publish(source, "adapters", "1")
+    assert store.latest("adapters") == "2"
+
+
+def test_latest_is_the_newest_however_many_publish_at_once(store: Store, source: Path) -> None:
+    results = at_once(partial(store.publish, source, "adapters", str(version)) for version in range(6))
+    assert all(isinstance(result, Published) and result.created for result in results)
+    assert store.latest("adapters") == store.list()[-1].version
+
+
+def test_publishing_again_repairs_a_damaged_note_of_the_latest(store: Store, source: Path, tmp_path: Path) -> None:
+    for version, damage in enumerate([b"", b"{}", b"[]", b'{"version": "1"}', b'{"version": "1", "created": "soon"}']):
+        overwrite(store, "adapters/latest.json", damage, tmp_path)
+        store.publish(source, "adapters", str(version))
+        assert store.latest("adapters") == str(version)
+
+
+def test_a_damaged_note_of_the_latest_is_an_error_that_says_what_to_do(
+    store: Store, source: Path, tmp_path: Path
+) -> None:
+    store.publish(source, "adapters", "1")
+    overwrite(store, "adapters/latest.json", b'{"version', tmp_path)
+    with pytest.raises(InvalidManifestError, match=r"latest.json is damaged; publish"):
+        store.manifest("adapters/latest")
+
+
+def test_the_list_is_in_order_of_publication_and_can_be_of_one_kind(store: Store, source: Path) -> None:
+    assert store.list() == []
+    for reference in ("b/2", "a/9", "b/1", "a/nested/1"):
+        kind, _, version = reference.rpartition("/")
+        store.publish(source, kind, version)
+    assert [manifest.reference for manifest in store.list()] == ["b/2", "a/9", "b/1", "a/nested/1"]
+    assert [manifest.reference for manifest in store.list("b")] == ["b/2", "b/1"]
+    assert store.list("nothing") == []
+
+
+def test_a_kind_is_not_taken_for_another_that_starts_like_it(store: Store, source: Path) -> None:
+    store.publish(source, "adapters-old", "1")
+    assert store.list("adapters") == []
+
+
+def test_lineage_goes_back_to_what_the_store_never_had(store: Store, source: Path) -> None:
+    store.publish(source, "datasets", "1", made_from=["mail/0"])
+    store.publish(source, "models", "1")
+    store.publish(source, "adapters", "1", made_from=["datasets/1", "models/1"])
+    lineage = store.lineage("adapters/latest")
+    assert lineage.reference == "adapters/1"
+    assert [parent.reference for parent in lineage.made_from] == ["datasets/1", "models/1"]
+    assert [parent.manifest and parent.manifest.reference for parent in lineage.made_from] == ["datasets/1", "models/1"]
+    (mail,) = lineage.made_from[0].made_from
+    assert (mail.reference, mail.manifest, mail.made_from) == ("mail/0", None, ())
+
+
+def test_lineage_that_goes_round_in_a_circle_ends(store: Store, source: Path) -> None:
+    store.publish(source, "a", "1", made_from=["b/1"])
+    store.publish(source, "b", "1", made_from=["a/1"])
+    (parent,) = store.lineage("a/1").made_from
+    assert parent.reference == "b/1"
+
+
+# Verifying
+
+
+def test_verify_finds_what_is_damaged_and_what_is_missing(store: Store, source: Path, tmp_path: Path) -> None:
+    store.publish(source, "adapters", "1")
+    assert store.verify("adapters/1") == {}
+    overwrite(store, stored_key(store, "adapters/1", "notes.txt"), b"Trained on 40,000 mailboxes\n", tmp_path)
+    store.storage.delete([stored_key(store, "adapters/1", "config/empty")])
+    assert store.verify("adapters/1") == {"notes.txt": "its SHA-256 differs", "config/empty": "missing"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"Trained on three mailboxes!\n", SMALL["notes.txt"] + b"more"])
+def test_stored_bytes_that_are_not_the_published_ones_are_never_seen(
+    store: Store, source: Path, out: Path, tmp_path: Path, damage: bytes
+) -> None:
+    store.publish(source, "adapters", "1")
+    overwrite(store, stored_key(store, "adapters/1", "notes.txt"), damage, tmp_path)
+    with pytest.raises(CorruptArtifactError, match=r"notes.txt is damaged"):
+        store.fetch("adapters/1", out)
+    assert not out.exists()
+
+
+def test_an_artifact_with_a_file_missing_is_never_seen(store: Store, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    store.storage.delete([stored_key(store, "adapters/1", "notes.txt")])
+    with pytest.raises(NotFoundError, match=r"notes.txt"):
+        store.fetch("adapters/1", out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../etc/x",
+        "..",
+        "a/../../x",
+        "/etc/x",
+        "a\\..\\x",
+        "a//x",
+        "./x",
+        "a/./x",
+        "",
+        ".",
+        "x/",
+        "a\0b",
+        "manifest.json",
+    ],
+)
+def test_a_manifest_that_names_a_path_outside_the_artifact_is_refused(
+    store: Store, path: str, out: Path, tmp_path: Path
+) -> None:
+    text = manifest_text("adapters/1", [("fine.txt", b"fine"), (path, b"harm")])
+    assert store.storage.create("adapters/1/manifest.json", text)
+    before = read_files(tmp_path)
+    with pytest.raises(InvalidManifestError, match=r"adapters/1/manifest.json is not a valid manifest"):
+        store.fetch("adapters/1", out)
+    assert read_files(tmp_path) == before
+    assert not out.exists()
+
+
+def test_an_honest_manifest_of_our_own_making_is_accepted(store: Store, out: Path, tmp_path: Path) -> None:
+    """Else the tests of dishonest ones would prove nothing."""
+    plant(store, "adapters/1", SMALL.items(), tmp_path)
+    store.fetch("adapters/1", out)
+    assert read_files(out) == SMALL
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"content": "0" * 64}, "contradicts itself"),
+        ({"content": "sha256"}, "content"),
+        ({"format": "gumshoe.artifact/2"}, "format"),
+        ({"version": "2"}, "manifest of adapters/2"),
+        ({"kind": "datasets"}, "manifest of datasets/1"),
+        ({"made_from": ["../x"]}, "made_from"),
+        ({"created": "2026-01-01T00:00:00"}, "created"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_or_its_place_is_refused(
+    store: Store, changes: dict[str, object], words: str, out: Path, tmp_path: Path
+) -> None:
+    plant(store, "adapters/1", SMALL.items(), tmp_path, **changes)
+    with pytest.raises(InvalidManifestError, match=words):
+        store.fetch("adapters/1", out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff\xfe", b'{"format": "gumshoe.artifact/1"}'])
+def test_a_manifest_that_cannot_be_read_is_refused(store: Store, text: bytes, out: Path) -> None:
+    assert store.storage.create("adapters/1/manifest.json", text)
+    with pytest.raises(InvalidManifestError, match=r"adapters/1/manifest.json"):
+        store.fetch("adapters/1", out)
+
+
+# Fetching
+
+
+def test_fetching_what_is_there_already_does_nothing(store: Store, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    store.fetch("adapters/1", out)
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert store.fetch("adapters/1", out).downloaded == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == written
+
+
+@pytest.mark.parametrize(
+    ("damage", "downloaded"),
+    [
+        pytest.param(None, 10240, id="missing"),
+        pytest.param(SMALL["adapter.safetensors"][:4000], 6240, id="short"),
+        pytest.param(SMALL["adapter.safetensors"] + b"more", 10240, id="long"),
+        pytest.param(bytes(10240), 10240, id="other bytes"),
+    ],
+)
+def test_fetching_again_repairs_what_is_damaged_and_downloads_only_that(
+    store: Store, source: Path, out: Path, damage: bytes | None, downloaded: int
+) -> None:
+    store.publish(source, "adapters", "1")
+    store.fetch("adapters/1", out)
+    (out / "adapter.safetensors").unlink()
+    if damage is not None:
+        (out / "adapter.safetensors").write_bytes(damage)
+    assert store.fetch("adapters/1", out).downloaded == downloaded
+    assert read_files(out) == SMALL
+
+
+def test_an_empty_directory_can_be_fetched_into(store: Store, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    out.mkdir(parents=True)
+    store.fetch("adapters/1", out)
+    assert read_files(out) == SMALL
+
+
+def test_a_directory_that_holds_something_else_is_refused_and_loses_nothing(
+    store: Store, source: Path, out: Path
+) -> None:
+    store.publish(source, "adapters", "1")
+    mine = {"notes.txt": b"My own notes.", "deep/down/x": b"1"}
+    write_files(out, mine)
+    with pytest.raises(DestinationError, match="choose another directory"):
+        store.fetch("adapters/1", out)
+    assert read_files(out) == mine
+
+
+def test_a_directory_with_some_other_manifest_is_refused_and_loses_nothing(
+    store: Store, source: Path, out: Path
+) -> None:
+    store.publish(source, "adapters", "1")
+    mine = {"manifest.json": b'{"name": "a browser extension"}', "icon.png": b"png"}
+    write_files(out, mine)
+    with pytest.raises(GumshoeError, match=r"manifest\.json"):
+        store.fetch("adapters/1", out)
+    assert read_files(out, manifest=True) == mine
+
+
+def test_a_directory_with_another_artifact_is_refused_and_loses_nothing(store: Store, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    store.fetch("adapters/1", out)
+    store.publish(source, "adapters", "2")
+    before = read_files(out, manifest=True)
+    with pytest.raises(DestinationError, match="holds adapters/1"):
+        store.fetch("adapters/2", out)
+    assert read_files(out, manifest=True) == before
+
+
+def test_a_damaged_artifact_with_files_of_ones_own_is_refused_and_loses_nothing(
+    store: Store, source: Path, out: Path
+) -> None:
+    store.publish(source, "adapters", "1")
+    store.fetch("adapters/1", out)
+    write_files(out, {"mine/notes.txt": b"My own notes.", "adapter.safetensors": b"damaged"})
+    before = read_files(out, manifest=True)
+    with pytest.raises(DestinationError, match=r"mine/notes.txt"):
+        store.fetch("adapters/1", out)
+    assert read_files(out, manifest=True) == before
+
+
+def test_a_file_where_the_directory_should_be_is_refused_and_stays(store: Store, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    out.parent.mkdir()
+    out.write_bytes(b"mine")
+    with pytest.raises(DestinationError):
+        store.fetch("adapters/1", out)
+    assert out.read_bytes() == b"mine"
+
+
+def test_a_place_that_cannot_be_made_is_an_error_that_names_it(store: Store, source: Path, tmp_path: Path) -> None:
+    store.publish(source, "adapters", "1")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(GumshoeError, match="file"):
+        store.fetch("adapters/1", tmp_path / "file" / "out")
+
+
+def test_many_fetch_into_one_directory_at_once(store: Store, store_uri: str, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    for round_ in range(3):
+        target = out.with_name(f"out{round_}")
+        if round_ % 2:
+            target.mkdir()
+        stores = [Store(store_uri, QUICK) for _ in range(5)]
+        results = at_once(partial(each.fetch, "adapters/1", target) for each in stores)
+        fetched = [result for result in results if isinstance(result, Fetched)]
+        assert len(fetched) == 5, results
+        assert sum(each.downloaded for each in fetched) == SMALL_SIZE
+        assert read_files(target) == SMALL
+        assert sorted(path.name for path in out.parent.iterdir()) == [f"out{n}" for n in range(round_ + 1)]
+
+
+def test_two_processes_repair_one_directory_at_once(store: Store, store_uri: str, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    store.fetch("adapters/1", out)
+    (out / "adapter.safetensors").write_bytes(bytes(10240))
+    processes = [gumshoe("fetch", "adapters/1", "--store", store_uri, "--out", out, "--json") for _ in range(2)]
+    answers = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], answers
+    assert sum(json.loads(stdout)["downloaded_bytes"] for stdout, _ in answers) == 10240
+    assert read_files(out) == SMALL
+
+
+# Killed
+
+
+def test_a_fetch_that_was_killed_is_taken_up_where_it_ended(tmp_path: Path, out: Path) -> None:
+    store = Store((tmp_path / "store").as_uri())
+    files = {f"{n:03}": noise(20_000, n) for n in range(400)}
+    store.publish(write_files(tmp_path / "source", files), "adapters", "1")
+    out.parent.mkdir()
+    process = gumshoe("fetch", "adapters/1", "--store", store.uri, "--out", out)
+    wait_for(lambda: sum(path.is_file() for path in out.parent.rglob("*")) > 50, "50 files")
+    process.kill()
+    process.communicate()
+    assert not out.exists()
+    fetched = store.fetch("adapters/1", out)
+    assert 0 < fetched.downloaded <= 380 * 20_000  # of 50 files, eight were under way
+    assert read_files(out) == files
+
+
+@pytest.mark.parametrize("files_there", [0, 200])
+def test_a_publisher_that_was_killed_leaves_nothing_visible_and_can_go_on(
+    tmp_path: Path, out: Path, files_there: int
+) -> None:
+    store = Store((tmp_path / "store").as_uri())
+    files = {f"{n:03}": noise(10_000, n) for n in range(400)}
+    source = write_files(tmp_path / "source", files)
+    process = gumshoe("publish", source, "--store", store.uri, "--kind", "adapters", "--version", "1")
+    wait_for(lambda: len(_stored(tmp_path / "store")) > files_there, f"{files_there} files")
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert store.list() == []
+    assert store.latest("adapters") is None
+    with pytest.raises(NotFoundError):
+        store.fetch("adapters/1", out)
+    assert store.publish(source, "adapters", "1").created
+    store.fetch("adapters/1", out)
+    assert read_files(out) == files
+
+
+def _stored(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file() and "sha256-" in str(path)]
+
+
+# Two publishers of one version
+
+
+def test_of_two_publishers_with_other_content_one_wins_wholly(store: Store, store_uri: str, tmp_path: Path) -> None:
+    sources = [
+        write_files(tmp_path / f"source{n}", {"same name": noise(5000, n), f"only {n}": b"x", "shared": b"same"})
+        for n in range(3)
+    ]
+    for round_ in range(3):
+        stores = [Store(store_uri, QUICK) for _ in sources]
+        results = at_once(
+            partial(each.publish, source, "adapters", str(round_)) for each, source in zip(stores, sources, strict=True)
+        )
+        _exactly_one_won(store, results, sources, tmp_path / "fetched" / str(round_), str(round_))
+
+
+def test_of_publishers_whose_last_writes_meet_one_wins_wholly(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    """Every one has seen that the version is free and has sent its files before any makes them visible."""
+    sources = [write_files(tmp_path / f"source{n}", {"same name": noise(5000, n)}) for n in range(3)]
+    meeting = Barrier(len(sources))
+    proxy.inject(meanwhile(lambda: meeting.wait(10)), "PUT", "adapters/1/manifest.json", times=len(sources))
+    patient = replace(QUICK, read_timeout=20)
+    stores = [Store(behind.uri, patient) for _ in sources]
+    results = at_once(
+        partial(each.publish, source, "adapters", "1") for each, source in zip(stores, sources, strict=True)
+    )
+    _exactly_one_won(behind, results, sources, tmp_path / "fetched", "1")
+
+
+def _exactly_one_won(
+    store: Store, results: list[Published | Exception], sources: list[Path], out: Path, version: str
+) -> None:
+    winners = [number for number, result in enumerate(results) if isinstance(result, Published)]
+    losers = [result for result in results if isinstance(result, VersionTakenError)]
+    assert (len(winners), len(losers)) == (1, len(sources) - 1), results
+    winner = results[winners[0]]
+    assert isinstance(winner, Published)
+    assert winner.created
+    assert store.manifest(f"adapters/{version}") == winner.manifest
+    store.fetch(f"adapters/{version}", out)
+    assert read_files(out) == read_files(sources[winners[0]])
+
+
+def test_publishers_of_the_same_content_all_succeed_and_one_created_it(
+    store: Store, store_uri: str, source: Path, out: Path
+) -> None:
+    for version in ("1", "2"):
+        stores = [Store(store_uri, QUICK) for _ in range(4)]
+        results = at_once(partial(each.publish, source, "adapters", version) for each in stores)
+        published = [result for result in results if isinstance(result, Published)]
+        assert len(published) == 4, results
+        assert sorted(each.created for each in published) == [False, False, False, True]
+        assert {each.manifest.publication for each in published} == {store.manifest(f"adapters/{version}").publication}
+        store.fetch(f"adapters/{version}", out / version)
+        assert read_files(out / version) == SMALL
+
+
+# Any files
+
+
+_SEGMENT = (
+    st.text(st.characters(exclude_characters="/\\\0", exclude_categories=["Cs"]), min_size=1, max_size=40)
+    .filter(lambda name: name not in {".", ".."})
+    .filter(lambda name: len(name.encode()) <= 200)
+)
+_ODD = st.sampled_from(
+    [
+        ".x.partial",
+        "..x",
+        " ",
+        "a ",
+        "\n",
+        "\u202e",
+        "-rf",
+        "latest.json",
+        "sha256-0",
+        "%2e%2e",
+        "[/]",
+        "~",
+        "*",
+        "é",
+        "é",
+    ]
+)
+_PATH = st.lists(_SEGMENT | _ODD, min_size=1, max_size=3).map("/".join)
+
+
+def _can_be_together(paths: list[str]) -> bool:
+    """Whether a directory can hold all of them: none is a folder of another, nor the artifact's own manifest."""
+    inner = {path[:at] for path in paths for at, character in enumerate(path) if character == "/"}
+    return not inner & set(paths) and not any(path.split("/")[0] == "manifest.json" for path in paths)
+
+
+@settings(max_examples=40, derandomize=True, deadline=None, database=None)
+@given(st.dictionaries(_PATH, st.binary(max_size=100), min_size=1, max_size=5).filter(lambda d: _can_be_together([*d])))
+def test_any_files_come_back_as_they_were(files: dict[str, bytes]) -> None:
+    with TemporaryDirectory() as scratch:
+        store = Store(Path(scratch, "store").as_uri())
+        store.publish(write_files(Path(scratch, "source"), files), "any", "1")
+        store.fetch("any/1", Path(scratch, "out"))
+        assert read_files(Path(scratch, "out")) == files
+        assert store.verify("any/1") == {}
+
+
+def test_odd_names_come_back_from_a_bucket_too(store: Store, source: Path, out: Path) -> None:
+    files = {
+        ".x.partial": b"1",
+        "a b/ä + %2F&?#=.txt": b"2",
+        "\x01": b"4",
+        "[/]": b"5",
+        "a/ b ": b"6",
+    }
+    store.publish(write_files(source, files), "any", "1")
+    store.fetch("any/1", out)
+    assert read_files(out) == SMALL | files
+
+
+@settings(max_examples=25, derandomize=True, deadline=None, database=None)
+@given(
+    _PATH,
+    st.sampled_from(["bad\\name", "\\", "caf\udce9", "manifest.json/x"]),
+)
+def test_one_name_that_is_not_legal_means_that_nothing_is_published(fine: str, bad: str) -> None:
+    with TemporaryDirectory() as scratch:
+        store = Store(Path(scratch, "store").as_uri())
+        source = write_files(Path(scratch, "source"), {bad: b""} | ({fine: b""} if _can_be_together([fine]) else {}))
+        with pytest.raises(UsageError):
+            store.publish(source, "any", "1")
+        assert list(store.storage.entries()) == []
+
+
+def test_a_store_is_named_as_it_was_asked_for(store: Store, store_uri: str) -> None:
+    path = store_uri if store_uri.startswith("s3:") else unquote(urlsplit(store_uri).path)
+    assert store.uri == path
+
+
+def test_what_was_made_later_is_later(store: Store, source: Path) -> None:
+    first, second = (store.publish(source, "adapters", version).manifest for version in ("1", "2"))
+    assert timedelta(0) < second.created - first.created < timedelta(minutes=1)

@@ -1,0 +1,132 @@
+"""Fixtures that every folder of tests shares: a real S3 API over HTTP, in a process of its own."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an S3 server (moto's, which keeps everything in its memory)."""
+    log = tmp_path_factory.mktemp("moto") / "server.log"
+    port = free_port()
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=output,
+            stderr=output,
+            env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        _wait_until_it_answers(address, server, log)
+        yield address
+    finally:
+        server.terminate()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _wait_until_it_answers(address: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    started = time.monotonic()
+    while time.monotonic() - started < 60:
+        assert server.poll() is None, f"moto ended: {log.read_text()}"
+        try:
+            _NO_PROXY.open(f"{address}/moto-api/", timeout=5).close()
+        except urllib.error.URLError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError(f"moto does not answer at {address}: {log.read_text()}")
+
+
+@pytest.fixture
+def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """An environment from which boto3 gets made-up keys, and nothing from this machine or its network."""
+    for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-a-secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-aws-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-aws-credentials"))
+    return monkeypatch
+
+
+@pytest.fixture
+def s3_bucket(s3_server: str, aws_environment: pytest.MonkeyPatch) -> str:
+    """A fresh bucket; the environment names its server and holds keys for it."""
+    aws_environment.setenv("AWS_ENDPOINT_URL", s3_server)
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    _NO_PROXY.open(
+        urllib.request.Request(f"{s3_server}/{bucket}", method="PUT")
+    ).close()  # boto3 takes ten times as long
+    return bucket
+
+
+def missing(what: str) -> None:
+    """Skip a test for want of something from outside Python; in CI, where all of it is installed, fail it."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is missing, and CI is to have it")
+    pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The real mail and questions, which lie beside the checkout and are never committed."""
+    data = Path(__file__).parents[2] / "shared" / "data"
+    if not data.is_dir():
+        missing(f"real data ({data.parent.name}/{data.name} beside the checkout)")
+    return data
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def gumshoe() -> Callable[..., Ran]:
+    """Runs the command line in a process of its own, as a user does."""
+
+    def run(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> Ran:
+        ended = subprocess.run(
+            [sys.executable, "-m", "gumshoe", *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, "COLUMNS": "200", **(env or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        return Ran(ended.returncode, ended.stdout, ended.stderr)
+
+    return run
