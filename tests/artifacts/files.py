@@ -56,7 +56,7 @@ def overwrite(store: Store, key: str, data: bytes, scratch: Path) -> None:
     """Put bytes into a store past everything that guards it."""
     source = scratch / "overwrite.bin"
     source.write_bytes(data)
-    store.storage.upload({key: source}, Deadline(), lambda _: None)
+    store.storage.upload({key: source}, Deadline(60), lambda _: None)
     source.unlink()
 
 

@@ -215,8 +215,12 @@ def test_prune_removes_only_what_it_is_told_to(run: Run, published: Store, sourc
         (2, "--store", ("list",)),
         (2, "--keep", ("prune", "--store", "STORE", "--keep", "0")),
         (2, "No such command", ("remove",)),
-        (75, "deadline", ("fetch", "adapters/1", "--store", "STORE", "--out", "OUT", "--deadline", "0")),
-        (75, "deadline", ("publish", "SOURCE", "--store", "STORE", "--kind", "a", "--version", "1", "--deadline", "0")),
+        (75, "deadline", ("fetch", "adapters/1", "--store", "STORE", "--out", "OUT", "--deadline", "0.0001")),
+        (
+            75,
+            "deadline",
+            ("publish", "SOURCE", "--store", "STORE", "--kind", "a", "--version", "1", "--deadline", "0.0001"),
+        ),
     ],
 )
 def test_what_cannot_be_done_ends_with_its_status_and_says_why(

@@ -33,7 +33,7 @@ def storage(store_uri: str) -> Storage:
 
 def _put(storage: Storage, files: dict[str, bytes], scratch: Path) -> None:
     folder = write_files(scratch / "put", files)
-    storage.upload({key: folder / key for key in files}, Deadline(), lambda _: None)
+    storage.upload({key: folder / key for key in files}, Deadline(60), lambda _: None)
 
 
 def test_what_was_uploaded_is_listed_in_order_and_can_be_read(storage: Storage, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ The obvious way is a loop that inserts messages one by one into messages, recipi
 that matches the text and then checks, for each match, whether the inbox is a recipient.
 
 Works on the real mail beside the checkout; the half million are the real messages repeated under new ids, addresses
-and dates. Takes some minutes and 5 GB of temporary disk. Figures are medians unless they say otherwise.
+and dates. Takes some minutes and 4 GB of temporary disk. Figures are medians unless they say otherwise.
 """
 
 import argparse
@@ -101,8 +101,7 @@ def ratio(ours: list[float], theirs: list[float]) -> str:
 
 def real_messages() -> Iterator[dict[str, Any]]:
     with gzip.open(DATA / "mail.jsonl.gz") as lines:
-        for line in lines:
-            yield json.loads(line)
+        yield from map(json.loads, lines)
 
 
 def repeated(copies: int) -> Iterator[dict[str, Any]]:
@@ -117,6 +116,7 @@ def repeated(copies: int) -> Iterator[dict[str, Any]]:
             yield {
                 **message,
                 **renamed,
+                "body": message["body"].replace("\r\n", "\n").replace("\r", "\n"),  # as ours counts its length
                 "from": f"{message['from'].strip().lower()}.{copy}",
                 "message_id": f"{message['message_id'][:-1]}.{copy}>",
                 "date": sent.isoformat(),
@@ -242,14 +242,15 @@ def search_large(directory: Path, copies: int, number: int) -> None:
     started = time.perf_counter()
     report = build_index([f"jsonl:{source}"], ours)
     ours_pace = report.read / (time.perf_counter() - started)
+    with source.open() as lines:
+        plain_pace = report.read / timed(lambda: plain_build(plain, map(json.loads, lines)))
     source.unlink()
-    plain_pace = report.read / timed(lambda: plain_build(plain, repeated(copies)))
     show(
         f"Indexing {report.read:,} messages, {report.messages:,} kept",
         ["what", "messages a second", "file"],
         [
             ["ours", f"{ours_pace:,.0f}", f"{(ours / 'mail.sqlite').stat().st_size >> 20:,} MiB"],
-            ["plain loop (makes its messages as it goes)", f"{plain_pace:,.0f}", f"{plain.stat().st_size >> 20:,} MiB"],
+            ["plain loop", f"{plain_pace:,.0f}", f"{plain.stat().st_size >> 20:,} MiB"],
         ],
     )
     queries, inboxes = mix(copies, number)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Publish, fetch, list, verify and prune artifacts.")
 
+SIX_HOURS = 6 * 3600.0
+
 StoreUri = Annotated[
     str,
     typer.Option(
@@ -26,13 +28,10 @@ StoreUri = Annotated[
     ),
 ]
 Reference = Annotated[str, typer.Argument(metavar="KIND/VERSION", help="The version may be `latest`.")]
-DeadlineOption = Annotated[
-    float | None,
-    typer.Option("--deadline", min=0, help="Seconds for the whole operation; without end by default."),
-]
+DeadlineOption = Annotated[float, typer.Option("--deadline", min=0.0001, help="Seconds for the whole operation.")]
 
 
-def _store(uri: str, deadline: float | None = None) -> "Store":
+def _store(uri: str, deadline: float = SIX_HOURS) -> "Store":
     from gumshoe.artifacts.storage import Limits
     from gumshoe.artifacts.store import Store
 
@@ -54,7 +53,7 @@ def publish(
     ] = None,
     image: Annotated[str | None, typer.Option(envvar="GUMSHOE_IMAGE", help="The image it was made in.")] = None,
     latest: Annotated[bool, typer.Option(help="Let KIND/latest name it.")] = True,
-    deadline: DeadlineOption = None,
+    deadline: DeadlineOption = SIX_HOURS,
     json: JsonFlag = False,
 ) -> None:
     """Publish a directory: upload its files, then make them visible by one last write.
@@ -81,7 +80,7 @@ def fetch(
     reference: Reference,
     store: StoreUri,
     directory: Annotated[Path, typer.Option("--out", help="Where it goes; made, or resumed, or left as it is.")],
-    deadline: DeadlineOption = None,
+    deadline: DeadlineOption = SIX_HOURS,
     json: JsonFlag = False,
 ) -> None:
     """Bring an artifact here, every byte verified, whole or not at all."""
@@ -165,7 +164,7 @@ def verify(
         str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Where it was published.")
     ] = None,
     directory: Annotated[Path | None, typer.Option("--dir", help="A fetched artifact to check instead.")] = None,
-    deadline: DeadlineOption = None,
+    deadline: DeadlineOption = SIX_HOURS,
     json: JsonFlag = False,
 ) -> None:
     """Check every byte of a published artifact, or of a fetched one. Exit status 3: it is damaged."""

@@ -136,13 +136,12 @@ class S3Storage:
     def __init__(self, bucket: str, prefix: str, limits: Limits) -> None:
         self._bucket, self._prefix, self._limits = bucket, f"{prefix}/" if prefix else "", limits
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
-        patience = limits.deadline or limits.read_timeout  # with one request, no longer than with all
         with self._explained(""):
             self._client: S3Client = boto3.client(
                 "s3",
                 config=Config(
-                    connect_timeout=min(limits.connect_timeout, patience),
-                    read_timeout=min(limits.read_timeout, patience),
+                    connect_timeout=min(limits.connect_timeout, limits.deadline),
+                    read_timeout=min(limits.read_timeout, limits.deadline),
                     retries={"mode": "standard", "total_max_attempts": limits.attempts},
                     max_pool_connections=limits.workers + 2,
                 ),
@@ -187,9 +186,14 @@ class S3Storage:
         return answer
 
     def read(self, key: str) -> tuple[bytes, str]:
+        deadline = Deadline(self._limits.read_timeout * self._limits.attempts)
         reader = _Reader(self, key, 0)
+        data = bytearray()
         with io.BufferedReader(reader) as file:
-            return file.read(), reader.tag or ""
+            while block := file.read1(1 << 20):
+                deadline.check()
+                data += block
+        return bytes(data), reader.tag or ""
 
     def upload(self, files: dict[str, Path], deadline: Deadline, advance: Callable[[int], object]) -> None:
         def advanced(amount: int) -> None:

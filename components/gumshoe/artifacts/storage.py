@@ -55,7 +55,7 @@ class Limits:
     """Requests under way at once."""
     part_size: int = 64 << 20
     """Bytes in a part of a multipart upload; larger files are sent in parts."""
-    deadline: float | None = None
+    deadline: float = 6 * 3600
     """Longest time for one whole operation such as `publish`."""
 
 
@@ -63,12 +63,12 @@ class Limits:
 class Deadline:
     """The moment an operation must be over."""
 
-    seconds: float | None = None
+    seconds: float
     started: float = field(default_factory=time.monotonic)
 
     def check(self) -> None:
         """Raises DeadlineError once the time is over."""
-        if self.seconds is not None and time.monotonic() - self.started > self.seconds:
+        if time.monotonic() - self.started > self.seconds:
             raise DeadlineError(
                 f"not done after {self.seconds:g} seconds, the deadline for the whole operation; "
                 "run it again to go on from here, or allow it more time"

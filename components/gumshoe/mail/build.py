@@ -151,7 +151,8 @@ def _open(path: Path) -> apsw.Connection:
     database.execute("BEGIN")
     database.execute(TABLES)
     database.execute("INSERT INTO search(search, rank) VALUES ('hashsize', ?)", (_HASH_BYTES,))
-    database.execute("INSERT INTO search(search, rank) VALUES ('automerge', 0)")
+    for merging in (("automerge", 0), ("crisismerge", 1999)):  # once, at the end, instead of again and again
+        database.execute("INSERT INTO search(search, rank) VALUES (?, ?)", merging)
     return database
 
 
