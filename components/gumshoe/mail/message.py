@@ -69,6 +69,8 @@ def clean(text: str) -> str:
 
 def clean_line(text: str) -> str:
     """`clean`, on one line, with runs of white space as one space."""
+    if text.isascii() and text.isprintable() and "  " not in text:  # nothing to do but at the ends
+        return text.strip()
     return " ".join(clean(text).split())
 
 
@@ -83,7 +85,7 @@ def to_utc(moment: datetime) -> tuple[int, int | None]:
     offset = moment.utcoffset()
     if offset is None:
         return int(moment.replace(tzinfo=UTC).timestamp()), None
-    return int(moment.timestamp()), round(offset.total_seconds() / 60)
+    return int(moment.timestamp()), offset.days * 1440 + round(offset.seconds / 60)
 
 
 def parse_date(text: str) -> tuple[int | None, int | None]:
