@@ -1,6 +1,7 @@
 """What commands print: results on standard output, everything else on standard error."""
 
 import json
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
@@ -36,8 +37,15 @@ def print_json(result: BaseModel | list[Any] | dict[str, Any]) -> None:
 
 def plain(text: object) -> str:
     """Text that is safe to show in a terminal: control characters, which could steer it, are made visible."""
-    shown = (c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in str(text))
-    return "".join(shown)
+    return "".join(map(_shown, str(text)))
+
+
+def _shown(character: str) -> str:
+    if character in "\n\t" or character.isprintable():
+        return character
+    if unicodedata.category(character) in {"Zs", "Cf"}:  # odd spaces; marks that are not seen, and can turn text round
+        return " " if character.isspace() else ""
+    return f"\\x{ord(character):02x}"
 
 
 class _RateColumn(ProgressColumn):
@@ -67,6 +75,7 @@ def progress(description: str, *, total: float | None = None, in_bytes: bool = F
         TextColumn("{task.description}"),
         BarColumn(),
         *measure,
+        TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )

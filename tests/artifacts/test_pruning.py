@@ -13,7 +13,7 @@ import pytest
 from gumshoe.artifacts.manifest import InvalidNameError
 from gumshoe.artifacts.pruning import prune
 from gumshoe.artifacts.s3 import AccessDeniedError
-from gumshoe.artifacts.store import Store
+from gumshoe.artifacts.store import Store, VersionTakenError
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit
 from tests.artifacts.files import at_once, overwrite, read_files, write_files
 
@@ -44,8 +44,27 @@ def test_the_newest_of_each_kind_stay(store: Store, tmp_path: Path) -> None:
 def test_nothing_of_what_was_removed_is_left(store: Store, tmp_path: Path) -> None:
     _publish(store, tmp_path, "a/1", "a/2")
     prune(store, keep=1, older_than=NOW)
-    assert [entry.key for entry in store.storage.entries("a/1")] == []
+    assert [entry.key for entry in store.storage.entries("a/1")] == ["a/1/pruned.json"]
     assert store.verify("a/2") == {}
+
+
+def test_a_version_that_was_removed_is_not_used_again(store: Store, tmp_path: Path) -> None:
+    _publish(store, tmp_path, "a/1", "a/2")
+    prune(store, keep=1, older_than=NOW)
+    with pytest.raises(VersionTakenError, match="pruned"):
+        _publish(store, tmp_path, "a/1")
+    assert _listed(store) == ["a/2"]
+
+
+def test_what_other_programs_keep_in_the_store_is_left_alone(store: Store, tmp_path: Path) -> None:
+    _publish(store, tmp_path, "a/1")
+    foreign = {"other/x/sha256-abc.sig": b"{}", "runs/r1/checkpoint/manifest.json": b'{"layers": []}'}
+    for key, data in foreign.items():
+        overwrite(store, key, data, tmp_path)
+    pruned = prune(store, keep=1, older_than=timedelta(days=-3650))
+    assert pruned.leftovers == 0
+    assert _listed(store) == ["a/1"]
+    assert foreign.keys() <= {entry.key for entry in store.storage.entries()}
 
 
 def test_a_kind_within_another_is_not_removed_with_it(store: Store, tmp_path: Path) -> None:
@@ -162,11 +181,11 @@ def test_what_is_half_removed_is_not_seen(behind: Store, proxy: FaultProxy, tmp_
     with pytest.raises(AccessDeniedError):
         prune(behind, keep=1, older_than=NOW)
     assert _listed(behind) == ["a/2"]
-    assert len(list(behind.storage.entries("a/1"))) == 1
+    assert len(list(behind.storage.entries("a/1/sha256-"))) == 1
     proxy.heal()
     proxy.inject(edit(_made_in_2020), "GET", query="list-type=2", times=None)
     assert prune(behind, keep=1, older_than=NOW).leftovers == 1
-    assert list(behind.storage.entries("a/1")) == []
+    assert [entry.key for entry in behind.storage.entries("a/1")] == ["a/1/pruned.json"]
 
 
 def test_a_store_beside_this_one_is_out_of_reach(tmp_path: Path) -> None:

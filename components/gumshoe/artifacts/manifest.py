@@ -1,6 +1,7 @@
 """What an artifact's `manifest.json` says, and the checks of a directory against it."""
 
 import hashlib
+import json
 import re
 import uuid
 from collections.abc import Callable, Iterable
@@ -27,6 +28,10 @@ class InvalidNameError(UsageError):
 
 class InvalidManifestError(GumshoeError):
     """A manifest cannot be read or contradicts itself."""
+
+
+class ForeignManifestError(InvalidManifestError):
+    """A manifest is another program's."""
 
 
 class InvalidDirectoryError(UsageError):
@@ -84,6 +89,15 @@ def split_reference(reference: str) -> tuple[str, str]:
         return _safe_kind(kind), version if version == "latest" else _safe_segment(version)
     except ValueError as error:
         raise InvalidNameError(str(error)) from None
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text is `kind/version`, both of the allowed form."""
+    try:
+        split_reference(text)
+    except InvalidNameError:
+        return False
+    return True
 
 
 def join_reference(kind: str, version: str) -> str:
@@ -158,6 +172,12 @@ class Manifest(BaseModel):
         Raises:
             InvalidManifestError: it is not a manifest, or contradicts itself.
         """
+        try:
+            ours = str(json.loads(text).get("format", "")).startswith("gumshoe.")
+        except (ValueError, AttributeError, RecursionError):
+            raise InvalidManifestError(f"{where} is not a valid manifest: it is not a JSON object") from None
+        if not ours:
+            raise ForeignManifestError(f"{where} is not a valid manifest: format: it is another program's")
         try:
             manifest = cls.model_validate_json(text)
         except ValidationError as error:

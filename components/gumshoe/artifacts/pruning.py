@@ -1,11 +1,15 @@
 """Remove artifacts that nothing needs any longer."""
 
+import json
+import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest, check_kind, now
-from gumshoe.artifacts.storage import Storage
-from gumshoe.artifacts.store import Store
+from gumshoe.artifacts.store import ABANDONED_AFTER, PRUNED, Store
+
+# The files of one publication, and nothing that another program may have put beside them.
+_PUBLICATION = re.compile(rf"(?P<reference>(?P<kind>.+)/[^/]+)/(?P<data>{DATA_PREFIX}[0-9a-f]{{32}})/.+", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ def prune(store: Store, *, keep: int, older_than: timedelta, kind: str | None = 
 
     Kept are the `keep` newest of each kind, the latest, those younger than `older_than`, and whatever a
     kept artifact was made from. With `kind`, other kinds are left alone. Leftovers go once they are as
-    old as that, and a day at least: a publication may be under way.
+    old as that, and a day at least: a publication may be under way. A removed version is not used again.
 
     Raises:
         InvalidNameError: the kind is not of the allowed form.
@@ -34,15 +38,24 @@ def prune(store: Store, *, keep: int, older_than: timedelta, kind: str | None = 
     manifests = store.list()
     kept = _kept(store, manifests, keep, now() - older_than, kind)
     removed = [manifest for manifest in manifests if manifest.reference not in kept]
-    unfinished = now() - max(older_than, timedelta(days=1))
-    leftovers = _leftovers(store.storage, manifests, unfinished, f"{kind}/" if kind else "")
+    unfinished = now() - max(older_than, ABANDONED_AFTER)
+    leftovers = _leftovers(store, manifests, unfinished, kind)
     if not dry_run:
-        for manifest in removed:  # its manifest first: what is half removed is not seen
-            store.storage.delete([f"{manifest.reference}/{MANIFEST}"])
-            store.storage.delete([entry.key for entry in store.storage.entries(f"{manifest.reference}/{DATA_PREFIX}")])
-        store.storage.delete(leftovers)
-        store.storage.abandon_uploads(f"{kind}/" if kind else "", unfinished)
+        for manifest in removed:
+            _remove(store, manifest)
+        for folder in sorted({key[: key.index(f"/{DATA_PREFIX}")] for key in leftovers}):
+            published = store.find(folder)  # it may have become visible since it was listed
+            store.storage.delete(_leftovers(store, [published] if published else [], unfinished, kind, f"{folder}/"))
+        store.storage.abandon_uploads(f"{kind}/" if kind else "", unfinished, _PUBLICATION)
     return Pruned(removed, kept, len(leftovers))
+
+
+def _remove(store: Store, manifest: Manifest) -> None:
+    """Remove an artifact: its manifest before its files, since what is half removed must not be seen."""
+    note = {"content": manifest.content, "created": manifest.created.isoformat(), "pruned": now().isoformat()}
+    store.storage.create(f"{manifest.reference}/{PRUNED}", json.dumps(note).encode())
+    store.storage.delete([f"{manifest.reference}/{MANIFEST}"])
+    store.storage.delete([entry.key for entry in store.storage.entries(f"{manifest.reference}/{DATA_PREFIX}")])
 
 
 def _kept(store: Store, manifests: list[Manifest], keep: int, since: datetime, kind: str | None) -> dict[str, str]:
@@ -67,10 +80,17 @@ def _kept(store: Store, manifests: list[Manifest], keep: int, since: datetime, k
     return kept
 
 
-def _leftovers(storage: Storage, manifests: list[Manifest], before: datetime, prefix: str) -> list[str]:
-    owned = tuple(f"{manifest.reference}/{manifest.data}/" for manifest in manifests)
+def _leftovers(
+    store: Store, manifests: list[Manifest], before: datetime, kind: str | None, folder: str | None = None
+) -> list[str]:
+    """Files of publications that no manifest owns, last written before that time; those below a folder only."""
+    owned = {(manifest.reference, manifest.data) for manifest in manifests}
+    prefix = folder if folder is not None else f"{kind}/" if kind else ""
     return [
         entry.key
-        for entry in storage.entries(prefix)
-        if f"/{DATA_PREFIX}" in entry.key and not entry.key.startswith(owned) and entry.modified < before
+        for entry in store.storage.entries(prefix)
+        if (found := _PUBLICATION.fullmatch(entry.key))
+        and kind in {None, found["kind"]}
+        and (found["reference"], found["data"]) not in owned
+        and entry.modified < before
     ]

@@ -1,6 +1,7 @@
 """S3 as a `Storage`, through boto3: any S3 API, at AWS_ENDPOINT_URL where that is set."""
 
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -259,13 +260,13 @@ class S3Storage:
                 where = f"s3://{self._bucket}/{refused.get('Key')}"
                 raise StorageError(f"{where} could not be deleted: {refused.get('Code')} {refused.get('Message')}")
 
-    def abandon_uploads(self, prefix: str, before: datetime) -> int:
+    def abandon_uploads(self, prefix: str, before: datetime, keys: re.Pattern[str]) -> int:
         count = 0
         with self._explained(prefix):
             pages = self._client.get_paginator("list_multipart_uploads")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
                 for upload in page.get("Uploads", []):
-                    if upload["Initiated"] < before:
+                    if upload["Initiated"] < before and keys.fullmatch(upload["Key"].removeprefix(self._prefix)):
                         self._client.abort_multipart_upload(
                             Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                         )

@@ -3,6 +3,7 @@
 import fcntl
 import io
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -121,8 +122,8 @@ class Storage(Protocol):
         """Remove objects; those already gone do not matter."""
         ...
 
-    def abandon_uploads(self, prefix: str, before: datetime) -> int:
-        """Discard uploads that were begun before that time and never finished: how many."""
+    def abandon_uploads(self, prefix: str, before: datetime, keys: re.Pattern[str]) -> int:
+        """Discard uploads to such keys that were begun before that time and never finished: how many."""
         ...
 
 
@@ -270,11 +271,17 @@ class FileStorage:
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
         top = self._root / prefix.rpartition("/")[0]
-        # What others remove meanwhile is passed over, by `os.walk` too.
-        paths = [Path(folder, name) for folder, _, names in os.walk(top) for name in names if not is_partial(name)]
-        for path in sorted(paths, key=lambda path: path.relative_to(self._root).as_posix()):
+        closed: list[Path] = []  # folders that may not be looked into: listed, so that opening them says so
+
+        def note(error: OSError) -> None:
+            if isinstance(error, PermissionError):
+                closed.append(Path(error.filename))
+
+        walk = os.walk(top, onerror=note)  # what was removed meanwhile is passed over
+        paths = [Path(folder, name) for folder, _, names in walk for name in names if not is_partial(name)]
+        for path in sorted([*paths, *closed], key=lambda path: path.relative_to(self._root).as_posix()):
             key = path.relative_to(self._root).as_posix()
-            if key.startswith(prefix) and path.is_file():
+            if key.startswith(prefix) and (path in closed or path.is_file()):
                 try:
                     found = path.stat()
                 except FileNotFoundError:
@@ -328,11 +335,12 @@ class FileStorage:
                         break
                     parent.rmdir()
 
-    def abandon_uploads(self, prefix: str, before: datetime) -> int:
+    def abandon_uploads(self, prefix: str, before: datetime, keys: re.Pattern[str]) -> int:
         count = 0
         for path in list((self._root / prefix).rglob("*".join(_PARTIAL))):
-            if path.stat().st_mtime < before.timestamp():
-                self.delete([path.relative_to(self._root).as_posix()])
+            key = path.relative_to(self._root).as_posix()
+            if path.stat().st_mtime < before.timestamp() and keys.fullmatch(key):
+                self.delete([key])
                 count += 1
         return count
 

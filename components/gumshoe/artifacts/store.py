@@ -7,21 +7,23 @@ In a store, an artifact is `<kind>/<version>/manifest.json` and, beside it, its 
 import hashlib
 import json
 import os
+import random
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from gumshoe.artifacts.manifest import (
-    DATA_PREFIX,
     LATEST,
     MANIFEST,
     FileEntry,
+    ForeignManifestError,
     InvalidManifestError,
     Manifest,
     artifact_files,
@@ -31,6 +33,7 @@ from gumshoe.artifacts.manifest import (
     damaged_files,
     describe,
     file_digest,
+    is_reference,
     join_reference,
     now,
     split_reference,
@@ -48,7 +51,10 @@ from gumshoe.artifacts.storage import (
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.terminal import progress
 
+PRUNED = "pruned.json"  # stays where an artifact was, so that its version is not used again
 _MARKER = ".conditional-writes"
+ABANDONED_AFTER = timedelta(days=1)  # what `prune` takes for a leftover at the earliest
+_RESUMED_WITHIN = ABANDONED_AFTER / 2  # older files may be about to go, and are sent again
 _DOWNLOADS = 3  # tries of a file whose bytes arrive wrong
 
 
@@ -147,7 +153,11 @@ class Store:
             image=image,
             settings=settings or {},
         )
-        existing = self._find(reference)
+        existing = self.find(reference)
+        if existing is None and any(self.storage.entries(f"{reference}/{PRUNED}")):
+            raise VersionTakenError(
+                f"{self.uri}: {reference} was published before, and pruned; a version is used once, so choose another"
+            )
         if existing is None:
             self._require_conditional_writes()
             self._upload(manifest, files, deadline)
@@ -162,13 +172,14 @@ class Store:
                 "so choose another"
             )
         if latest:
-            self._note_latest(existing)
+            self._note_latest(existing, deadline)
         return Published(existing, created=existing.publication == manifest.publication)
 
     def _upload(self, manifest: Manifest, files: dict[str, Path], deadline: Deadline) -> None:
         """Send the files that are not there yet, then see that all of them are."""
         folder = f"{manifest.reference}/{manifest.data}/"
-        there = {entry.key: entry.size for entry in self.storage.entries(folder)}
+        fresh = now() - _RESUMED_WITHIN
+        there = {entry.key: entry.size for entry in self.storage.entries(folder) if entry.modified > fresh}
         missing = {
             folder + entry.path: files[entry.path]
             for entry in manifest.files
@@ -186,7 +197,7 @@ class Store:
         """The last write. Returns the manifest that is visible now, which another publisher may have won."""
         if self.storage.create(f"{manifest.reference}/{MANIFEST}", manifest.to_json()):
             return manifest
-        winner = self._find(manifest.reference)  # ours, where only the answer to the write was lost
+        winner = self.find(manifest.reference)  # ours, where only the answer to the write was lost
         if winner is None:
             raise StorageError(f"{self.uri}: {manifest.reference} was removed while it was published; publish it again")
         return winner
@@ -201,7 +212,7 @@ class Store:
             "conditional writes (AWS S3, MinIO since 2024-11, Ceph since Squid)"
         )
 
-    def _note_latest(self, manifest: Manifest) -> None:
+    def _note_latest(self, manifest: Manifest, deadline: Deadline) -> None:
         """Let `latest.json` name this version unless it names a newer one."""
         key = f"{manifest.kind}/{LATEST}"
         pointer = json.dumps({"version": manifest.version, "created": manifest.created.isoformat()}).encode()
@@ -217,6 +228,8 @@ class Store:
                 done = self.storage.swap(key, pointer, tag)
             if done:
                 return
+            deadline.check()
+            time.sleep(random.uniform(0.05, 0.5))  # noqa: S311 - another publisher was quicker
 
     def manifest(self, reference: str) -> Manifest:
         """The manifest of `kind/version`, or of the newest of a kind with `kind/latest`.
@@ -231,12 +244,17 @@ class Store:
             if latest is None:
                 raise NotFoundError(f"{self.uri} holds no {kind}; publish one, or see `gumshoe artifacts list`")
             version = latest
-        found = self._find(f"{kind}/{version}")
+        found = self.find(f"{kind}/{version}")
         if found is None:
             raise NotFoundError(f"{self.uri} holds no {kind}/{version}; see `gumshoe artifacts list`")
         return found
 
-    def _find(self, reference: str) -> Manifest | None:
+    def find(self, reference: str) -> Manifest | None:
+        """The manifest of `kind/version`, or None where there is none.
+
+        Raises:
+            InvalidManifestError: what lies there is damaged.
+        """
         key = f"{reference}/{MANIFEST}"
         try:
             text, _ = self.storage.read(key)
@@ -246,6 +264,12 @@ class Store:
         if manifest.reference != reference:
             raise InvalidManifestError(f"{self.uri}/{key} is the manifest of {manifest.reference}")
         return manifest
+
+    def _find_ours(self, reference: str) -> Manifest | None:
+        try:
+            return self.find(reference)
+        except ForeignManifestError:  # other programs keep files in the same place
+            return None
 
     def latest(self, kind: str) -> str | None:
         """The newest version of a kind, or None where there is none."""
@@ -261,12 +285,12 @@ class Store:
         """Everything published, or everything of a kind, the oldest first."""
         keys = [entry.key for entry in self.storage.entries("" if kind is None else f"{check_kind(kind)}/")]
         references = [
-            key.removesuffix(f"/{MANIFEST}")
-            for key in keys
-            if key.endswith(f"/{MANIFEST}") and f"/{DATA_PREFIX}" not in key
+            reference
+            for reference, _, name in (key.rpartition("/") for key in keys)
+            if name == MANIFEST and is_reference(reference) and kind in {None, reference.rpartition("/")[0]}
         ]
         with ThreadPoolExecutor(self.limits.workers) as pool:
-            found = [manifest for manifest in pool.map(self._find, references) if manifest]
+            found = [manifest for manifest in pool.map(self._find_ours, references) if manifest]
         return sorted(found, key=lambda manifest: manifest.created)
 
     def lineage(self, reference: str) -> Lineage:
@@ -280,7 +304,7 @@ class Store:
             parents = []
             below = (*below, manifest.reference)
             for parent in manifest.made_from:
-                found = self._find(parent)
+                found = self.find(parent)
                 circle = parent in below
                 parents.append(trace(found, below) if found and not circle else Lineage(parent, found))
             return Lineage(manifest.reference, manifest, tuple(parents))

@@ -35,7 +35,7 @@ def index(
         typer.Argument(
             metavar="SOURCE...",
             help="maildir:DIR (also a tree of raw files), mbox:FILE[.gz], eml:DIR, jsonl:FILE[.gz], or "
-            "hf:DATASET[@SPLIT] such as hf:corbt/enron-emails. Files may lie under file:// or s3://.",
+            "hf:DATASET or hf:DATASET@SPLIT, such as hf:corbt/enron-emails. Files may lie under file:// or s3://.",
         ),
     ],
     directory: Annotated[Path, typer.Option("--out", help="Where the index goes; made where it is missing.")],
