@@ -48,6 +48,13 @@ def test_a_dotenv_file_is_read_and_the_environment_wins(gumshoe: Run, tmp_path: 
     assert "from-environment holds no artifacts" in ran.err
 
 
+def test_a_dotenv_file_that_is_no_text_is_named(gumshoe: Run, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes("GUMSHOE_STORE=Köln\n".encode("latin-1"))
+    ran = gumshoe("artifacts", "list", cwd=tmp_path)
+    assert ran.status == 2
+    assert ".env cannot be read" in ran.err
+
+
 def test_bad_usage_ends_with_2_and_names_what_is_meant(gumshoe: Run) -> None:
     ran = gumshoe("artefacts")
     assert ran.status == 2

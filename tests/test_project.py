@@ -36,6 +36,14 @@ def test_the_lock_holds_every_package_that_the_project_names() -> None:
         assert {re.split(r"[\[<>=]", each)[0] for each in named} <= pinned, lock
 
 
+def test_the_import_contract_names_every_package_whole() -> None:
+    """`X.**` means what lies in a package, without the package itself: only for those that do not exist yet."""
+    contracts = (ROOT / ".importlinter").read_text()
+    below_only = re.findall(r"^    gumshoe\.(\w+)\.\*\*$", contracts, re.M)
+    assert below_only
+    assert [name for name in below_only if (ROOT / "components" / "gumshoe" / name).exists()] == []
+
+
 def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     mail = next(block for block in blocks if "cat > mail.jsonl" in block)

@@ -12,7 +12,7 @@ from dotenv import find_dotenv, load_dotenv
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from gumshoe.errors import GumshoeError
+from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.terminal import err, plain
 
 COMMANDS = {
@@ -62,10 +62,18 @@ def _root(
     """
 
 
+def _read_dotenv() -> None:
+    path = find_dotenv(usecwd=True)
+    try:
+        load_dotenv(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); write it in UTF-8, one NAME=VALUE a line") from None
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
-    load_dotenv(find_dotenv(usecwd=True))
     try:
+        _read_dotenv()
         app(argv)
     except GumshoeError as error:
         err.print(f"[bold red]error:[/] {escape(plain(error))}", soft_wrap=True)

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,8 @@ def test_an_index_that_is_there_is_left_alone_unless_asked(tmp_path: Path) -> No
     build_index([source], tmp_path / "index", replace=True)
     assert old.read(BOB, "<1@example.com>")  # whoever has the old one open goes on reading it
     assert MailIndex(tmp_path / "index").read(BOB, "<2@example.com>")
+    with ThreadPoolExecutor(1) as thread, pytest.raises(IndexFileError, match="replaced"):
+        thread.submit(old.read, BOB, "<1@example.com>").result()  # which would have to open the new one
     assert [path.name for path in (tmp_path / "index").iterdir()] == ["mail.sqlite"]
 
 
@@ -177,6 +180,7 @@ def test_two_builds_into_one_directory_are_refused(tmp_path: Path) -> None:
 
 _BUILD = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from gumshoe.mail.build import build_index
 print("ready", flush=True)

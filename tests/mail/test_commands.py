@@ -46,6 +46,20 @@ def test_the_switches_of_index_keep_what_they_name(gumshoe: Run, tmp_path: Path)
     assert json.loads(again.out)["kept_out"] == {"duplicate": 1}
 
 
+def test_an_address_that_is_null_is_nobody(gumshoe: Run, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "m.jsonl", [record(1, to=[None, BOB])])
+    gumshoe("mail", "index", source, "--out", tmp_path / "index")
+    assert "<1@example.com>" in gumshoe("mail", "search", "--index", tmp_path / "index", "--inbox", BOB, "body").out
+
+
+def test_an_index_cannot_be_made_in_a_file(gumshoe: Run, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "m.jsonl", [record(1)])
+    ran = gumshoe("mail", "index", source, "--out", tmp_path / "m.jsonl")
+    assert ran.status == 1
+    assert "Traceback" not in ran.err
+    assert "m.jsonl" in ran.err
+
+
 def test_search_shows_id_sender_date_and_snippet(gumshoe: Run, index: str) -> None:
     ran = gumshoe("mail", "search", "--index", index, "--inbox", BOB, "price", "--order", "date")
     assert ran.status == 0
@@ -108,11 +122,11 @@ def test_stats_are_what_the_index_holds(gumshoe: Run, index: str) -> None:
         (["index", "maildir:/no/such/place", "--out", "X"], 2, "no directory /no/such/place"),
         (["index", "--out", "X"], 2, "SOURCE"),
         (["search", "--inbox", BOB, "price"], 2, "--index"),
-        (["search", "--index", "/no/such/index", "--inbox", BOB, "price"], 1, "gumshoe mail index"),
-        (["search", "--index", "INDEX", "--inbox", "bob", "price"], 1, "whole address"),
-        (["search", "--index", "INDEX", "--inbox", BOB, "?"], 1, "no letter or digit"),
+        (["search", "--index", "/no/such/index", "--inbox", BOB, "price"], 2, "gumshoe mail index"),
+        (["search", "--index", "INDEX", "--inbox", "bob", "price"], 2, "whole address"),
+        (["search", "--index", "INDEX", "--inbox", BOB, "?"], 2, "no letter or digit"),
         (["search", "--index", "INDEX", "--inbox", BOB, "price", "--limit", "11"], 2, "--limit"),
-        (["search", "--index", "INDEX", "--inbox", BOB, "price", "--after", "May"], 1, "YYYY-MM-DD"),
+        (["search", "--index", "INDEX", "--inbox", BOB, "price", "--after", "May"], 2, "YYYY-MM-DD"),
         (["serach"], 2, "search"),
     ],
 )

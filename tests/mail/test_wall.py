@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import gumshoe.mail.index
 from gumshoe.mail.audit import addresses_of
+from gumshoe.mail.build import BuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.message import ADDRESS_MARK
 from gumshoe.mail.schema import address_term
@@ -170,9 +172,27 @@ def test_a_used_id_neither_hides_a_message_nor_gives_it_away(tmp_path: Path) -> 
     index = make_index(tmp_path, records)
     (first,) = index.search("bob@example.com", ["word"])
     (second,) = index.search("carol@example.com", ["word"])
-    assert index.read("bob@example.com", first.message_id).body == "first word"
+    assert first.message_id == "<1@example.com>"
+    assert index.read("bob@example.com", "<1@example.com>").body == "first word"
+    assert index.read("carol@example.com", "<1@example.com>").body == "second word"
     assert index.read("carol@example.com", second.message_id).body == "second word"
     assert not readable(index, "bob@example.com", second.message_id)
+
+
+@pytest.mark.parametrize("options", [None, KEEP_ALL])
+def test_an_id_made_up_to_meet_another_message_s_gives_nothing_away(
+    tmp_path: Path, options: BuildOptions | None
+) -> None:
+    """The attacker knows how a message under a used id is renamed, and waits there for it."""
+    first, attack = record(1), record(1, body="attack", sender="eve@example.com", to=["eve@example.com"])
+    content = f"{attack['subject']}\0{attack['body']}\0{attack['from']}".encode()
+    name = f"{attack['message_id']}#{blake2b(content, digest_size=16).hexdigest()}"
+    secret = record(2, message_id=name, body="secret word")
+    index = make_index(tmp_path, [first, secret, attack], options)
+    assert found(index, "eve@example.com", ["secret"]) == []
+    assert not readable(index, "eve@example.com", name)
+    assert found(index, "eve@example.com", ["attack"])
+    assert index.read("bob@example.com", name).body == "secret word"
 
 
 def test_addresses_of_names_everybody_and_gives_no_content(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ import urllib3.exceptions
 from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
 from botocore.config import Config
 
-from gumshoe.artifacts.storage import DamagedError, Deadline, Entry, Limits, NotFoundError, StorageError
+from gumshoe.artifacts.storage import (
+    DamagedError,
+    Deadline,
+    Entry,
+    InvalidUriError,
+    Limits,
+    NotFoundError,
+    StorageError,
+)
 from gumshoe.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -137,16 +145,19 @@ class S3Storage:
     def __init__(self, bucket: str, prefix: str, limits: Limits) -> None:
         self._bucket, self._prefix, self._limits = bucket, f"{prefix}/" if prefix else "", limits
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
-        with self._explained(""):
-            self._client: S3Client = boto3.client(
-                "s3",
-                config=Config(
-                    connect_timeout=min(limits.connect_timeout, limits.deadline),
-                    read_timeout=min(limits.read_timeout, limits.deadline),
-                    retries={"mode": "standard", "total_max_attempts": limits.attempts},
-                    max_pool_connections=limits.workers + 2,
-                ),
-            )
+        try:
+            with self._explained(""):
+                self._client: S3Client = boto3.client(
+                    "s3",
+                    config=Config(
+                        connect_timeout=min(limits.connect_timeout, limits.deadline),
+                        read_timeout=min(limits.read_timeout, limits.deadline),
+                        retries={"mode": "standard", "total_max_attempts": limits.attempts},
+                        max_pool_connections=limits.workers + 2,
+                    ),
+                )
+        except ValueError as error:
+            raise InvalidUriError(f"AWS_ENDPOINT_URL: {error}; write it as https://HOST:PORT") from error
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:

@@ -349,6 +349,8 @@ class Store:
         deadline = Deadline(self.limits.deadline)
         manifest = self.manifest(reference)
         directory = directory.absolute()
+        if not directory.name:
+            raise DestinationError(f"{directory} is not a directory of its own; choose another")
         with suppress(DestinationError, FileNotFoundError):  # another process may be at work there: see below
             if _is_whole(directory, manifest):
                 return Fetched(manifest, directory, downloaded=0)

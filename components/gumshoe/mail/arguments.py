@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from gumshoe.errors import GumshoeError
+from gumshoe.errors import UsageError
 from gumshoe.mail.message import normal_address, to_utc
 
 MAX_LIMIT = 10
@@ -13,7 +13,7 @@ MAX_KEYWORD = 200  # characters
 ORDERS = ("relevance", "date")
 
 
-class SearchArgumentError(GumshoeError):
+class SearchArgumentError(UsageError):
     """An argument of a search that cannot be carried out; the message says what to write instead."""
 
 

@@ -3,7 +3,19 @@
 from pathlib import Path
 
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
-from gumshoe.mail.schema import open_read_only
+from gumshoe.mail.schema import damage_explained, open_read_only
+
+# Where an id is another name of one message and the own of another, it means its own.
+_ADDRESSES = """
+    WITH named AS (
+        SELECT message, 0 AS other FROM messages WHERE message_id = :id
+        UNION ALL SELECT message, 1 FROM other_ids WHERE message_id = :id
+    ), found AS (SELECT message FROM named WHERE other = (SELECT min(other) FROM named))
+    SELECT text FROM addresses WHERE address IN (
+        SELECT sender FROM messages JOIN found USING (message)
+        UNION SELECT address FROM recipients JOIN found USING (message)
+    )
+"""
 
 
 def addresses_of(index: Path, message_id: str) -> frozenset[str]:
@@ -15,20 +27,9 @@ def addresses_of(index: Path, message_id: str) -> frozenset[str]:
         MessageNotFoundError: the index holds no such message.
         IndexFileError: there is no index that can be read.
     """
-    rows = open_read_only(MailIndex(index).path).execute(
-        """
-        WITH found AS (
-            SELECT message FROM messages WHERE message_id = :id
-            UNION SELECT message FROM other_ids WHERE message_id = :id
-        )
-        SELECT text FROM addresses WHERE address IN (
-            SELECT sender FROM messages JOIN found USING (message)
-            UNION SELECT address FROM recipients JOIN found USING (message)
-        )
-        """,
-        {"id": message_id},
-    )
-    addresses = frozenset(text for (text,) in rows)
-    if not addresses:
+    path = MailIndex(index).path
+    with damage_explained(path):
+        rows = open_read_only(path).execute(_ADDRESSES, {"id": message_id}).fetchall()
+    if not rows:
         raise MessageNotFoundError(f"there is no message {message_id!r} in {index}")
-    return addresses
+    return frozenset(str(text) for (text,) in rows)

@@ -18,10 +18,19 @@ from typing import Any
 import apsw
 import orjson
 
-from gumshoe.artifacts.storage import directory_lock
+from gumshoe.artifacts.storage import directory_lock, explained
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import ParsedMessage, Recipient, Unreadable, clean
-from gumshoe.mail.schema import INDEXES, TABLES, VERSION, IndexFileError, address_term, index_file
+from gumshoe.mail.schema import (
+    INDEXES,
+    TABLES,
+    VERSION,
+    IndexBusyError,
+    IndexFileError,
+    IndexPlaceError,
+    address_term,
+    index_file,
+)
 from gumshoe.mail.sources import Source, open_source
 from gumshoe.terminal import Advance, progress
 
@@ -68,23 +77,25 @@ def build_index(
     """Index the messages of some sources into `directory/mail.sqlite`.
 
     The file appears when it is whole. A build that ends early leaves nothing that looks finished, and the next
-    one removes what it left. With `replace`, an index that is there already is replaced in one step; processes
-    that have the old one open go on reading it.
+    one removes what it left. With `replace`, an index that is there already is replaced in one step; threads that
+    have the old one open go on reading it, and a `MailIndex` opens no other in its place.
 
     Raises:
         SourceError: a source is not there, or not what it is said to be; nothing was begun.
-        IndexFileError: there is an index already, or another build is under way.
+        IndexPlaceError: there is an index already.
+        IndexBusyError: another build is under way.
+        StorageError: the directory cannot be written to.
     """
     started = time.monotonic()
     opened = [open_source(uri) for uri in sources]
     if not opened:
         raise UsageError("there is no source to index; name one or more")
     final = index_file(directory)
-    with directory_lock(directory, wait=None) as locked:
+    with explained(directory), directory_lock(directory, wait=None) as locked:
         if not locked:
-            raise IndexFileError(f"another build is writing to {directory}; wait for it, or choose another directory")
+            raise IndexBusyError(f"another build is writing to {directory}; wait for it, or choose another directory")
         if final.exists() and not replace:
-            raise IndexFileError(
+            raise IndexPlaceError(
                 f"{directory} holds an index already; choose another directory, or replace it (--replace)"
             )
         partial = final.with_name(f".{final.name}.partial")
@@ -130,7 +141,7 @@ def _build(sources: list[Source], path: Path, options: BuildOptions, started: fl
         database.execute(INDEXES)
         database.execute("COMMIT")
         return builder.report
-    except (apsw.FullError, apsw.IOError) as error:
+    except (apsw.FullError, apsw.IOError, apsw.CantOpenError) as error:
         raise IndexFileError(
             f"{path} could not be written ({error}); make room on its disk, then run this again"
         ) from None
@@ -220,11 +231,14 @@ class _Builder:
         if same is not None and (options.drop_duplicates or known == same):
             self._add_duplicate(message, same, rows)
             return
-        if known is not None:  # another message under a used id must not hide, nor be hidden
-            message.message_id = f"{message.message_id}#{digest.hex()[:8]}"
-            if message.message_id in self._by_id:
-                self._add_duplicate(message, self._by_id[message.message_id], rows)
-                return
+        if known is None:
+            self._keep(message, digest, rows)
+            return
+        # Another message under a used id must neither hide nor be hidden: it gets a name of its own, and the id stays
+        # another name of it for whoever holds it.
+        given = message.message_id
+        message.message_id = next(name for name in _other_names(given, digest) if name not in self._by_id)
+        rows.other_ids.append((given, report.messages + 1))
         self._keep(message, digest, rows)
 
     def _add_duplicate(self, message: ParsedMessage, kept: int, rows: "_Rows") -> None:
@@ -287,6 +301,12 @@ class _Builder:
         self._writer.write(rows)
         self._writer.wait()
         self.report.content = self._content.hexdigest()
+
+
+def _other_names(message_id: str, digest: bytes) -> Iterator[str]:
+    """Names for a message whose id is used, the same for the same content and order."""
+    yield f"{message_id}#{digest.hex()}"
+    yield from (f"{message_id}#{digest.hex()}-{count}" for count in itertools.count(2))
 
 
 @dataclass(slots=True)

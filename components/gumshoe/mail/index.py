@@ -9,8 +9,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
@@ -28,7 +27,16 @@ from gumshoe.mail.arguments import (
     check_period,
 )
 from gumshoe.mail.message import Role, clean, shown_date
-from gumshoe.mail.schema import TOKENIZER, VERSION, IndexFileError, address_term, index_file, open_read_only
+from gumshoe.mail.schema import (
+    TOKENIZER,
+    VERSION,
+    IndexFileError,
+    IndexPlaceError,
+    address_term,
+    damage_explained,
+    index_file,
+    open_read_only,
+)
 
 Order = Literal["relevance", "date"]
 
@@ -38,7 +46,9 @@ SNIPPET_WORDS = 24
 _K1, _B = 1.2, 0.75
 _SUBJECT_WEIGHT = 2.0  # a word in the subject counts as often as two in the body
 _CACHED = 10_000  # statistics kept in memory
-_CACHE_KIB = 16_000  # of a connection; the operating system caches the file for all of them
+_CACHE_KIB = (
+    2_000  # of a connection, of which each thread has one; the operating system caches the file for all of them
+)
 
 
 _COLUMNS = {"inbox": "{sender recipients}", "sender": "sender", "recipient": "recipients"}
@@ -139,13 +149,15 @@ class MailIndex:
     """An index, opened read-only. One may be used by many threads, and survives a fork.
 
     Raises on opening:
-        IndexFileError: there is none, it is damaged, or another version of Gumshoe built it.
+        IndexPlaceError: there is none.
+        IndexFileError: it is damaged, or another version of Gumshoe built it.
     """
 
     def __init__(self, directory: Path) -> None:
         self.path = index_file(directory)
         if not self.path.is_file():
-            raise IndexFileError(f"there is no index in {directory}; build one with `gumshoe mail index`")
+            raise IndexPlaceError(f"there is no index in {directory}; build one with `gumshoe mail index`")
+        self._file = _identity(self.path)
         self._local = threading.local()
         self._statistics: dict[str, tuple[int, float]] = {}
         self._frequencies: dict[tuple[str, str], int] = {}
@@ -267,10 +279,12 @@ class MailIndex:
     def _prepare_scorer(self, term: str, phrases: list[str]) -> None:
         """Set the statistics that this thread's next query is ranked by: those of the inbox with that term alone."""
         database = self._connection()
-        if term not in self._statistics:
+        statistics = self._statistics.get(term)
+        if statistics is None:
             lengths = [words for (words,) in database.execute(_LENGTHS, (term,))]
-            _remember(self._statistics, term, (len(lengths), sum(lengths) / max(len(lengths), 1)))
-        messages, average = self._statistics[term]
+            statistics = len(lengths), sum(lengths) / max(len(lengths), 1)
+            _remember(self._statistics, term, statistics)
+        messages, average = statistics
         scorer: _Scorer = self._local.scorer
         scorer.average = max(average, 1.0)
         # A single weight changes no order.
@@ -286,6 +300,8 @@ class MailIndex:
     def _connection(self) -> apsw.Connection:
         """This thread's connection, made on its first use, and made anew after a fork."""
         if getattr(self._local, "process", None) != os.getpid():
+            if _identity(self.path) != self._file:
+                raise IndexFileError(f"{self.path} was replaced since it was opened; open it again")
             database = open_read_only(self.path)
             database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             self._local.scorer = scorer = _Scorer()
@@ -295,12 +311,8 @@ class MailIndex:
         connection: apsw.Connection = self._local.database
         return connection
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (apsw.NotADBError, apsw.CorruptError, apsw.IOError, apsw.CantOpenError, apsw.SQLError) as error:
-            raise IndexFileError(f"{self.path} is damaged ({error}); fetch it again, or build it again") from error
+    def _explained(self) -> AbstractContextManager[None]:
+        return damage_explained(self.path)
 
 
 def _best(values: dict[str, Any], order: Order) -> str:
@@ -317,6 +329,11 @@ def _best(values: dict[str, Any], order: Order) -> str:
         f"SELECT message FROM search CROSS JOIN messages ON message = search.rowid "  # noqa: S608 - fixed texts
         f"WHERE {' AND '.join(conditions)} ORDER BY {score}sent DESC, message LIMIT :limit"
     )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells one file from another of the same name."""
+    return (path.stat().st_dev, path.stat().st_ino) if path.exists() else None
 
 
 def _remember(cache: dict[Any, Any], key: Any, value: Any) -> None:

@@ -1,11 +1,13 @@
 """The tables of an index, and the form in which addresses and keywords reach its full-text search."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import apsw
 
-from gumshoe.errors import GumshoeError
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.message import ADDRESS_MARK
 
 FILE_NAME = "mail.sqlite"
@@ -37,6 +39,7 @@ CREATE TABLE envelopes (
 CREATE VIEW recipients AS
     SELECT message, copy, key AS position, value ->> 0 AS role, value ->> 1 AS address, value ->> 2 AS name
     FROM envelopes, json_each(addressed);
+-- Ids of dropped duplicates, and of messages that came under an id which another message had already.
 CREATE TABLE other_ids (message_id TEXT NOT NULL, message INTEGER NOT NULL);
 CREATE TABLE unreadable (place TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL);
 CREATE VIEW indexed AS
@@ -52,12 +55,20 @@ CREATE VIRTUAL TABLE search USING fts5(
 INDEXES = """
 CREATE UNIQUE INDEX addresses_text ON addresses (text);
 CREATE UNIQUE INDEX messages_id ON messages (message_id);
-CREATE UNIQUE INDEX other_ids_id ON other_ids (message_id);
+CREATE INDEX other_ids_id ON other_ids (message_id);
 """
 
 
 class IndexFileError(GumshoeError):
-    """A directory holds no index that can be used."""
+    """An index is damaged, or cannot be written."""
+
+
+class IndexPlaceError(UsageError, IndexFileError):
+    """A directory holds no index where one is needed, or one where none may be."""
+
+
+class IndexBusyError(UnavailableError, IndexFileError):
+    """Another process is writing an index to the same place."""
 
 
 def index_file(directory: Path) -> Path:
@@ -69,6 +80,15 @@ def open_read_only(path: Path) -> apsw.Connection:
     """Open a file that never changes: no locks, no journal, nothing written beside it."""
     uri = f"file:{quote(str(path.absolute()))}?immutable=1"
     return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+
+@contextmanager
+def damage_explained(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors about a file that should be an index into IndexFileError."""
+    try:
+        yield
+    except (apsw.NotADBError, apsw.CorruptError, apsw.IOError, apsw.CantOpenError, apsw.SQLError) as error:
+        raise IndexFileError(f"{path} is damaged ({error}); fetch it again, or build it again") from error
 
 
 def address_term(address: int) -> str:

@@ -165,7 +165,6 @@ class _Tree:
 def _entries(uri: str, place: str) -> tuple[Storage, list[Entry]]:
     if "://" not in place and not Path(place).is_dir():
         raise SourceError(f"{uri}: there is no directory {place}")
-    list_uri(place)  # says what is wrong, where something is
     storage = open_storage(place)
     return storage, [entry for entry in storage.entries() if entry.key and not entry.key.endswith("/")]
 
@@ -378,7 +377,7 @@ def _explained(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, HTTPError) as error:
+    except (OSError, ValueError, RuntimeError, HTTPError) as error:
         raise DatasetError(
             f"{uri}: the dataset cannot be loaded ({type(error).__name__}: {error}); check its name and split, "
             "HF_TOKEN if it is private, and that HF_HUB_OFFLINE is not set"
@@ -453,6 +452,8 @@ def _recipients(role: Role, value: Any) -> Iterable[Recipient]:
 
 @lru_cache(1 << 16)  # few people receive most mail
 def _addressed(role: Role, text: Any, several: bool = False) -> tuple[Recipient, ...]:
+    if text is None:
+        return ()
     if not isinstance(text, str):
         raise TypeError(f"an address is {type(text).__name__}, not text")
     if not several and "<" not in text:
