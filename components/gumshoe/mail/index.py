@@ -46,9 +46,7 @@ SNIPPET_WORDS = 24
 _K1, _B = 1.2, 0.75
 _SUBJECT_WEIGHT = 2.0  # a word in the subject counts as often as two in the body
 _CACHED = 10_000  # statistics kept in memory
-_CACHE_KIB = (
-    2_000  # of a connection, of which each thread has one; the operating system caches the file for all of them
-)
+_CACHE_KIB = 2_000  # a connection, one a thread; the operating system caches the file for all
 
 
 _COLUMNS = {"inbox": "{sender recipients}", "sender": "sender", "recipient": "recipients"}
