@@ -69,6 +69,12 @@ def test_the_same_message_twice_is_one_even_where_duplicates_are_kept(tmp_path: 
     assert (report.messages, report.kept_out) == (1, {"duplicate": 1})
 
 
+def test_a_message_under_a_used_id_is_one_too_however_often_it_comes(tmp_path: Path) -> None:
+    records = [record(1), record(1, body="other"), record(1, body="other"), record(1)]
+    report = build_index([write_jsonl(tmp_path / "m.jsonl", records)], tmp_path / "index", KEEP_ALL)
+    assert (report.messages, report.kept_out) == (2, {"duplicate": 2})
+
+
 def test_the_index_says_what_built_it(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
     with (tmp_path / "m.jsonl").open("a") as file:

@@ -2,7 +2,7 @@
 
 import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import normal_address, to_utc
@@ -10,7 +10,7 @@ from gumshoe.mail.message import normal_address, to_utc
 MAX_LIMIT = 10
 MAX_KEYWORDS = 32
 MAX_KEYWORD = 200  # characters
-ORDERS = ("relevance", "date")
+Order = Literal["relevance", "date"]
 
 
 class SearchArgumentError(UsageError):
@@ -21,7 +21,7 @@ def check_choices(limit: Any, order: Any) -> None:
     """Raises SearchArgumentError unless these are a number of results and an order."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
         raise SearchArgumentError(f"limit is {limit!r}; write a whole number from 1 to {MAX_LIMIT}")
-    if order not in ORDERS:
+    if order not in get_args(Order):
         raise SearchArgumentError(f"order is {order!r}; write 'relevance' or 'date'")
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -32,7 +32,7 @@ from gumshoe.mail.schema import (
     index_file,
 )
 from gumshoe.mail.sources import Source, open_source
-from gumshoe.terminal import Advance, progress
+from gumshoe.terminal import progress
 
 _BATCH = 2000
 _HASH_BYTES = 64 << 20  # words gathered in memory before a piece of the full-text index is written
@@ -116,16 +116,17 @@ def _build(sources: list[Source], path: Path, options: BuildOptions, started: fl
     total = None if None in totals else sum(filter(None, totals))
     database = _open(path)
     try:
+        measured = total is not None  # else messages are counted
         with (
-            progress("Indexing", total=total, in_bytes=True) as advance,
+            progress("Indexing", total=total, in_bytes=measured) as advance,
             _Writer(database) as writer,
             _without_collector(),
         ):
             builder = _Builder(options, writer)
-            for items in _batches(_read(sources, advance), _BATCH):
+            for items in _batches(_read(sources, advance if measured else _ignore), _BATCH):
                 builder.add(items)
                 pace = builder.report.read / (time.monotonic() - started)
-                advance(note=f"{builder.report.read:,} messages, {pace:,.0f}/s")
+                advance(0 if measured else len(items), note=f"{builder.report.read:,} messages, {pace:,.0f}/s")
             builder.finish()
         facts = {
             "schema": VERSION,
@@ -167,7 +168,11 @@ def _open(path: Path) -> apsw.Connection:
     return database
 
 
-def _read(sources: list[Source], advance: Advance) -> Iterator[ParsedMessage | Unreadable]:
+def _ignore(_: int) -> None:
+    """Takes no account of bytes."""
+
+
+def _read(sources: list[Source], advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
     for source in sources:
         yield from source.read(advance)
 
@@ -237,6 +242,10 @@ class _Builder:
         # Another message under a used id must neither hide nor be hidden: it gets a name of its own, and the id stays
         # another name of it for whoever holds it.
         given = message.message_id
+        named = self._by_id.get(next(_other_names(given, digest)))
+        if named is not None and named == same:
+            self._add_duplicate(message, named, rows)
+            return
         message.message_id = next(name for name in _other_names(given, digest) if name not in self._by_id)
         rows.other_ids.append((given, report.messages + 1))
         self._keep(message, digest, rows)

@@ -2,13 +2,14 @@
 
 from dataclasses import asdict
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from gumshoe.mail.arguments import Order
+from gumshoe.mail.message import ROLES
 from gumshoe.terminal import JsonFlag, err, out, plain, print_json
 
 app = typer.Typer(
@@ -19,13 +20,6 @@ app = typer.Typer(
 
 IndexDirectory = Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of an index.")]
 Inbox = Annotated[str, typer.Option(metavar="ADDRESS", help="Whose mail; nothing else is seen.")]
-
-
-class OrderOption(StrEnum):
-    """How `search` orders what it found."""
-
-    relevance = "relevance"
-    date = "date"
 
 
 @app.command()
@@ -83,7 +77,7 @@ def search(
     after: Annotated[str | None, typer.Option(metavar="DATE", help="Sent on this day (UTC) or later.")] = None,
     before: Annotated[str | None, typer.Option(metavar="DATE", help="Sent before this day (UTC).")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10, help="Most results.")] = 10,
-    order: Annotated[OrderOption, typer.Option(help="The best first, or the newest.")] = OrderOption.relevance,
+    order: Annotated[Order, typer.Option(help="The best first, or the newest.")] = "relevance",
     json: JsonFlag = False,
 ) -> None:
     """Find messages in one inbox."""
@@ -97,7 +91,7 @@ def search(
         sent_after=after,
         sent_before=before,
         limit=limit,
-        order=order.value,
+        order=order,
     )
     if json:
         print_json([asdict(hit) | {"sent": hit.sent and hit.sent.isoformat()} for hit in hits])
@@ -128,7 +122,7 @@ def read(
         ("From", _person(message.sender_name, message.sender)),
         *(
             (role.capitalize(), ", ".join(people))
-            for role in ("to", "cc", "bcc")
+            for role in ROLES
             if (people := [_person(each.name, each.address) for each in message.recipients if each.role == role])
         ),
         ("Date", _date(message.sent)),

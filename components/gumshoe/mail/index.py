@@ -13,20 +13,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import apsw
 
 from gumshoe.errors import GumshoeError
 from gumshoe.mail.arguments import (
     MAX_KEYWORD,
+    Order,
     SearchArgumentError,
     check_address,
     check_choices,
     check_keywords,
     check_period,
 )
-from gumshoe.mail.message import Role, clean, shown_date
+from gumshoe.mail.message import Recipient, clean, shown_date
 from gumshoe.mail.schema import (
     TOKENIZER,
     VERSION,
@@ -38,8 +39,6 @@ from gumshoe.mail.schema import (
     open_read_only,
 )
 
-Order = Literal["relevance", "date"]
-
 SNIPPET_WORDS = 24
 
 # Okapi BM25 as SQLite computes it (https://sqlite.org/fts5.html#the_bm25_function), over subject and body.
@@ -47,7 +46,6 @@ _K1, _B = 1.2, 0.75
 _SUBJECT_WEIGHT = 2.0  # a word in the subject counts as often as two in the body
 _CACHED = 10_000  # statistics kept in memory
 _CACHE_KIB = 2_000  # a connection, one a thread; the operating system caches the file for all
-
 
 _COLUMNS = {"inbox": "{sender recipients}", "sender": "sender", "recipient": "recipients"}
 # The recipients of {message} that an inbox may know of: all for its sender; for the others those of the copies that
@@ -101,15 +99,6 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class Addressee:
-    """Somebody a message was sent to, as the reading inbox may know it."""
-
-    role: Role
-    address: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Message:
     """One message, as the reading inbox may see it."""
 
@@ -118,8 +107,8 @@ class Message:
     """On the sender's clock; None where the message has no date."""
     sender: str
     sender_name: str
-    recipients: tuple[Addressee, ...]
-    """Blind copies are known to the sender, and to each who got one for themselves."""
+    recipients: tuple[Recipient, ...]
+    """As the reading inbox may know them: a blind copy is known to the sender, and to who got it."""
     subject: str
     body: str
 
@@ -235,7 +224,7 @@ class MailIndex:
             listed = self._connection().execute(
                 _VISIBLE.format(message=":message"), {"message": number, "inbox": values["inbox"]}
             )
-            recipients = dict.fromkeys(Addressee(role, self._text(address), name) for role, address, name in listed)
+            recipients = dict.fromkeys(Recipient(role, self._text(address), name) for role, address, name in listed)
         return Message(kept_id, shown_date(sent, offset), sender, sender_name, tuple(recipients), subject, body.strip())
 
     def stats(self) -> dict[str, Any]:

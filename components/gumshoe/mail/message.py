@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Literal
 
 Role = Literal["to", "cc", "bcc"]
+ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
 
 # Starts the index's own term for an address. No text that is stored or searched for contains it.
 ADDRESS_MARK = "\ue000"

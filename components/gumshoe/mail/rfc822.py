@@ -16,9 +16,9 @@ from email.utils import getaddresses
 from functools import lru_cache
 
 from gumshoe.mail.message import (
+    ROLES,
     ParsedMessage,
     Recipient,
-    Role,
     Unreadable,
     clean,
     clean_line,
@@ -39,7 +39,6 @@ class _Unchanged(Compat32):
 _PARSER = BytesParser(policy=_Unchanged())
 _STRUCTURED = re.compile(r"[\"()<>:;\\\[\]]|[^\s,]\s+[^\s,]")  # more than bare addresses between commas
 _ANY_OF = {"from", "to", "cc", "subject", "date", "message-id"}
-_ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
 _FILES = {"text/calendar", "text/csv", "text/vcard", "text/x-vcard"}  # text, but not to be read in passing
 # What Python's email package has been seen to raise on broken input.
 _PARSER_FAULTS = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
@@ -71,7 +70,7 @@ def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMess
     authors = (author for role in ("from", "sender") for author in _addresses(headers.get(role, [])))
     sender, sender_name = next(authors, ("", ""))
     sent, offset = _date(headers, fallback_date)
-    recipients = [Recipient(role, *pair) for role in _ROLES for pair in _addresses(headers.get(role, []))]
+    recipients = [Recipient(role, *pair) for role in ROLES for pair in _addresses(headers.get(role, []))]
     subject = clean_line(_decoded(headers.get("subject", [""])[0]))
     message_id = clean_line(headers.get("message-id", [""])[0])
     return ParsedMessage(

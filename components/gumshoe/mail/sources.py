@@ -1,6 +1,5 @@
 """Where mail comes from: `maildir:`, `mbox:`, `eml:`, `jsonl:` and `hf:`, on disk or on S3."""
 
-import gzip
 import json
 import re
 import zlib
@@ -29,6 +28,7 @@ from gumshoe.artifacts.storage import (
 )
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.message import (
+    ROLES,
     ParsedMessage,
     Recipient,
     Role,
@@ -47,13 +47,12 @@ FORMS = (
     "maildir:DIR, mbox:FILE[.gz], eml:DIR, jsonl:FILE[.gz] (each a path, file:// or s3://) or hf:DATASET[@SPLIT], "
     "such as hf:corbt/enron-emails"
 )
-_ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
-_FIELDS = {"message_id", "date", "from", *_ROLES, "subject", "body", "x_from"}
+_FIELDS = {"message_id", "date", "from", *ROLES, "subject", "body", "x_from"}
 _NOBODY = Recipient("to", "")
 _FROM_LINE = re.compile(rb"From \S.*\d\d:\d\d.*\b\d{4}")  # the line between two messages of an mbox
 _FROM_DATE = re.compile(rb"[A-Z][a-z]{2},? +(?:\d+ +)?[A-Z][a-z]{2} +\d.*")
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
-_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+_DAMAGED = (EOFError, zlib.error)
 _BLOCK = 1 << 20
 _GZIP = 31  # zlib's number for the gzip format
 _SERVERS_FILES = ("dovecot", "courier", "maildirfolder", "maildirsize", "subscriptions", "shared-", "cyrus.", "sieve")
@@ -356,10 +355,9 @@ class _Dataset:
                 HfApi().dataset_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
             return cls(uri, None, datasets.load_dataset(name, split=split or "train", streaming=True))
 
-    def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
+    def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:  # noqa: ARG002 - no bytes
         with _explained(self.uri):
             for number, record in enumerate(self.records, 1):
-                advance(0)
                 yield parse_record(record, f"{self.uri}#{number}")
 
 
@@ -419,10 +417,10 @@ def parse_record(record: Any, where: str) -> ParsedMessage | Unreadable:
 
 def _types(record: dict[str, Any]) -> Iterator[str]:
     """What each field of a record is that should be something else."""
-    for name in _FIELDS & record.keys():
+    for name in sorted(_FIELDS & record.keys()):
         value = record[name]
         fitting = (str, date, int, float) if name == "date" else str
-        for each in value if name in {"from", *_ROLES} and isinstance(value, list | tuple) else [value]:
+        for each in value if name in {"from", *ROLES} and isinstance(value, list | tuple) else [value]:
             if each is not None and not isinstance(each, fitting):
                 yield f"{name} is, or holds, {type(each).__name__}"
 
