@@ -584,7 +584,8 @@ def test_an_object_that_vanishes_from_s3_is_listed(s3_bucket: str) -> None:
 
 PROGRAM = """
 import json, sys, time
-from gumshoe.mail.sources import DatasetError, open_source
+from gumshoe.artifacts.hub import DatasetError
+from gumshoe.mail.sources import open_source
 
 for uri in sys.argv[1:]:
     items, error, started = [], "", time.monotonic()

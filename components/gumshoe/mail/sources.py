@@ -2,31 +2,22 @@
 
 import json
 import re
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, islice, repeat
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import orjson
 
-from gumshoe.artifacts.storage import (
-    Entry,
-    NotFoundError,
-    Storage,
-    StorageError,
-    list_uri,
-    open_storage,
-    open_uri,
-    split_uri,
-)
-from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset
+from gumshoe.artifacts.lines import DAMAGED, file_size, read_lines
+from gumshoe.artifacts.storage import Entry, InvalidUriError, NotFoundError, Storage, StorageError, open_storage
+from gumshoe.errors import UsageError
 from gumshoe.mail.message import (
     ROLES,
     ParsedMessage,
@@ -52,19 +43,12 @@ _NOBODY = Recipient("to", "")
 _FROM_LINE = re.compile(rb"From \S.*\d\d:\d\d.*\b\d{4}")  # the line between two messages of an mbox
 _FROM_DATE = re.compile(rb"[A-Z][a-z]{2},? +(?:\d+ +)?[A-Z][a-z]{2} +\d.*")
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
-_DAMAGED = (EOFError, zlib.error)
-_BLOCK = 1 << 20
-_GZIP = 31  # zlib's number for the gzip format
 _SERVERS_FILES = ("dovecot", "courier", "maildirfolder", "maildirsize", "subscriptions", "shared-", "cyrus.", "sieve")
 _AHEAD = 64  # files requested ahead of the parser, where each costs a round trip
 
 
 class SourceError(UsageError):
     """A source cannot be read as what it is said to be."""
-
-
-class DatasetError(GumshoeError):
-    """A dataset of the Hugging Face hub could not be loaded."""
 
 
 class Source(Protocol):
@@ -109,7 +93,7 @@ def open_source(uri: str) -> Source:
         raise SourceError(f"{uri!r} is not a source of mail; write {FORMS}")
     try:
         return kinds[scheme](uri, place)
-    except NotFoundError as error:
+    except (NotFoundError, InvalidUriError) as error:
         raise SourceError(f"{uri}: {error}") from None
 
 
@@ -197,67 +181,6 @@ def _read_ahead(
             pool.shutdown(cancel_futures=True)
 
 
-class _Counted:
-    """A binary file that tells how many bytes were read from it, unpacked where it is gzip."""
-
-    def __init__(self, uri: str, advance: Callable[[int], object]) -> None:
-        self._raw, self._advance = open_uri(uri), advance
-        self._gzip = uri.endswith(".gz")
-
-    def read(self, size: int = -1) -> bytes:
-        block = self._raw.read(size)
-        self._advance(len(block))
-        return block
-
-    def lines(self) -> Iterator[bytes]:
-        """Its lines, without their ends. The next block is read, and unpacked, while these are used."""
-        with self._raw, ThreadPoolExecutor(1) as thread:
-            blocks = self._unpacked() if self._gzip else iter(partial(self.read, _BLOCK), b"")
-            coming = thread.submit(next, blocks, None)
-            rest = b""
-            while (block := coming.result()) is not None:
-                coming = thread.submit(next, blocks, None)
-                *lines, rest = (rest + block).split(b"\n")
-                yield from lines
-            if rest:
-                yield rest
-
-    def _unpacked(self) -> Iterator[bytes]:
-        """Its content in blocks, each unpacked in one call outside the interpreter's lock.
-
-        What comes before damage is not lost with it.
-        """
-        unpack = zlib.decompressobj(_GZIP)
-        while packed := self.read(_BLOCK // 4):
-            while packed:
-                before = unpack.copy()
-                try:
-                    yield unpack.decompress(packed)
-                except zlib.error:
-                    yield from _salvaged(before, packed)
-                    raise
-                if not unpack.eof:
-                    break
-                packed = unpack.unused_data.lstrip(b"\0")  # another member, or padding
-                unpack = zlib.decompressobj(_GZIP) if packed else unpack
-        if not unpack.eof:
-            raise EOFError("it ends before its content does")
-
-
-def _salvaged(unpack: Any, packed: bytes) -> Iterator[bytes]:
-    """What can be unpacked before the damage in a block."""
-    with suppress(zlib.error):
-        for start in range(len(packed)):
-            yield unpack.decompress(packed[start : start + 1])
-
-
-def _sized_file(uri: str, place: str) -> int:
-    found = list_uri(place)
-    if len(found) != 1 or found[0][0] not in {place, split_uri(place)[2]}:  # a file:// URI is listed as its path
-        raise SourceError(f"{uri}: that is a directory; name one file")
-    return found[0][1]
-
-
 @dataclass(frozen=True, slots=True)
 class _Mbox:
     """One file of messages, each after a line that starts with `From `."""
@@ -268,10 +191,10 @@ class _Mbox:
 
     @classmethod
     def at(cls, uri: str, place: str) -> "_Mbox":
-        total = _sized_file(uri, place)
+        total = file_size(place)
         try:
-            first = next(_Counted(place, lambda _: None).lines(), b"")
-        except _DAMAGED as error:
+            first = next(read_lines(place), b"")
+        except DAMAGED as error:
             raise SourceError(f"{uri}: it cannot be unpacked ({error}); check the file") from None
         if total and not first.startswith(b"From "):
             raise SourceError(f"{uri}: its first line does not start with 'From ', so it is not an mbox")
@@ -282,7 +205,7 @@ class _Mbox:
         number = 0
         separator = b""
         try:
-            for line in _Counted(self.place, advance).lines():
+            for line in read_lines(self.place, advance):
                 if not separator or ((not lines or not lines[-1].strip()) and _FROM_LINE.match(line)):
                     if separator:
                         number += 1
@@ -290,7 +213,7 @@ class _Mbox:
                     lines, separator = [], line
                 else:
                     lines.append(line)
-        except _DAMAGED as error:
+        except DAMAGED as error:
             yield Unreadable(self.place, "damaged file", str(error))
         if separator:
             yield self._message(lines, number + 1, separator)
@@ -311,14 +234,14 @@ class _Jsonl:
 
     @classmethod
     def at(cls, uri: str, place: str) -> "_Jsonl":
-        return cls(uri, _sized_file(uri, place), place)
+        return cls(uri, file_size(place), place)
 
     def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
         try:
-            for number, line in enumerate(_Counted(self.place, advance).lines(), 1):
+            for number, line in enumerate(read_lines(self.place, advance), 1):
                 if line.strip():
                     yield _json_message(line, f"{self.place}:{number}")
-        except _DAMAGED as error:
+        except DAMAGED as error:
             yield Unreadable(self.place, "damaged file", str(error))
 
 
@@ -343,43 +266,13 @@ class _Dataset:
     records: Iterable[Any]
 
     @classmethod
-    def named(cls, uri: str, place: str) -> "_Dataset":
-        name, _, split = place.partition("@")
-        import datasets  # takes seconds to import
-        from huggingface_hub import HfApi, constants, get_session
-
-        with _explained(uri):
-            get_session().event_hooks["request"].append(_limit_wait)
-            if not Path(name).is_dir():
-                # A name that is wrong, and a hub that is silent, are told of at once, not after minutes of tries.
-                HfApi().dataset_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-            return cls(uri, None, datasets.load_dataset(name, split=split or "train", streaming=True))
+    def named(cls, uri: str, _: str) -> "_Dataset":
+        return cls(uri, None, open_dataset(uri))
 
     def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:  # noqa: ARG002 - no bytes
-        with _explained(self.uri):
+        with dataset_errors_explained(self.uri):
             for number, record in enumerate(self.records, 1):
                 yield parse_record(record, f"{self.uri}#{number}")
-
-
-def _limit_wait(request: Any) -> None:
-    """Limit the wait for the hub's answer where the hub's library does not: listing files would wait for ever."""
-    from huggingface_hub import constants
-
-    limits = request.extensions["timeout"].items()
-    request.extensions["timeout"] = {name: limit or constants.HF_HUB_DOWNLOAD_TIMEOUT for name, limit in limits}
-
-
-@contextmanager
-def _explained(uri: str) -> Iterator[None]:
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined] # of the client that the hub's library has
-
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, HTTPError) as error:
-        raise DatasetError(
-            f"{uri}: the dataset cannot be loaded ({type(error).__name__}: {error}); check its name and split, "
-            "HF_TOKEN if it is private, and that HF_HUB_OFFLINE is not set"
-        ) from error
 
 
 def parse_record(record: Any, where: str) -> ParsedMessage | Unreadable:

@@ -1,0 +1,83 @@
+"""Datasets of the Hugging Face hub, or local directories of one, streamed."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gumshoe.errors import GumshoeError
+
+
+class DatasetError(GumshoeError):
+    """A dataset of the Hugging Face hub could not be loaded."""
+
+
+def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
+    """The records of `hf:DATASET@SPLIT`, or of the given split of `hf:DATASET`.
+
+    They are read as they are asked for: iterate inside `dataset_errors_explained`.
+
+    Raises:
+        DatasetError: there is no such dataset or split, or the hub does not give it.
+    """
+    import datasets  # takes seconds to import
+
+    name, named = _parts(uri)
+    with dataset_errors_explained(uri):
+        _check_reachable(name)
+        records: Iterable[Any] = datasets.load_dataset(name, split=named or split, streaming=True)
+        return records
+
+
+def split_names(uri: str) -> list[str]:
+    """The splits of `hf:DATASET`, or the one that `hf:DATASET@SPLIT` names.
+
+    Raises:
+        DatasetError: there is no such dataset, or the hub does not tell.
+    """
+    import datasets
+
+    name, named = _parts(uri)
+    if named:
+        return [named]
+    with dataset_errors_explained(uri):
+        _check_reachable(name)
+        return list(datasets.get_dataset_split_names(name))
+
+
+def _parts(uri: str) -> tuple[str, str]:
+    name, _, split = uri.removeprefix("hf:").partition("@")
+    return name, split
+
+
+def _check_reachable(name: str) -> None:
+    """Tell of a name that is wrong, or a hub that is silent, at once and not after minutes of tries."""
+    from huggingface_hub import HfApi, constants, get_session
+
+    hooks = get_session().event_hooks["request"]
+    if _limit_wait not in hooks:
+        hooks.append(_limit_wait)
+    if not Path(name).is_dir():
+        HfApi().dataset_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+
+
+def _limit_wait(request: Any) -> None:
+    """Limit the wait for the hub's answer where the hub's library does not: listing files would wait for ever."""
+    from huggingface_hub import constants
+
+    limits = request.extensions["timeout"].items()
+    request.extensions["timeout"] = {name: limit or constants.HF_HUB_DOWNLOAD_TIMEOUT for name, limit in limits}
+
+
+@contextmanager
+def dataset_errors_explained(uri: str) -> Iterator[None]:
+    """Turn what loading or reading a dataset raises into DatasetError."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined] # of the client that the hub's library has
+
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, HTTPError) as error:
+        raise DatasetError(
+            f"{uri}: the dataset cannot be loaded ({type(error).__name__}: {error}); check its name and split, "
+            "HF_TOKEN if it is private, and that HF_HUB_OFFLINE is not set"
+        ) from error
