@@ -1,6 +1,5 @@
 """Building an index: what is kept out, what is counted, and that it is there whole or not at all."""
 
-import json
 import random
 import signal
 import sqlite3
@@ -15,9 +14,8 @@ import pytest
 
 from gumshoe.artifacts.storage import directory_lock
 from gumshoe.errors import UsageError
-from gumshoe.mail.audit import addresses_of
 from gumshoe.mail.build import BuildOptions, build_index
-from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from gumshoe.mail.index import MailIndex
 from gumshoe.mail.schema import IndexFileError
 from gumshoe.mail.sources import SourceError
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
@@ -242,27 +240,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "index").iterdir()) == []
 
 
-def test_the_real_mail_is_indexed_and_its_questions_name_messages_of_their_inbox(
-    shared_data: Path, tmp_path: Path
-) -> None:
+def test_the_real_mail_is_indexed(shared_data: Path, tmp_path: Path) -> None:
     report = build_index([f"jsonl:{shared_data / 'enron' / 'mail.jsonl.gz'}"], tmp_path / "index")
     assert (report.read, report.unreadable) == (16_920, {})
     assert report.kept_out == {"many recipients": 907, "long body": 621, "duplicate": 351}
     assert report.messages == 15_041
-    index = MailIndex(tmp_path / "index")
-    questions = [json.loads(line) for line in (shared_data / "enron" / "questions.jsonl").read_text().splitlines()]
-    outside: list[str] = []
-    unknown: list[str] = []
-    for question in questions:
-        for message_id in question["message_ids"]:
-            try:
-                addresses = addresses_of(index.path.parent, message_id)
-            except MessageNotFoundError:
-                unknown.append(message_id)
-                continue
-            if question["inbox_address"].lower() not in addresses:
-                outside.append(message_id)
-            else:
-                assert index.read(question["inbox_address"], message_id).body
-    assert outside == []
-    assert len(unknown) == 51  # kept out: 34 are too long, 17 have too many recipients

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gumshoe.mail.index
-from gumshoe.mail.audit import addresses_of
+from gumshoe.mail.audit import MailAudit
 from gumshoe.mail.build import BuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.message import ADDRESS_MARK
@@ -195,17 +196,28 @@ def test_an_id_made_up_to_meet_another_message_s_gives_nothing_away(
     assert index.read("bob@example.com", name).body == "secret word"
 
 
-def test_addresses_of_names_everybody_and_gives_no_content(tmp_path: Path) -> None:
+def test_the_audit_names_everybody_a_message_concerns_and_gives_no_content(tmp_path: Path) -> None:
     records = [
         record(1, body="same", subject="s", bcc=["dave@example.com"]),
         record(2, body="same", subject="s", to=["carol@example.com"]),
     ]
-    index = make_index(tmp_path, records)
-    everyone = {f"{name}@example.com" for name in ("ann", "bob", "carol", "dave")}
-    assert addresses_of(index.path.parent, "<1@example.com>") == everyone
-    assert addresses_of(index.path.parent, "<2@example.com>") == everyone
-    with pytest.raises(MessageNotFoundError):
-        addresses_of(index.path.parent, "<3@example.com>")
+    audit = MailAudit(make_index(tmp_path, records).path.parent)
+    everyone = frozenset(f"{name}@example.com" for name in ("ann", "bob", "carol", "dave"))
+    for message_id in ("<1@example.com>", "<2@example.com>", "1@example.com"):  # the second is a dropped duplicate
+        (message,) = audit.find(message_id)
+        assert (message.message_id, message.addresses) == ("<1@example.com>", everyone)
+        assert message.sent == datetime(2001, 5, 2, 12, tzinfo=UTC)
+        assert "same" not in repr(message)
+    assert audit.find("<3@example.com>") == []
+
+
+def test_the_audit_tells_messages_under_one_id_apart(tmp_path: Path) -> None:
+    records = [record(1, body="mine"), {**record(1, body="yours", to=["eve@example.com"]), "from": "dan@example.com"}]
+    audit = MailAudit(make_index(tmp_path, records).path.parent)
+    own, other = audit.find("<1@example.com>")
+    assert own.message_id == "<1@example.com>"
+    assert other.message_id.startswith("<1@example.com>#")
+    assert other.addresses == {"dan@example.com", "eve@example.com"}
 
 
 def test_the_index_offers_no_way_round_the_inbox() -> None:

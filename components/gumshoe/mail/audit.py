@@ -1,35 +1,71 @@
-"""Who a message concerns, without its content: for those who check scenarios, never for tools or the server."""
+"""Which messages an id names and whom they concern, without their content: for those who check scenarios, never for
+tools or the server."""
 
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from gumshoe.mail.index import MailIndex
+from gumshoe.mail.message import shown_date
 from gumshoe.mail.schema import damage_explained, open_read_only
 
-# Where an id is another name of one message and the own of another, it means its own.
+_NAMED = """
+    SELECT messages.message, message_id, sent FROM messages
+    JOIN (
+        SELECT message, 0 AS other FROM messages WHERE message_id IN (:exact, :bare, :bracketed)
+        UNION ALL SELECT message, 1 FROM other_ids WHERE message_id IN (:exact, :bare, :bracketed)
+    ) AS named USING (message)
+    GROUP BY message ORDER BY message_id = :exact DESC, min(other), message
+"""
 _ADDRESSES = """
-    WITH named AS (
-        SELECT message, 0 AS other FROM messages WHERE message_id = :id
-        UNION ALL SELECT message, 1 FROM other_ids WHERE message_id = :id
-    ), found AS (SELECT message FROM named WHERE other = (SELECT min(other) FROM named))
     SELECT text FROM addresses WHERE address IN (
-        SELECT sender FROM messages JOIN found USING (message)
-        UNION SELECT address FROM recipients JOIN found USING (message)
+        SELECT sender FROM messages WHERE message = :message
+        UNION SELECT address FROM recipients WHERE message = :message
     )
 """
 
 
-def addresses_of(index: Path, message_id: str) -> frozenset[str]:
-    """The addresses of all whose inboxes hold a message: its sender and every recipient, blind copies included.
+@dataclass(frozen=True, slots=True)
+class HeldMessage:
+    """A message of an index, without its content."""
 
-    The id may be that of a dropped duplicate.
+    message_id: str
+    """The id that searches list it by."""
+    sent: datetime | None
+    """In UTC; None where the message has no date."""
+    addresses: frozenset[str]
+    """All whose inboxes hold it: its sender and every recipient, blind copies included."""
 
-    Raises:
-        MessageNotFoundError: the index holds no such message.
-        IndexFileError: there is no index that can be read.
+
+class MailAudit:
+    """Looks ids up in a whole index, whosever inbox they lie in.
+
+    Raises on opening:
+        IndexPlaceError: there is no index.
+        IndexFileError: it is damaged, or another version of Gumshoe built it.
     """
-    path = MailIndex(index).path
-    with damage_explained(path):
-        rows = open_read_only(path).execute(_ADDRESSES, {"id": message_id}).fetchall()
-    if not rows:
-        raise MessageNotFoundError(f"there is no message {message_id!r} in {index}")
-    return frozenset(str(text) for (text,) in rows)
+
+    def __init__(self, index: Path) -> None:
+        self._path = MailIndex(index).path
+        self._database = open_read_only(self._path)
+
+    def find(self, message_id: str) -> list[HeldMessage]:
+        """The messages that an id names, with or without its brackets; none where the index holds no such message.
+
+        First the one that is listed by that very id, then those that it is another name of: the kept one of a
+        dropped duplicate, and those that came under an id that was used already.
+
+        Raises:
+            IndexFileError: the file is damaged.
+        """
+        bare = message_id.strip("<>")
+        with damage_explained(self._path):
+            rows = self._database.execute(_NAMED, {"exact": message_id, "bare": bare, "bracketed": f"<{bare}>"})
+            found: list[tuple[Any, ...]] = rows.fetchall()
+            return [
+                HeldMessage(listed, shown_date(sent, None), self._addresses(number)) for number, listed, sent in found
+            ]
+
+    def _addresses(self, number: int) -> frozenset[str]:
+        return frozenset(str(text) for (text,) in self._database.execute(_ADDRESSES, {"message": number}))

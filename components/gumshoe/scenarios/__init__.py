@@ -1,0 +1,1 @@
+"""Questions with known answers: load them, check them against a mail index, split them without leaks."""

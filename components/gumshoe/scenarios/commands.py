@@ -1,0 +1,247 @@
+"""`gumshoe scenarios`: load, split, check."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from gumshoe.errors import RefusedError, UsageError
+from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
+
+if TYPE_CHECKING:
+    from gumshoe.scenarios.scenario import ScenarioSet, Split
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Load, split and check questions with known answers.",
+)
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help="A JSONL file (a path, file:// or s3://; .gz too), or hf:DATASET or hf:DATASET@SPLIT, such as "
+        "hf:corbt/enron_emails_sample_questions.",
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the scenarios go, as JSONL.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace a file that is there, in one step.")]
+
+
+@app.command()
+def load(
+    source: Source,
+    path: Out,
+    split: Annotated[list[str] | None, typer.Option(metavar="SPLIT", help="Only of this split (repeatable).")] = None,
+    min_messages: Annotated[int, typer.Option(min=0, help="Only with so many source messages or more.")] = 0,
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Only with so many source messages or fewer.")] = None,
+    min_realism: Annotated[float, typer.Option(min=0, max=1, help="Only as realistic as this, or more.")] = 0,
+    inbox: Annotated[list[str] | None, typer.Option(metavar="ADDRESS", help="Only of this inbox (repeatable).")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="ID", help="Leave this one out (repeatable).")] = None,
+    exclude_from: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Leave out the ids in this file, one a line.")
+    ] = None,
+    shuffle: Annotated[int | None, typer.Option(metavar="SEED", help="Put them into an order of this seed.")] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="SPLIT=N", help="At most N of a split, such as train=500 (repeatable).")
+    ] = None,
+    replace: Replace = False,
+    json: JsonFlag = False,
+) -> None:
+    """Take scenarios from a file or a dataset, all or some of them, into one file."""
+    from gumshoe.scenarios.sources import Selection, load_scenarios
+
+    selection = Selection(
+        splits=frozenset(map(_split, split or [])),
+        min_messages=min_messages,
+        max_messages=max_messages,
+        min_realism=min_realism,
+        inboxes=frozenset(inbox or []),
+        exclude=frozenset([*(exclude or []), *(_ids(exclude_from) if exclude_from else [])]),
+        shuffle=shuffle,
+        limits=dict(map(_limit, limit or [])),
+    )
+    _check_free(path, replace)
+    taken, left_out = selection.apply(load_scenarios(source))
+    if not taken:
+        raise UsageError(f"none of the scenarios in {source} is left ({_listed(left_out)}); ask for less")
+    _write(path, taken)
+    if json:
+        print_json({**_facts(taken), "left_out": dict(left_out)})
+        return
+    _print_set(taken, path)
+    if left_out:
+        out.print(f"left out: {_listed(left_out)}", soft_wrap=True)
+
+
+@app.command(name="split")
+def split_command(
+    source: Source,
+    path: Out,
+    seed: Annotated[int, typer.Option(help="Decides which go where.")],
+    validation: Annotated[float, typer.Option(help="Share for choosing the checkpoint.")] = 0.1,
+    test: Annotated[
+        float | None, typer.Option(help="Share for the test; 0.15 where neither this nor --keep-test is given.")
+    ] = None,
+    keep_test: Annotated[
+        bool,
+        typer.Option("--keep-test", help="Leave the test split as it is; drop what overlaps with it from the rest."),
+    ] = False,
+    by_inbox: Annotated[bool, typer.Option("--by-inbox", help="Keep all questions of an inbox in one split.")] = False,
+    replace: Replace = False,
+    json: JsonFlag = False,
+) -> None:
+    """Put scenarios into train, validation and test so that nothing leaks.
+
+    Scenarios that share a source message or a question, directly or through others, stay together. The same
+    scenarios and seed give the same splits.
+    """
+    from gumshoe.scenarios.sources import load_scenarios
+    from gumshoe.scenarios.splitting import split_scenarios
+
+    if keep_test and test is not None:
+        raise UsageError("--keep-test keeps the test split that is there, and --test makes another; give one of them")
+    _check_free(path, replace)
+    scenarios = load_scenarios(source)
+    share = 0.15 if test is None else test
+    result, report = split_scenarios(
+        scenarios, validation=validation, test=share, seed=seed, by_inbox=by_inbox, keep_test=keep_test
+    )
+    _write(path, result)
+    if json:
+        print_json({**_facts(result), **asdict(report)})
+        return
+    _print_set(result, path)
+    out.print(
+        f"{report.groups:,} groups that share nothing, the largest of {report.largest_group:,}"
+        + (f"; dropped {report.dropped:,} that overlap with the test split" if keep_test else ""),
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def check(
+    source: Source,
+    index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")],
+    drop: Annotated[bool, typer.Option("--drop", help="Write those that are right to a file.")] = False,
+    path: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where --drop writes; NAME.clean.jsonl beside a file NAME.jsonl."),
+    ] = None,
+    replace: Replace = False,
+    json: JsonFlag = False,
+) -> None:
+    """Check that every question can be answered from its inbox, and that nothing leaks between splits.
+
+    Exit status 3 when something is wrong, unless --drop leaves it out. A scenario with several source messages
+    loses only those that are wrong, unless it needs all of them.
+    """
+    from gumshoe.scenarios.check import check_scenarios
+    from gumshoe.scenarios.sources import read_scenarios
+
+    if path is not None and not drop:
+        raise UsageError("--out is where --drop writes; give both or neither")
+    if drop:
+        path = path or _clean_path(source)
+        _check_free(path, replace)
+    with progress("Checking") as advance:
+        report = check_scenarios(read_scenarios(source), index, advance)
+    lost = report.lines - len(report.clean)
+    if path is not None:
+        if not report.clean:
+            raise RefusedError(f"nothing is right in {source}, so {path} was not written")
+        _write(path, report.clean)
+    if json:
+        findings = [asdict(finding) for finding in report.findings]
+        print_json({"lines": report.lines, "counts": report.counts, "findings": findings, **_facts(report.clean)})
+    else:
+        for finding in report.findings:
+            out.print(f"{_shown(finding.where)}: [yellow]{finding.problem}[/]: {_shown(finding.text)}", soft_wrap=True)
+        counts = _listed(report.counts) or "nothing is wrong"
+        out.print(f"[bold]{report.lines:,} scenarios checked[/]: {counts}", soft_wrap=True)
+        if path is not None:
+            _print_set(report.clean, path)
+            out.print(f"{lost:,} dropped, {report.mended:,} with other ids than before")
+    if report.findings and not drop:
+        raise RefusedError(
+            f"{lost + report.mended:,} of {report.lines:,} scenarios are not right as they stand; "
+            "mend them, or write the others to a file with --drop"
+        )
+
+
+def _split(name: str) -> "Split":
+    from gumshoe.scenarios.scenario import SPLITS
+
+    for split in SPLITS:
+        if name == split:
+            return split
+    raise UsageError(f"there is no split {name!r}; write one of {', '.join(SPLITS)}")
+
+
+def _limit(text: str) -> tuple["Split", int]:
+    name, _, number = text.partition("=")
+    if not number.isdecimal():
+        raise UsageError(f"--limit {text!r} is not a split and a number; write it as train=500")
+    return _split(name), int(number)
+
+
+def _ids(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); write one id a line, in UTF-8") from None
+
+
+def _clean_path(source: str) -> Path:
+    """`questions.clean.jsonl` for `questions.jsonl` or `questions.jsonl.gz`."""
+    place = source.removeprefix("jsonl:")
+    if "://" in place or place.startswith("hf:"):
+        raise UsageError(f"{source} is not a file beside which to write; say where with --out")
+    name = Path(place).name.removesuffix(".gz").removesuffix(".jsonl")
+    return Path(place).with_name(f"{name}.clean.jsonl")
+
+
+def _check_free(path: Path, replace: bool) -> None:
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} is {'a directory' if path.is_dir() else 'in no directory'}; name a file to write")
+    if path.exists() and not replace:
+        raise UsageError(f"{path} is there already; choose another name, or replace it (--replace)")
+
+
+def _write(path: Path, scenarios: "ScenarioSet") -> None:
+    from gumshoe.artifacts.storage import explained, write_atomically
+
+    with explained(path):
+        write_atomically(path, io.BytesIO(scenarios.to_jsonl()))
+
+
+def _facts(scenarios: "ScenarioSet") -> dict[str, object]:
+    """What a set is: of each split its size, content hash and ids."""
+    splits = {str(split or "none"): scenarios.only(split) for split in dict.fromkeys(each.split for each in scenarios)}
+    return {
+        "scenarios": len(scenarios),
+        "content": scenarios.content,
+        "splits": {name: each.record().model_dump() for name, each in splits.items()},
+    }
+
+
+def _print_set(scenarios: "ScenarioSet", path: Path) -> None:
+    from gumshoe.scenarios.scenario import SPLITS
+
+    counts = {split or "in no split": len(scenarios.only(split)) for split in (*SPLITS, None)}
+    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    out.print(f"[bold]{len(scenarios):,} scenarios[/] in {_shown(path)}: {listed}", soft_wrap=True)
+    err.print(f"content {scenarios.content}", soft_wrap=True)
+
+
+def _listed(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+def _shown(text: object) -> str:
+    return escape(plain(text))
