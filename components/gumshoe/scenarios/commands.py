@@ -151,22 +151,26 @@ def check(
         _check_free(path, replace)
     with progress("Checking") as advance:
         report = check_scenarios(read_scenarios(source), index, advance)
+    if not report.lines:
+        raise UsageError(f"{source}: there are no scenarios in it")
     lost = report.lines - len(report.clean)
-    if path is not None:
-        if not report.clean:
-            raise RefusedError(f"nothing is right in {source}, so {path} was not written")
-        _write(path, report.clean)
+    written = path if report.clean else None
+    if written is not None:
+        _write(written, report.clean)
     if json:
         findings = [asdict(finding) for finding in report.findings]
-        print_json({"lines": report.lines, "counts": report.counts, "findings": findings, **_facts(report.clean)})
+        facts = {"lines": report.lines, "mended": report.mended, "counts": report.counts, "findings": findings}
+        print_json({**facts, **_facts(report.clean)})
     else:
         for finding in report.findings:
             out.print(f"{_shown(finding.where)}: [yellow]{finding.problem}[/]: {_shown(finding.text)}", soft_wrap=True)
         counts = _listed(report.counts) or "nothing is wrong"
         out.print(f"[bold]{report.lines:,} scenarios checked[/]: {counts}", soft_wrap=True)
-        if path is not None:
-            _print_set(report.clean, path)
+        if written is not None:
+            _print_set(report.clean, written)
             out.print(f"{lost:,} dropped, {report.mended:,} with other ids than before")
+    if drop and written is None:
+        raise RefusedError(f"nothing is right in {source}, so {path} was not written")
     if report.findings and not drop:
         raise RefusedError(
             f"{lost + report.mended:,} of {report.lines:,} scenarios are not right as they stand; "

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -10,7 +11,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import normal_address
@@ -25,9 +26,7 @@ class ScenarioError(UsageError):
     """A scenario, or a set of them, cannot be used as it is."""
 
 
-def _address(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
+def _address(value: str) -> str:
     if not re.fullmatch(r"\S+@\S+", address := normal_address(value)):
         raise ValueError(f"{value!r} is not a whole address, such as ann@example.com")
     return address
@@ -45,11 +44,11 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _distinct(value: Any) -> Any:
-    return list(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))
 
 
-Sources = Annotated[tuple[Text, ...], BeforeValidator(_distinct)]
+Sources = Annotated[tuple[Text, ...], AfterValidator(_distinct)]
 
 
 class Scenario(BaseModel):
@@ -74,7 +73,7 @@ class Scenario(BaseModel):
     """The answer takes every source together."""
     how_realistic: Annotated[float, Field(ge=0, le=1)] | None = None
     """How likely the mailbox's owner would ask this, 0 to 1."""
-    inbox_address: Annotated[str, BeforeValidator(_address)] | None = None
+    inbox_address: Annotated[str, AfterValidator(_address)] | None = None
     query_date: Annotated[date, BeforeValidator(_day)] | None = None
     """The day it is asked on: what was sent later does not exist yet."""
     split: Split | None = None
@@ -90,9 +89,13 @@ class Scenario(BaseModel):
             if missing:
                 raise ValueError(f"a question about mail needs {' and '.join(missing)}")
         for name in self.model_extra or {}:
-            meant = get_close_matches(name, type(self).model_fields, n=1, cutoff=0.9)
+            meant = get_close_matches(name.lower(), type(self).model_fields, n=1, cutoff=0.9)
             if meant:
                 raise ValueError(f"there is no field {name!r}; did you mean {meant[0]!r}?")
+        try:
+            self.to_json().encode()
+        except ValueError as error:
+            raise ValueError(f"it holds what cannot be written as JSON ({error})") from None
         return self
 
     @property
@@ -109,8 +112,10 @@ class Scenario(BaseModel):
 
     @property
     def plain_question(self) -> str:
-        """The words of the question alone: equal for questions that differ in case and signs only."""
-        return " ".join(re.findall(r"\w+", self.question.casefold()))
+        """The words of the question alone, or all of it where it has none: equal for questions that differ only in
+        case, signs, or the code points that one letter is written with."""
+        text = unicodedata.normalize("NFKC", self.question).casefold()
+        return " ".join(re.findall(r"\w+", text)) or self.question
 
     def to_json(self) -> str:
         """One line of a scenario file, without the fields that say nothing."""

@@ -94,18 +94,18 @@ def _rows(uri: str) -> Iterator[Line]:
             f"as {uri}@test"
         )
     for name in names:
-        place = uri if "@" in uri else f"{uri}@{name}"
+        place = f"{uri.partition('@')[0]}@{name}"
         with dataset_errors_explained(place):
             for number, row in enumerate(open_dataset(place), 1):
-                fields = {key: value for key, value in row.items() if value is not None}
-                yield _line({"split": name, **fields}, f"{place}#{number}")
+                yield _line({**row, "split": row.get("split") or name}, f"{place}#{number}")
 
 
 def _line(record: Any, where: str) -> Line:
     if not isinstance(record, dict):
         return Line(where, None, f"a JSON {type(record).__name__}, not an object; write one object a line")
+    said = {name: value for name, value in record.items() if value is not None}
     try:
-        return Line(where, Scenario.model_validate(record))
+        return Line(where, Scenario.model_validate(said))
     except ValidationError as error:
         return Line(where, None, "; ".join(map(_explained, error.errors(include_url=False))))
 

@@ -23,7 +23,7 @@ def ties(scenario: Scenario, *, by_inbox: bool = False) -> Iterator[str]:
     """What a scenario must not have in common with one of another split: its sources, its question, its inbox."""
     for source in scenario.sources:
         yield f"source {source.strip('<>')}"
-    yield f"question {scenario.plain_question or scenario.question}"
+    yield f"question {scenario.plain_question}"
     if by_inbox and scenario.inbox_address:
         yield f"inbox {scenario.inbox_address}"
 

@@ -1,0 +1,114 @@
+"""Text with alternatives and slots: how a few hundred sentences become many thousand.
+
+`[one|two|]` is one of its alternatives, which may be empty and may hold others. `{slot}` is a value, `{Slot}` the
+same with a capital. `a(n) {slot}` takes its article from what follows.
+
+>>> expand("We need a(n) [new |]{tool}.", Dice(1), {"tool": "axe"})
+'We need a new axe.'
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from gumshoe.synthesis.dice import Dice
+
+Value: TypeAlias = str | Callable[[], str] | list[str]
+"""What a slot takes: a text, a text made when it is wanted, or one of a list."""
+
+Node: TypeAlias = "str | Slot | Choice"
+
+_TOKEN = re.compile(r"[\[\]|]|\{(\w+)\}|[^\[\]|{]+")
+_ARTICLE = re.compile(r"\b([Aa])\(n\) (\W?)(\w+)")
+_VOWEL_SOUND = re.compile(r"(?!uni|use|usu|eu|one\b|once\b)[aeiou]|hour|honest|heir|8|11\b|18\b", re.I)
+_GAPS = [(re.compile(r"[ \t]{2,}"), " "), (re.compile(r" +([,.;:!?\n])"), r"\1"), (re.compile(r"\n +"), "\n")]
+
+
+class Slot(str):
+    """The name of a slot."""
+
+    __slots__ = ()
+
+
+class Choice(tuple[tuple[Node, ...], ...]):
+    """Alternatives, each a sequence of nodes."""
+
+    __slots__ = ()
+
+
+@cache
+def load_text(name: str) -> dict[str, Any]:
+    """The file `text/<name>.toml`."""
+    return tomllib.loads((Path(__file__).parent / "text" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def expand(template: str, dice: Dice, values: Mapping[str, Value]) -> str:
+    """A text that a template allows.
+
+    Raises:
+        KeyError: a slot has no value.
+        ValueError: the brackets do not match.
+    """
+    text = _render(_parsed(template), dice, values)
+    text = _ARTICLE.sub(_with_article, text)
+    for gap, closed in _GAPS:
+        text = gap.sub(closed, text)
+    return text.strip()
+
+
+def sentence(template: str, dice: Dice, values: Mapping[str, Value]) -> str:
+    """`expand`, beginning with a capital."""
+    text = expand(template, dice, values)
+    return text[:1].upper() + text[1:]
+
+
+def _render(nodes: tuple[Node, ...], dice: Dice, values: Mapping[str, Value]) -> str:
+    rendered = []
+    for node in nodes:
+        if isinstance(node, Choice):
+            rendered.append(_render(dice.pick(node), dice, values))
+        elif isinstance(node, Slot):
+            rendered.append(_filled(node, dice, values))
+        else:
+            rendered.append(node)
+    return "".join(rendered)
+
+
+def _filled(slot: Slot, dice: Dice, values: Mapping[str, Value]) -> str:
+    capital = slot[0].isupper()
+    value = values[slot[0].lower() + slot[1:] if capital else str(slot)]
+    text = value if isinstance(value, str) else dice.pick(value) if isinstance(value, list) else value()
+    return text[:1].upper() + text[1:] if capital else text
+
+
+@cache
+def _parsed(template: str) -> tuple[Node, ...]:
+    stack: list[list[list[Node]]] = [[[]]]
+    end = 0
+    for token in _TOKEN.finditer(template):
+        if token.start() != end:
+            break
+        end = token.end()
+        text = token[0]
+        if token[1]:
+            stack[-1][-1].append(Slot(token[1]))
+        elif text == "[":
+            stack.append([[]])
+        elif text == "|" and len(stack) > 1:
+            stack[-1].append([])
+        elif text == "]" and len(stack) > 1:
+            choice = Choice(tuple(alternative) for alternative in stack.pop())
+            stack[-1][-1].append(choice)
+        else:
+            stack[-1][-1].append(text)
+    if end != len(template) or len(stack) > 1:
+        raise ValueError(f"brackets or braces do not match in {template!r}")
+    return tuple(stack[0][0])
+
+
+def _with_article(found: re.Match[str]) -> str:
+    article = found[1] + "n" if _VOWEL_SOUND.match(found[3]) else found[1]
+    return f"{article} {found[2]}{found[3]}"

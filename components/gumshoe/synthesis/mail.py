@@ -1,0 +1,193 @@
+"""Synthetic mail: an invented company, one mailbox after another, and questions about what they hold."""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.errors import UsageError
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet, Split, seeded
+from gumshoe.synthesis.chatter import Chatter
+from gumshoe.synthesis.dice import Dice
+from gumshoe.synthesis.difficulty import LEVELS, Level
+from gumshoe.synthesis.letters import Letter, Post
+from gumshoe.synthesis.matters import Inventor, Matter, NamesUsedUpError, matter_kinds
+from gumshoe.synthesis.people import Cast, Casting
+from gumshoe.synthesis.questions import Asker
+from gumshoe.synthesis.stories import Story, Teller
+
+MIN_MAILBOXES = 3  # one for each split
+MIN_MESSAGES = 40  # of a mailbox
+MAIL, SCENARIOS = "mail.jsonl", "scenarios.jsonl"
+_DAYS = 540  # that the mail of a mailbox spans
+_TEST, _VALIDATION = 0.15, 0.1  # shares of the mailboxes
+_COLLEAGUES, _OUTSIDERS = 16, 14
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticMail:
+    """What was written."""
+
+    messages: list[dict[str, Any]]
+    """In order of date, with the fields of a JSONL source of mail."""
+    scenarios: ScenarioSet
+    company: str
+
+
+def synthesize_mail(
+    seed: int, mailboxes: int, messages: int, level: Level = "normal", advance: Callable[[int], object] = lambda _: None
+) -> SyntheticMail:
+    """Invent a company's mail: `messages` in all, in equal parts in `mailboxes` that share none.
+
+    Train, validation and test scenarios are about different mailboxes. The same arguments give the same result on
+    every machine. `advance` is told of messages as they are made.
+
+    Raises:
+        UsageError: there are too few mailboxes or messages, or more than there are names for.
+    """
+    if mailboxes < MIN_MAILBOXES:
+        raise UsageError(f"{mailboxes} mailboxes cannot be split; ask for {MIN_MAILBOXES} or more, one for each split")
+    if messages < MIN_MESSAGES * mailboxes:
+        raise UsageError(
+            f"{messages:,} messages are too few for {mailboxes:,} mailboxes; ask for {MIN_MESSAGES * mailboxes:,} "
+            f"or more, {MIN_MESSAGES} for each"
+        )
+    casting = Casting(Dice(seed, "company"))
+    first = datetime(Dice(seed, "year").between(2015, 2023), 1, 1, tzinfo=timezone(_offset(casting)))
+    asker = Asker(Dice(seed, level, "questions"), LEVELS[level])
+    records: list[tuple[datetime, str, dict[str, Any]]] = []
+    scenarios: list[Scenario] = []
+    ids: set[str] = set()
+    contents: set[tuple[str, str, str]] = set()
+    for number, split in enumerate(_splits(seed, mailboxes), 1):
+        dice = Dice(seed, level, "mailbox", number)
+        cast = casting.cast(_COLLEAGUES, _OUTSIDERS)
+        count = messages // mailboxes + (number <= messages % mailboxes)
+        mailbox = _Mailbox(dice, cast, casting, level, first, contents)
+        mailbox.fill(count, advance)
+        named = {letter: _message_id(letter, dice, ids) for letter in mailbox.letters}
+        records += [(letter.sent, message_id, _record(letter, message_id)) for letter, message_id in named.items()]
+        prefix = f"synthetic-{seed}-{level}-{number:03}"
+        scenarios += asker.ask(mailbox.stories, named, cast.owner.address, prefix, split)
+    records.sort(key=lambda each: each[:2])
+    return SyntheticMail([record for *_, record in records], ScenarioSet.of(scenarios), casting.company.name)
+
+
+def write_mail(made: SyntheticMail, directory: Path) -> None:
+    """Write `mail.jsonl` and `scenarios.jsonl` into a directory, made where it is missing.
+
+    Raises:
+        StorageError: it cannot be written to.
+    """
+    lines = "".join(f"{json.dumps(message, ensure_ascii=False)}\n" for message in made.messages)
+    with explained(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / MAIL, io.BytesIO(lines.encode()))
+        write_atomically(directory / SCENARIOS, io.BytesIO(made.scenarios.to_jsonl()))
+
+
+def _offset(casting: Casting) -> timedelta:
+    return timedelta(minutes=casting.company.utc_offset)
+
+
+def _splits(seed: int, mailboxes: int) -> list[Split]:
+    """The split of each mailbox, at least one in each."""
+    order = sorted(range(mailboxes), key=lambda number: seeded(seed, str(number)))
+    test = max(1, round(_TEST * mailboxes))
+    held = test + max(1, round(_VALIDATION * mailboxes))
+    places = {number: place for place, number in enumerate(order)}
+    return [
+        "test" if places[each] < test else "validation" if places[each] < held else "train" for each in range(mailboxes)
+    ]
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    """One mailbox while it fills."""
+
+    dice: Dice
+    cast: Cast
+    casting: Casting
+    level: Level
+    first: datetime
+    contents: set[tuple[str, str, str]]
+    """Of all mailboxes: an index drops what repeats."""
+    stories: list[Story] = field(default_factory=list)
+    letters: list[Letter] = field(default_factory=list)
+
+    def fill(self, count: int, advance: Callable[[int], object]) -> None:
+        """Write exactly so many letters: stories for the share that the level says, and chatter for the rest."""
+        difficulty = LEVELS[self.level]
+        post = Post(self.dice, self.casting.company)
+        inventor = Inventor(self.dice, self.cast, self.casting.company)
+        teller = Teller(self.dice, self.cast, post, inventor, difficulty)
+        about = round(count * (1 - difficulty.noise))
+        kinds = list(matter_kinds())
+        last: Matter | None = None
+        while len(self.letters) < about:
+            if last is not None and self.dice.chance(difficulty.siblings):
+                kind, like = last.kind, last
+            else:
+                kind, like = self.dice.pick(kinds), None
+            twin = kind.yearly and self.dice.chance(difficulty.twins)
+            start = self.first + timedelta(days=370 + self.dice.below(90) if twin else self.dice.below(_DAYS - 60))
+            try:
+                last = inventor.matter(kind, start, self.dice.between(*difficulty.facts), like)
+            except NamesUsedUpError as error:
+                raise UsageError(
+                    f"there are no more names for {error} in one mailbox; ask for fewer messages"
+                ) from None
+            told = [last, inventor.twin(last)] if twin else [last]
+            for matter in told:
+                self._tell(teller.tell(matter), count, advance)
+        chatter = Chatter(self.dice, self.cast, post)
+        while len(self.letters) < count:
+            moment = post.clock(self.first + timedelta(days=self.dice.below(_DAYS)))
+            self._take(chatter.some(moment, count - len(self.letters)), advance)
+
+    def _tell(self, story: Story, count: int, advance: Callable[[int], object]) -> None:
+        if len(self.letters) + len(story.letters) <= count and self._take(story.letters, advance):
+            self.stories.append(story)
+
+    def _take(self, letters: list[Letter], advance: Callable[[int], object]) -> bool:
+        """Take letters in, unless one of them says what another said: an index would drop it."""
+        contents = [(letter.subject, letter.body, letter.sender.address) for letter in letters]
+        if len(set(contents)) < len(contents) or not self.contents.isdisjoint(contents):
+            return False
+        self.contents.update(contents)
+        self.letters += letters
+        advance(len(letters))
+        return True
+
+
+def _message_id(letter: Letter, dice: Dice, taken: set[str]) -> str:
+    domain = letter.sender.address.partition("@")[2]
+    while True:
+        message_id = f"<{letter.sent:%Y%m%d%H%M%S}.{dice.below(1 << 28):07x}@{domain}>"
+        if message_id not in taken:
+            taken.add(message_id)
+            return message_id
+
+
+def _record(letter: Letter, message_id: str) -> dict[str, Any]:
+    return {
+        "message_id": message_id,
+        "date": letter.sent.isoformat(),
+        "from": letter.sender.address,
+        "to": [person.address for person in letter.to],
+        "cc": [person.address for person in letter.cc],
+        "bcc": [],
+        "subject": letter.subject,
+        "body": letter.body,
+        "x_from": letter.sender.name.strip(),
+    }
+
+
+def kinds_of(scenarios: ScenarioSet) -> dict[str, int]:
+    """How many questions of each kind there are, the commonest first."""
+    return dict(Counter(str(scenario.kind) for scenario in scenarios).most_common())

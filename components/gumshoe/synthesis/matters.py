@@ -1,0 +1,314 @@
+"""What the mail is about: matters such as projects and trips, and the facts each has, some of which change."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+from gumshoe.synthesis.dice import Dice
+from gumshoe.synthesis.grammar import Value, expand, load_text
+from gumshoe.synthesis.people import Cast, Company, Person
+
+_PLACES = {"address", "room", "venue", "dock", "desk", "hotel"}
+_TYPES = {"time": "date", "firm": "choice", **dict.fromkeys(_PLACES, "place")}
+_TRIES = 400  # to find a name that is free
+_LETTERS = "ABCDEFGHJKLMNPRSTUVWXYZ"
+
+
+@dataclass(frozen=True, slots=True)
+class FactKind:
+    """One sort of fact that matters of a kind have, with the texts that state it and ask for it."""
+
+    id: str
+    type: str
+    noun: str
+    label: str
+    say: list[str]
+    ask: list[str]
+    reply: list[str]
+    question: list[str]
+    oblique: list[str]
+    details: dict[str, Any]
+    """How its values are made: `range`, `unit`, `ahead`, `trade`, `form`."""
+
+    def in_own_words(self, texts: list[str]) -> list[str]:
+        """Those of the texts that name the fact by its noun; all where none does."""
+        named = [text for text in texts if self.noun.split()[-1].casefold() in text.casefold() or "{noun}" in text]
+        return named or texts
+
+    @property
+    def changes_as(self) -> str:
+        """Which texts tell of its change: money, date, place, count, choice, person; or what never changes."""
+        return _TYPES.get(self.type, self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class MatterKind:
+    """A kind of matter, as `text/matters.toml` describes it."""
+
+    id: str
+    name: list[list[str]]
+    key: str
+    """The fact by which a question may refer to the matter without its name."""
+    also: list[str]
+    subject: list[str]
+    requests: list[str]
+    facts: tuple[FactKind, ...]
+    yearly: bool = False
+    """There may have been one of the same name a year before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What a fact is for a time."""
+
+    key: str
+    """Marks the letters that state it."""
+    value: str
+    person: Person | None = None
+    """Whom the value belongs to, where it is a telephone number; whose name it is, where it is a name."""
+
+
+@dataclass(slots=True)
+class Change:
+    """Why a fact became another."""
+
+    reason: str
+    decider: Person
+    key: str
+    """Marks the letters that tell of the change."""
+
+
+@dataclass(slots=True)
+class Fact:
+    """A fact of a matter: its first version once it is known, and the second where it changes."""
+
+    kind: FactKind
+    versions: list[Version] = field(default_factory=list)
+    change: Change | None = None
+
+
+@dataclass(slots=True)
+class Approval:
+    """A request that somebody granted or refused."""
+
+    request: str
+    decider: Person
+    granted: bool
+    key: str
+    evidence: str = ""
+    """The sentence that says so."""
+
+
+@dataclass(slots=True)
+class Matter:
+    """One matter of one mailbox."""
+
+    id: str
+    kind: MatterKind
+    name: str
+    short: str
+    start: datetime
+    team: tuple[Person, ...]
+    """The colleagues who deal with it; the owner of the mailbox always does."""
+    outsider: Person
+    """Who writes about it for the firm outside."""
+    facts: list[Fact] = field(default_factory=list)
+    approval: Approval | None = None
+    twin: bool = False
+    """Another of the same name lies a year before or after it."""
+
+    def values(self) -> dict[str, Value]:
+        """The slots that are the same in everything said of this matter."""
+        return {"name": self.name, "short": self.short, "firm": self.outsider.firm, "it": f"the {self.name}"}
+
+
+@cache
+def matter_kinds() -> tuple[MatterKind, ...]:
+    """All kinds of matter there are."""
+    return tuple(_matter_kind(name, described) for name, described in load_text("matters").items())
+
+
+def _matter_kind(name: str, described: dict[str, Any]) -> MatterKind:
+    facts = []
+    for each in described["fact"]:
+        texts = {field: each[field] for field in FactKind.__dataclass_fields__ if field != "details"}
+        facts.append(FactKind(**texts, details=each))
+    return MatterKind(**{**{k: v for k, v in described.items() if k != "fact"}, "id": name, "facts": tuple(facts)})
+
+
+@dataclass(slots=True)
+class Inventor:
+    """Invents the matters of one mailbox."""
+
+    dice: Dice
+    cast: Cast
+    company: Company
+    _names: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
+    """For each kind of matter, its names and the words chosen for each."""
+    _used: set[str] = field(default_factory=set)
+    _lists: dict[str, list[str]] = field(
+        default_factory=lambda: {**load_text("names"), **load_text("words"), **load_text("facts")["lists"]}
+    )
+
+    def matter(self, kind: MatterKind, start: datetime, facts: int, like: Matter | None = None) -> Matter:
+        """A matter whose name nothing else in this mailbox has.
+
+        With `like` of the same kind it shares part of its name with that one.
+        """
+        outsider = self.dice.pick(self.cast.outsiders)
+        name, short = self._name(kind, outsider, like)
+        team = tuple(self.dice.sample(self.cast.colleagues, self.dice.between(3, 5)))
+        matter = Matter(f"{kind.id}-{len(self._names[kind.id])}", kind, name, short, start, team, outsider)
+        key = next(each for each in kind.facts if each.id == kind.key)
+        others = self.dice.sample([each for each in kind.facts if each is not key], facts)
+        chosen = [key, *others[:-1]] if self.dice.chance(0.6) else others
+        matter.facts = [Fact(each) for each in chosen]
+        return matter
+
+    def twin(self, matter: Matter) -> Matter:
+        """A matter of the same name a year before, with facts of its own."""
+        start = matter.start - timedelta(days=364)
+        other = Matter(
+            f"{matter.id}-before", matter.kind, matter.name, matter.short, start, matter.team, matter.outsider
+        )
+        other.facts = [Fact(fact.kind) for fact in matter.facts]
+        matter.twin = other.twin = True
+        return other
+
+    def settle(self, matter: Matter, fact: Fact, now: datetime) -> None:
+        """Give a fact its first value; days lie after `now`."""
+        fact.versions.append(self._version(matter, fact.kind, 1, now))
+
+    def change(self, matter: Matter, fact: Fact, now: datetime) -> None:
+        """Give a fact its second value, and the reason for it."""
+        second = self._version(matter, fact.kind, 2, now)
+        while second.value == fact.versions[0].value:
+            second = self._version(matter, fact.kind, 2, now)
+        fact.versions.append(second)
+        reason = self.dice.pick(load_text("facts")["reason"][fact.kind.changes_as])
+        fact.change = Change(reason, self._decider(matter), f"{matter.id}/{fact.kind.id}/change")
+
+    def approval(self, matter: Matter) -> Approval:
+        """A request in a matter, and what became of it."""
+        request = self.dice.pick(matter.kind.requests)
+        return Approval(request, self._decider(matter), self.dice.chance(0.5), f"{matter.id}/approval")
+
+    def _decider(self, matter: Matter) -> Person:
+        named = {version.person for fact in matter.facts for version in fact.versions}
+        return self.dice.pick([person for person in self.cast.colleagues if person not in named])
+
+    def _name(self, kind: MatterKind, outsider: Person, like: Matter | None) -> tuple[str, str]:
+        """A name and its short form. No two names of a kind leave open which is meant, as "the Lisbon trip" and "the
+        visit to Lisbon" would."""
+        rivals = self._names.setdefault(kind.id, {})
+        for attempt in range(_TRIES):
+            chosen = _Chosen(self.dice, self._lists, firm=outsider.firm)
+            form, short = self.dice.pick(kind.name)
+            name = expand(form, self.dice, chosen)
+            words = chosen.taken_by(form)
+            if any(words <= rival or rival <= words for rival in rivals.values()):
+                continue
+            if like is not None and attempt < _TRIES / 2 and rivals[like.name].isdisjoint(words):
+                continue
+            rivals[name] = words
+            return name, expand(short, self.dice, chosen)
+        raise NamesUsedUpError(kind.id)
+
+    def _version(self, matter: Matter, kind: FactKind, number: int, now: datetime) -> Version:
+        """A value for a fact, made as its type says."""
+        key = f"{matter.id}/{kind.id}/{number}"
+        if kind.type == "person":
+            taken = {version.person for fact in matter.facts for version in fact.versions}
+            person = self.dice.pick([each for each in self.cast.colleagues if each not in taken])
+            return Version(key, person.name, person)
+        if kind.type == "contact":
+            return Version(f"mobile/{matter.outsider.address}", matter.outsider.mobile, matter.outsider)
+        return Version(key, self._value(kind, now))
+
+    def _value(self, kind: FactKind, now: datetime) -> str:
+        dice, details = self.dice, kind.details
+        match kind.type:
+            case "money":
+                return f"{self.company.currency}{self._amount(*details['range']):,}"
+            case "count":
+                return f"{dice.between(*details['range'])} {details['unit']}"
+            case "date":
+                return self._day(now, *details["ahead"])
+            case "time":
+                hour, minute = dice.between(9, 17), dice.pick(["00", "15", "30", "45"])
+                return f"{self._day(now, *details['ahead'])} at {hour}:{minute}"
+            case "firm":
+                return self._fresh(lambda: f"{self._one('firm')} {dice.pick(details['trade'])}")
+            case "code":
+                return self._fresh(lambda: "".join(map(self._sign, details["form"])))
+            case "cause":
+                return self._one("cause")
+        return self._fresh(lambda: self._place(kind.type))
+
+    def _place(self, kind: str) -> str:
+        street = f"{self.dice.between(2, 180)} {self._one('street')} {self._one('road')}"
+        match kind:
+            case "address":
+                return f"{street}, {self._one('city')}"
+            case "room":
+                return f"the {self._one('codename')} {self._one('room_kind')}"
+            case "venue":
+                return f"the {self._one('street')} {self._one('venue_kind')}"
+            case "dock":
+                return f"{self._one('dock_kind')} {street}"
+            case "desk":
+                return f"{self._one('storey')}, {self._one('desk_place')}"
+        return self.dice.pick(
+            [f"Hotel {self._one('codename')}", f"{self._one('street')} Hotel", f"{self._one('firm')} Inn"]
+        )
+
+    def _one(self, name: str) -> str:
+        return self.dice.pick(self._lists[name])
+
+    def _fresh(self, make: Callable[[], str]) -> str:
+        """A value that no other fact of this mailbox has, as far as there are any left."""
+        value = make()
+        for _ in range(50):
+            if value not in self._used:
+                break
+            value = make()
+        self._used.add(value)
+        return value
+
+    def _sign(self, sign: str) -> str:
+        return str(self.dice.below(10)) if sign == "#" else self.dice.pick(_LETTERS) if sign == "@" else sign
+
+    def _amount(self, low: int, high: int) -> int:
+        """An amount such as people write: rounder, the larger it is."""
+        amount = low + int((high - low) * self.dice.between(0, 1000) ** 2 / 1e6)
+        step = 1 if amount < 100 else 5 if amount < 1000 else 20 if amount < 10_000 else 100
+        return amount // step * step
+
+    def _day(self, now: datetime, least: int, most: int) -> str:
+        day = now + timedelta(days=self.dice.between(least, most))
+        while day.weekday() > 4:
+            day += timedelta(days=1)
+        return f"{day:%A} {day.day} {day:%B}"
+
+
+class _Chosen(dict[str, Value]):
+    """Words of the lists, each list's picked once and then kept."""
+
+    def __init__(self, dice: Dice, lists: dict[str, list[str]], **fixed: Value) -> None:
+        super().__init__(fixed)
+        self._dice, self._lists = dice, lists
+
+    def __missing__(self, name: str) -> Value:
+        self[name] = value = self._dice.pick(self._lists[name])
+        return value
+
+    def taken_by(self, form: str) -> frozenset[str]:
+        """What the slots of a form took."""
+        return frozenset(str(self[name]) for name in re.findall(r"\{(\w+)\}", form))
+
+
+class NamesUsedUpError(Exception):
+    """No name of this kind is left in a mailbox."""

@@ -1,0 +1,304 @@
+"""How a matter is written about, from the first enquiry to the last change."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gumshoe.synthesis.dice import Dice
+from gumshoe.synthesis.difficulty import Difficulty
+from gumshoe.synthesis.grammar import Value, load_text, sentence
+from gumshoe.synthesis.letters import Letter, Paragraph, Post
+from gumshoe.synthesis.matters import Fact, Inventor, Matter
+from gumshoe.synthesis.people import Cast, Person, small_talk_values
+
+
+@dataclass(slots=True)
+class Story:
+    """A matter and all that was written about it, in order."""
+
+    matter: Matter
+    letters: list[Letter] = field(default_factory=list)
+    """Those in the mailbox: the owner wrote or received each."""
+
+    def stating(self, key: str) -> list[Letter]:
+        """The letters that state a fact, the first one first."""
+        return [letter for letter in self.letters if key in letter.states]
+
+
+@dataclass(slots=True)
+class Teller:
+    """Tells the story of one matter after another, to one mailbox."""
+
+    dice: Dice
+    cast: Cast
+    post: Post
+    inventor: Inventor
+    difficulty: Difficulty
+
+    def tell(self, matter: Matter) -> Story:
+        """All letters about a matter."""
+        return _Telling(self, matter).story()
+
+
+class _Telling:
+    """The story of one matter while it is told."""
+
+    def __init__(self, teller: Teller, matter: Matter) -> None:
+        self._dice, self._cast, self._post = teller.dice, teller.cast, teller.post
+        self._inventor, self._difficulty = teller.inventor, teller.difficulty
+        self._matter = matter
+        self._story = Story(matter)
+        self._now = self._post.clock(matter.start)
+        self._forms = load_text("letters")
+        self._filler = load_text("filler")
+        self._said: set[str] = set()
+
+    def story(self) -> Story:
+        """Open questions first, then the facts, in one form or another, then what becomes of them."""
+        for _ in range(self._dice.between(0, self._difficulty.open_questions)):
+            self._open_question()
+        facts = list(self._matter.facts)
+        tabled = self._dice.between(2, 3) if self._dice.chance(self._difficulty.tables) else 0
+        if tabled:
+            self._table(facts[:tabled])
+        ways = {self._plainly: 1.0, self._asked: self._difficulty.asked, self._from_outside: self._difficulty.passed_on}
+        for fact in facts[tabled:]:
+            tell: Callable[[Fact], None] = self._dice.weighted(ways)
+            tell(fact)
+            if self._dice.chance(self._difficulty.echoes):
+                self._remark(self._forms["echo"], fact, noun=fact.kind.noun)
+        later: list[Callable[[], None]] = []
+        if self._dice.chance(self._difficulty.changes):
+            changing = [fact for fact in facts if fact.kind.changes_as in load_text("facts")["change"]]
+            for fact in self._dice.sample(changing, 1):
+                later.append(lambda fact=fact: self._changed(fact))  # type: ignore[misc]
+        if self._dice.chance(self._difficulty.approvals):
+            later.append(self._approval)
+        for tell_on in self._dice.shuffled(later):
+            tell_on()
+        return self._story
+
+    # The parts of a story. Each moves on in time and adds the letters that reach the mailbox.
+
+    def _open_question(self) -> None:
+        text = sentence(self._dice.pick(self._filler["pending"][self._matter.kind.id]), self._dice, self._values())
+        self._send(self._insider(), [Paragraph(text)])
+
+    def _plainly(self, fact: Fact) -> None:
+        self._pass(fact)
+        self._send(self._insider(fact), [Paragraph(self._statement(fact), self._keys(fact))])
+        if self._dice.chance(0.25):
+            self._acknowledge()
+
+    def _table(self, facts: Sequence[Fact]) -> None:
+        self._pass(*facts)
+        values = self._values()
+        rows = [(fact.kind.label, self._tabled(fact)) for fact in facts]
+        width = max(len(label) for label, _ in rows) + 4
+        sides = self._dice.pick(["padded", "colon", "dash"])
+        lines = [
+            f"{label:<{width}}{value}"
+            if sides == "padded"
+            else f"{label}: {value}"
+            if sides == "colon"
+            else f"- {label}: {value}"
+            for label, value in rows
+        ]
+        intro = sentence(self._dice.pick(self._forms["table"]), self._dice, values)
+        keys = frozenset().union(*(self._keys(fact) for fact in facts))
+        self._send(self._insider(*facts), [Paragraph(intro), Paragraph("\n".join(lines), keys)])
+
+    def _asked(self, fact: Fact) -> None:
+        """Somebody asks, somebody who knows answers; one of the two is the owner."""
+        self._move_on((1, 6))
+        knows = self._insider(fact, colleague=True)
+        question = sentence(self._dice.pick(fact.kind.ask), self._dice, self._values())
+        asks = self._go_on(self._cast.owner, [Paragraph(question)], knows)
+        self._move_on((0, 2))
+        self._inventor.settle(self._matter, fact, self._now)
+        answer = self._fill(fact, fact.kind.reply)
+        self._reply(asks, knows, [Paragraph(answer, self._keys(fact))])
+
+    def _from_outside(self, fact: Fact) -> None:
+        """The firm outside writes to a colleague, who passes it on."""
+        self._pass(fact)
+        colleague = self._insider(fact, colleague=True)
+        outsider = self._matter.outsider
+        intro = sentence(self._dice.pick(self._forms["from_outside"]), self._dice, self._values())
+        text = [Paragraph(intro), Paragraph(self._statement(fact), self._keys(fact))]
+        if any(version.person is outsider for version in fact.versions) or self._dice.chance(0.3):
+            sender, to = colleague, [self._cast.owner]  # nobody gives their own number in the third person
+            self._send(sender, text[1:], to=to)
+            return
+        letter = self._post.write(outsider, [colleague], [], self._subject(), text, self._now)
+        self._move_on((0, 1))
+        comments = self._forms["passed_on"] if self._dice.chance(0.5) else self._filler["life"]["comment"]
+        comment = Paragraph(sentence(self._dice.pick(comments), self._dice, self._small_values(self._cast.owner)))
+        self._add(self._post.forward(letter, colleague, [self._cast.owner], [comment], self._now))
+
+    def _remark(self, texts: list[str], fact: Fact | None = None, **slots: str) -> None:
+        """Somebody talks about a thing in a line or two without saying what it is."""
+        self._move_on((0, 3))
+        text = sentence(self._dice.pick(texts), self._dice, {**self._values(), **slots})
+        sender = self._insider(*([fact] if fact else []), colleague=True)
+        self._send(sender, [Paragraph(text)], short=True)
+
+    def _changed(self, fact: Fact) -> None:
+        self._move_on((4, 18))
+        self._inventor.change(self._matter, fact, self._now)
+        change = fact.change
+        assert change is not None  # noqa: S101 - the line above made it
+        old, new = fact.versions
+        values: dict[str, Value] = {
+            **self._values(),
+            "noun": fact.kind.noun,
+            "old": old.value,
+            "value": new.value,
+            "reason": change.reason,
+            "decider": change.decider.name,
+        }
+        texts = load_text("facts")["change"][fact.kind.changes_as]
+        text = sentence(texts[0] if self._own_words() else self._dice.pick(texts), self._dice, values)
+        keys = frozenset([change.key, new.key])
+        knows = self._insider(fact, avoid=[change.decider])
+        self._go_on(knows, [Paragraph(text, keys)], self._cast.owner)
+        if self._dice.chance(self._difficulty.echoes):
+            self._remark(self._forms["echo_change"], fact, noun=fact.kind.noun)
+
+    def _approval(self) -> None:
+        self._move_on((2, 9))
+        self._matter.approval = approval = self._inventor.approval(self._matter)
+        texts = load_text("facts")["approval"]
+        values = {**self._values(), "request": approval.request, "decider": approval.decider.name}
+        verdict = "yes" if approval.granted else "no"
+        approval.evidence = sentence(self._dice.pick(texts[verdict]), self._dice, values)
+        because = f"{self._dice.pick(texts[f'because_{verdict}'])}."
+        core = [Paragraph(f"{approval.evidence} {because}", frozenset([approval.key]))]
+        if self._dice.chance(self._difficulty.echoes):
+            self._remark(texts["open"], request=approval.request)
+            self._move_on((0, 4))
+        knows = self._insider(colleague=True, avoid=[approval.decider])
+        if not self._dice.chance(self._difficulty.asked):
+            self._send(knows, core)
+            return
+        question = Paragraph(sentence(self._dice.pick(texts["ask"]), self._dice, values))
+        asks = self._send(self._cast.owner, [question], to=[knows])
+        self._move_on((0, 3))
+        self._reply(asks, knows, core)
+
+    def _acknowledge(self) -> None:
+        """A short answer to the last letter."""
+        last = self._story.letters[-1]
+        sender = self._cast.owner if last.sender is not self._cast.owner else last.to[0]
+        self._move_on((0, 1))
+        text = sentence(self._dice.pick(self._filler["life"]["thanks"]), self._dice, self._small_values(last.sender))
+        self._reply(last, sender, [Paragraph(text)])
+
+    # What they are made of.
+
+    def _pass(self, *facts: Fact) -> None:
+        """Time goes by until facts are settled."""
+        self._move_on((1, 7))
+        for fact in facts:
+            self._inventor.settle(self._matter, fact, self._now)
+
+    def _move_on(self, days: tuple[int, int]) -> None:
+        self._now = self._post.later(self._now, days=days)
+
+    def _keys(self, fact: Fact) -> frozenset[str]:
+        return frozenset([fact.versions[-1].key])
+
+    def _statement(self, fact: Fact) -> str:
+        return self._fill(fact, fact.kind.in_own_words(fact.kind.say) if self._own_words() else fact.kind.say)
+
+    def _own_words(self) -> bool:
+        return self._dice.chance(self._difficulty.own_words)
+
+    def _fill(self, fact: Fact, templates: list[str]) -> str:
+        version = fact.versions[-1]
+        person = version.person.name if version.person else ""
+        values = {**self._values(), "value": version.value, "person": person}
+        return sentence(self._dice.pick(templates), self._dice, values)
+
+    def _tabled(self, fact: Fact) -> str:
+        version = fact.versions[-1]
+        return (
+            f"{version.person.name}, {version.value}"
+            if fact.kind.type == "contact" and version.person
+            else version.value
+        )
+
+    def _values(self) -> dict[str, Value]:
+        return {**self._small_values(self._cast.owner), **self._matter.values()}
+
+    def _small_values(self, reader: Person) -> dict[str, Value]:
+        values = small_talk_values(self._dice, self._cast, self._post.company, reader)
+        return {**values, "firm": self._matter.outsider.firm}
+
+    def _insider(self, *facts: Fact, colleague: bool = False, avoid: Sequence[Person] = ()) -> Person:
+        """Somebody who can write about facts without speaking of themselves in the third person."""
+        named = [version.person for fact in facts for version in fact.versions]
+        team = [person for person in self._matter.team if person not in named and person not in avoid]
+        if not colleague and self._matter.kind.id != "trip" and self._dice.chance(0.2):
+            return self._cast.owner
+        return self._dice.pick(team or [person for person in self._cast.colleagues if person not in (*named, *avoid)])
+
+    def _subject(self) -> str:
+        return sentence(self._dice.pick(self._matter.kind.subject), self._dice, self._matter.values())
+
+    def _send(
+        self, sender: Person, core: list[Paragraph], *, to: Sequence[Person] | None = None, short: bool = False
+    ) -> Letter:
+        """A new letter with what people write round the matter itself."""
+        self._move_on((0, 2))
+        owner = self._cast.owner
+        if to is None:
+            others = [person for person in self._matter.team if person is not sender]
+            to = [owner] if sender is not owner else self._dice.sample(others, 1)
+        others = [person for person in self._matter.team if person is not sender and person not in to]
+        cc = self._dice.sample(others, self._dice.between(0, 2)) if self._dice.chance(0.4) else []
+        text = core if short else self._surrounded(core, sender, to[0])
+        return self._add(self._post.write(sender, to, cc, self._subject(), text, self._now))
+
+    def _go_on(self, sender: Person, core: list[Paragraph], to: Person) -> Letter:
+        """An answer in the last thread, where these two are in it and go on there, or a new letter."""
+        last = self._story.letters[-1] if self._story.letters else None
+        if last and {sender, to} <= set(last.people) and self._dice.chance(self._difficulty.continues):
+            return self._reply(last, sender, core)
+        return self._send(sender, core, to=[to] if to is not sender else None)
+
+    def _reply(self, letter: Letter, sender: Person, core: list[Paragraph]) -> Letter:
+        depth = self._dice.between(0, self._difficulty.depth)
+        return self._add(self._post.reply(letter, sender, core, self._now, depth=depth))
+
+    def _add(self, letter: Letter) -> Letter:
+        self._story.letters.append(letter)
+        return letter
+
+    def _surrounded(self, core: list[Paragraph], sender: Person, reader: Person) -> list[Paragraph]:
+        """The core with openings, closings and other sentences about the matter."""
+        life = self._filler["life"]
+        around = [self._line(kind, reader) for kind in self._fillers()]
+        cut = self._dice.between(0, len(around))
+        before, after = [Paragraph(text) for text in around[:cut]], [Paragraph(text) for text in around[cut:]]
+        if before and len(core) == 1 and self._dice.chance(0.4):
+            joined = f"{before.pop().text} {core[0].text}"
+            core = [Paragraph(joined, core[0].states)]
+        if self._dice.chance(0.5):
+            before.insert(0, Paragraph(self._line(life["opening"], reader)))
+        if self._dice.chance(0.4):
+            after.append(Paragraph(self._line(life["closing"], reader)))
+        if self._dice.chance(sender.manner.chatty):
+            after.append(Paragraph(self._line(life["aside"], reader)))
+        return [*before, *core, *after]
+
+    def _fillers(self) -> list[list[str]]:
+        count = self._dice.between(*self._difficulty.filler)
+        own, general = self._filler["filler"][self._matter.kind.id], self._filler["filler"]["general"]
+        return [own if self._dice.chance(0.7) else general for _ in range(count)]
+
+    def _line(self, templates: list[str], reader: Person) -> str:
+        """One of the sentences, not one that this story has had, as long as there are others."""
+        fresh = [template for template in templates if template not in self._said] or templates
+        template = self._dice.pick(fresh)
+        self._said.add(template)
+        return sentence(template, self._dice, {**self._small_values(reader), **self._matter.values()})

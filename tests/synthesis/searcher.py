@@ -1,0 +1,32 @@
+"""The simplest agent there is: the question's own words, as many of them as one message has, and the first hit."""
+
+import re
+from itertools import combinations
+
+from gumshoe.mail.index import Hit, MailIndex
+from gumshoe.scenarios.scenario import Scenario
+
+_COMMON = frozenset(
+    """a about after am an and any are as at be been between by can come comes did do does doing done during each for
+    from get gets going had has have having how i if in into is it its like long many may me much my need of on or our
+    out should so some still take takes that the their them then there they this to under up us was we were what when
+    where which who whom whose why will with would you your""".split()
+)
+_LEFT_OUT = 4  # most words given up
+
+
+def first_hit(index: MailIndex, scenario: Scenario) -> Hit | None:
+    """The best match for all of the question's words but the fewest that have to be left out to find anything.
+
+    Words in lower case are left out before names.
+    """
+    assert scenario.inbox_address
+    words = [word for word in re.findall(r"[\w'-]+", scenario.question) if word.casefold() not in _COMMON]
+    words.sort(key=lambda word: word[:1].islower(), reverse=True)
+    for count in range(min(_LEFT_OUT + 1, len(words))):
+        for left_out in combinations(range(len(words)), count):
+            kept = [word for place, word in enumerate(words) if place not in left_out]
+            hits = index.search(scenario.inbox_address, kept, sent_before=scenario.visible_before, limit=1)
+            if hits:
+                return hits[0]
+    return None
