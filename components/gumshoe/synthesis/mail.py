@@ -18,7 +18,7 @@ from gumshoe.synthesis.difficulty import LEVELS, Level
 from gumshoe.synthesis.letters import Letter, Post
 from gumshoe.synthesis.matters import Inventor, Matter, NamesUsedUpError, matter_kinds
 from gumshoe.synthesis.people import Cast, Casting
-from gumshoe.synthesis.questions import Asker
+from gumshoe.synthesis.questions import Archive, Asker
 from gumshoe.synthesis.stories import Story, Teller
 
 MIN_MAILBOXES = 3  # one for each split
@@ -70,10 +70,10 @@ def synthesize_mail(
         count = messages // mailboxes + (number <= messages % mailboxes)
         mailbox = _Mailbox(dice, cast, casting, level, first, contents)
         mailbox.fill(count, advance)
-        named = {letter: _message_id(letter, dice, ids) for letter in mailbox.letters}
-        records += [(letter.sent, message_id, _record(letter, message_id)) for letter, message_id in named.items()]
-        prefix = f"synthetic-{seed}-{level}-{number:03}"
-        scenarios += asker.ask(mailbox.stories, named, cast.owner.address, prefix, split)
+        letters = {_message_id(letter, dice, ids): letter for letter in mailbox.letters}
+        records += [(letter.sent, message_id, _record(letter, message_id)) for message_id, letter in letters.items()]
+        archive = Archive(cast.owner.address, mailbox.stories, letters)
+        scenarios += asker.ask(archive, f"synthetic-{seed}-{level}-{number:03}", split)
     records.sort(key=lambda each: each[:2])
     return SyntheticMail([record for *_, record in records], ScenarioSet.of(scenarios), casting.company.name)
 

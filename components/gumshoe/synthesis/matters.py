@@ -70,6 +70,12 @@ class Version:
     person: Person | None = None
     """Whom the value belongs to, where it is a telephone number; whose name it is, where it is a name."""
 
+    @property
+    def states(self) -> frozenset[str]:
+        """What a letter states that states this: a telephone number answers for every matter that it is given in."""
+        number = {f"mobile/{self.person.address}"} if self.person and self.value == self.person.mobile else set()
+        return frozenset({self.key} | number)
+
 
 @dataclass(slots=True)
 class Change:
@@ -225,7 +231,7 @@ class Inventor:
             person = self.dice.pick([each for each in self.cast.colleagues if each not in taken])
             return Version(key, person.name, person)
         if kind.type == "contact":
-            return Version(f"mobile/{matter.outsider.address}", matter.outsider.mobile, matter.outsider)
+            return Version(key, matter.outsider.mobile, matter.outsider)
         return Version(key, self._value(kind, now))
 
     def _value(self, kind: FactKind, now: datetime) -> str:

@@ -19,10 +19,6 @@ class Story:
     letters: list[Letter] = field(default_factory=list)
     """Those in the mailbox: the owner wrote or received each."""
 
-    def stating(self, key: str) -> list[Letter]:
-        """The letters that state a fact, the first one first."""
-        return [letter for letter in self.letters if key in letter.states]
-
 
 @dataclass(slots=True)
 class Teller:
@@ -205,7 +201,7 @@ class _Telling:
         self._now = self._post.later(self._now, days=days)
 
     def _keys(self, fact: Fact) -> frozenset[str]:
-        return frozenset([fact.versions[-1].key])
+        return fact.versions[-1].states
 
     def _statement(self, fact: Fact) -> str:
         return self._fill(fact, fact.kind.in_own_words(fact.kind.say) if self._own_words() else fact.kind.say)
