@@ -22,7 +22,8 @@ from gumshoe.synthesis.questions import Archive, Asker
 from gumshoe.synthesis.stories import Story, Teller
 
 MIN_MAILBOXES = 3  # one for each split
-MIN_MESSAGES = 40  # of a mailbox
+MIN_MESSAGES, MAX_MESSAGES = 40, 20_000  # of a mailbox
+MAX_MAILBOXES = 1000
 MAIL, SCENARIOS = "mail.jsonl", "scenarios.jsonl"
 _DAYS = 540  # that the mail of a mailbox spans
 _TEST, _VALIDATION = 0.15, 0.1  # shares of the mailboxes
@@ -50,13 +51,7 @@ def synthesize_mail(
     Raises:
         UsageError: there are too few mailboxes or messages, or more than there are names for.
     """
-    if mailboxes < MIN_MAILBOXES:
-        raise UsageError(f"{mailboxes} mailboxes cannot be split; ask for {MIN_MAILBOXES} or more, one for each split")
-    if messages < MIN_MESSAGES * mailboxes:
-        raise UsageError(
-            f"{messages:,} messages are too few for {mailboxes:,} mailboxes; ask for {MIN_MESSAGES * mailboxes:,} "
-            f"or more, {MIN_MESSAGES} for each"
-        )
+    _check_size(mailboxes, messages)
     casting = Casting(Dice(seed, "company"))
     first = datetime(Dice(seed, "year").between(2015, 2023), 1, 1, tzinfo=timezone(_offset(casting)))
     asker = Asker(Dice(seed, level, "questions"), LEVELS[level])
@@ -89,6 +84,19 @@ def write_mail(made: SyntheticMail, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / MAIL, io.BytesIO(lines.encode()))
         write_atomically(directory / SCENARIOS, io.BytesIO(made.scenarios.to_jsonl()))
+
+
+def _check_size(mailboxes: int, messages: int) -> None:
+    if not MIN_MAILBOXES <= mailboxes <= MAX_MAILBOXES:
+        raise UsageError(
+            f"{mailboxes:,} mailboxes cannot be made; ask for {MIN_MAILBOXES} (one for each split) to {MAX_MAILBOXES:,}"
+        )
+    least, most = MIN_MESSAGES * mailboxes, MAX_MESSAGES * mailboxes
+    if not least <= messages <= most:
+        raise UsageError(
+            f"{messages:,} messages cannot be had in {mailboxes:,} mailboxes; ask for {least:,} to {most:,}, "
+            f"{MIN_MESSAGES} to {MAX_MESSAGES:,} for each"
+        )
 
 
 def _offset(casting: Casting) -> timedelta:

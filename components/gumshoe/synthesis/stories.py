@@ -108,7 +108,7 @@ class _Telling:
         self._move_on((1, 6))
         knows = self._insider(fact, colleague=True)
         question = sentence(self._dice.pick(fact.kind.ask), self._dice, self._values())
-        asks = self._go_on(self._cast.owner, [Paragraph(question)], knows)
+        asks = self._go_on(self._cast.owner, [Paragraph(question)], knows, asking=True)
         self._move_on((0, 2))
         self._inventor.settle(self._matter, fact, self._now)
         answer = self._fill(fact, fact.kind.reply)
@@ -177,7 +177,7 @@ class _Telling:
             self._send(knows, core)
             return
         question = Paragraph(sentence(self._dice.pick(texts["ask"]), self._dice, values))
-        asks = self._send(self._cast.owner, [question], to=[knows])
+        asks = self._send(self._cast.owner, [question], to=[knows], asking=True)
         self._move_on((0, 3))
         self._reply(asks, knows, core)
 
@@ -242,9 +242,15 @@ class _Telling:
         return sentence(self._dice.pick(self._matter.kind.subject), self._dice, self._matter.values())
 
     def _send(
-        self, sender: Person, core: list[Paragraph], *, to: Sequence[Person] | None = None, short: bool = False
+        self,
+        sender: Person,
+        core: list[Paragraph],
+        *,
+        to: Sequence[Person] | None = None,
+        short: bool = False,
+        asking: bool = False,
     ) -> Letter:
-        """A new letter with what people write round the matter itself."""
+        """A new letter with what people write round the matter itself; nothing, where it is to be short."""
         self._move_on((0, 2))
         owner = self._cast.owner
         if to is None:
@@ -252,15 +258,15 @@ class _Telling:
             to = [owner] if sender is not owner else self._dice.sample(others, 1)
         others = [person for person in self._matter.team if person is not sender and person not in to]
         cc = self._dice.sample(others, self._dice.between(0, 2)) if self._dice.chance(0.4) else []
-        text = core if short else self._surrounded(core, sender, to[0])
+        text = core if short else self._surrounded(core, sender, to[0], asking)
         return self._add(self._post.write(sender, to, cc, self._subject(), text, self._now))
 
-    def _go_on(self, sender: Person, core: list[Paragraph], to: Person) -> Letter:
+    def _go_on(self, sender: Person, core: list[Paragraph], to: Person, *, asking: bool = False) -> Letter:
         """An answer in the last thread, where these two are in it and go on there, or a new letter."""
         last = self._story.letters[-1] if self._story.letters else None
         if last and {sender, to} <= set(last.people) and self._dice.chance(self._difficulty.continues):
             return self._reply(last, sender, core)
-        return self._send(sender, core, to=[to] if to is not sender else None)
+        return self._send(sender, core, to=[to] if to is not sender else None, asking=asking)
 
     def _reply(self, letter: Letter, sender: Person, core: list[Paragraph]) -> Letter:
         depth = self._dice.between(0, self._difficulty.depth)
@@ -270,7 +276,7 @@ class _Telling:
         self._story.letters.append(letter)
         return letter
 
-    def _surrounded(self, core: list[Paragraph], sender: Person, reader: Person) -> list[Paragraph]:
+    def _surrounded(self, core: list[Paragraph], sender: Person, reader: Person, asking: bool) -> list[Paragraph]:
         """The core with openings, closings and other sentences about the matter."""
         life = self._filler["life"]
         around = [self._line(kind, reader) for kind in self._fillers()]
@@ -279,9 +285,9 @@ class _Telling:
         if before and len(core) == 1 and self._dice.chance(0.4):
             joined = f"{before.pop().text} {core[0].text}"
             core = [Paragraph(joined, core[0].states)]
-        if self._dice.chance(0.5):
+        if not asking and self._dice.chance(0.5):  # some say that no answer is needed
             before.insert(0, Paragraph(self._line(life["opening"], reader)))
-        if self._dice.chance(0.4):
+        if not asking and self._dice.chance(0.4):
             after.append(Paragraph(self._line(life["closing"], reader)))
         if self._dice.chance(sender.manner.chatty):
             after.append(Paragraph(self._line(life["aside"], reader)))
