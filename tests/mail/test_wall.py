@@ -142,6 +142,17 @@ def test_a_dropped_duplicate_is_another_name_of_the_message_that_was_kept(tmp_pa
     assert not readable(index, "carol@example.com", "<2@example.com>")
 
 
+def test_a_dropped_duplicate_under_a_used_id_is_read_by_that_id_by_whom_it_reached(tmp_path: Path) -> None:
+    """Carol's copy of the first message came under the id of the second, which is not for her."""
+    kept, other = record(1, body="same", subject="s"), record(2, body="another", to=["dave@example.com"])
+    index = make_index(
+        tmp_path, [kept, other, {**kept, "message_id": other["message_id"], "to": ["carol@example.com"]}]
+    )
+    assert index.read("carol@example.com", "<2@example.com>").body == "same"
+    assert index.read("dave@example.com", "<2@example.com>").body == "another"
+    assert index.read("carol@example.com", "<2@example.com>").message_id == "<1@example.com>"
+
+
 def test_who_received_only_the_dropped_duplicate_finds_the_message_and_no_trace_of_the_others(tmp_path: Path) -> None:
     same = {"body": "same words", "subject": "s"}
     records = [

@@ -46,8 +46,9 @@ def split_names(uri: str) -> list[str]:
 
 
 def _parts(uri: str) -> tuple[str, str]:
-    name, _, split = uri.removeprefix("hf:").partition("@")
-    return name, split
+    place = uri.removeprefix("hf:")
+    name, _, split = place.rpartition("@") if "@" in place else (place, "", "")
+    return (place, "") if "/" in split else (name, split)  # a directory may have an @ in its path
 
 
 def _check_reachable(name: str) -> None:

@@ -204,6 +204,7 @@ class _Builder:
         self._terms = [""]  # by number of address; numbers start at 1
         self._by_content: dict[bytes, int] = {}
         self._by_id: dict[str, int] = {}
+        self._shared: set[tuple[str, int]] = set()  # ids that name more than one message, and the later ones
         self._content = blake2b(repr((VERSION, options)).encode(), digest_size=32)
         self._copies: dict[int, list[list[Recipient]]] = {}
 
@@ -248,15 +249,22 @@ class _Builder:
             return
         message.message_id = next(name for name in _other_names(given, digest) if name not in self._by_id)
         rows.other_ids.append((given, report.messages + 1))
+        self._shared.add((given, report.messages + 1))
         self._keep(message, digest, rows)
 
     def _add_duplicate(self, message: ParsedMessage, kept: int, rows: "_Rows") -> None:
         self.report.kept_out["duplicate"] += 1
         self._copies.setdefault(kept, []).append(message.recipients)
-        if message.message_id not in self._by_id:
+        name = (message.message_id, kept)
+        known = self._by_id.get(message.message_id)
+        if known == kept or name in self._shared:
+            return
+        if known is None:
             self._by_id[message.message_id] = kept
-            rows.other_ids.append((message.message_id, kept))
-            self._content.update(f"={message.message_id}\0{kept}\n".encode())
+        else:
+            self._shared.add(name)
+        rows.other_ids.append(name)
+        self._content.update(f"={message.message_id}\0{kept}\n".encode())
 
     def _keep(self, message: ParsedMessage, digest: bytes, rows: "_Rows") -> None:
         self.report.messages += 1

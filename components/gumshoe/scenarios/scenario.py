@@ -115,7 +115,10 @@ class Scenario(BaseModel):
         """The words of the question alone, or all of it where it has none: equal for questions that differ only in
         case, signs, or the code points that one letter is written with."""
         text = unicodedata.normalize("NFKC", self.question).casefold()
-        return " ".join(re.findall(r"\w+", text)) or self.question
+        words = "".join(
+            each if unicodedata.category(each)[0] in "LMN" else " " for each in text
+        )  # letters, marks, digits
+        return " ".join(words.split()) or self.question
 
     def to_json(self) -> str:
         """One line of a scenario file, without the fields that say nothing."""

@@ -94,9 +94,9 @@ def _rows(uri: str) -> Iterator[Line]:
             f"as {uri}@test"
         )
     for name in names:
-        place = f"{uri.partition('@')[0]}@{name}"
+        place = uri if uri.endswith(f"@{name}") else f"{uri.removesuffix('@')}@{name}"
         with dataset_errors_explained(place):
-            for number, row in enumerate(open_dataset(place), 1):
+            for number, row in enumerate(open_dataset(uri, name), 1):
                 yield _line({**row, "split": row.get("split") or name}, f"{place}#{number}")
 
 

@@ -16,13 +16,14 @@ from gumshoe.synthesis.chatter import Chatter
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import LEVELS, Level
 from gumshoe.synthesis.letters import Letter, Post
-from gumshoe.synthesis.matters import Inventor, Matter, NamesUsedUpError, matter_kinds
+from gumshoe.synthesis.matters import Inventor, Matter, matter_kinds
 from gumshoe.synthesis.people import Cast, Casting
 from gumshoe.synthesis.questions import Archive, Asker
 from gumshoe.synthesis.stories import Story, Teller
 
 MIN_MAILBOXES = 3  # one for each split
 MIN_MESSAGES, MAX_MESSAGES = 40, 20_000  # of a mailbox
+MAX_TOTAL = 1_000_000  # messages; all are in memory at once, some 4 KB each
 MAX_MAILBOXES = 1000
 MAIL, SCENARIOS = "mail.jsonl", "scenarios.jsonl"
 _DAYS = 540  # that the mail of a mailbox spans
@@ -49,7 +50,7 @@ def synthesize_mail(
     every machine. `advance` is told of messages as they are made.
 
     Raises:
-        UsageError: there are too few mailboxes or messages, or more than there are names for.
+        UsageError: there are too few mailboxes or messages, or too many.
     """
     _check_size(mailboxes, messages)
     casting = Casting(Dice(seed, "company"))
@@ -91,11 +92,10 @@ def _check_size(mailboxes: int, messages: int) -> None:
         raise UsageError(
             f"{mailboxes:,} mailboxes cannot be made; ask for {MIN_MAILBOXES} (one for each split) to {MAX_MAILBOXES:,}"
         )
-    least, most = MIN_MESSAGES * mailboxes, MAX_MESSAGES * mailboxes
+    least, most = MIN_MESSAGES * mailboxes, min(MAX_MESSAGES * mailboxes, MAX_TOTAL)
     if not least <= messages <= most:
         raise UsageError(
-            f"{messages:,} messages cannot be had in {mailboxes:,} mailboxes; ask for {least:,} to {most:,}, "
-            f"{MIN_MESSAGES} to {MAX_MESSAGES:,} for each"
+            f"{messages:,} messages cannot be had in {mailboxes:,} mailboxes; ask for {least:,} to {most:,}"
         )
 
 
@@ -137,22 +137,18 @@ class _Mailbox:
         about = round(count * (1 - difficulty.noise))
         kinds = list(matter_kinds())
         last: Matter | None = None
-        while len(self.letters) < about:
-            if last is not None and self.dice.chance(difficulty.siblings):
-                kind, like = last.kind, last
-            else:
-                kind, like = self.dice.pick(kinds), None
+        while len(self.letters) < about and kinds:
+            sibling = last is not None and last.kind in kinds and self.dice.chance(difficulty.siblings)
+            kind, like = (last.kind, last) if last and sibling else (self.dice.pick(kinds), None)
             twin = kind.yearly and self.dice.chance(difficulty.twins)
             start = self.first + timedelta(days=370 + self.dice.below(90) if twin else self.dice.below(_DAYS - 60))
-            try:
-                last = inventor.matter(kind, start, self.dice.between(*difficulty.facts), like)
-            except NamesUsedUpError as error:
-                raise UsageError(
-                    f"there are no more names for {error} in one mailbox; ask for fewer messages"
-                ) from None
-            told = [last, inventor.twin(last)] if twin else [last]
-            for matter in told:
-                self._tell(teller.tell(matter), count, advance)
+            matter = inventor.matter(kind, start, self.dice.between(*difficulty.facts), like)
+            if matter is None:
+                kinds.remove(kind)
+                continue
+            last = matter
+            for each in [matter, inventor.twin(matter)] if twin else [matter]:
+                self._tell(teller.tell(each), count, advance)
         chatter = Chatter(self.dice, self.cast, post)
         while len(self.letters) < count:
             moment = post.clock(self.first + timedelta(days=self.dice.below(_DAYS)))

@@ -159,13 +159,16 @@ class Inventor:
         default_factory=lambda: {**load_text("names"), **load_text("words"), **load_text("facts")["lists"]}
     )
 
-    def matter(self, kind: MatterKind, start: datetime, facts: int, like: Matter | None = None) -> Matter:
-        """A matter whose name nothing else in this mailbox has.
+    def matter(self, kind: MatterKind, start: datetime, facts: int, like: Matter | None = None) -> Matter | None:
+        """A matter whose name nothing else in this mailbox has; None when no name is left.
 
         With `like` of the same kind it shares part of its name with that one.
         """
         outsider = self.dice.pick(self.cast.outsiders)
-        name, short = self._name(kind, outsider, like)
+        named = self._name(kind, outsider, like)
+        if named is None:
+            return None
+        name, short = named
         team = tuple(self.dice.sample(self.cast.colleagues, self.dice.between(3, 5)))
         matter = Matter(f"{kind.id}-{len(self._names[kind.id])}", kind, name, short, start, team, outsider)
         key = next(each for each in kind.facts if each.id == kind.key)
@@ -206,9 +209,11 @@ class Inventor:
         named = {version.person for fact in matter.facts for version in fact.versions}
         return self.dice.pick([person for person in self.cast.colleagues if person not in named])
 
-    def _name(self, kind: MatterKind, outsider: Person, like: Matter | None) -> tuple[str, str]:
-        """A name and its short form. No two names of a kind leave open which is meant, as "the Lisbon trip" and "the
-        visit to Lisbon" would."""
+    def _name(self, kind: MatterKind, outsider: Person, like: Matter | None) -> tuple[str, str] | None:
+        """A name and its short form, as long as there are any.
+
+        No two names of a kind leave open which is meant, as "the Lisbon trip" and "the visit to Lisbon" would.
+        """
         rivals = self._names.setdefault(kind.id, {})
         for attempt in range(_TRIES):
             chosen = _Chosen(self.dice, self._lists, firm=outsider.firm)
@@ -221,7 +226,7 @@ class Inventor:
                 continue
             rivals[name] = words
             return name, expand(short, self.dice, chosen)
-        raise NamesUsedUpError(kind.id)
+        return None
 
     def _version(self, matter: Matter, kind: FactKind, number: int, now: datetime) -> Version:
         """A value for a fact, made as its type says."""
@@ -314,7 +319,3 @@ class _Chosen(dict[str, Value]):
     def taken_by(self, form: str) -> frozenset[str]:
         """What the slots of a form took."""
         return frozenset(str(self[name]) for name in re.findall(r"\{(\w+)\}", form))
-
-
-class NamesUsedUpError(Exception):
-    """No name of this kind is left in a mailbox."""

@@ -1,0 +1,493 @@
+"""The check against an index: each kind of finding with its line, what is left of the scenarios, and the real set."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gumshoe.mail.audit import MailAudit
+from gumshoe.mail.index import MailIndex
+from gumshoe.mail.schema import IndexFileError, IndexPlaceError
+from gumshoe.scenarios.check import CheckReport, Problem, check_scenarios
+from gumshoe.scenarios.scenario import SPLITS, ScenarioError
+from gumshoe.scenarios.sources import read_scenarios
+from tests.mail.mailbox import make_index, record
+from tests.scenarios.questions import ANN, BOB, QUICK, about_documents, ids, marks, question, write_questions
+
+Check = Callable[..., CheckReport]
+CAROL, DAVE = "carol@example.com", "dave@example.com"
+USED_TWICE = "<30@example.com>"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Messages 1 to 9 from Ann to Bob, and some of each sort that a question can be wrong about."""
+    records = [
+        *[record(number) for number in range(1, 10)],
+        record(20, sender=CAROL, to=[DAVE]),
+        record(21, date=None),
+        record(22, subject="Subject 1", body="Body of message 1", to=[CAROL]),
+        record(23, sender=BOB, to=[CAROL], bcc=[ANN]),
+        record(24, date="2001-06-01T23:59:59+00:00"),
+        record(25, date="2001-06-01T23:59:59-00:01"),
+        record(26, date="2001-06-02T00:00:00+00:00"),
+        record(30, sender=CAROL, to=[DAVE], body="The first of its id"),
+        record(30, body="The second of its id"),
+        record(31, message_id="31@example.com"),
+    ]
+    return make_index(tmp_path_factory.mktemp("check"), records).path.parent
+
+
+@pytest.fixture
+def check(index: Path, tmp_path: Path) -> Check:
+    """Checks some lines, which lie in a file `q.jsonl`."""
+
+    def run(*lines: Any) -> CheckReport:
+        told: list[int] = []
+        report = check_scenarios(read_scenarios(write_questions(tmp_path / "q.jsonl", lines)), index, told.append)
+        assert sum(told) == report.lines == len(lines)
+        return report
+
+    return run
+
+
+def found(report: CheckReport) -> list[tuple[int, Problem, str]]:
+    """The findings, each with the number of its line alone."""
+    return [(int(each.where.rpartition(":")[2]), each.problem, each.text) for each in report.findings]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Lines of which some are wrong."""
+
+    lines: list[Any]
+    line: int
+    """The one that is told of."""
+    said: str
+    left: list[str]
+
+
+WRONG: dict[Problem, Wrong] = {
+    "malformed line": Wrong(
+        [question(1), {**question(2), "answer": ""}, question(3)],
+        2,
+        "answer: string should have at least 1 character",
+        ["q1", "q3"],
+    ),
+    "id used twice": Wrong([question(1), question(2), question(3, id="q1")], 3, "q.jsonl:1", ["q1", "q2"]),
+    "not about mail": Wrong([question(1), about_documents(2)], 2, "documents", ["q1"]),
+    "message missing": Wrong(
+        [question(99), question(1)],
+        1,
+        "<99@example.com> is not in the index",
+        ["q1"],
+    ),
+    "message outside the inbox": Wrong(
+        [question(1), question(20)],
+        2,
+        "<20@example.com> is in the index, but not in that of ann@example.com",
+        ["q1"],
+    ),
+    "message known under another id": Wrong(
+        [question(1), question(2, message_ids=["2@example.com"])],
+        2,
+        "2@example.com is listed as <2@example.com>",
+        ["q1", "q2"],
+    ),
+    "message without a date": Wrong([question(1), question(21)], 2, "<21@example.com> has no date", ["q1"]),
+    "message after the query date": Wrong(
+        [question(1), question(2, query_date="2001-05-02")],
+        2,
+        "<2@example.com> was sent on 2001-05-03, after the question was asked on 2001-05-02",
+        ["q1"],
+    ),
+    "question asked twice": Wrong(
+        [question(1), question(2), question(3, question="what does message 1 say")],
+        3,
+        "'what does message 1 say' is asked at ",
+        ["q1", "q2"],
+    ),
+    "overlap between splits": Wrong(
+        [
+            question(1, split="train"),
+            question(2, split="train"),
+            question(3, message_ids=["<1@example.com>"]) | {"split": "test"},
+        ],
+        1,
+        "in train, it shares the source 1@example.com with ",
+        ["q2", "q3"],
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", get_args(Problem))
+def test_each_problem_is_told_of_with_its_line_and_the_others_are_left(check: Check, problem: Problem) -> None:
+    wrong = WRONG[problem]
+    report = check(*wrong.lines)
+    ((line, kind, said),) = found(report)
+    assert (line, kind) == (wrong.line, problem)
+    assert wrong.said in said
+    assert report.counts == {problem: 1}
+    assert ids(report.clean) == wrong.left
+
+
+def test_what_is_right_is_left_as_it_was(check: Check) -> None:
+    lines = [
+        question(1, split="train", note="kept"),
+        question(2, inbox_address=BOB, split="test", message_ids=["<2@example.com>", "<3@example.com>"]),
+        question(3, message_ids=["<4@example.com>", "<5@example.com>"], needs_all=True),
+    ]
+    report = check(*lines)
+    assert (report.findings, report.counts, report.mended) == ([], {}, 0)
+    assert [{**question(0), **each.model_dump(mode="json", exclude_defaults=True)} for each in report.clean] == lines
+
+
+@pytest.mark.parametrize(
+    ("number", "inbox", "right"),
+    [(1, ANN, True), (1, BOB, True), (1, CAROL, True), (1, DAVE, False), (23, ANN, True), (23, DAVE, False)],
+    ids=["sender", "recipient", "of a dropped duplicate", "nobody", "blind copy", "nobody of a blind copy"],
+)
+def test_a_message_is_in_the_inboxes_of_all_whom_it_reached(
+    check: Check, index: Path, number: int, inbox: str, right: bool
+) -> None:
+    report = check(question(number, inbox_address=inbox))
+    assert [problem for _, problem, _ in found(report)] == ["message outside the inbox"] * (not right)
+    (held,) = MailAudit(index).find(f"<{number}@example.com>")
+    assert (inbox in held.addresses) is right
+
+
+@pytest.mark.parametrize(
+    ("number", "day", "right"),
+    [
+        (24, "2001-06-01", True),
+        (24, "2001-05-31", False),
+        (25, "2001-06-01", False),
+        (25, "2001-06-02", True),
+        (26, "2001-06-01", False),
+        (26, "2001-06-02", True),
+    ],
+)
+def test_the_query_date_ends_with_its_day_in_utc(check: Check, number: int, day: str, right: bool) -> None:
+    report = check(question(number, query_date=day))
+    assert [problem for _, problem, _ in found(report)] == ["message after the query date"] * (not right)
+
+
+@pytest.mark.parametrize(
+    ("given", "listed"),
+    [
+        ("<22@example.com>", "<1@example.com>"),
+        ("22@example.com", "<1@example.com>"),
+        ("1@example.com", "<1@example.com>"),
+        ("<31@example.com>", "31@example.com"),
+    ],
+    ids=["a dropped duplicate", "the same without brackets", "without brackets", "with brackets"],
+)
+def test_another_id_of_a_message_is_replaced_by_the_one_that_searches_list(
+    check: Check, given: str, listed: str
+) -> None:
+    report = check(question(1, message_ids=[given]))
+    assert found(report) == [(1, "message known under another id", f"{given} is listed as {listed}")]
+    assert [each.message_ids for each in report.clean] == [(listed,)]
+    assert report.mended == 1
+
+
+def test_an_id_that_two_messages_came_under_is_that_of_the_one_in_the_inbox(check: Check, index: Path) -> None:
+    report = check(question(30), question(31, message_ids=[USED_TWICE], inbox_address=DAVE))
+    ((line, problem, _),) = found(report)
+    assert (line, problem) == (1, "message known under another id")
+    anns, daves = (each.message_ids[0] for each in report.clean)
+    assert daves == USED_TWICE
+    assert MailIndex(index).read(ANN, anns).body == "The second of its id"
+
+
+def test_an_audit_lists_the_messages_of_an_id_the_one_of_that_very_id_first(index: Path) -> None:
+    first, second = MailAudit(index).find(USED_TWICE)
+    assert first.message_id == USED_TWICE
+    assert second.message_id.startswith(f"{USED_TWICE}#")
+    assert first.addresses == {CAROL, DAVE}
+    assert second.addresses == {ANN, BOB}
+    assert first.sent == datetime.fromisoformat("2001-05-03T12:00:00Z")
+    assert [each.sent for each in MailAudit(index).find("<21@example.com>")] == [None]
+    assert MailAudit(index).find("<99@example.com>") == []
+
+
+@pytest.mark.parametrize("wrong", ["<99@example.com>", "<20@example.com>", "<21@example.com>", "<24@example.com>"])
+@pytest.mark.parametrize("needs_all", [False, True])
+def test_one_right_message_of_several_is_enough_unless_all_are_needed(
+    check: Check, wrong: str, needs_all: bool
+) -> None:
+    sources = ["<1@example.com>", wrong, "<2@example.com>"]
+    report = check(question(1, message_ids=sources, needs_all=needs_all, query_date="2001-05-31"))
+    assert len(report.findings) == 1
+    if needs_all:
+        assert (ids(report.clean), report.mended) == ([], 0)
+    else:
+        assert [each.message_ids for each in report.clean] == [("<1@example.com>", "<2@example.com>")]
+        assert report.mended == 1
+
+
+def test_a_scenario_that_needs_all_keeps_all_under_the_ids_that_are_listed(check: Check) -> None:
+    report = check(question(1, message_ids=["<22@example.com>", "<2@example.com>"], needs_all=True))
+    assert [each.message_ids for each in report.clean] == [("<1@example.com>", "<2@example.com>")]
+
+
+def test_two_names_of_one_message_become_one(check: Check) -> None:
+    report = check(question(1, message_ids=["<1@example.com>", "1@example.com", "<22@example.com>"]))
+    assert [problem for _, problem, _ in found(report)] == ["message known under another id"] * 2
+    assert [each.message_ids for each in report.clean] == [("<1@example.com>",)]
+
+
+def test_every_wrong_message_of_a_line_is_told_of(check: Check) -> None:
+    report = check(question(1, message_ids=["<99@example.com>", "<98@example.com>", "<20@example.com>"]))
+    assert report.counts == {"message missing": 2, "message outside the inbox": 1}
+    assert [line for line, *_ in found(report)] == [1, 1, 1]
+    assert not report.clean
+
+
+SAME = {"question": "What is it?"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "twice"),
+    [
+        ({}, {}, True),
+        ({}, {"question": "WHAT is it"}, True),
+        ({}, {"query_date": "2001-06-02"}, False),
+        ({}, {"query_date": "2001-06-02", "message_ids": ["<1@example.com>"]}, True),
+        ({}, {"query_date": "2001-06-02", "message_ids": ["<22@example.com>"]}, True),
+        ({}, {"inbox_address": BOB}, False),
+        ({}, {"question": "What is this?"}, False),
+        ({"split": "train"}, {"split": "train"}, True),
+        ({"question": "?!"}, {"question": "!"}, False),
+        ({"question": "?!"}, {"question": "?!"}, True),
+    ],
+)
+def test_the_same_question_on_one_day_or_about_one_message_of_one_inbox_is_asked_twice(
+    check: Check, first: dict[str, Any], second: dict[str, Any], twice: bool
+) -> None:
+    report = check(question(1, **{**SAME, **first}), question(2, **{**SAME, **second}))
+    assert ("question asked twice" in report.counts) is twice
+    assert ids(report.clean) == (["q1"] if twice else ["q1", "q2"])
+
+
+@pytest.mark.parametrize(
+    ("splits", "lost"),
+    [
+        (("train", "test"), [1]),
+        (("test", "train"), [2]),
+        (("train", "validation"), [1]),
+        (("validation", "test"), [1]),
+        (("train", "validation", "test"), [1, 2]),
+        (("test", "test"), []),
+        (("train", None), []),
+        ((None, "test"), []),
+    ],
+)
+@pytest.mark.parametrize("shared", ["source", "question", "source under another id"])
+def test_of_two_splits_that_overlap_the_one_that_is_learned_from_loses(
+    check: Check, splits: tuple[str | None, ...], lost: list[int], shared: str
+) -> None:
+    lines = []
+    for number, split in enumerate(splits, 1):
+        fields: dict[str, Any] = {"split": split, "query_date": f"2001-06-0{number}"}
+        if shared == "question":
+            fields["question"] = "What is it?" if number % 2 else "what IS it"
+        elif shared == "source":
+            fields["message_ids"] = ["<1@example.com>", f"<{number + 2}@example.com>"]
+        else:
+            fields["message_ids"] = ["<1@example.com>" if number % 2 else "<22@example.com>"]
+        lines.append(question(number, **fields))
+    report = check(*lines)
+    overlaps = [(line, text) for line, problem, text in found(report) if problem == "overlap between splits"]
+    assert [line for line, _ in overlaps] == lost
+    assert ids(report.clean) == [f"q{number}" for number in range(1, len(splits) + 1) if number not in lost]
+    for line, text in overlaps:
+        assert text.startswith(f"in {splits[line - 1]}, it shares ")
+        assert text.endswith("which is in test") or "test" not in splits
+
+
+def test_what_is_dropped_for_another_reason_overlaps_with_nothing(check: Check) -> None:
+    """Else a broken test question would take a good one out of training."""
+    report = check(
+        question(1, split="train"),
+        question(2, split="test", question="What does message 1 say?", message_ids=["<99@example.com>"]),
+    )
+    assert report.counts == {"message missing": 1}
+    assert ids(report.clean) == ["q1"]
+
+
+def test_what_is_mended_and_dropped_is_not_counted_as_mended(check: Check) -> None:
+    report = check(
+        question(1, split="train", message_ids=["<22@example.com>"]),
+        question(2, split="test", message_ids=["<1@example.com>", "<99@example.com>"]),
+    )
+    assert ids(report.clean) == ["q2"]
+    assert report.mended == 1
+
+
+def test_findings_are_in_order_of_line_and_counts_the_commonest_first(check: Check) -> None:
+    report = check(
+        question(1, split="train"),
+        question(98),
+        "broken",
+        question(99),
+        question(2, message_ids=["<1@example.com>"], split="test"),
+    )
+    assert [line for line, *_ in found(report)] == [1, 2, 3, 4]
+    assert list(report.counts.items()) == [
+        ("message missing", 2),
+        ("overlap between splits", 1),
+        ("malformed line", 1),
+    ]
+
+
+def test_a_check_needs_an_index_that_can_be_read(tmp_path: Path) -> None:
+    with pytest.raises(IndexPlaceError, match="no index"):
+        check_scenarios([], tmp_path)
+    (tmp_path / "mail.sqlite").write_bytes(b"not SQLite" * 1000)
+    with pytest.raises(IndexFileError, match="damaged"):
+        check_scenarios([], tmp_path)
+
+
+def test_an_index_whose_messages_are_damaged_is_an_error_and_not_a_finding(tmp_path: Path) -> None:
+    path = make_index(tmp_path, map(record, range(1, 200))).path
+    whole = path.read_bytes()
+    audit = MailAudit(path.parent)
+    path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
+    with pytest.raises(IndexFileError, match="damaged"):
+        audit.find("<1@example.com>")
+
+
+def test_a_file_that_is_damaged_is_an_error_and_not_a_finding(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl.gz").write_bytes(b"not gzip")
+    with pytest.raises(ScenarioError, match="cannot be unpacked"):
+        check_scenarios(read_scenarios(str(tmp_path / "q.jsonl.gz")), index)
+
+
+# Any mailbox, any scenarios.
+
+people = st.sampled_from([ANN, BOB, CAROL])
+mailboxes = st.lists(
+    st.builds(
+        lambda number, text, sender, to, bcc, day: record(
+            number,
+            subject="Subject",
+            body=f"Body {text}",
+            sender=sender,
+            to=to,
+            bcc=bcc,
+            date=day and f"2001-05-0{day}T12:00:00+00:00",
+        ),
+        st.integers(1, 6),
+        st.integers(1, 4),
+        people,
+        st.lists(people, max_size=2),
+        st.lists(people, max_size=1),
+        st.sampled_from([1, 2, 3, 4, None]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+rows = st.lists(
+    st.tuples(
+        st.lists(
+            st.sampled_from([*[f"<{number}@example.com>" for number in range(1, 8)], "1@example.com"]), min_size=1
+        ),
+        st.integers(1, 6),
+        people,
+        st.integers(1, 5),
+        st.sampled_from([*SPLITS, None]),
+        st.booleans(),
+        st.sampled_from([*range(8), None]),
+    ),
+    max_size=12,
+)
+
+
+@settings(QUICK, max_examples=60)
+@given(records=mailboxes, rows=rows)
+def test_what_is_left_can_be_answered_from_its_inbox_leaks_nothing_and_checks_clean(
+    records: list[dict[str, Any]], rows: list[tuple[Any, ...]]
+) -> None:
+    lines: list[Any] = [
+        question(
+            number if again is None else again,
+            message_ids=sources,
+            question=f"What is {asked}?",
+            inbox_address=inbox,
+            query_date=f"2001-05-0{day}",
+            split=split,
+            needs_all=needs_all,
+        )
+        for number, (sources, asked, inbox, day, split, needs_all, again) in enumerate(rows, 10)
+    ]
+    with TemporaryDirectory() as place:
+        mail = make_index(Path(place), records)
+        index = mail.path.parent
+        source = write_questions(Path(place) / "q.jsonl", lines)
+        report = check_scenarios(read_scenarios(source), index)
+        came = {line.where: line.scenario for line in read_scenarios(source)}
+
+        changed = {place for place, each in came.items() if each not in report.clean.scenarios}
+        assert {finding.where for finding in report.findings} == changed
+        assert report.mended == len([each for each in report.clean if each not in came.values()])
+
+        held: dict[tuple[str, str], set[str | None]] = {}
+        for each in report.clean:
+            assert each.inbox_address is not None
+            assert each.query_date is not None
+            for message_id in each.message_ids:
+                message = mail.read(each.inbox_address, message_id)
+                assert message.message_id == message_id
+                assert message.sent is not None
+                assert message.sent.date() <= each.query_date
+            for mark in marks(each):
+                held.setdefault(mark, set()).add(each.split)
+        assert [mark for mark, splits in held.items() if len(splits - {None}) > 1] == []
+
+        (Path(place) / "clean.jsonl").write_bytes(report.clean.to_jsonl())
+        again = check_scenarios(read_scenarios(str(Path(place) / "clean.jsonl")), index)
+        assert (again.findings, again.clean) == ([], report.clean)
+
+
+@settings(QUICK, max_examples=30)
+@given(records=mailboxes, splits=st.lists(st.sampled_from([*SPLITS, None]), min_size=8, max_size=8))
+def test_a_question_about_each_message_that_a_search_finds_is_right(
+    records: list[dict[str, Any]], splits: list[str | None]
+) -> None:
+    with TemporaryDirectory() as place:
+        mail = make_index(Path(place), records)
+        hits = {hit.message_id: (hit, inbox) for inbox in (ANN, BOB, CAROL) for hit in mail.search(inbox, ["body"])}
+        lines = [
+            question(
+                number, message_ids=[hit.message_id], inbox_address=inbox, query_date=f"{hit.sent.date()}", split=split
+            )
+            for number, ((hit, inbox), split) in enumerate(zip(hits.values(), splits, strict=False))
+            if hit.sent is not None
+        ]
+        report = check_scenarios(read_scenarios(write_questions(Path(place) / "q.jsonl", lines)), mail.path.parent)
+        assert report.findings == []
+        assert len(report.clean) == len(lines)
+
+
+# The real questions on the real mail.
+
+
+def test_of_the_999_real_questions_885_are_right(real_index: Path, shared_data: Path) -> None:
+    report = check_scenarios(read_scenarios(str(shared_data / "enron" / "questions.jsonl")), real_index)
+    assert report.lines == 999
+    assert report.counts == {"overlap between splits": 90, "message missing": 51, "question asked twice": 9}
+    assert (len(report.clean), report.mended) == (885, 15)
+
+
+def test_the_real_questions_that_are_left_check_clean(real_index: Path, shared_data: Path, tmp_path: Path) -> None:
+    report = check_scenarios(read_scenarios(str(shared_data / "enron" / "questions.jsonl")), real_index)
+    (tmp_path / "clean.jsonl").write_bytes(report.clean.to_jsonl())
+    again = check_scenarios(read_scenarios(str(tmp_path / "clean.jsonl")), real_index)
+    assert (again.findings, again.clean.content) == ([], report.clean.content)
