@@ -1,0 +1,45 @@
+"""Synthetic mail of each difficulty, made and indexed once."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gumshoe.mail.build import BuildReport, build_index
+from gumshoe.mail.index import MailIndex
+from gumshoe.synthesis.difficulty import LEVELS, Level
+from gumshoe.synthesis.mail import SyntheticMail, synthesize_mail, write_mail
+
+
+@dataclass(frozen=True)
+class Made:
+    """Mail of one seed and difficulty, in a directory with its index."""
+
+    level: Level
+    mail: SyntheticMail
+    directory: Path
+    report: BuildReport
+    index: MailIndex
+
+
+@pytest.fixture(scope="session")
+def make(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """Makes mail of a difficulty and seed, 2,400 messages in 6 mailboxes, once."""
+
+    @cache
+    def made(level: Level, seed: int = 1) -> Made:
+        directory = tmp_path_factory.mktemp(f"{level}-{seed}")
+        mail = synthesize_mail(seed, 6, 2400, level)
+        write_mail(mail, directory)
+        report = build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
+        return Made(level, mail, directory, report, MailIndex(directory / "index"))
+
+    return made
+
+
+@pytest.fixture(params=LEVELS)
+def made(request: pytest.FixtureRequest, make) -> Made:  # type: ignore[no-untyped-def]
+    """Mail of each difficulty in turn."""
+    result: Made = make(request.param)
+    return result

@@ -1,0 +1,231 @@
+"""Synthetic mail: the same for the same seed, and with questions that it answers."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from datetime import datetime
+from statistics import median
+
+import pytest
+
+from gumshoe.errors import UsageError
+from gumshoe.scenarios.check import check_scenarios
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.scenarios.sources import load_scenarios, read_scenarios
+from gumshoe.synthesis.difficulty import Level
+from gumshoe.synthesis.grammar import load_text
+from gumshoe.synthesis.mail import MAX_MAILBOXES, synthesize_mail
+from tests.synthesis.conftest import Made
+from tests.synthesis.searcher import first_hit
+
+# Of `PROGRAM`, on every version of Python. It changes when a text or a rule of the generator does: print the new one
+# with `python -c PROGRAM`, on two versions where there are two.
+DIGEST = "to be set"
+PROGRAM = """
+from gumshoe.synthesis.mail import synthesize_mail
+made = synthesize_mail(3, 4, 400, "hard")
+print(hashlib.sha256(repr(made.messages).encode() + made.scenarios.to_jsonl()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "4711"])
+def test_a_seed_gives_the_same_bytes_in_every_process_and_on_every_python(hash_seed: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert ended.stdout.strip() == DIGEST
+
+
+def test_another_seed_gives_other_people_and_other_questions(make: Callable[..., Made]) -> None:
+    one, other = make("normal", 1).mail, make("normal", 2).mail
+    assert one.company != other.company
+    people = [
+        {each["from"] for each in mail.messages if "." in each["from"].partition("@")[0]} for mail in (one, other)
+    ]
+    assert people[0].isdisjoint(people[1])
+    questions = [{scenario.plain_question for scenario in mail.scenarios} for mail in (one, other)]
+    assert len(questions[0] & questions[1]) < 0.02 * len(questions[0])
+
+
+def test_there_are_as_many_messages_as_asked_for_and_an_index_keeps_each(made: Made) -> None:
+    assert len(made.mail.messages) == 2400
+    assert (made.report.messages, made.report.kept_out, made.report.unreadable) == (2400, {}, {})
+    assert len({each["message_id"] for each in made.mail.messages}) == 2400
+    dates = [each["date"] for each in made.mail.messages]
+    assert dates == sorted(dates)
+
+
+def test_no_two_mailboxes_share_a_message_and_each_is_in_one_split(made: Made) -> None:
+    splits: defaultdict[str, set[str | None]] = defaultdict(set)
+    for scenario in made.mail.scenarios:
+        splits[str(scenario.inbox_address)].add(scenario.split)
+    assert len(splits) == 6
+    assert Counter(split for found in splits.values() for split in found) == {"train": 4, "validation": 1, "test": 1}
+    owners = [{each["from"], *each["to"], *each["cc"]} & set(splits) for each in made.mail.messages]
+    assert {len(found) for found in owners} == {1}
+    assert set(Counter(owner for found in owners for owner in found).values()) == {400}
+
+
+def test_the_scenarios_of_a_file_are_right_for_its_mail(made: Made) -> None:
+    path = str(made.directory / "scenarios.jsonl")
+    assert load_scenarios(path).content == made.mail.scenarios.content
+    report = check_scenarios(read_scenarios(path), made.index.path.parent)
+    assert (report.findings, report.mended) == ([], 0)
+    assert len(report.clean) == len(made.mail.scenarios) > 200
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def stated(scenario: Scenario) -> list[str]:
+    """The parts of an answer that a message has to hold word for word."""
+    if scenario.kind == "what changed":
+        found = re.fullmatch(r"From (.+?) to (.+)\.", scenario.answer)
+        assert found
+        return [found[1], found[2]]
+    return [re.sub(r"^(Yes|No)\. ", "", scenario.answer)]
+
+
+def test_every_gold_message_is_read_from_the_inbox_and_holds_the_answer(made: Made) -> None:
+    for scenario in made.mail.scenarios:
+        assert scenario.inbox_address
+        for message_id in scenario.message_ids:
+            body = plain(made.index.read(scenario.inbox_address, message_id).body)
+            assert [part for part in stated(scenario) if plain(part) not in body] == [], scenario
+
+
+def test_every_gold_message_is_found_by_a_search(made: Made) -> None:
+    """By words of the answer and of the subject: what an agent could know that has read round it."""
+    for scenario in made.mail.scenarios:
+        assert scenario.inbox_address
+        for message_id in scenario.message_ids:
+            message = made.index.read(scenario.inbox_address, message_id)
+            words = re.findall(r"\w[\w-]*", re.sub(r"^(\w+: )+", "", message.subject))
+            keywords = [stated(scenario)[0], *words]
+            hits = made.index.search(scenario.inbox_address, keywords, sent_before=scenario.visible_before)
+            assert message_id in {hit.message_id for hit in hits}, (scenario, keywords)
+
+
+def test_no_other_message_up_to_the_query_date_says_a_code_or_an_amount_of_the_answer(made: Made) -> None:
+    """Values that are there once are in the gold messages alone."""
+    for scenario in made.mail.scenarios:
+        if scenario.kind not in {"reference", "contact", "which", "yes or no"}:
+            continue
+        assert scenario.inbox_address
+        hits = made.index.search(scenario.inbox_address, stated(scenario), sent_before=scenario.visible_before)
+        if scenario.kind != "yes or no" or len(hits) < 10:
+            assert {hit.message_id for hit in hits} <= set(scenario.message_ids), scenario
+
+
+def test_there_are_fourteen_kinds_of_question_each_in_several_wordings(made: Made) -> None:
+    wordings: defaultdict[str, set[str]] = defaultdict(set)
+    for scenario in made.mail.scenarios:
+        wordings[str(scenario.kind)].add(" ".join(scenario.question.split()[:3]))
+    assert set(wordings) == {
+        *("who", "when", "where", "how much", "how many", "which", "why", "contact", "reference"),
+        *("yes or no", "what changed", "who decided", "latest", "before a date"),
+    }
+    assert {kind: found for kind, found in wordings.items() if len(found) < 2} == {}
+
+
+def test_a_fact_that_changed_is_asked_for_by_its_date(make: Callable[..., Made]) -> None:
+    """Before a date the old value is right, and the messages for it are the first statement and the change."""
+    hard = make("hard").mail
+    messages = {each["message_id"]: each for each in hard.messages}
+    changes = {
+        scenario.message_ids[0]: scenario.answer for scenario in hard.scenarios if scenario.kind == "what changed"
+    }
+    paired = 0
+    for scenario in hard.scenarios:
+        if scenario.kind != "before a date":
+            continue
+        told, *_, changed = scenario.message_ids
+        then = re.search(r"\d+ [A-Z][a-z]+ \d{4}", scenario.question)
+        assert then
+        day = datetime.strptime(then[0], "%d %B %Y").date().isoformat()
+        assert messages[told]["date"] < day < messages[changed]["date"] < str(scenario.query_date)
+        if changed in changes:
+            paired += 1
+            assert changes[changed].startswith(f"From {scenario.answer} to ")
+    assert paired > 3
+
+
+def test_answers_stand_in_sentences_tables_replies_and_forwarded_mail(made: Made) -> None:
+    messages = {each["message_id"]: each for each in made.mail.messages}
+    forms: Counter[str] = Counter()
+    for scenario in made.mail.scenarios:
+        message = messages[scenario.message_ids[0]]
+        line = next((line for line in message["body"].split("\n") if stated(scenario)[0] in line), "")
+        if "Forwarded message" in message["body"]:
+            forms["forwarded"] += 1
+        elif message["subject"].startswith("Re: "):
+            forms["reply"] += 1
+        elif re.match(r"(- )?[A-Z][\w' -]*(: |  )", line):
+            forms["table"] += 1
+        else:
+            forms["sentence"] += 1
+    assert set(forms) == {"forwarded", "reply", "table", "sentence"}
+    assert min(forms.values()) > 0.02 * len(made.mail.scenarios), forms
+
+
+def test_there_are_distractors_of_each_sort(make: Callable[..., Made]) -> None:
+    hard = make("hard").mail
+    surnames = Counter(name.split()[-1] for name in {each["x_from"] for each in hard.messages} if " " in name)
+    assert [name for name, count in surnames.items() if count > 1]
+    assert [scenario for scenario in hard.scenarios if re.search(r"\bthe 20\d\d ", scenario.question)], "another year"
+    subjects = {re.sub(r"^(re|fw|fwd): ", "", each["subject"].casefold()) for each in hard.messages}
+    first_words = Counter(" ".join(subject.split()[:2]) for subject in subjects)
+    assert max(first_words.values()) > 3, "matters that share part of their name"
+
+
+def test_the_vocabulary_is_that_of_an_office_not_of_a_form(make: Callable[..., Made]) -> None:
+    """At least 3,000 words in 1,200 messages, without names and numbers."""
+    names = {word.casefold() for listed in load_text("names").values() for name in listed for word in name.split()}
+    words = {word for each in make("normal").mail.messages[:1200] for word in re.findall(r"\b[a-z]+\b", each["body"])}
+    assert len(words - names) >= 3000
+
+
+@pytest.mark.parametrize(("level", "share"), [("easy", 0.9), ("normal", 0.6), ("hard", 0.3)])
+def test_the_first_hit_for_the_question_s_own_words_is_right_as_often_as_the_difficulty_says(
+    level: Level, share: float, make: Callable[..., Made]
+) -> None:
+    shares = []
+    for seed in (1, 2, 3):
+        made = make(level, seed)
+        hits = [first_hit(made.index, scenario) for scenario in made.mail.scenarios]
+        right = [
+            hit is not None and hit.message_id in scenario.message_ids
+            for hit, scenario in zip(hits, made.mail.scenarios, strict=True)
+        ]
+        shares.append(sum(right) / len(right))
+    assert median(shares) == pytest.approx(share, abs=0.05), shares
+
+
+@pytest.mark.parametrize(
+    ("mailboxes", "messages", "said"),
+    [
+        (2, 600, "3 .one for each split. to 1,000"),
+        (MAX_MAILBOXES + 1, 90_000, "1,001 mailboxes"),
+        (5, 199, "199 messages cannot be had in 5 mailboxes; ask for 200 to 100,000"),
+        (5, 100_001, "ask for 200 to 100,000"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_at_once(mailboxes: int, messages: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        synthesize_mail(1, mailboxes, messages)
+
+
+@pytest.mark.parametrize("count", [120, 121, 125])
+def test_the_smallest_mailboxes_are_whole(count: int) -> None:
+    made = synthesize_mail(9, 3, count)
+    assert len(made.messages) == count
+    assert {scenario.split for scenario in made.scenarios} == {"train", "validation", "test"}
