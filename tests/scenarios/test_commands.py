@@ -242,7 +242,7 @@ def test_a_file_can_be_split_in_place(gumshoe: Run, source: str) -> None:
         (["split", "FILE", "--out", "X"], "--seed"),
         (["split", "FILE", "--out", "X", "--seed", "1", "--keep-test", "--test", "0.1"], "give one of them"),
         (["split", "FILE", "--out", "X", "--seed", "1", "--validation", "1"], "leave none for training"),
-        (["split", "FILE", "--out", "X", "--seed", "1", "--validation", "0.001"], "nothing is left for validation"),
+        (["split", "FILE", "--out", "X", "--seed", "1", "--by-inbox"], "nothing is left for validation and test"),
         (["split", "WRONG", "--out", "X", "--seed", "1"], "wrong.jsonl:3: not JSON"),
         (["check", "FILE"], "--index"),
         (["check", "FILE", "--index", "DIR"], "gumshoe mail index"),

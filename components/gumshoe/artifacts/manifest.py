@@ -273,10 +273,10 @@ def damaged_files(
 
 
 def code_hash() -> str:
-    """SHA-256 over the source files of the `gumshoe` package: what made an artifact."""
+    """SHA-256 over the files of the `gumshoe` package, code and texts: what made an artifact."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(path for path in package.rglob("*.*") if path.suffix != ".pyc" and path.is_file()):
         source = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()}\0{len(source)}\0".encode() + source)
     return digest.hexdigest()

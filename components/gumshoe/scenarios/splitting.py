@@ -77,7 +77,7 @@ def split_scenarios(
     empty = [split for split in SPLITS if shares[split] > 0 and not counts[split]]
     if empty:
         raise ScenarioError(
-            f"nothing is left for {' and '.join(empty)}: {len(free)} scenarios make {len(groups)} groups that must "
+            f"nothing is left for {' and '.join(empty)}: {len(free):,} scenarios make {len(groups):,} groups that must "
             f"stay together, the largest of {largest}; ask for other shares, or add scenarios"
         )
     dropped = len(scenarios) - len(result)
@@ -110,14 +110,21 @@ def _assign(groups: list[list[str]], shares: dict[Split, float], seed: int) -> d
     """The split of each scenario.
 
     Groups come in an order that the seed decides, and each goes where the most is wanting for its size, so that a
-    small split gets groups of every size that fits into it.
+    small split gets groups of every size that fits into it. A split that none fitted into gets the one nearest to its
+    size from where there are most.
     """
     total = sum(map(len, groups))
     wanting = {split: share * total for split, share in shares.items() if share > 0}
-    chosen: dict[str, Split] = {}
+    placed: dict[Split, list[list[str]]] = {split: [] for split in wanting}
     for group in sorted(groups, key=lambda each: seeded(seed, each[0])):
         fitting = [split for split in wanting if wanting[split] + 0.5 >= len(group)]
         split = max(fitting or wanting, key=lambda each: wanting[each] / (shares[each] if fitting else 1))
         wanting[split] -= len(group)
-        chosen.update(dict.fromkeys(group, split))
-    return chosen
+        placed[split].append(group)
+    for split in [split for split in placed if not placed[split]]:
+        giver = max(placed.values(), key=len)
+        if len(giver) > 1:
+            nearest = min(giver, key=lambda group: abs(len(group) - wanting[split]))
+            giver.remove(nearest)
+            placed[split].append(nearest)
+    return {scenario_id: split for split, given in placed.items() for group in given for scenario_id in group}

@@ -23,7 +23,7 @@ Node: TypeAlias = "str | Slot | Choice"
 
 _TOKEN = re.compile(r"[\[\]|]|\{(\w+)\}|[^\[\]|{]+")
 _ARTICLE = re.compile(r"\b([Aa])\(n\) (\W?)(\w+)")
-_VOWEL_SOUND = re.compile(r"(?!uni|use|usu|eu|one\b|once\b)[aeiou]|hour|honest|heir|8|11\b|18\b", re.I)
+_VOWEL_SOUND = re.compile(r"(?!uni|use|usu|eu|one\b|once\b)[aeiou]|hour|honest|heir|8|1[18](?!\d)", re.I)
 _GAPS = [(re.compile(r"[ \t]{2,}"), " "), (re.compile(r" +([,.;:!?\n])"), r"\1"), (re.compile(r"\n +"), "\n")]
 
 

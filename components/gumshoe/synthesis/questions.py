@@ -146,9 +146,9 @@ class Archive:
         """When something was first stated."""
         return self._stating[key][0][0]
 
-    def stating(self, keys: frozenset[str], before: date) -> list[str]:
-        """Ids of the messages, of days before that, that state any of those, the first one first."""
-        found = {message for key in keys for message in self._stating[key] if message[0] < before}
+    def stating(self, keys: frozenset[str], day: date) -> list[str]:
+        """Ids of the messages, up to that day, that state any of those, the first one first."""
+        found = {message for key in keys for message in self._stating[key] if message[0] <= day}
         return [message_id for _, message_id in sorted(found)]
 
 
