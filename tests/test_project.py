@@ -48,8 +48,9 @@ def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     mail = next(block for block in blocks if "cat > mail.jsonl" in block)
     artifacts = next(block for block in blocks if "artifacts publish" in block).replace("s3://bucket/project", "store")
+    synthetic = next(block for block in blocks if "synthesize mail" in block)
     run = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", mail + artifacts],
+        ["bash", "-euo", "pipefail", "-c", mail + artifacts + synthetic],
         cwd=tmp_path,
         env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200", "HOME": str(tmp_path)},
         capture_output=True,
@@ -61,4 +62,5 @@ def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
     assert "The invoice for the second quarter is $1,250" in run.stdout
     assert "nobody else's business" not in run.stdout
     assert "mail-indexes/enron-1: every byte is as published" in run.stdout
+    assert "nothing is wrong" in run.stdout
     assert (tmp_path / "somewhere" / "else" / "mail.sqlite").is_file()
