@@ -1,7 +1,9 @@
 """Mail that is about no matter: newsletters, notices, and small talk."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import Value, expand, load_text, sentence
@@ -25,48 +27,51 @@ class Chatter:
         return self._talk(moment)[:most] if kind == "talk" else [self._bulletin(kind, moment)]
 
     def _talk(self, moment: datetime) -> list[Letter]:
-        talk = self.dice.pick(load_text("chatter")["talk"])
+        month = f"{moment:%B}"
+        talk = self.dice.pick([each for each in load_text("chatter")["talk"] if month in each.get("months", [month])])
         owner, friend = self.cast.owner, self.dice.pick(self.cast.colleagues)
         sender, reader = (friend, owner) if self.dice.chance(0.75) else (owner, friend)
-        subject = expand(self.dice.pick(talk["subject"]), self.dice, self._values(reader))
-        letters = [self.post.write(sender, [reader], [], subject, self._said(talk["body"], reader), moment)]
-        for _ in range(self.dice.pick([0, 0, 1, 1, 2])):
-            sender, reader = reader, sender
-            moment = self.post.later(moment, days=(0, 1))
-            text = self._said(talk["reply"], reader)
-            letters.append(self.post.reply(letters[-1], sender, text, moment, depth=self.dice.between(0, 1)))
-        return letters
-
-    def _said(self, texts: list[str], reader: Person) -> list[Paragraph]:
-        return [Paragraph(sentence(self.dice.pick(texts), self.dice, self._values(reader)))]
+        values = self._values(moment, sender, reader)
+        subject, (body,) = self._filled(self.dice.pick(talk["subject"]), [talk["body"]], values)
+        letter = self.post.write(sender, [reader], [], subject, [Paragraph(body)], moment)
+        if self.dice.chance(0.4):
+            return [letter]
+        answer = sentence(self.dice.pick(talk["reply"]), self.dice, {**values, "friend": sender.first})
+        later, depth = self.post.later(moment, days=(0, 1)), self.dice.between(0, 1)
+        return [letter, self.post.reply(letter, reader, [Paragraph(answer)], later, depth=depth)]
 
     def _bulletin(self, kind: str, moment: datetime) -> Letter:
         described = self.dice.pick(load_text("bulletins")[kind])
-        values = self._values(self.cast.owner)
-        company = self.post.company
+        company, owner = self.post.company, self.cast.owner
         publisher = described.get("publisher")
         domain = f"{publisher.lower().replace(' ', '')}.example" if publisher else company.domain
-        sender = Person(
-            described["title"],
-            "",
-            "",
-            publisher or company.name,
-            f"{described['address']}@{domain}",
-            "",
-            "",
-            _NO_MANNER,
-        )
+        address, firm = f"{described['address']}@{domain}", publisher or company.name
+        sender = Person(described["title"], "", "", firm, address, "", "", _NO_MANNER)
         if kind == "newsletter":
-            parts = [
-                self.dice.pick(described["opening"]),
-                *self.dice.sample(described["item"], self.dice.between(3, 5)),
-            ]
-            parts.append(self.dice.pick(described["closing"]))
+            items = self.dice.sample(described["item"], self.dice.between(3, 5))
+            parts = [self.dice.pick(described["opening"]), *items, self.dice.pick(described["closing"])]
         else:
             parts = [self.dice.pick(described["body"])]
-        body = "\n\n".join(sentence(part, self.dice, values) for part in parts)
-        subject = expand(self.dice.pick(described["subject"]), self.dice, values)
-        return Letter(moment, sender, (self.cast.owner,), (), subject, body, frozenset())
+        subject, texts = self._filled(self.dice.pick(described["subject"]), parts, self._values(moment, owner, owner))
+        return Letter(moment, sender, (owner,), (), subject, "\n\n".join(texts), frozenset())
 
-    def _values(self, reader: Person) -> dict[str, Value]:
-        return small_talk_values(self.dice, self.cast, self.post.company, reader)
+    def _filled(self, subject: str, parts: Sequence[str], values: dict[str, Value]) -> tuple[str, list[str]]:
+        """A subject and a text. What the subject names, the text names first; then it has other examples."""
+        lists = {name: value for name, value in values.items() if isinstance(value, list)}
+        named: dict[str, str] = {}
+
+        def in_subject(name: str) -> str:
+            named[name] = self.dice.pick(lists[name])
+            return named[name]
+
+        def in_text(name: str) -> str:
+            return named.pop(name, "") or self.dice.pick(lists[name])
+
+        title = expand(subject, self.dice, {**values, **{name: partial(in_subject, name) for name in lists}})
+        examples = {**values, **{name: partial(in_text, name) for name in lists}}
+        return title, [sentence(part, self.dice, examples) for part in parts]
+
+    def _values(self, moment: datetime, sender: Person, reader: Person) -> dict[str, Value]:
+        """The slots of one conversation: the same day, month, floor and people all through it."""
+        values = small_talk_values(self.dice, self.cast, self.post.company, sender, reader)
+        return {**values, "weekday": self.dice.pick(load_text("letters")["weekday"]), "month": f"{moment:%B}"}

@@ -103,22 +103,11 @@ class Post:
         own, states = self._compose(sender, to, text)
         return Letter(sent, sender, tuple(to), tuple(cc), subject, own, states)
 
-    def reply(
-        self,
-        letter: Letter,
-        sender: Person,
-        text: Sequence[Paragraph],
-        sent: datetime,
-        *,
-        depth: int,
-        to_all: bool = True,
-    ) -> Letter:
-        """An answer to a letter, quoting as deep as `depth`; 0 quotes nothing."""
-        others = [person for person in (letter.to if to_all else ()) if person not in (sender, letter.sender)]
+    def reply(self, letter: Letter, sender: Person, text: Sequence[Paragraph], sent: datetime, *, depth: int) -> Letter:
+        """An answer to all, quoting as deep as `depth`; 0 quotes nothing."""
         to = [letter.sender] if letter.sender is not sender else list(letter.to)
+        cc = [person for person in dict.fromkeys((*letter.to, *letter.cc)) if person is not sender and person not in to]
         own, states = self._compose(sender, to, text)
-        cc = [*others, *(person for person in letter.cc if to_all and person is not sender)]
-        cc = [person for person in dict.fromkeys(cc) if person not in to]
         answer = Letter(sent, sender, tuple(to), tuple(cc), _prefixed("Re: ", letter.subject), own, states)
         return replace(answer, quoted=letter if depth else None, depth=depth)
 
@@ -138,10 +127,10 @@ class Post:
         else:
             for _ in range(days_on):
                 moment += timedelta(days=1)
-                while not _works(moment):
+                while not is_working_day(moment):
                     moment += timedelta(days=1)
             moment = moment.replace(hour=_OPENS, minute=0) + timedelta(minutes=self.dice.below((_CLOSES - _OPENS) * 60))
-        if moment.hour >= _CLOSES or not _works(moment):
+        if moment.hour >= _CLOSES or not is_working_day(moment):
             return self.later(moment.replace(hour=_OPENS), days=(1, 1))
         return moment.replace(second=self.dice.below(60))
 
@@ -161,7 +150,8 @@ class Post:
         return "\n\n".join(filter(None, parts)), states
 
 
-def _works(day: datetime) -> bool:
+def is_working_day(day: datetime) -> bool:
+    """Monday to Friday, and none of the holidays that everybody has."""
     return day.weekday() < 5 and (day.month, day.day) not in {(12, 25), (12, 26), (1, 1)}
 
 

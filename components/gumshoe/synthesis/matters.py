@@ -3,12 +3,13 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import cache
 from typing import Any
 
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import Value, expand, load_text
+from gumshoe.synthesis.letters import is_working_day
 from gumshoe.synthesis.people import Cast, Company, Person
 
 _PLACES = {"address", "room", "venue", "dock", "desk", "hotel"}
@@ -30,6 +31,8 @@ class FactKind:
     reply: list[str]
     question: list[str]
     oblique: list[str]
+    outside: list[str]
+    """The statement in the words of the firm outside; none where such a firm would not make it."""
     details: dict[str, Any]
     """How its values are made: `range`, `unit`, `ahead`, `trade`, `form`."""
 
@@ -69,6 +72,8 @@ class Version:
     value: str
     person: Person | None = None
     """Whom the value belongs to, where it is a telephone number; whose name it is, where it is a name."""
+    day: date | None = None
+    """The day it names, where it is one."""
 
     @property
     def states(self) -> frozenset[str]:
@@ -140,8 +145,8 @@ def matter_kinds() -> tuple[MatterKind, ...]:
 def _matter_kind(name: str, described: dict[str, Any]) -> MatterKind:
     facts = []
     for each in described["fact"]:
-        texts = {field: each[field] for field in FactKind.__dataclass_fields__ if field != "details"}
-        facts.append(FactKind(**texts, details=each))
+        fields = {"outside": [], **each, "details": each}
+        facts.append(FactKind(**{field: fields[field] for field in FactKind.__dataclass_fields__}))
     return MatterKind(**{**{k: v for k, v in described.items() if k != "fact"}, "id": name, "facts": tuple(facts)})
 
 
@@ -189,13 +194,13 @@ class Inventor:
 
     def settle(self, matter: Matter, fact: Fact, now: datetime) -> None:
         """Give a fact its first value; days lie after `now`."""
-        fact.versions.append(self._version(matter, fact.kind, 1, now))
+        fact.versions.append(self._version(matter, fact, now))
 
     def change(self, matter: Matter, fact: Fact, now: datetime) -> None:
         """Give a fact its second value, and the reason for it."""
-        second = self._version(matter, fact.kind, 2, now)
+        second = self._version(matter, fact, now)
         while second.value == fact.versions[0].value:
-            second = self._version(matter, fact.kind, 2, now)
+            second = self._version(matter, fact, now)
         fact.versions.append(second)
         reason = self.dice.pick(load_text("facts")["reason"][fact.kind.changes_as])
         fact.change = Change(reason, self._decider(matter), f"{matter.id}/{fact.kind.id}/change")
@@ -228,33 +233,46 @@ class Inventor:
             return name, expand(short, self.dice, chosen)
         return None
 
-    def _version(self, matter: Matter, kind: FactKind, number: int, now: datetime) -> Version:
-        """A value for a fact, made as its type says."""
-        key = f"{matter.id}/{kind.id}/{number}"
-        if kind.type == "person":
-            taken = {version.person for fact in matter.facts for version in fact.versions}
-            person = self.dice.pick([each for each in self.cast.colleagues if each not in taken])
-            return Version(key, person.name, person)
-        if kind.type == "contact":
-            return Version(key, matter.outsider.mobile, matter.outsider)
-        return Version(key, self._value(kind, now))
-
-    def _value(self, kind: FactKind, now: datetime) -> str:
-        dice, details = self.dice, kind.details
+    def _version(self, matter: Matter, fact: Fact, now: datetime) -> Version:
+        """The next value of a fact, made as its type says."""
+        kind, dice = fact.kind, self.dice
+        key = f"{matter.id}/{kind.id}/{len(fact.versions) + 1}"
         match kind.type:
+            case "person":
+                taken = {version.person for each in matter.facts for version in each.versions}
+                person = dice.pick([each for each in self.cast.colleagues if each not in taken])
+                return Version(key, person.name, person)
+            case "contact":
+                return Version(key, matter.outsider.mobile, matter.outsider)
+            case "date" | "time":
+                day = now + timedelta(days=dice.between(*kind.details["ahead"]))
+                while not is_working_day(day):
+                    day += timedelta(days=1)
+                hours = kind.details.get("hours", [9, 17])
+                hour = (
+                    f" at {dice.between(*hours)}:{dice.pick(['00', '15', '30', '45'])}" if kind.type == "time" else ""
+                )
+                return Version(key, f"{day:%A} {day.day} {day:%B}{hour}", day=day.date())
             case "money":
-                return f"{self.company.currency}{self._amount(*details['range']):,}"
+                return Version(key, f"{self.company.currency}{_rounded(self._number(fact)):,}")
             case "count":
-                return f"{dice.between(*details['range'])} {details['unit']}"
-            case "date":
-                return self._day(now, *details["ahead"])
-            case "time":
-                hour, minute = dice.between(9, 17), dice.pick(["00", "15", "30", "45"])
-                return f"{self._day(now, *details['ahead'])} at {hour}:{minute}"
+                return Version(key, f"{self._number(fact)} {kind.details['unit']}")
+        return Version(key, self._value(kind))
+
+    def _number(self, fact: Fact) -> int:
+        """A first number within the kind's range, or another that is not far from the first."""
+        low, high = fact.kind.details["range"]
+        if not fact.versions:
+            return int(low + (high - low) * self.dice.between(0, 1000) ** 2 // 1_000_000)  # smaller ones are commoner
+        before = int(re.sub(r"\D", "", fact.versions[-1].value))
+        return max(2, before * self.dice.between(70, 140) // 100 + self.dice.between(0, 1))
+
+    def _value(self, kind: FactKind) -> str:
+        match kind.type:
             case "firm":
-                return self._fresh(lambda: f"{self._one('firm')} {dice.pick(details['trade'])}")
+                return self._fresh(lambda: f"{self._one('firm')} {self.dice.pick(kind.details['trade'])}")
             case "code":
-                return self._fresh(lambda: "".join(map(self._sign, details["form"])))
+                return self._fresh(lambda: "".join(map(self._sign, kind.details["form"])))
             case "cause":
                 return self._one("cause")
         return self._fresh(lambda: self._place(kind.type))
@@ -271,7 +289,7 @@ class Inventor:
             case "dock":
                 return f"{self._one('dock_kind')} {street}"
             case "desk":
-                return f"{self._one('storey')}, {self._one('desk_place')}"
+                return f"on the {self._one('storey')}, {self._one('desk_place')}"
         return self.dice.pick(
             [f"Hotel {self._one('codename')}", f"{self._one('street')} Hotel", f"{self._one('firm')} Inn"]
         )
@@ -292,17 +310,11 @@ class Inventor:
     def _sign(self, sign: str) -> str:
         return str(self.dice.below(10)) if sign == "#" else self.dice.pick(_LETTERS) if sign == "@" else sign
 
-    def _amount(self, low: int, high: int) -> int:
-        """An amount such as people write: rounder, the larger it is."""
-        amount = low + int((high - low) * self.dice.between(0, 1000) ** 2 / 1e6)
-        step = 1 if amount < 100 else 5 if amount < 1000 else 20 if amount < 10_000 else 100
-        return amount // step * step
 
-    def _day(self, now: datetime, least: int, most: int) -> str:
-        day = now + timedelta(days=self.dice.between(least, most))
-        while day.weekday() > 4:
-            day += timedelta(days=1)
-        return f"{day:%A} {day.day} {day:%B}"
+def _rounded(amount: int) -> int:
+    """An amount such as people write: rounder, the larger it is."""
+    step = 1 if amount < 100 else 5 if amount < 1000 else 20 if amount < 10_000 else 100
+    return amount // step * step
 
 
 class _Chosen(dict[str, Value]):

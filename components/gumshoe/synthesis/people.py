@@ -144,9 +144,9 @@ class Casting:
         return last
 
 
-def small_talk_values(dice: Dice, cast: Cast, company: Company, friend: Person) -> dict[str, Value]:
-    """What the slots of everyday text take in one message to `friend`."""
-    others = [person.first for person in cast.colleagues if person is not friend]
+def small_talk_values(dice: Dice, cast: Cast, company: Company, me: Person, friend: Person) -> dict[str, Value]:
+    """What the slots of everyday text take in one message from `me` to `friend`."""
+    others = [person.first for person in cast.colleagues if person not in (me, friend)]
     colleague, other = dice.sample(others, 2)
     words: dict[str, Value] = dict(load_text("words"))
     words |= {name: load_text("letters")[name] for name in ("weekday", "month")}

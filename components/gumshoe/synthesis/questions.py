@@ -44,7 +44,7 @@ class _Candidate:
     known: date
     """The day the answer was first written."""
     until: date | None
-    """The day another answer became true."""
+    """The day another answer became true, or the question idle."""
     slots: dict[str, str] = field(default_factory=dict)
     changed: bool = False
     """It asks how the fact went, not what it is."""
@@ -179,13 +179,19 @@ def _candidates(story: Story, mailbox: Archive, dice: Dice) -> Iterator[_Candida
 
 def _about_fact(fact: Fact, mailbox: Archive, dice: Dice) -> Iterator[_Candidate]:
     kind, first = fact.kind, fact.versions[0]
-    direct = kind.in_own_words(kind.question)
     told = mailbox.first(first.key)
     changed = mailbox.first(fact.change.key) if fact.change else None
+    until = min(filter(None, [changed, first.day]), default=None)  # nobody asks when a thing will be that has been
     slots = {"noun": kind.noun, "person": first.person.name if first.person else ""}
     sort = _KINDS.get(kind.type, "where")
-    keys = first.states
-    yield _Candidate(sort, kind.id, direct, kind.oblique, first.value, keys, told, changed, slots)
+    # Whoever is asked for by name has the same number in every matter.
+    for by_name, keys in ((False, frozenset([first.key])), (True, first.states)):
+        direct, oblique = (
+            [text for text in texts if ("{person}" in text) is by_name]
+            for texts in (kind.in_own_words(kind.question), kind.oblique)
+        )
+        if direct:
+            yield _Candidate(sort, kind.id, direct, oblique, first.value, keys, told, until, slots)
     if fact.change is None or changed is None:
         return
     asked = load_text("facts")["asked"]
@@ -201,6 +207,7 @@ def _about_fact(fact: Fact, mailbox: Archive, dice: Dice) -> Iterator[_Candidate
     if between > 1:
         then = told + timedelta(days=dice.between(1, between - 1))
         slots["then"] = f"{then.day} {then:%B %Y}"
-        went.append(("before a date", asked[f"before{person}"], [], first.value, keys | told_of))
+        went.append(("before a date", asked[f"before{person}"], [], first.value, told_of | {first.key}))
     for sort, direct, oblique, answer, stated in went:
-        yield _Candidate(sort, kind.id, direct, oblique, answer, stated, changed, None, slots, changed=True)
+        until = second.day if sort == "latest" else None
+        yield _Candidate(sort, kind.id, direct, oblique, answer, stated, changed, until, slots, changed=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Difficulty
@@ -29,6 +30,8 @@ class Teller:
     post: Post
     inventor: Inventor
     difficulty: Difficulty
+    said: set[str] = field(default_factory=set)
+    """Sentences that the mailbox has had."""
 
     def tell(self, matter: Matter) -> Story:
         """All letters about a matter."""
@@ -46,7 +49,7 @@ class _Telling:
         self._now = self._post.clock(matter.start)
         self._forms = load_text("letters")
         self._filler = load_text("filler")
-        self._said: set[str] = set()
+        self._said = teller.said
 
     def story(self) -> Story:
         """Open questions first, then the facts, in one form or another, then what becomes of them."""
@@ -56,38 +59,37 @@ class _Telling:
         tabled = self._dice.between(2, 3) if self._dice.chance(self._difficulty.tables) else 0
         if tabled:
             self._table(facts[:tabled])
-        ways = {self._plainly: 1.0, self._asked: self._difficulty.asked, self._from_outside: self._difficulty.passed_on}
         for fact in facts[tabled:]:
-            tell: Callable[[Fact], None] = self._dice.weighted(ways)
-            tell(fact)
+            self._dice.weighted(self._ways(fact))(fact)
             if self._dice.chance(self._difficulty.echoes):
                 self._remark(self._forms["echo"], fact, noun=fact.kind.noun)
-        later: list[Callable[[], None]] = []
-        if self._dice.chance(self._difficulty.changes):
-            changing = [fact for fact in facts if fact.kind.changes_as in load_text("facts")["change"]]
-            for fact in self._dice.sample(changing, 1):
-                later.append(lambda fact=fact: self._changed(fact))  # type: ignore[misc]
-        if self._dice.chance(self._difficulty.approvals):
-            later.append(self._approval)
-        for tell_on in self._dice.shuffled(later):
-            tell_on()
+        later = {self._change: self._difficulty.changes, self._approval: self._difficulty.approvals}
+        for tell_on in self._dice.shuffled(list(later)):
+            if self._dice.chance(later[tell_on]):
+                tell_on()
         return self._story
+
+    def _ways(self, fact: Fact) -> dict[Callable[[Fact], None], float]:
+        """How the fact may be told, each as often as its number says."""
+        passed_on = self._difficulty.passed_on if fact.kind.outside else 0
+        return {self._plainly: 1, self._asked: self._difficulty.asked, self._from_outside: passed_on}
 
     # The parts of a story. Each moves on in time and adds the letters that reach the mailbox.
 
     def _open_question(self) -> None:
-        text = sentence(self._dice.pick(self._filler["pending"][self._matter.kind.id]), self._dice, self._values())
-        self._send(self._insider(), [Paragraph(text)])
+        sender = self._insider()
+        text = self._line(self._filler["pending"][self._matter.kind.id], sender, self._cast.owner)
+        self._send(sender, [Paragraph(text)])
 
     def _plainly(self, fact: Fact) -> None:
         self._pass(fact)
-        self._send(self._insider(fact), [Paragraph(self._statement(fact), self._keys(fact))])
+        self._send(self._insider(fact), [Paragraph(self._statement(fact), self._keys(fact))], avoid=_named(fact))
         if self._dice.chance(0.25):
             self._acknowledge()
 
     def _table(self, facts: Sequence[Fact]) -> None:
         self._pass(*facts)
-        values = self._values()
+        values = self._matter.values()
         rows = [(fact.kind.label, self._tabled(fact)) for fact in facts]
         width = max(len(label) for label, _ in rows) + 4
         sides = self._dice.pick(["padded", "colon", "dash"])
@@ -101,70 +103,79 @@ class _Telling:
         ]
         intro = sentence(self._dice.pick(self._forms["table"]), self._dice, values)
         keys = frozenset().union(*(self._keys(fact) for fact in facts))
-        self._send(self._insider(*facts), [Paragraph(intro), Paragraph("\n".join(lines), keys)])
+        text = [Paragraph(intro), Paragraph("\n".join(lines), keys)]
+        self._send(self._insider(*facts), text, avoid=_named(*facts))
 
     def _asked(self, fact: Fact) -> None:
         """Somebody asks, somebody who knows answers; one of the two is the owner."""
         self._move_on((1, 6))
-        knows = self._insider(fact, colleague=True)
-        question = sentence(self._dice.pick(fact.kind.ask), self._dice, self._values())
-        asks = self._go_on(self._cast.owner, [Paragraph(question)], knows, asking=True)
-        self._move_on((0, 2))
-        self._inventor.settle(self._matter, fact, self._now)
+        self._inventor.settle(self._matter, fact, self._now + timedelta(days=2))
+        asks, knows = self._cast.owner, self._insider(fact, colleague=True)
+        if self._matter.kind.id != "trip" and self._dice.chance(0.25):
+            asks, knows = knows, asks
+        question = sentence(self._dice.pick(fact.kind.ask), self._dice, self._matter.values())
+        asked = self._go_on(asks, [Paragraph(question)], knows, asking=True)
+        self._move_on((0, 1))
         answer = self._fill(fact, fact.kind.reply)
-        self._reply(asks, knows, [Paragraph(answer, self._keys(fact))])
+        self._reply(asked, knows, [Paragraph(answer, self._keys(fact))])
 
     def _from_outside(self, fact: Fact) -> None:
         """The firm outside writes to a colleague, who passes it on."""
         self._pass(fact)
-        colleague = self._insider(fact, colleague=True)
-        outsider = self._matter.outsider
-        intro = sentence(self._dice.pick(self._forms["from_outside"]), self._dice, self._values())
-        text = [Paragraph(intro), Paragraph(self._statement(fact), self._keys(fact))]
-        if any(version.person is outsider for version in fact.versions) or self._dice.chance(0.3):
-            sender, to = colleague, [self._cast.owner]  # nobody gives their own number in the third person
-            self._send(sender, text[1:], to=to)
-            return
-        letter = self._post.write(outsider, [colleague], [], self._subject(), text, self._now)
+        colleague, owner = self._insider(fact, colleague=True), self._cast.owner
+        intro = sentence(self._dice.pick(self._forms["from_outside"]), self._dice, self._matter.values())
+        text = [Paragraph(intro), Paragraph(self._fill(fact, fact.kind.outside), self._keys(fact))]
+        letter = self._post.write(self._matter.outsider, [colleague], [], self._subject(), text, self._now)
         self._move_on((0, 1))
         comments = self._forms["passed_on"] if self._dice.chance(0.5) else self._filler["life"]["comment"]
-        comment = Paragraph(sentence(self._dice.pick(comments), self._dice, self._small_values(self._cast.owner)))
-        self._add(self._post.forward(letter, colleague, [self._cast.owner], [comment], self._now))
+        comment = Paragraph(self._line(comments, colleague, owner))
+        self._add(self._post.forward(letter, colleague, [owner], [comment], self._now))
 
     def _remark(self, texts: list[str], fact: Fact | None = None, **slots: str) -> None:
         """Somebody talks about a thing in a line or two without saying what it is."""
         self._move_on((0, 3))
-        text = sentence(self._dice.pick(texts), self._dice, {**self._values(), **slots})
+        text = sentence(self._dice.pick(texts), self._dice, {**self._matter.values(), **slots})
         sender = self._insider(*([fact] if fact else []), colleague=True)
         self._send(sender, [Paragraph(text)], short=True)
 
-    def _changed(self, fact: Fact) -> None:
-        self._move_on((4, 18))
+    def _change(self) -> None:
+        """One of the facts becomes another, if one can: a day only before it has come."""
+        self._move_on((4, 12))
+        texts = load_text("facts")["change"]
+        can = [fact for fact in self._matter.facts if fact.kind.changes_as in texts and not self._is_past(fact)]
+        if not can:
+            return
+        fact = self._dice.pick(can)
         self._inventor.change(self._matter, fact, self._now)
         change = fact.change
         assert change is not None  # noqa: S101 - the line above made it
         old, new = fact.versions
         values: dict[str, Value] = {
-            **self._values(),
+            **self._matter.values(),
             "noun": fact.kind.noun,
             "old": old.value,
             "value": new.value,
             "reason": change.reason,
             "decider": change.decider.name,
         }
-        texts = load_text("facts")["change"][fact.kind.changes_as]
-        text = sentence(texts[0] if self._own_words() else self._dice.pick(texts), self._dice, values)
+        forms = texts[fact.kind.changes_as]
+        text = sentence(forms[0] if self._own_words() else self._dice.pick(forms), self._dice, values)
         keys = frozenset([change.key, new.key])
         knows = self._insider(fact, avoid=[change.decider])
-        self._go_on(knows, [Paragraph(text, keys)], self._cast.owner)
+        avoid = [change.decider, *(version.person for version in fact.versions if version.person)]
+        self._go_on(knows, [Paragraph(text, keys)], self._cast.owner, avoid=avoid)
         if self._dice.chance(self._difficulty.echoes):
             self._remark(self._forms["echo_change"], fact, noun=fact.kind.noun)
+
+    def _is_past(self, fact: Fact) -> bool:
+        day = fact.versions[0].day
+        return day is not None and day <= self._now.date() + timedelta(days=1)
 
     def _approval(self) -> None:
         self._move_on((2, 9))
         self._matter.approval = approval = self._inventor.approval(self._matter)
         texts = load_text("facts")["approval"]
-        values = {**self._values(), "request": approval.request, "decider": approval.decider.name}
+        values = {**self._matter.values(), "request": approval.request, "decider": approval.decider.name}
         verdict = "yes" if approval.granted else "no"
         approval.evidence = sentence(self._dice.pick(texts[verdict]), self._dice, values)
         because = f"{self._dice.pick(texts[f'because_{verdict}'])}."
@@ -186,7 +197,7 @@ class _Telling:
         last = self._story.letters[-1]
         sender = self._cast.owner if last.sender is not self._cast.owner else last.to[0]
         self._move_on((0, 1))
-        text = sentence(self._dice.pick(self._filler["life"]["thanks"]), self._dice, self._small_values(last.sender))
+        text = self._line(self._filler["life"]["thanks"], sender, last.sender)
         self._reply(last, sender, [Paragraph(text)])
 
     # What they are made of.
@@ -212,7 +223,7 @@ class _Telling:
     def _fill(self, fact: Fact, templates: list[str]) -> str:
         version = fact.versions[-1]
         person = version.person.name if version.person else ""
-        values = {**self._values(), "value": version.value, "person": person}
+        values = {**self._matter.values(), "value": version.value, "person": person}
         return sentence(self._dice.pick(templates), self._dice, values)
 
     def _tabled(self, fact: Fact) -> str:
@@ -223,16 +234,9 @@ class _Telling:
             else version.value
         )
 
-    def _values(self) -> dict[str, Value]:
-        return {**self._small_values(self._cast.owner), **self._matter.values()}
-
-    def _small_values(self, reader: Person) -> dict[str, Value]:
-        values = small_talk_values(self._dice, self._cast, self._post.company, reader)
-        return {**values, "firm": self._matter.outsider.firm}
-
     def _insider(self, *facts: Fact, colleague: bool = False, avoid: Sequence[Person] = ()) -> Person:
         """Somebody who can write about facts without speaking of themselves in the third person."""
-        named = [version.person for fact in facts for version in fact.versions]
+        named = _named(*facts)
         team = [person for person in self._matter.team if person not in named and person not in avoid]
         if not colleague and self._matter.kind.id != "trip" and self._dice.chance(0.2):
             return self._cast.owner
@@ -249,24 +253,33 @@ class _Telling:
         to: Sequence[Person] | None = None,
         short: bool = False,
         asking: bool = False,
+        avoid: Sequence[Person] = (),
     ) -> Letter:
-        """A new letter with what people write round the matter itself; nothing, where it is to be short."""
+        """A new letter with what people write round the matter itself; nothing, where it is to be short.
+
+        Without `to` it goes to the owner, or from the owner to somebody of the team whom it does not talk about.
+        """
         self._move_on((0, 2))
         owner = self._cast.owner
         if to is None:
-            others = [person for person in self._matter.team if person is not sender]
+            others = [person for person in self._matter.team if person not in avoid]
+            others = others or [person for person in self._cast.colleagues if person not in avoid]
             to = [owner] if sender is not owner else self._dice.sample(others, 1)
         others = [person for person in self._matter.team if person is not sender and person not in to]
         cc = self._dice.sample(others, self._dice.between(0, 2)) if self._dice.chance(0.4) else []
         text = core if short else self._surrounded(core, sender, to[0], asking)
         return self._add(self._post.write(sender, to, cc, self._subject(), text, self._now))
 
-    def _go_on(self, sender: Person, core: list[Paragraph], to: Person, *, asking: bool = False) -> Letter:
-        """An answer in the last thread, where these two are in it and go on there, or a new letter."""
+    def _go_on(
+        self, sender: Person, core: list[Paragraph], to: Person, *, asking: bool = False, avoid: Sequence[Person] = ()
+    ) -> Letter:
+        """An answer in the last thread, where these two are in it (and none of `avoid`) and go on, or a new letter."""
         last = self._story.letters[-1] if self._story.letters else None
-        if last and {sender, to} <= set(last.people) and self._dice.chance(self._difficulty.continues):
+        people = set(last.people) if last else set()
+        fits = {sender, to} <= people and people.isdisjoint(avoid)
+        if last and fits and self._dice.chance(self._difficulty.continues):
             return self._reply(last, sender, core)
-        return self._send(sender, core, to=[to] if to is not sender else None, asking=asking)
+        return self._send(sender, core, to=[to] if to is not sender else None, asking=asking, avoid=avoid)
 
     def _reply(self, letter: Letter, sender: Person, core: list[Paragraph]) -> Letter:
         depth = self._dice.between(0, self._difficulty.depth)
@@ -279,18 +292,18 @@ class _Telling:
     def _surrounded(self, core: list[Paragraph], sender: Person, reader: Person, asking: bool) -> list[Paragraph]:
         """The core with openings, closings and other sentences about the matter."""
         life = self._filler["life"]
-        around = [self._line(kind, reader) for kind in self._fillers()]
+        around = [self._line(kind, sender, reader) for kind in self._fillers()]
         cut = self._dice.between(0, len(around))
         before, after = [Paragraph(text) for text in around[:cut]], [Paragraph(text) for text in around[cut:]]
         if before and len(core) == 1 and self._dice.chance(0.4):
             joined = f"{before.pop().text} {core[0].text}"
             core = [Paragraph(joined, core[0].states)]
         if not asking and self._dice.chance(0.5):  # some say that no answer is needed
-            before.insert(0, Paragraph(self._line(life["opening"], reader)))
+            before.insert(0, Paragraph(self._line(life["opening"], sender, reader)))
         if not asking and self._dice.chance(0.4):
-            after.append(Paragraph(self._line(life["closing"], reader)))
+            after.append(Paragraph(self._line(life["closing"], sender, reader)))
         if self._dice.chance(sender.manner.chatty):
-            after.append(Paragraph(self._line(life["aside"], reader)))
+            after.append(Paragraph(self._line(life["aside"], sender, reader)))
         return [*before, *core, *after]
 
     def _fillers(self) -> list[list[str]]:
@@ -298,9 +311,15 @@ class _Telling:
         own, general = self._filler["filler"][self._matter.kind.id], self._filler["filler"]["general"]
         return [own if self._dice.chance(0.7) else general for _ in range(count)]
 
-    def _line(self, templates: list[str], reader: Person) -> str:
+    def _line(self, templates: list[str], sender: Person, reader: Person) -> str:
         """One of the sentences, not one that this story has had, as long as there are others."""
         fresh = [template for template in templates if template not in self._said] or templates
         template = self._dice.pick(fresh)
         self._said.add(template)
-        return sentence(template, self._dice, {**self._small_values(reader), **self._matter.values()})
+        values = small_talk_values(self._dice, self._cast, self._post.company, sender, reader)
+        return sentence(template, self._dice, {**values, **self._matter.values()})
+
+
+def _named(*facts: Fact) -> list[Person]:
+    """Those whom facts are about."""
+    return [version.person for fact in facts for version in fact.versions if version.person]
