@@ -18,8 +18,8 @@ from gumshoe.terminal import err, plain
 COMMANDS = {
     "artifacts": ("gumshoe.artifacts.commands", "Publish, fetch, list, verify and prune artifacts."),
     "mail": ("gumshoe.mail.commands", "Index mail, search it and read it, one inbox at a time."),
-    "synthesize": ("gumshoe.synthesis.commands", "Invent data to try, test and train with."),
     "scenarios": ("gumshoe.scenarios.commands", "Load, split and check questions with known answers."),
+    "synthesize": ("gumshoe.synthesis.commands", "Invent data to try, test and train with."),
 }
 
 
