@@ -20,6 +20,8 @@ COMMANDS = {
     "mail": ("gumshoe.mail.commands", "Index mail, search it and read it, one inbox at a time."),
     "scenarios": ("gumshoe.scenarios.commands", "Load, split and check questions with known answers."),
     "synthesize": ("gumshoe.synthesis.commands", "Invent data to try, test and train with."),
+    "rollout": ("gumshoe.agent.commands:rollout", "Run episodes of scenarios and write their trajectories."),
+    "trajectories": ("gumshoe.agent.commands:trajectories", "Look at what episodes left."),
 }
 
 
@@ -29,8 +31,8 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            module, _ = COMMANDS[name]
-            command = typer.main.get_command(import_module(module).app)
+            module, _, app_name = COMMANDS[name][0].partition(":")
+            command = typer.main.get_command(getattr(import_module(module), app_name or "app"))
         return name, command, rest
 
 

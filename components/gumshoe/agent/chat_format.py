@@ -1,0 +1,211 @@
+"""How a conversation becomes token ids, once and for all: the prompt, the glue between turns, and the calls in a turn.
+
+What always holds: history is never rendered again. A turn is the ids that were sampled, and between two of them
+stands glue alone: the tool's result in the words of the chat template, and the header of the next turn.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gumshoe.agent.tools import Call
+from gumshoe.errors import UsageError
+
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
+_MARK = "3f9c1e"  # stands for the result where the glue is derived
+_PROBES = ("plain", 'two\nlines, "quoted" & <b>', " spaces ", "{}")
+_TURNS = ('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', "<think>\nwell\n</think>\n\nYes.", "Yes.")
+
+
+class ChatTemplateError(UsageError):
+    """A tokenizer's chat template cannot be used for token-exact episodes."""
+
+
+class UnusableCallError(Exception):
+    """A turn holds no call that can be carried out."""
+
+
+class NoCallError(UnusableCallError):
+    """A turn holds no call at all."""
+
+
+class Tokenizer(Protocol):
+    """What is used of a tokenizer of `transformers`."""
+
+    name_or_path: str
+    chat_template: Any
+    added_tokens_decoder: dict[int, Any]
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
+    def encode(self, text: str, **options: Any) -> list[int]: ...
+    def decode(self, token_ids: Any, **options: Any) -> Any: ...
+    def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Glue:
+    """The text between what a model samples and its next turn."""
+
+    end: str
+    """What closes a turn, such as `<|im_end|>`: the stop token."""
+    before: str
+    after: str
+
+    def text(self, result: str) -> str:
+        return self.before + result + self.after
+
+
+class ChatFormat:
+    """A tokenizer's chat template, checked to be fit for token-exact episodes.
+
+    Raises:
+        ChatTemplateError: the template rewrites earlier turns, changes results, or has calls of another form than
+            `<tool_call>` with JSON. Its message names the tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._control = _control_tokens(tokenizer)
+        self._glue = _derive(tokenizer)
+        stop = tokenizer.convert_tokens_to_ids(self._glue.end)
+        if not isinstance(stop, int) or tokenizer.decode([stop]) != self._glue.end:
+            raise ChatTemplateError(f"{_name(tokenizer)} has no one token {self._glue.end!r} that ends a turn")
+        self.stop_ids: tuple[int, ...] = (stop,)
+        """Sampling one of these ends a turn."""
+
+    def prompt_ids(self, system: str, question: str, tools: list[dict[str, Any]]) -> list[int]:
+        """The ids that an episode begins with: system prompt, tools, question, and the first turn's header."""
+        messages = [
+            {"role": "system", "content": self.defused(system)},
+            {"role": "user", "content": self.defused(question)},
+        ]
+        text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        return self._encoded(text)
+
+    def glue_ids(self, result: str) -> list[int]:
+        """The ids between a turn that ended and the next: a tool's result, and the next turn's header."""
+        return self._encoded(self._glue.text(self.defused(result)))
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What sampled ids say, without the stop token."""
+        ids = list(ids)
+        if ids and ids[-1] in self.stop_ids:
+            ids = ids[:-1]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def shown(self, ids: Sequence[int]) -> str:
+        """All that ids say, control tokens included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def defused(self, text: str) -> str:
+        """Text in which nothing is a control token: data must not be able to end a turn or begin another."""
+        while self._control and (broken := self._control.sub(_broken, text)) != text:
+            text = broken
+        return text
+
+    def _encoded(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def parse_call(text: str) -> Call:
+    """The one call in a turn: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Text round it is no matter.
+
+    Raises:
+        NoCallError: there is none.
+        UnusableCallError: there are several, it is cut off, or it is not such an object in strict JSON.
+    """
+    found = _CALL.findall(text)
+    opened = text.count("<tool_call>")
+    if not opened:
+        raise NoCallError("there is no <tool_call> in it")
+    if opened > 1:
+        raise UnusableCallError(f"there are {opened} calls in one turn")
+    if not found:
+        raise UnusableCallError("the call is cut off")
+    try:
+        call = json.loads(found[0], parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        raise UnusableCallError(f"the call is not JSON ({error})") from None
+    match call:
+        case {"name": str(name), "arguments": dict(arguments)}:
+            return Call(name, arguments)
+    raise UnusableCallError('the call is not {"name": ..., "arguments": {...}}')
+
+
+def _control_tokens(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """All added tokens that look like control tokens; some tokenizers add plain words and runs of spaces too."""
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    control = [token for token in added if len(token) > 2 and not re.search(r"\s", token) and not token.isalnum()]
+    return re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True)))) if control else None
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _broken(found: re.Match[str]) -> str:
+    return f"{found[0][:1]} {found[0][1:]}"
+
+
+def _name(tokenizer: Tokenizer) -> str:
+    return f"the chat template of {tokenizer.name_or_path or 'this tokenizer'}"
+
+
+def _derive(tokenizer: Tokenizer) -> _Glue:
+    """The glue, found by rendering conversations and checked on several."""
+    if not tokenizer.chat_template:
+        raise ChatTemplateError(f"{_name(tokenizer)} is missing; give the tokenizer one")
+    system, user = {"role": "system", "content": "S"}, {"role": "user", "content": "U"}
+
+    def render(*messages: dict[str, str], header: bool) -> str:
+        try:
+            rendered = tokenizer.apply_chat_template(
+                [system, user, *messages], tools=[_TOOL], tokenize=False, add_generation_prompt=header
+            )
+        except Exception as error:  # noqa: BLE001 - a template is somebody's program, and may raise anything
+            raise ChatTemplateError(f"{_name(tokenizer)} cannot render tool results ({error})") from None
+        return str(rendered)
+
+    start = render(header=True)
+    if "<tool_call>" not in start:
+        raise ChatTemplateError(f"{_name(tokenizer)} does not ask for calls in <tool_call> tags; use one that does")
+    first = _turn(_TURNS[0])
+    head, mark, after = render(first, _result(_MARK), header=True).partition(_MARK)
+    opened = head.removeprefix(start + _TURNS[0])
+    if not mark or opened == head or _MARK in after:
+        raise ChatTemplateError(f"{_name(tokenizer)} rewrites turns, so that no glue between them can be derived")
+    closed = render(first, header=False).removeprefix(start + _TURNS[0])
+    end = closed.strip()
+    if not end or not opened.startswith(closed):
+        raise ChatTemplateError(f"{_name(tokenizer)} closes a turn differently once a result follows")
+    glue = _Glue(end, opened[opened.index(end) + len(end) :], after)
+    for turns in ((turn, again) for turn in _TURNS for again in _TURNS):
+        said, expected = [], start
+        for turn, probe in zip(turns, _PROBES, strict=False):
+            said += [_turn(turn), _result(probe)]
+            expected += turn + glue.end + glue.text(probe)
+            if render(*said, header=True) != expected:
+                raise ChatTemplateError(
+                    f"{_name(tokenizer)} rewrites earlier turns or results (as Qwen3's does with its thinking), so "
+                    "that no glue between turns can be derived; use one that only appends, such as Qwen2.5's"
+                )
+    for probe in _PROBES:
+        if render(first, _result(probe), header=True) != start + _TURNS[0] + glue.end + glue.text(probe):
+            raise ChatTemplateError(f"{_name(tokenizer)} changes the text of a tool's result")
+    return glue
+
+
+_TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def _turn(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def _result(content: str) -> dict[str, str]:
+    return {"role": "tool", "content": content}

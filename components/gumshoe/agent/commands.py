@@ -1,0 +1,156 @@
+"""`gumshoe rollout` and `gumshoe trajectories`: run episodes, and look at what they left."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
+
+if TYPE_CHECKING:
+    from gumshoe.agent.run import Settings
+    from gumshoe.agent.trajectory import Trajectory
+
+rollout = typer.Typer(add_completion=False)
+trajectories = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at what episodes left.")
+
+_COLOURS = {"prompt": "dim", "injected": "cyan", "sampled": "green"}
+
+
+@rollout.command()
+def run(
+    index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")],
+    scenarios: Annotated[str, typer.Option(metavar="FILE", help="Scenarios, as `gumshoe scenarios load` takes them.")],
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="WORD",
+            help="vllm:URL or vllm:URL#ADAPTER (several URLs with commas), chat:MODEL or chat:MODEL@URL.",
+        ),
+    ],
+    path: Annotated[Path, typer.Option("--out", metavar="FILE", help="Trajectories go here as JSONL, as they finish.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="DIR|NAME", help="The model's tokenizer; for token policies.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Only scenarios of this split.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many scenarios.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes of each scenario: a group.")] = 1,
+    seed: Annotated[int, typer.Option(help="Decides what is sampled, where the policy does as it is told.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of probability that is sampled from.")] = 1.0,
+    max_turns: Annotated[int, typer.Option(min=1, help="Most turns of an episode.")] = 10,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
+    max_context: Annotated[int, typer.Option(min=64, help="Most tokens of an episode.")] = 8192,
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 64,
+    json: JsonFlag = False,
+) -> None:
+    """Run episodes of scenarios and write their trajectories; started again, only what is missing is run.
+
+    A failure of a server is no result: the episode is run again, and after three tries its group is left out, with
+    its cause. Ends with 75 where groups were left out.
+    """
+    from gumshoe.agent.run import Settings, run_to_file
+
+    settings = Settings(
+        index=index,
+        scenarios=scenarios,
+        split=split,
+        limit=limit,
+        policy=policy,
+        tokenizer=tokenizer,
+        samples=samples,
+        seed=seed,
+        temperature=temperature,
+        top_p=top_p,
+        max_turns=max_turns,
+        max_tokens=max_tokens,
+        max_context=max_context,
+        concurrency=concurrency,
+    )
+    report = _watched(settings, path, run_to_file)
+    if json:
+        print_json(report)
+    else:
+        out.print(
+            f"[bold]{report['done']:,} episodes[/] in {_shown(path)}, {report['already_there']:,} were there; "
+            f"{report['retried']:,} begun again, {report['dropped']:,} groups dropped",
+            soft_wrap=True,
+        )
+        for ending, count in report["endings"].items():
+            out.print(f"  {count:>6,} {ending}")
+    if report["dropped"]:
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in report["causes"].items())
+        raise UnavailableError(f"{report['dropped']:,} groups were dropped ({causes}); run this again for them")
+
+
+def _watched(settings: "Settings", path: Path, run_to_file):  # type: ignore[no-untyped-def]
+    with progress("Episodes") as advance:
+        return asyncio.run(run_to_file(settings, path, advance))
+
+
+@trajectories.callback()
+def _group() -> None:
+    """Look at what episodes left."""
+
+
+@trajectories.command()
+def show(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file of trajectories.")],
+    wanted: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="A scenario's id, or ID/N for the N-th of its group.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Print one trajectory, turn by turn; without an id, list all."""
+    from gumshoe.agent.run import read_trajectories
+
+    found = list(read_trajectories(path))
+    if wanted is None:
+        for each in found:
+            answer = each.record.answer or each.detail
+            out.print(
+                f"[bold]{_shown(each.scenario)}/{each.sample}[/] {each.ending}, {each.turns} turns: {_shown(answer)}",
+                soft_wrap=True,
+            )
+        return
+    name, _, number = wanted.rpartition("/")
+    chosen = [
+        each for each in found if each.scenario == wanted or (each.scenario == name and str(each.sample) == number)
+    ]
+    if not chosen:
+        raise UsageError(f"{path} holds no trajectory of {wanted!r}; without an id this lists those it has")
+    if json:
+        from dataclasses import asdict
+
+        print_json([asdict(each) for each in chosen])
+        return
+    for each in chosen:
+        _print_trajectory(each)
+
+
+def _print_trajectory(each: "Trajectory") -> None:
+    out.rule(f"{_shown(each.scenario)}/{each.sample}")
+    for segment in each.segments:
+        out.print(f"[bold]{segment.origin}[/] [dim]{len(segment.ids)} tokens[/]")
+        out.print(f"[{_COLOURS[segment.origin]}]{_shown(segment.text.strip())}[/]", soft_wrap=True)
+    record = each.record
+    err.print()
+    out.print(f"[bold]{each.ending}[/] after {each.turns} turns by {_shown(each.policy)} {_shown(each.detail)}")
+    out.print(f"answer: {_shown(record.answer)}", soft_wrap=True)
+    out.print(f"sources: {_shown(', '.join(record.sources) or 'none')}, right: {len(record.right_sources)}")
+    out.print(
+        f"{record.searches} searches ({record.repeated_searches} repeated, {record.empty_searches} empty), "
+        f"found {len(record.found)} and read {len(record.read)} right ones, read {record.read_others} others, "
+        f"{record.invalid_ids} ids that are not there; {each.prompt_tokens:,} tokens given, {each.sampled_tokens:,} "
+        f"sampled; {each.policy_seconds:.1f} s in the policy, {each.tool_seconds:.2f} s in the tools",
+        soft_wrap=True,
+    )
+    for name, value in each.rewards.items():
+        out.print(f"reward {_shown(name)}: {value:+.3f}")
+
+
+def _shown(text: object) -> str:
+    return escape(plain(text))

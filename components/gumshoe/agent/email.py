@@ -1,0 +1,160 @@
+"""The e-mail environment: search one inbox, read from it, answer."""
+
+import re
+from datetime import datetime
+
+from gumshoe.agent.environment import Record
+from gumshoe.agent.tools import Toolbox, ToolError
+from gumshoe.mail.arguments import SearchArgumentError, check_period
+from gumshoe.mail.index import Hit, MailIndex, Message, MessageNotFoundError
+from gumshoe.scenarios.scenario import Scenario, ScenarioError
+
+_PROMPT = """\
+You are an assistant that answers questions about the mail of {inbox}. Today is {today}.
+
+Use the tools to find the answer: search the inbox, read what looks right, and when you have found the answer, \
+return it with the ids of the messages that hold it. Make exactly one call in each turn. You have at most {turns} \
+turns. If the answer is not to be found, return "I don't know" and no ids."""
+_DOES_NOT_KNOW = re.compile(r"\W*i (?:do not|don['\u2019]?t) know\b", re.I)
+
+
+class EmailEnvironment:
+    """Answers one scenario from its inbox, as it was on the query date.
+
+    Inbox and date come from the scenario and reach every query; nothing that the model writes, and nothing that a
+    message says, can widen them. The index is shared and read-only.
+
+    Raises:
+        ScenarioError: the scenario is not about mail.
+    """
+
+    def __init__(self, index: MailIndex, scenario: Scenario, max_turns: int) -> None:
+        if scenario.inbox_address is None or scenario.visible_before is None:
+            raise ScenarioError(f"scenario {scenario.id} is not about mail: it has no inbox, or no date")
+        self.scenario = scenario
+        self.record = Record()
+        self.finished = False
+        self.toolbox = Toolbox([self.search_inbox, self.read_email, self.return_final_answer])
+        self._index, self._max_turns = index, max_turns
+        self._inbox, self._until = scenario.inbox_address, scenario.visible_before
+        self._gold = {_bare(message_id): message_id for message_id in scenario.message_ids}
+        self._searched: set[str] = set()
+
+    def system_prompt(self) -> str:
+        """Whose mail it is, what day it is, and how many turns there are."""
+        today = self.scenario.query_date
+        return _PROMPT.format(inbox=self._inbox, today=f"{today:%A}, {today}", turns=self._max_turns)
+
+    def search_inbox(
+        self,
+        keywords: list[str],
+        sender: str | None = None,
+        recipient: str | None = None,
+        sent_after: str | None = None,
+        sent_before: str | None = None,
+    ) -> str:
+        """Search the inbox: up to ten messages that contain every keyword, the best first.
+
+        Args:
+            keywords: Words that all must appear in a message; several words in one keyword are a phrase.
+            sender: Only messages from this address.
+            recipient: Only messages to this address.
+            sent_after: Only messages sent on this day or later, as YYYY-MM-DD.
+            sent_before: Only messages sent before this day, as YYYY-MM-DD.
+        """
+        self._count_search(keywords, sender, recipient, sent_after, sent_before)
+        try:
+            after, before = check_period(sent_after, sent_before)
+            end = int(self._until.timestamp())
+            before = end if before is None else min(before, end)
+            if after is not None and after >= before:
+                raise SearchArgumentError(f"sent_after {sent_after} is later than today; write an earlier day")
+            hits = self._index.search(
+                self._inbox,
+                keywords,
+                sender=sender,
+                recipient=recipient,
+                sent_after=None if after is None else datetime.fromtimestamp(after, self._until.tzinfo),
+                sent_before=datetime.fromtimestamp(before, self._until.tzinfo),
+            )
+        except SearchArgumentError as error:
+            raise ToolError(str(error)) from None
+        if not hits:
+            self.record.empty_searches += 1
+            return "Nothing found."
+        for hit in hits:
+            self._note(self.record.found, hit.message_id)
+        return "\n".join(map(_listed, hits))
+
+    def read_email(self, message_id: str) -> str:
+        """Read one message of the inbox.
+
+        Args:
+            message_id: The id of a message, as a search lists it.
+        """
+        message = self._visible(message_id)
+        if message is None:
+            self.record.invalid_ids += 1
+            raise ToolError(f"there is no message {message_id!r} in this inbox; use an id as a search lists it")
+        if not self._note(self.record.read, message.message_id):
+            self.record.read_others += 1
+        return _shown(message)
+
+    def return_final_answer(self, answer: str, message_ids: list[str]) -> str:
+        """Give the answer to the question. This ends the conversation.
+
+        Args:
+            answer: The answer, as short as it can be; "I don't know" if it is not to be found.
+            message_ids: The ids of the messages that hold the answer.
+        """
+        record = self.record
+        record.answer, record.sources = answer.strip(), list(dict.fromkeys(message_ids))
+        record.does_not_know = bool(_DOES_NOT_KNOW.match(answer))
+        for given in record.sources:
+            message = self._visible(given)
+            if message is None:
+                record.invalid_ids += 1
+            else:
+                self._note(record.right_sources, message.message_id)
+        self.finished = True
+        return ""
+
+    def _visible(self, message_id: str) -> Message | None:
+        """A message of the inbox, if it had been sent by the query date."""
+        try:
+            message = self._index.read(self._inbox, message_id)
+        except (MessageNotFoundError, SearchArgumentError):
+            return None
+        return message if message.sent is not None and message.sent < self._until else None
+
+    def _note(self, noted: list[str], message_id: str) -> bool:
+        """Note a right source once: whether it is one."""
+        gold = self._gold.get(_bare(message_id))
+        if gold is not None and gold not in noted:
+            noted.append(gold)
+        return gold is not None
+
+    def _count_search(self, *arguments: object) -> None:
+        self.record.searches += 1
+        asked = repr(arguments)
+        self.record.repeated_searches += asked in self._searched
+        self._searched.add(asked)
+
+
+def _bare(message_id: str) -> str:
+    return message_id.strip().strip("<>")
+
+
+def _listed(hit: Hit) -> str:
+    sent = f"{hit.sent:%Y-%m-%d}" if hit.sent else "no date"
+    return f"{hit.message_id} {sent} {hit.sender}: {hit.subject}\n  {hit.snippet}"
+
+
+def _shown(message: Message) -> str:
+    lines = [f"From: {message.sender_name} <{message.sender}>".replace(":  <", ": <")]
+    for role in ("to", "cc"):
+        listed = ", ".join(each.address for each in message.recipients if each.role == role)
+        if listed:
+            lines.append(f"{role.capitalize()}: {listed}")
+    lines.append(f"Date: {message.sent:%A, %Y-%m-%d %H:%M}")
+    return "\n".join([*lines, f"Subject: {message.subject}", "", message.body])

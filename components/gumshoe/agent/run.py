@@ -1,0 +1,137 @@
+"""One rollout from its settings to its file: only what is missing is run, and each group is written as it ends."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.episode import EpisodeLimits, run_episode
+from gumshoe.agent.policies import PolicyName, open_policy
+from gumshoe.agent.policy import Sampling
+from gumshoe.agent.rollout import RolloutEngine
+from gumshoe.agent.trajectory import Group, Trajectory, TrajectoryFileError
+from gumshoe.artifacts.lines import read_lines
+from gumshoe.artifacts.storage import NotFoundError, explained
+from gumshoe.errors import UsageError
+from gumshoe.mail.index import MailIndex
+from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioSet
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.terminal import Advance
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a rollout is to do; the command line's options."""
+
+    index: Path
+    scenarios: str
+    policy: str
+    tokenizer: str | None = None
+    split: str | None = None
+    limit: int | None = None
+    samples: int = 1
+    seed: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_turns: int = 10
+    max_tokens: int = 512
+    max_context: int = 8192
+    concurrency: int = 64
+
+
+async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[str, Any]:
+    """Run what a file of trajectories lacks, and add it: counts of what was done.
+
+    Raises:
+        UsageError: the settings cannot be carried out; nothing was begun.
+        PolicyError: the policy does not answer at all.
+    """
+    name = PolicyName.parse(settings.policy)
+    chosen = _chosen(settings)
+    index = MailIndex(settings.index)
+    there = _whole_groups(path, settings.samples)
+    missing = [scenario for scenario in chosen if scenario.id not in there]
+    limits = EpisodeLimits(settings.max_turns, settings.max_context)
+    sampling = Sampling(settings.temperature, settings.top_p, max_tokens=settings.max_tokens)
+    endings: Counter[str] = Counter()
+    async with open_policy(name, settings.tokenizer, sampling, limits) as speak:
+
+        async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
+            environment = EmailEnvironment(index, scenario, limits.max_turns)
+            seed = f"{settings.seed}/{scenario.id}/{sample}/{attempt}"
+            return await run_episode(speak(environment, seed), environment, sample, limits)
+
+        engine = RolloutEngine(episode, settings.concurrency)
+        with explained(path), path.open("a", encoding="utf-8") as file:
+            async for group in _closed(engine, missing, settings.samples):
+                for trajectory in group.trajectories:
+                    file.write(f"{trajectory.to_json()}\n")
+                    endings[trajectory.ending] += 1
+                file.flush()
+                state = engine.progress
+                note = f"{state.running} running, {state.sampled_tokens:,} tokens, {state.retried} again, "
+                advance(len(group.trajectories), note=f"{note}{state.dropped} dropped")
+    state = engine.progress
+    return {
+        "done": sum(endings.values()),
+        "already_there": len(chosen) * settings.samples - len(missing) * settings.samples,
+        "endings": dict(endings.most_common()),
+        "retried": state.retried,
+        "dropped": state.dropped,
+        "causes": dict(state.causes),
+        "scenarios": chosen.content,
+    }
+
+
+async def _closed(engine: RolloutEngine, scenarios: list[Scenario], samples: int) -> AsyncIterator[Group]:
+    async with aclosing(engine.run(scenarios, samples)) as groups:  # type: ignore[type-var]
+        async for group in groups:
+            yield group
+
+
+def _chosen(settings: Settings) -> ScenarioSet:
+    scenarios = load_scenarios(settings.scenarios)
+    if settings.split is not None:
+        splits = [split for split in SPLITS if split == settings.split]
+        if not splits:
+            raise UsageError(f"there is no split {settings.split!r}; write one of {', '.join(SPLITS)}")
+        scenarios = scenarios.only(splits[0])
+    chosen = ScenarioSet(scenarios.scenarios[: settings.limit])
+    if not chosen:
+        raise UsageError(f"{settings.scenarios} holds no scenario of the split {settings.split}; choose another")
+    return chosen
+
+
+def read_trajectories(path: Path) -> Iterator[Trajectory]:
+    """The trajectories of a file.
+
+    Raises:
+        TrajectoryFileError: it is not there, or a line is not a trajectory.
+    """
+    try:
+        for number, line in enumerate(read_lines(str(path)), 1):
+            if line.strip():
+                yield Trajectory.from_json(line, f"{path}:{number}")
+    except NotFoundError as error:
+        raise TrajectoryFileError(str(error)) from None
+
+
+def _whole_groups(path: Path, samples: int) -> set[str]:
+    """Ids of the scenarios whose groups a file has whole. What it has of others, and a line that was cut off when a
+    run was killed, is taken out of it."""
+    if not path.exists():
+        return set()
+    lines = path.read_bytes().split(b"\n")
+    kept = [line for line in lines[:-1] if line.strip()]  # a whole line ends with its newline
+    found = [Trajectory.from_json(line, f"{path}:{number}") for number, line in enumerate(kept, 1)]
+    counts = Counter(trajectory.scenario for trajectory in found)
+    whole = {scenario for scenario, count in counts.items() if count >= samples}
+    left = [line for line, trajectory in zip(kept, found, strict=True) if trajectory.scenario in whole]
+    if len(left) != len(lines) - 1 or lines[-1]:
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_bytes(b"".join(line + b"\n" for line in left))
+        partial.replace(path)
+    return whole

@@ -1,0 +1,121 @@
+"""What an episode leaves: every token that the policy saw and sampled, and what happened."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from gumshoe.agent.environment import Ending, Record
+from gumshoe.errors import UsageError
+
+Origin = Literal["prompt", "sampled", "injected"]
+"""Where tokens come from: what an episode begins with, the policy, or the environment."""
+
+
+class TrajectoryFileError(UsageError):
+    """A file of trajectories cannot be read as one."""
+
+
+class NotTokenExactError(UsageError):
+    """A trajectory has no token ids, so that nothing can be trained on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens of one origin.
+
+    Invariant: `logprobs` has one number a token where the policy sampled them, and is empty elsewhere.
+    """
+
+    origin: Origin
+    text: str
+    ids: tuple[int, ...] = ()
+    """[tokens]; empty where the policy is a chat model."""
+    logprobs: tuple[float, ...] = ()
+    """[tokens] or []"""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode of one scenario.
+
+    Invariants: the first segment is the prompt; sampled and injected segments alternate after it; one episode has
+    one policy version.
+    """
+
+    scenario: str
+    """The scenario's id."""
+    sample: int
+    """Which of the group's episodes this is, from 0."""
+    policy: str
+    """The version of the policy that sampled every turn."""
+    ending: Ending
+    detail: str
+    """What was wrong with a call that could not be used; empty otherwise."""
+    segments: list[Segment]
+    record: Record
+    turns: int
+    policy_seconds: float
+    tool_seconds: float
+    tries: int = 1
+    """Episodes that it took; those before this one failed for want of infrastructure."""
+    rewards: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> list[int]:
+        """[tokens]: all that the policy saw and sampled, in order.
+
+        Raises:
+            NotTokenExactError: a chat model wrote it.
+        """
+        found = [token for segment in self.segments for token in segment.ids]
+        if not found:
+            raise NotTokenExactError(f"{self.policy} is a chat model; nothing can be trained on what it wrote")
+        return found
+
+    @property
+    def mask(self) -> list[int]:
+        """[tokens]: 1 where the policy sampled, 0 elsewhere."""
+        return [int(segment.origin == "sampled") for segment in self.segments for _ in segment.ids]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that the environment gave: the prompt and what was injected."""
+        return sum(len(segment.ids) for segment in self.segments if segment.origin != "sampled")
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(segment.ids) for segment in self.segments if segment.origin == "sampled")
+
+    def to_json(self) -> str:
+        """One line of a file of trajectories."""
+        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str | bytes, where: str) -> "Trajectory":
+        """A trajectory from its line.
+
+        Raises:
+            TrajectoryFileError: it is not one; `where` names the place.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            segments = [
+                Segment(each["origin"], each["text"], tuple(each["ids"]), tuple(each["logprobs"]))
+                for each in fields.pop("segments")
+            ]
+            made = cls(**{**fields, "segments": segments, "record": Record(**fields.pop("record"))})
+        except (ValueError, KeyError, TypeError) as error:
+            raise TrajectoryFileError(f"{where}: this is not a trajectory ({error})") from None
+        if made.ending not in get_args(Ending):
+            raise TrajectoryFileError(f"{where}: there is no ending {made.ending!r}")
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The trajectories of one scenario, whole; or none, and why it was dropped."""
+
+    scenario: str
+    trajectories: tuple[Trajectory, ...] = ()
+    dropped: str = ""
+    """The failure that ended its last try; empty where the group is whole."""

@@ -1,0 +1,169 @@
+"""A policy behind vLLM's OpenAI-compatible server, token ids in and out."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from gumshoe.agent.policy import Completion, PolicyError, Sampling
+from gumshoe.errors import UsageError
+
+_TRY_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
+
+
+class _TryAgainError(Exception):
+    """The same request may succeed the next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Bounds on one request. Times are in seconds."""
+
+    deadline: float = 300
+    """For one try, from sending it to the last byte of its answer."""
+    connect: float = 10
+    attempts: int = 4
+    """Tries of one request, with exponential backoff and jitter between them."""
+    backoff: float = 8
+    """Longest pause between two tries."""
+
+
+class VLLMPolicy:
+    """One model or adapter, on one or more servers that all have it. Requests go to the least busy server.
+
+    `model` is the name that the adapter (or the base model) is served under, and an answer from any other is
+    refused. Use as an async context manager, or call `aclose`.
+    """
+
+    def __init__(self, urls: Sequence[str], model: str, limits: RequestLimits | None = None) -> None:
+        self._limits = limits or RequestLimits()
+        self._model = model
+        timeout = httpx.Timeout(self._limits.deadline, connect=self._limits.connect)
+        pool = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        self._clients = [httpx.AsyncClient(base_url=url.rstrip("/"), timeout=timeout, limits=pool) for url in urls]
+        self._busy = [0] * len(self._clients)
+
+    async def __aenter__(self) -> "VLLMPolicy":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await asyncio.gather(*(client.aclose() for client in self._clients))
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_ids: Sequence[int],
+        seed: int,  # noqa: ARG002
+    ) -> Completion:
+        """As `Policy.sample`. Each request carries every sampling parameter and the stop ids, but no seed: a seed of
+        its own ends vLLM's CPU build (0.31: "CPU Generator does not use offset"), and batches of changing size make
+        no promise of the same tokens anyway.
+        """
+        request = {
+            "model": self._model,
+            "prompt": list(prompt_ids),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "max_tokens": sampling.max_tokens,
+            "stop_token_ids": list(stop_ids),
+            "ignore_eos": True,  # a turn ends with the chat template's token, not with what a model's file says
+            "logprobs": 0,
+            "return_token_ids": True,
+            "add_special_tokens": False,
+            "skip_special_tokens": False,
+            "n": 1,
+            "stream": False,
+        }
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self._limits.attempts),
+            wait=wait_random_exponential(max=self._limits.backoff),
+            retry=retry_if_exception_type(_TryAgainError),
+            reraise=True,
+        )
+        try:
+            async for attempt in retrying:
+                with attempt:
+                    answer = await self._post(request)
+        except _TryAgainError as error:
+            raise PolicyError(f"{self._model}: {error}, after {self._limits.attempts} tries") from None
+        return self._checked(answer, request, sampling)
+
+    async def check(self) -> None:
+        """See whether every server has the model.
+
+        Raises:
+            UsageError: one has not; the message says what it has.
+            PolicyError: one does not answer.
+        """
+        for client in self._clients:
+            try:
+                response = await client.get("/v1/models", timeout=self._limits.connect)
+                names = [each["id"] for each in response.raise_for_status().json()["data"]]
+            except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+                raise PolicyError(f"{client.base_url} does not answer as vLLM does ({error})") from None
+            if self._model not in names:
+                raise UsageError(f"{client.base_url} does not serve {self._model!r}; it has {', '.join(names)}")
+
+    async def _post(self, request: dict[str, Any]) -> Any:
+        server = min(range(len(self._clients)), key=self._busy.__getitem__)
+        self._busy[server] += 1
+        client = self._clients[server]
+        try:
+            async with asyncio.timeout(self._limits.deadline):
+                response = await client.post("/v1/completions", json=request)
+        except TimeoutError:
+            raise _TryAgainError(f"{client.base_url} did not answer in {self._limits.deadline:g} seconds") from None
+        except httpx.TransportError as error:
+            raise _TryAgainError(f"{client.base_url} failed ({type(error).__name__}: {error})") from None
+        finally:
+            self._busy[server] -= 1
+        if response.status_code in _TRY_AGAIN:
+            raise _TryAgainError(f"{client.base_url} answered {response.status_code} ({response.text[:200]})")
+        if response.status_code != httpx.codes.OK:
+            raise PolicyError(f"{client.base_url} answered {response.status_code} ({response.text[:500]})")
+        try:
+            return response.json()
+        except ValueError:
+            raise _TryAgainError(f"{client.base_url} answered what is not JSON") from None
+
+    def _checked(self, answer: Any, request: dict[str, Any], sampling: Sampling) -> Completion:
+        """The answer, if it is whole and from the policy that was asked.
+
+        Raises:
+            PolicyError: it is not.
+        """
+        try:
+            model, (choice,) = answer["model"], answer["choices"]
+            ids, prompt_ids = choice["token_ids"], choice["prompt_token_ids"]
+            logprobs, finish = choice["logprobs"]["token_logprobs"], choice["finish_reason"]
+        except (KeyError, TypeError, ValueError):
+            raise PolicyError(f"{self._model}: the answer lacks token ids or log-probabilities; is it vLLM?") from None
+        stops = request["stop_token_ids"]
+        faults = {
+            f"it came from {model!r}": model != self._model,
+            "its prompt is another": prompt_ids is not None and list(prompt_ids) != request["prompt"],
+            f"it has {len(logprobs)} log-probabilities for {len(ids)} tokens": len(logprobs) != len(ids),
+            "it is empty": not ids,
+            "a log-probability is missing": any(not isinstance(each, int | float) for each in logprobs),
+            f"it ended with {finish!r}": finish not in {"stop", "length"},
+            "it is longer than asked": len(ids) > sampling.max_tokens,
+            "it stopped at no stop token": finish == "stop" and (not ids or ids[-1] not in stops),
+        }
+        wrong = [fault for fault, holds in faults.items() if holds]
+        if wrong:
+            raise PolicyError(f"{self._model}: the answer cannot be used: {', '.join(wrong)}")
+        return Completion(tuple(ids), tuple(map(float, logprobs)), finish, model)
