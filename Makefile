@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+# torch for the CPU: on Linux PyTorch's own index has it, and PyPI has one with CUDA; elsewhere PyPI has it.
+TORCH ?= $(if $(filter Darwin,$(shell uname)),torch==2.13.0,torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu)
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package torch --no-emit-package triton
 
 .DEFAULT_GOAL := help
 .PHONY: help install test lint unit benchmarks lock hooks clean
@@ -16,8 +20,9 @@ install: $(VENV)/installed ## make the virtual environment and install everythin
 $(VENV)/installed: requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 12) or sys.exit("Gumshoe needs Python 3.11 or 3.12; say which: make PYTHON=python3.11")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP_INSTALL) --require-hashes -r requirements-dev.txt
+	$(PIP_INSTALL) --retries 1 $(TORCH)
+	$(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 
 test: lint unit ## lint, types, the import contract, and the tests
@@ -35,8 +40,8 @@ benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
 	$(BIN)/python -m tests.benchmarks.mail
 
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header pyproject.toml -o requirements.txt
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev -c requirements.txt pyproject.toml -o requirements-dev.txt
+	$(LOCK) --extra dev --extra cpu pyproject.toml -o requirements-dev.txt
+	$(LOCK) -c requirements-dev.txt pyproject.toml -o requirements.txt
 
 hooks: $(VENV)/installed ## install the pre-commit hooks
 	$(BIN)/pre-commit install

@@ -67,8 +67,8 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._control = _control_tokens(tokenizer)
         self._glue = _derive(tokenizer)
+        self._control = _control(tokenizer, self._glue)
         stop = tokenizer.convert_tokens_to_ids(self._glue.end)
         if not isinstance(stop, int) or tokenizer.decode([stop]) != self._glue.end:
             raise ChatTemplateError(f"{_name(tokenizer)} has no one token {self._glue.end!r} that ends a turn")
@@ -101,7 +101,7 @@ class ChatFormat:
 
     def defused(self, text: str) -> str:
         """Text in which nothing is a control token: data must not be able to end a turn or begin another."""
-        while self._control and (broken := self._control.sub(_broken, text)) != text:
+        while (broken := self._control.sub(_broken, text)) != text:
             text = broken
         return text
 
@@ -126,6 +126,7 @@ def parse_call(text: str) -> Call:
         raise UnusableCallError("the call is cut off")
     try:
         call = json.loads(found[0], parse_constant=_refused)
+        json.dumps(call, ensure_ascii=False).encode()  # JSON can name halves of code points, which are no text
     except (ValueError, RecursionError) as error:
         raise UnusableCallError(f"the call is not JSON ({error})") from None
     match call:
@@ -134,11 +135,15 @@ def parse_call(text: str) -> Call:
     raise UnusableCallError('the call is not {"name": ..., "arguments": {...}}')
 
 
-def _control_tokens(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """All added tokens that look like control tokens; some tokenizers add plain words and runs of spaces too."""
+def _control(tokenizer: Tokenizer, glue: _Glue) -> re.Pattern[str]:
+    """What text from outside must not say as it stands: control tokens, and the tags that calls and results stand in.
+
+    Some tokenizers add plain words and runs of spaces as tokens; those control nothing.
+    """
     added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
-    control = [token for token in added if len(token) > 2 and not re.search(r"\s", token) and not token.isalnum()]
-    return re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True)))) if control else None
+    control = {token for token in added if len(token) > 2 and not re.search(r"\s", token) and not token.isalnum()}
+    control |= {"<tool_call>", "</tool_call>", *re.findall(r"</?\w+>", glue.before + glue.after)}
+    return re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))))
 
 
 def _refused(constant: str) -> Any:
@@ -151,6 +156,13 @@ def _broken(found: re.Match[str]) -> str:
 
 def _name(tokenizer: Tokenizer) -> str:
     return f"the chat template of {tokenizer.name_or_path or 'this tokenizer'}"
+
+
+def _rewrites(tokenizer: Tokenizer) -> ChatTemplateError:
+    return ChatTemplateError(
+        f"{_name(tokenizer)} rewrites turns or results (as Qwen3's does with its thinking), so that no glue between "
+        "turns can be derived; use one that only appends, such as Qwen2.5's"
+    )
 
 
 def _derive(tokenizer: Tokenizer) -> _Glue:
@@ -175,8 +187,11 @@ def _derive(tokenizer: Tokenizer) -> _Glue:
     head, mark, after = render(first, _result(_MARK), header=True).partition(_MARK)
     opened = head.removeprefix(start + _TURNS[0])
     if not mark or opened == head or _MARK in after:
-        raise ChatTemplateError(f"{_name(tokenizer)} rewrites turns, so that no glue between them can be derived")
-    closed = render(first, header=False).removeprefix(start + _TURNS[0])
+        raise _rewrites(tokenizer)
+    ended = render(first, header=False)
+    if not ended.startswith(start + _TURNS[0]):
+        raise _rewrites(tokenizer)
+    closed = ended.removeprefix(start + _TURNS[0])
     end = closed.strip()
     if not end or not opened.startswith(closed):
         raise ChatTemplateError(f"{_name(tokenizer)} closes a turn differently once a result follows")
@@ -187,10 +202,7 @@ def _derive(tokenizer: Tokenizer) -> _Glue:
             said += [_turn(turn), _result(probe)]
             expected += turn + glue.end + glue.text(probe)
             if render(*said, header=True) != expected:
-                raise ChatTemplateError(
-                    f"{_name(tokenizer)} rewrites earlier turns or results (as Qwen3's does with its thinking), so "
-                    "that no glue between turns can be derived; use one that only appends, such as Qwen2.5's"
-                )
+                raise _rewrites(tokenizer)
     for probe in _PROBES:
         if render(first, _result(probe), header=True) != start + _TURNS[0] + glue.end + glue.text(probe):
             raise ChatTemplateError(f"{_name(tokenizer)} changes the text of a tool's result")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from typing import Any
 
 from openai import APIError, APIStatusError, AsyncOpenAI
@@ -10,6 +11,8 @@ from gumshoe.agent.episode import Said
 from gumshoe.agent.policy import PolicyError, Sampling
 from gumshoe.agent.trajectory import Segment
 from gumshoe.errors import UsageError
+
+_TOO_LONG = re.compile("maximum context length|context length is only", re.I)  # vLLM has no code for it
 
 
 class ChatSpeaker:
@@ -33,31 +36,32 @@ class ChatSpeaker:
             {"role": "system", "content": system},
             {"role": "user", "content": question},
         ]
-        self._called = ""
+        self._called: str | None = None
         self._coming = Segment("prompt", f"{system}\n\n{question}")
 
     async def say(self, result: str | None) -> Said | None:
         """As `Speaker.say`; the model's own server says when the context is full."""
         if result is not None:
-            self._messages.append({"role": "tool", "tool_call_id": self._called, "content": result})
+            asked = {"role": "tool", "tool_call_id": self._called} if self._called else {"role": "user"}
+            self._messages.append({**asked, "content": result})  # a call that was written as text has no id
             self._coming = Segment("injected", result)
         answer = await self._answer()
         if answer is None:
             return None
-        choice = answer.choices[0]
-        text, kept = choice.message.content or "", []
-        for call in choice.message.tool_calls or []:
-            kept.append(call.model_dump(include={"id", "type", "function"}))
-            text += f"\n<tool_call>\n{_as_json(call.function.name, call.function.arguments)}\n</tool_call>"
-            self._called = call.id
-        message = {"role": "assistant", "content": choice.message.content}
-        self._messages.append(message | ({"tool_calls": kept} if kept else {}))
+        text, calls = answer
+        self._messages.append(
+            {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}
+        )
+        self._called = calls[-1]["id"] if calls else None
+        for call in calls:
+            text += f"\n<tool_call>\n{_as_json(**call['function'])}\n</tool_call>"
         text = text.strip()
         return Said((self._coming, Segment("sampled", text)), text, self._model, cut=False)
 
-    async def _answer(self) -> Any:
+    async def _answer(self) -> tuple[str, list[dict[str, Any]]] | None:
+        """The text and the calls of the next turn; None where the context is full."""
         try:
-            answer = await self._client.chat.completions.create(
+            answer: Any = await self._client.chat.completions.create(
                 model=self._model,
                 messages=self._messages,
                 tools=self._tools,
@@ -66,24 +70,37 @@ class ChatSpeaker:
                 max_completion_tokens=self._sampling.max_tokens,
             )
         except APIStatusError as error:
-            if error.code == "context_length_exceeded":
+            if error.code == "context_length_exceeded" or _TOO_LONG.search(str(error)):
                 return None
             if error.status_code in {401, 403, 404}:
                 hint = "check its name, OPENAI_API_KEY and the address"
                 raise UsageError(f"{self._model} cannot be asked ({error}); {hint}") from None
             raise PolicyError(f"{self._model} failed ({error})") from None
-        except APIError as error:
+        except (APIError, ValueError) as error:  # openai passes on what JSON's parser says
             raise PolicyError(f"{self._model} failed ({error})") from None
-        if not answer.choices:
-            raise PolicyError(f"{self._model} answered with nothing")
-        return answer
+        try:
+            message = answer.choices[0].message
+            text = (
+                (message.content or "").encode(errors="replace").decode()
+            )  # halves of code points cannot be sent back
+            calls = [_kept(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []]
+        except (AttributeError, IndexError, TypeError):
+            raise PolicyError(f"{self._model} answered with what is no turn of a chat") from None
+        return text, calls
+
+
+def _kept(call: str, name: str, arguments: str | None) -> dict[str, Any]:
+    """A call as it is sent back with the conversation."""
+    if not (isinstance(call, str) and isinstance(name, str) and isinstance(arguments, str | None)):
+        raise TypeError
+    return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
 
 
 def _as_json(name: str, arguments: str) -> str:
     """A call as token policies write it; arguments that are not JSON are kept as they came, to be told of."""
     try:
-        return json.dumps({"name": name, "arguments": json.loads(arguments or "{}")}, ensure_ascii=False)
-    except ValueError:
+        return json.dumps({"name": name, "arguments": json.loads(arguments)}, ensure_ascii=False)
+    except (ValueError, RecursionError):
         return f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
 
 

@@ -2,13 +2,13 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
+from gumshoe.terminal import JsonFlag, out, plain, print_json, progress
 
 if TYPE_CHECKING:
     from gumshoe.agent.run import Settings
@@ -52,7 +52,7 @@ def run(
     A failure of a server is no result: the episode is run again, and after three tries its group is left out, with
     its cause. Ends with 75 where groups were left out.
     """
-    from gumshoe.agent.run import Settings, run_to_file
+    from gumshoe.agent.run import Settings
 
     settings = Settings(
         index=index,
@@ -70,7 +70,7 @@ def run(
         max_context=max_context,
         concurrency=concurrency,
     )
-    report = _watched(settings, path, run_to_file)
+    report = _watched(settings, path)
     if json:
         print_json(report)
     else:
@@ -83,10 +83,15 @@ def run(
             out.print(f"  {count:>6,} {ending}")
     if report["dropped"]:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in report["causes"].items())
-        raise UnavailableError(f"{report['dropped']:,} groups were dropped ({causes}); run this again for them")
+        scenario, first = next(iter(report["dropped_groups"].items()))
+        raise UnavailableError(
+            f"{report['dropped']:,} groups were dropped ({causes}); run this again for them. Of {scenario}: {first}"
+        )
 
 
-def _watched(settings: "Settings", path: Path, run_to_file):  # type: ignore[no-untyped-def]
+def _watched(settings: "Settings", path: Path) -> dict[str, Any]:
+    from gumshoe.agent.run import run_to_file
+
     with progress("Episodes") as advance:
         return asyncio.run(run_to_file(settings, path, advance))
 
@@ -108,6 +113,10 @@ def show(
     from gumshoe.agent.run import read_trajectories
 
     found = list(read_trajectories(path))
+    if wanted is None and json:
+        listed = ("scenario", "sample", "policy", "ending", "detail", "turns")
+        print_json([{name: getattr(each, name) for name in listed} | {"answer": each.record.answer} for each in found])
+        return
     if wanted is None:
         for each in found:
             answer = each.record.answer or each.detail
@@ -137,7 +146,7 @@ def _print_trajectory(each: "Trajectory") -> None:
         out.print(f"[bold]{segment.origin}[/] [dim]{len(segment.ids)} tokens[/]")
         out.print(f"[{_COLOURS[segment.origin]}]{_shown(segment.text.strip())}[/]", soft_wrap=True)
     record = each.record
-    err.print()
+    out.print()
     out.print(f"[bold]{each.ending}[/] after {each.turns} turns by {_shown(each.policy)} {_shown(each.detail)}")
     out.print(f"answer: {_shown(record.answer)}", soft_wrap=True)
     out.print(f"sources: {_shown(', '.join(record.sources) or 'none')}, right: {len(record.right_sources)}")

@@ -1,7 +1,7 @@
 """The e-mail environment: search one inbox, read from it, answer."""
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 
 from gumshoe.agent.environment import Record
 from gumshoe.agent.tools import Toolbox, ToolError
@@ -15,6 +15,7 @@ You are an assistant that answers questions about the mail of {inbox}. Today is 
 Use the tools to find the answer: search the inbox, read what looks right, and when you have found the answer, \
 return it with the ids of the messages that hold it. Make exactly one call in each turn. You have at most {turns} \
 turns. If the answer is not to be found, return "I don't know" and no ids."""
+_FIRST = -62135596800  # the beginning of the year 1, UTC
 _DOES_NOT_KNOW = re.compile(r"\W*i (?:do not|don['\u2019]?t) know\b", re.I)
 
 
@@ -74,8 +75,8 @@ class EmailEnvironment:
                 keywords,
                 sender=sender,
                 recipient=recipient,
-                sent_after=None if after is None else datetime.fromtimestamp(after, self._until.tzinfo),
-                sent_before=datetime.fromtimestamp(before, self._until.tzinfo),
+                sent_after=None if after is None else _moment(after),
+                sent_before=_moment(before),
             )
         except SearchArgumentError as error:
             raise ToolError(str(error)) from None
@@ -143,6 +144,11 @@ class EmailEnvironment:
 
 def _bare(message_id: str) -> str:
     return message_id.strip().strip("<>")
+
+
+def _moment(seconds: int) -> datetime:
+    """A moment of which only the seconds since 1970 are known; the first that can be shown for any before it."""
+    return datetime.fromtimestamp(max(seconds, _FIRST), UTC)
 
 
 def _listed(hit: Hit) -> str:

@@ -74,9 +74,10 @@ class TokenSpeaker:
         self._turn = 0
 
     async def say(self, result: str | None) -> Said | None:
-        """As `Speaker.say`. What was injected is kept even where it leaves no room for a turn."""
+        """As `Speaker.say`. A turn that was cut off after its call is closed before the result follows."""
         if result is not None:
-            self._coming = tuple(self._chat.glue_ids(result))
+            closing = () if self._ids[-1] in self._chat.stop_ids else self._chat.stop_ids[:1]
+            self._coming = (*closing, *self._chat.glue_ids(result))
         room = self._max_context - len(self._ids) - len(self._coming)
         if room < _LEAST_ROOM:
             return None

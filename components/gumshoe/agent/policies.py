@@ -1,11 +1,12 @@
 """A policy in one word: `vllm:URL[#adapter]`, `chat:MODEL[@URL]`."""
 
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.chat_policy import ChatSpeaker, chat_client
@@ -39,11 +40,11 @@ class PolicyName:
         if kind == "vllm" and rest:
             places, _, adapter = rest.partition("#")
             urls = tuple(place.strip() for place in places.split(","))
-            if all(re.match(r"https?://\S+$", url) for url in urls):
+            if all(map(_is_address, urls)):
                 return cls(kind, adapter or "base", urls)
         if kind == "chat" and rest:
             model, _, url = rest.partition("@")
-            if model and (not url or re.match(r"https?://\S+$", url)):
+            if model and (not url or _is_address(url)):
                 return cls(kind, model, (url,) if url else ())
         raise UsageError(f"{word!r} names no policy; write {FORMS}")
 
@@ -86,8 +87,16 @@ def load_tokenizer(place: Path | str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(str(place))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - what is wrong with its files comes as KeyError and others
         raise UsageError(f"there is no tokenizer at {place} ({error}); name a model's directory or its name") from None
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        return False
+    return url.scheme in {"http", "https"} and bool(url.host) and not any(map(str.isspace, text))
 
 
 def _told(environment: Environment) -> tuple[str, str, list[dict[str, Any]]]:

@@ -57,9 +57,9 @@ class Policy(Protocol):
 
 
 class ScriptedPolicy:
-    """Says what it is told to, for tests: the n-th turn of an episode is the n-th text of its script.
+    """Says what it is told to, for tests.
 
-    `script` is given the prompt's text and the number of the turn, and returns the text of the turn.
+    `script` is given the text of all that came before and the seed of the turn, and returns the text of the turn.
     """
 
     def __init__(self, tokenizer: "_Codec", script: "Script", version: str = "scripted") -> None:

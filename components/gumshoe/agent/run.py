@@ -1,5 +1,6 @@
 """One rollout from its settings to its file: only what is missing is run, and each group is written as it ends."""
 
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -13,7 +14,7 @@ from gumshoe.agent.policies import PolicyName, open_policy
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.rollout import RolloutEngine
 from gumshoe.agent.trajectory import Group, Trajectory, TrajectoryFileError
-from gumshoe.artifacts.lines import read_lines
+from gumshoe.artifacts.lines import DAMAGED, read_lines
 from gumshoe.artifacts.storage import NotFoundError, explained
 from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
@@ -52,11 +53,12 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[
     name = PolicyName.parse(settings.policy)
     chosen = _chosen(settings)
     index = MailIndex(settings.index)
-    there = _whole_groups(path, settings.samples)
-    missing = [scenario for scenario in chosen if scenario.id not in there]
     limits = EpisodeLimits(settings.max_turns, settings.max_context)
+    for scenario in chosen:
+        EmailEnvironment(index, scenario, limits.max_turns)  # raises where it is not about mail
     sampling = Sampling(settings.temperature, settings.top_p, max_tokens=settings.max_tokens)
     endings: Counter[str] = Counter()
+    dropped: dict[str, str] = {}
     async with open_policy(name, settings.tokenizer, sampling, limits) as speak:
 
         async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
@@ -65,8 +67,13 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[
             return await run_episode(speak(environment, seed), environment, sample, limits)
 
         engine = RolloutEngine(episode, settings.concurrency)
+        with explained(path):
+            there = _whole_groups(path, settings.samples)
+        missing = [scenario for scenario in chosen if scenario.id not in there]
         with explained(path), path.open("a", encoding="utf-8") as file:
             async for group in _closed(engine, missing, settings.samples):
+                if group.dropped:
+                    dropped[group.scenario] = group.dropped
                 for trajectory in group.trajectories:
                     file.write(f"{trajectory.to_json()}\n")
                     endings[trajectory.ending] += 1
@@ -82,6 +89,7 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[
         "retried": state.retried,
         "dropped": state.dropped,
         "causes": dict(state.causes),
+        "dropped_groups": dropped,
         "scenarios": chosen.content,
     }
 
@@ -106,17 +114,31 @@ def _chosen(settings: Settings) -> ScenarioSet:
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a file.
+    """The trajectories of a file. A last line that was cut off, as when a run was killed, is left out.
 
     Raises:
         TrajectoryFileError: it is not there, or a line is not a trajectory.
     """
+    lines = enumerate(read_lines(str(path)), 1)
     try:
-        for number, line in enumerate(read_lines(str(path)), 1):
-            if line.strip():
-                yield Trajectory.from_json(line, f"{path}:{number}")
+        for number, line in lines:
+            try:
+                if line.strip():
+                    yield Trajectory.from_json(line, f"{path}:{number}")
+            except TrajectoryFileError:
+                if next(lines, None) is not None or not _is_cut(path):
+                    raise
+    except DAMAGED as error:
+        raise TrajectoryFileError(f"{path}: it cannot be unpacked ({error})") from None
     except NotFoundError as error:
         raise TrajectoryFileError(str(error)) from None
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether a file ends within a line."""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return path.suffix != ".gz" and file.read(1) != b"\n"
 
 
 def _whole_groups(path: Path, samples: int) -> set[str]:

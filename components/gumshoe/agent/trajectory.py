@@ -68,7 +68,7 @@ class Trajectory:
             NotTokenExactError: a chat model wrote it.
         """
         found = [token for segment in self.segments for token in segment.ids]
-        if not found:
+        if self.segments and not found:
             raise NotTokenExactError(f"{self.policy} is a chat model; nothing can be trained on what it wrote")
         return found
 
@@ -88,7 +88,8 @@ class Trajectory:
 
     def to_json(self) -> str:
         """One line of a file of trajectories."""
-        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+        line = json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+        return line.encode(errors="replace").decode()  # chat models may write halves of code points
 
     @classmethod
     def from_json(cls, line: str | bytes, where: str) -> "Trajectory":
@@ -104,7 +105,7 @@ class Trajectory:
                 for each in fields.pop("segments")
             ]
             made = cls(**{**fields, "segments": segments, "record": Record(**fields.pop("record"))})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TrajectoryFileError(f"{where}: this is not a trajectory ({error})") from None
         if made.ending not in get_args(Ending):
             raise TrajectoryFileError(f"{where}: there is no ending {made.ending!r}")

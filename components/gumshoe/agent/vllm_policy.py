@@ -1,6 +1,8 @@
 """A policy behind vLLM's OpenAI-compatible server, token ids in and out."""
 
 import asyncio
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +34,8 @@ class RequestLimits:
 
 
 class VLLMPolicy:
-    """One model or adapter, on one or more servers that all have it. Requests go to the least busy server.
+    """One model or adapter, on one or more servers that all have it. Requests go to the least busy server; one that
+    has just failed is left alone for a while, as long as there is another.
 
     `model` is the name that the adapter (or the base model) is served under, and an answer from any other is
     refused. Use as an async context manager, or call `aclose`.
@@ -43,8 +46,11 @@ class VLLMPolicy:
         self._model = model
         timeout = httpx.Timeout(self._limits.deadline, connect=self._limits.connect)
         pool = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        self._clients = [httpx.AsyncClient(base_url=url.rstrip("/"), timeout=timeout, limits=pool) for url in urls]
+        bases = [url.rstrip("/").removesuffix("/v1") for url in urls]
+        self._clients = [httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool) for base in bases]
         self._busy = [0] * len(self._clients)
+        self._sent = [0] * len(self._clients)
+        self._rests_until = [0.0] * len(self._clients)
 
     async def __aenter__(self) -> "VLLMPolicy":
         return self
@@ -119,18 +125,29 @@ class VLLMPolicy:
                 raise UsageError(f"{client.base_url} does not serve {self._model!r}; it has {', '.join(names)}")
 
     async def _post(self, request: dict[str, Any]) -> Any:
-        server = min(range(len(self._clients)), key=self._busy.__getitem__)
+        now = time.monotonic()
+        order = [(rest > now, *counts) for rest, *counts in zip(self._rests_until, self._busy, self._sent, strict=True)]
+        server = order.index(min(order))
         self._busy[server] += 1
-        client = self._clients[server]
+        self._sent[server] += 1
+        try:
+            answer = await self._answer(self._clients[server], request)
+        except _TryAgainError:
+            self._rests_until[server] = time.monotonic() + self._limits.backoff
+            raise
+        finally:
+            self._busy[server] -= 1
+        self._rests_until[server] = 0.0
+        return answer
+
+    async def _answer(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Any:
         try:
             async with asyncio.timeout(self._limits.deadline):
                 response = await client.post("/v1/completions", json=request)
         except TimeoutError:
             raise _TryAgainError(f"{client.base_url} did not answer in {self._limits.deadline:g} seconds") from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise _TryAgainError(f"{client.base_url} failed ({type(error).__name__}: {error})") from None
-        finally:
-            self._busy[server] -= 1
         if response.status_code in _TRY_AGAIN:
             raise _TryAgainError(f"{client.base_url} answered {response.status_code} ({response.text[:200]})")
         if response.status_code != httpx.codes.OK:
@@ -150,6 +167,8 @@ class VLLMPolicy:
             model, (choice,) = answer["model"], answer["choices"]
             ids, prompt_ids = choice["token_ids"], choice["prompt_token_ids"]
             logprobs, finish = choice["logprobs"]["token_logprobs"], choice["finish_reason"]
+            if not isinstance(ids, list) or not isinstance(logprobs, list):
+                raise TypeError
         except (KeyError, TypeError, ValueError):
             raise PolicyError(f"{self._model}: the answer lacks token ids or log-probabilities; is it vLLM?") from None
         stops = request["stop_token_ids"]
@@ -158,8 +177,8 @@ class VLLMPolicy:
             "its prompt is another": prompt_ids is not None and list(prompt_ids) != request["prompt"],
             f"it has {len(logprobs)} log-probabilities for {len(ids)} tokens": len(logprobs) != len(ids),
             "it is empty": not ids,
-            "a log-probability is missing": any(not isinstance(each, int | float) for each in logprobs),
-            f"it ended with {finish!r}": finish not in {"stop", "length"},
+            "a log-probability is missing": not all(map(_is_number, logprobs)),
+            f"it ended with {finish!r}": finish not in ("stop", "length"),
             "it is longer than asked": len(ids) > sampling.max_tokens,
             "it stopped at no stop token": finish == "stop" and (not ids or ids[-1] not in stops),
         }
@@ -167,3 +186,7 @@ class VLLMPolicy:
         if wrong:
             raise PolicyError(f"{self._model}: the answer cannot be used: {', '.join(wrong)}")
         return Completion(tuple(ids), tuple(map(float, logprobs)), finish, model)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,48 @@
+"""Runs a program and ends it, with all that it started, as soon as whoever asked for it is gone.
+
+`python -m gumshoe.agent.guardian PROGRAM ARGUMENT...` holds one end of a pipe as its standard input. The pipe closes
+when the asking process closes it, ends, or is killed; a kill is the one ending that no handler of its own could see.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+_PATIENCE = 10.0  # seconds between asking a program to end and ending it
+_LOOK = 0.5  # seconds between two looks at whether it still runs
+
+
+def main(command: list[str]) -> int:
+    """Run the command until it or the pipe ends: its exit status, or 143 where it was ended."""
+    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_end(program)))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the asking process decides
+    while program.poll() is None:
+        readable, _, _ = select.select([sys.stdin], [], [], _LOOK)
+        if readable and not os.read(sys.stdin.fileno(), 1024):
+            return _end(program)
+    _signal_group(program, signal.SIGKILL)  # what it left behind
+    return program.returncode
+
+
+def _end(program: "subprocess.Popen[bytes]") -> int:
+    _signal_group(program, signal.SIGTERM)
+    started = time.monotonic()
+    while program.poll() is None and time.monotonic() - started < _PATIENCE:
+        time.sleep(0.05)
+    _signal_group(program, signal.SIGKILL)
+    program.wait()
+    return 128 + signal.SIGTERM
+
+
+def _signal_group(program: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(program.pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

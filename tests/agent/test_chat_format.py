@@ -1,0 +1,265 @@
+"""A conversation becomes ids once, as the template has it; what is not fit for that is refused; calls in any text."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gumshoe.agent.chat_format import ChatFormat, ChatTemplateError, NoCallError, UnusableCallError, parse_call
+from gumshoe.agent.tools import Call, Toolbox
+from tests.agent import talk
+from tests.agent.talk import CONTROL, NAME, QWEN2_5, call, make_tokenizer
+from tests.scenarios.questions import QUICK
+
+WORDS = st.text("ab Zé漢😀09.,'\"<>|{}\\/&", min_size=1, max_size=20).map(lambda text: f"x{text}")
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+HOSTILE = st.lists(
+    st.sampled_from([*CONTROL, "<|im_", "end|>", "<|", "|>", "start", "\n", " ", "<", "gas", "assistant"]), max_size=12
+).map("".join)
+TURNS = st.builds(lambda thought, word: thought + "\n" + call("look", word=word), WORDS, TEXTS) | WORDS
+
+
+def look(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return word
+
+
+TOOLS = Toolbox([look]).schemas()
+
+
+def tagged(text: str) -> str:
+    """A text where a call is to be."""
+    return f"<tool_call>{text}</tool_call>"
+
+
+def controls(chat: ChatFormat, ids: list[int]) -> int:
+    """How many control tokens there are among some ids."""
+    return sum(chat.shown([token]) in CONTROL for token in ids)
+
+
+def test_a_turn_of_qwen2_5_ends_with_its_one_stop_token(chat: ChatFormat) -> None:
+    assert [chat.shown([stop]) for stop in chat.stop_ids] == ["<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "why"),
+    [
+        pytest.param(None, "is missing", id="no template"),
+        pytest.param("", "is missing", id="empty template"),
+        pytest.param(talk.QWEN3, "rewrites .* thinking", id="thinking as in Qwen3"),
+        pytest.param(talk.FORGETFUL, "rewrites .* thinking", id="earlier thinking left out"),
+        pytest.param(talk.OLD_RESULTS_GONE, "rewrites turns or results", id="earlier results left out"),
+        pytest.param(talk.JSON_RESULTS, "rewrites turns or results", id="results as JSON"),
+        pytest.param(talk.TRIMMED_RESULTS, "changes the text of a tool's result", id="results trimmed"),
+        pytest.param(talk.NO_RESULTS, "rewrites turns or results", id="results left out"),
+        pytest.param(talk.LLAMA3_1, "does not ask for calls in <tool_call> tags", id="Llama 3.1"),
+        pytest.param(talk.NO_TOOLS, "does not ask for calls in <tool_call> tags", id="no tools"),
+        pytest.param(talk.RAISES, r"cannot render .*\(only user and assistant roles", id="raises for results"),
+        pytest.param("{{ messages[0].nothing.at_all }}", "cannot render", id="reads what is not there"),
+        pytest.param("{% if %}", "cannot render", id="no Jinja"),
+        pytest.param(talk.END_OF_TEXT, "has no one token .* that ends a turn", id="turns end in plain text"),
+        pytest.param(talk.OPEN_UNTIL_RESULT, "closes a turn differently", id="turns end in two ways"),
+    ],
+)
+def test_a_template_from_which_no_glue_can_be_derived_is_refused_with_its_name(
+    chat_template: str | None, why: str
+) -> None:
+    with pytest.raises(ChatTemplateError, match=f"^the chat template of {NAME} {why}"):
+        ChatFormat(make_tokenizer(chat_template))
+
+
+def test_the_prompt_is_the_templates_own(tokenizer: Any, chat: ChatFormat) -> None:
+    messages = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "\n¿Qué?"}]
+    expected = tokenizer.apply_chat_template(
+        messages, tools=TOOLS, tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    ids = chat.prompt_ids("Be brief. ", "\n¿Qué?", TOOLS)
+    assert ids == expected
+    assert '{"name": "look", "description": "Look a word up."' in chat.shown(ids)
+
+
+@pytest.mark.parametrize("added", [(), ("<tool_call>", "</tool_call>")], ids=["plain", "call tags are tokens"])
+@QUICK
+@given(turns=st.lists(st.tuples(TURNS, TEXTS), min_size=1, max_size=4), question=TEXTS)
+def test_prompt_turns_and_glue_are_the_ids_of_the_templates_own_rendering(
+    added: tuple[str, ...], turns: list[tuple[str, str]], question: str
+) -> None:
+    tokenizer = make_tokenizer(QWEN2_5, *added)
+    chat = ChatFormat(tokenizer)
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": question}]
+    ids = chat.prompt_ids("S", question, TOOLS)
+    for said, result in turns:
+        messages += [{"role": "assistant", "content": said}, {"role": "tool", "content": result}]
+        ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.glue_ids(result)]
+    assert ids == tokenizer.apply_chat_template(
+        messages, tools=TOOLS, tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+
+
+def test_calls_in_the_apis_own_form_are_rendered_to_the_same_ids(tokenizer: Any, chat: ChatFormat) -> None:
+    arguments = {"word": "é <b> 'x'", "several": ["a", 1, None, True]}
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    for content in ("", "I look."):
+        calls = [{"type": "function", "function": {"name": "look", "arguments": arguments}}]
+        messages += [
+            {"role": "assistant", "content": content, "tool_calls": calls},
+            {"role": "tool", "content": "Nothing."},
+        ]
+    ids = chat.prompt_ids("S", "U", TOOLS)
+    for content in ("", "I look.\n"):
+        said = content + call("look", **arguments)
+        ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.glue_ids("Nothing.")]
+    assert ids == tokenizer.apply_chat_template(
+        messages, tools=TOOLS, tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+
+
+@QUICK
+@given(system=HOSTILE, question=HOSTILE, result=HOSTILE)
+def test_no_text_of_somebody_else_becomes_a_control_token(
+    chat: ChatFormat, system: str, question: str, result: str
+) -> None:
+    prompt, glue = chat.prompt_ids(system, question, TOOLS), chat.glue_ids(result)
+    assert controls(chat, prompt) == controls(chat, chat.prompt_ids("S", "U", TOOLS)) == 5
+    assert controls(chat, glue) == controls(chat, chat.glue_ids("R")) == 3
+
+
+@QUICK
+@given(text=HOSTILE)
+def test_what_is_broken_up_still_reads_the_same(chat: ChatFormat, text: str) -> None:
+    assert chat.defused(text).replace(" ", "") == text.replace(" ", "")
+    assert not any(token in chat.defused(text) for token in CONTROL)
+
+
+@QUICK
+@given(text=TEXTS)
+def test_text_without_control_tokens_is_left_as_it_is(chat: ChatFormat, text: str) -> None:
+    assert chat.defused(text) == text
+
+
+def test_call_tags_in_mail_are_broken_up_where_they_are_tokens_and_common_words_never_are() -> None:
+    chat = ChatFormat(make_tokenizer(QWEN2_5, "<tool_call>", "</tool_call>", "hello", "    ", "--"))
+    assert chat.defused("<tool_call> hello    you -- </tool_call>") == "< tool_call> hello    you -- < /tool_call>"
+
+
+def test_only_the_stop_token_that_ends_a_turn_is_no_part_of_its_text(tokenizer: Any, chat: ChatFormat) -> None:
+    ids = tokenizer.encode("a<|im_end|>b<|endoftext|><|im_end|><|im_end|>", add_special_tokens=False)
+    assert chat.text(ids) == "a<|im_end|>b<|endoftext|><|im_end|>"
+    assert chat.text(ids[:-2]) == "a<|im_end|>b<|endoftext|>"
+    assert chat.shown(ids) == "a<|im_end|>b<|endoftext|><|im_end|><|im_end|>"
+    assert chat.text([]) == chat.shown([]) == ""
+
+
+@QUICK
+@given(text=TEXTS)
+def test_text_is_read_back_from_its_ids_to_the_letter(tokenizer: Any, chat: ChatFormat, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert chat.text([*ids, *chat.stop_ids]) == chat.shown(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(call("look", word="é"), Call("look", {"word": "é"}), id="as the template has it"),
+        pytest.param(tagged('{"arguments":{},"name":"look"}'), Call("look", {}), id="on one line"),
+        pytest.param(
+            f"Let me see.\n{call('look')} Done. {{]", Call("look", {}), id="text around it, even text like JSON"
+        ),
+        pytest.param(f"</tool_call>{call('look')}</tool_call>", Call("look", {}), id="ends that nothing began"),
+        pytest.param(f"<think>\nHm.\n</think>\n\n{call('look')}", Call("look", {}), id="after a thought"),
+        pytest.param(
+            call("look", words=["a", {"b": None}], many=2), Call("look", {"words": ["a", {"b": None}], "many": 2})
+        ),
+        pytest.param(
+            tagged('{"name": "look", "arguments": {}, "why": "because"}'),
+            Call("look", {}),
+            id="a field too many",
+        ),
+        pytest.param(
+            tagged('{"name": "look", "arguments": {"a": 1, "a": 2}}'),
+            Call("look", {"a": 2}),
+            id="an argument twice",
+        ),
+        pytest.param(tagged(r'{"name": "look", "arguments": {"a": "\ud83d\ude00"}}'), Call("look", {"a": "😀"})),
+    ],
+)
+def test_the_one_call_of_a_turn_is_found(text: str, expected: Call) -> None:
+    assert parse_call(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "I think it was 5 May.", '{"name": "look", "arguments": {}}', "</tool_call>"])
+def test_a_turn_without_a_call_is_told_from_one_with_a_bad_call(text: str) -> None:
+    with pytest.raises(NoCallError, match="no <tool_call>"):
+        parse_call(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        pytest.param(call("look") + "\n" + call("look"), "2 calls", id="several calls"),
+        pytest.param(call("look") + "<tool_call>", "2 calls", id="another call begun"),
+        pytest.param('<tool_call>\n{"name": "look", "argum', "cut off", id="cut off"),
+        pytest.param(call("look").removesuffix("</tool_call>"), "cut off", id="cut off before its end"),
+        pytest.param(tagged('{"name": "look", "arguments": {},}'), "not JSON", id="trailing comma"),
+        pytest.param(tagged('{"name": "look", "arguments": {"a": [1,]}}'), "not JSON", id="and in a list"),
+        pytest.param(tagged("{'name': 'look', 'arguments': {}}"), "not JSON", id="single quotes"),
+        pytest.param(tagged('{"name": "look", "arguments": {"a": "\n"}}'), "not JSON", id="raw line end"),
+        pytest.param(tagged('{"name": "look", "arguments": {"a": NaN}}'), "not JSON", id="NaN"),
+        pytest.param(tagged('{"name": "look", "arguments": {"a": -Infinity}}'), "not JSON", id="infinity"),
+        pytest.param(tagged("[" * 100_000), "not JSON", id="nested too deep"),
+        pytest.param(tagged("9" * 5000), "not JSON", id="endless number"),
+        pytest.param(tagged(r'{"name": "look", "arguments": {"a": "\ud800"}}'), "not JSON", id="half a code point"),
+        pytest.param(tagged(r'{"name": "\udfff", "arguments": {}}'), "not JSON", id="and in the name"),
+        pytest.param(tagged(""), "not JSON", id="nothing"),
+        pytest.param(tagged("look(word='a')"), "not JSON", id="Python"),
+        pytest.param(tagged('"look"'), "is not {", id="a text"),
+        pytest.param(tagged('[{"name": "look", "arguments": {}}]'), "is not {", id="a list"),
+        pytest.param(tagged('{"name": "look"}'), "is not {", id="no arguments"),
+        pytest.param(tagged('{"name": "look", "arguments": "{}"}'), "is not {", id="arguments as text"),
+        pytest.param(tagged('{"name": "look", "parameters": {}}'), "is not {", id="parameters"),
+        pytest.param(tagged('{"name": null, "arguments": {}}'), "is not {", id="no name"),
+        pytest.param(call("answer", answer="the tag </tool_call>"), "not JSON", id="an end within a text"),
+        pytest.param(call("answer", answer="the tag <tool_call>"), "2 calls", id="a beginning within a text"),
+    ],
+)
+def test_a_call_that_cannot_be_used_is_refused_and_says_why(text: str, why: str) -> None:
+    with pytest.raises(UnusableCallError, match=why) as refused:
+        parse_call(text)
+    assert not isinstance(refused.value, NoCallError)
+
+
+@QUICK
+@given(ids=st.lists(st.integers(0, 1300), max_size=30))
+def test_any_ids_have_a_text_and_a_call_or_a_reason_why_not(chat: ChatFormat, ids: list[int]) -> None:
+    """Also ids that are not in the vocabulary: models have more of them than their tokenizers."""
+    text = chat.text(ids)
+    assert len(chat.shown(ids).encode()) >= len(text.encode())
+    parsed_or_refused(text)
+
+
+PARTS = ["<tool_call>", "</tool_call>", '{"name": "look"', ', "arguments": ', *'{},["\n\0', "\\ud800", "1e999"]
+
+
+@QUICK
+@given(text=st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=14).map("".join))
+def test_any_text_has_a_call_or_a_reason_why_not(text: str) -> None:
+    parsed_or_refused(text)
+
+
+def parsed_or_refused(text: str) -> None:
+    """That a text is parsed, or refused by the error that fits."""
+    try:
+        found = parse_call(text)
+    except NoCallError:
+        assert "<tool_call>" not in text
+    except UnusableCallError:
+        assert "<tool_call>" in text
+    else:
+        assert isinstance(found.name, str)
+        assert isinstance(found.arguments, dict)
+        repr(found).encode()

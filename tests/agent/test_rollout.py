@@ -1,0 +1,465 @@
+"""Many episodes at once: plain ones, and real ones over an HTTP server that misbehaves or dies."""
+
+import asyncio
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.environment import Record
+from gumshoe.agent.episode import EpisodeLimits, Said, Speaker, TokenSpeaker, run_episode
+from gumshoe.agent.policies import load_tokenizer
+from gumshoe.agent.policy import Policy, PolicyError, Sampling, ScriptedPolicy
+from gumshoe.agent.rollout import Progress, RolloutEngine, RunEpisode
+from gumshoe.agent.tools import Toolbox
+from gumshoe.agent.trajectory import Group, Segment, Trajectory
+from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.mail.index import MailIndex
+from gumshoe.scenarios.scenario import Scenario
+from tests.agent.fake_vllm import (
+    Act,
+    FakeVLLM,
+    ServerProcess,
+    altered,
+    cut_json,
+    fewer_logprobs,
+    reset,
+    stall,
+    status,
+    write_tokenizer,
+    wrong_model,
+)
+from tests.conftest import free_port
+from tests.mail.mailbox import make_index, record
+from tests.scenarios.questions import scenario
+
+LIMITS = EpisodeLimits(max_turns=6, max_context=50_000)
+QUICK = RequestLimits(deadline=0.3, connect=0.3, attempts=2, backoff=0.05)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
+    return make_index(tmp_path_factory.mktemp("rollout"), map(record, range(1, 41)))
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    return ChatFormat(load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("model") / "model")))
+
+
+def trajectory(about: Scenario, sample: int) -> Trajectory:
+    """What a plain episode leaves."""
+    return Trajectory(about.id, sample, "plain", "answer", "", [Segment("sampled", "Yes.", (1, 2))], Record(), 1, 0, 0)
+
+
+async def collect(engine: RolloutEngine, scenarios: list[Scenario], samples: int = 1) -> list[Group]:
+    return [group async for group in engine.run(scenarios, samples)]
+
+
+def scenarios(count: int) -> list[Scenario]:
+    return [scenario(number) for number in range(1, count + 1)]
+
+
+def whole(groups: list[Group]) -> dict[str, list[int]]:
+    """The samples of each group that was not dropped."""
+    return {group.scenario: [each.sample for each in group.trajectories] for group in groups if not group.dropped}
+
+
+def real_episodes(policy: Policy, chat: ChatFormat, index: MailIndex, seed: int = 0) -> RunEpisode:
+    """Episodes of a policy over an index, as `gumshoe rollout` runs them."""
+
+    async def run(about: Scenario, sample: int, attempt: int) -> Trajectory:
+        environment = EmailEnvironment(index, about, LIMITS.max_turns)
+        told = environment.system_prompt(), about.question, environment.toolbox.schemas()
+        prompt = await asyncio.to_thread(chat.prompt_ids, *told)
+        name = f"{seed}/{about.id}/{sample}/{attempt}"
+        speaker: Speaker = TokenSpeaker(policy, chat, prompt, Sampling(max_tokens=400), LIMITS.max_context, name)
+        return await run_episode(speaker, environment, sample, LIMITS)
+
+    return run
+
+
+def roll(
+    addresses: list[str],
+    chat: ChatFormat,
+    index: MailIndex,
+    about: list[Scenario],
+    samples: int = 1,
+    limits: RequestLimits = QUICK,
+) -> tuple[list[Group], Progress]:
+    """A rollout on vLLM servers: its groups, and where it ended."""
+
+    async def run() -> tuple[list[Group], Progress]:
+        async with VLLMPolicy(addresses, "adapter", limits) as policy:
+            engine = RolloutEngine(real_episodes(policy, chat, index))
+            return await collect(engine, about, samples), engine.progress
+
+    return asyncio.run(run())
+
+
+def test_each_scenario_gives_one_whole_group() -> None:
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        await asyncio.sleep(0.001 * ((sample * 7 + int(about.id[1:]) * 3) % 5))
+        return trajectory(about, sample)
+
+    engine = RolloutEngine(episode)
+    groups = asyncio.run(collect(engine, scenarios(30), 4))
+    assert whole(groups) == {f"q{number}": [0, 1, 2, 3] for number in range(1, 31)}
+    assert len(groups) == 30
+    assert (engine.progress.done, engine.progress.running, engine.progress.sampled_tokens) == (120, 0, 240)
+    assert (engine.progress.retried, engine.progress.dropped, engine.progress.causes) == (0, 0, Counter())
+
+
+def test_nothing_to_run_is_no_groups() -> None:
+    async def episode(*_: object) -> Trajectory:
+        raise AssertionError
+
+    assert asyncio.run(collect(RolloutEngine(episode), [])) == []
+
+
+def test_a_group_is_handed_on_when_it_is_whole_and_waits_for_no_other() -> None:
+    async def run() -> tuple[list[str], int]:
+        last = asyncio.Event()
+        begun = 0
+
+        async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+            nonlocal begun
+            begun += 1
+            if about.id == "q1" and sample == 1:
+                await last.wait()
+            return trajectory(about, sample)
+
+        order = []
+        async with aclosing(RolloutEngine(episode).run(scenarios(5), 2)) as groups:  # type: ignore[type-var]
+            async for group in groups:
+                assert len(group.trajectories) == 2
+                order.append(group.scenario)
+                if len(order) == 4:
+                    last.set()
+        return order, begun
+
+    order, begun = asyncio.run(run())
+    assert order[-1] == "q1"
+    assert begun == 10
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 64])
+def test_so_many_episodes_run_at_once_and_no_more(concurrency: int) -> None:
+    running = most = 0
+
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+        return trajectory(about, sample)
+
+    asyncio.run(collect(RolloutEngine(episode, concurrency), scenarios(25), 4))
+    assert most == concurrency
+
+
+def test_sixty_four_run_at_once_where_nothing_is_said() -> None:
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        return trajectory(about, sample)
+
+    assert RolloutEngine(episode).concurrency == 64
+
+
+def test_groups_are_kept_together() -> None:
+    """The first groups are whole long before the last are begun."""
+    begun: list[str] = []
+
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        begun.append(about.id)
+        await asyncio.sleep(0.001)
+        return trajectory(about, sample)
+
+    asyncio.run(collect(RolloutEngine(episode, 4), scenarios(10), 4))
+    assert begun == [f"q{number}" for number in range(1, 11) for _ in range(4)]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_an_episode_that_fails_for_want_of_infrastructure_is_run_afresh(failing: int) -> None:
+    tries: list[int] = []
+
+    async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
+        if sample == 1:
+            tries.append(attempt)
+            if attempt <= failing:
+                raise PolicyError("gone")
+        return trajectory(about, sample)
+
+    engine = RolloutEngine(episode)
+    (group,) = asyncio.run(collect(engine, scenarios(1), 3))
+    assert tries == list(range(1, failing + 2))
+    assert [each.tries for each in group.trajectories] == [1, failing + 1, 1]
+    assert (engine.progress.retried, engine.progress.dropped, engine.progress.done) == (failing, 0, 3)
+
+
+def test_after_three_tries_the_group_is_dropped_with_its_cause_and_the_others_go_on() -> None:
+    tries: Counter[tuple[str, int]] = Counter()
+    cancelled: list[int] = []
+    stopped = asyncio.Event()
+
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        tries[about.id, sample] += 1
+        if about.id == "q2" and sample == 1:
+            raise PolicyError("the server is gone")
+        if about.id == "q2" and sample == 2:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(sample)
+                stopped.set()
+                raise
+        if about.id == "q3":
+            await asyncio.wait_for(stopped.wait(), 5)  # the dropped group's episodes end while others run
+        return trajectory(about, sample)
+
+    engine = RolloutEngine(episode)
+    groups = asyncio.run(collect(engine, scenarios(3), 3))
+    assert whole(groups) == {"q1": [0, 1, 2], "q3": [0, 1, 2]}
+    (dropped,) = [group for group in groups if group.dropped]
+    assert (dropped.scenario, dropped.trajectories) == ("q2", ())
+    assert dropped.dropped == "PolicyError: the server is gone"
+    assert tries["q2", 1] == 3
+    assert cancelled == [2]
+    progress = engine.progress
+    assert (progress.dropped, progress.causes, progress.retried, progress.running) == (1, {"PolicyError": 1}, 2, 0)
+
+
+@pytest.mark.parametrize("error", [UsageError("no such model"), ZeroDivisionError("a defect")])
+def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) -> None:
+    cancelled: list[str] = []
+
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        if about.id == "q3":
+            await asyncio.sleep(0.02)
+            raise error
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(about.id)
+            raise
+        return trajectory(about, sample)
+
+    started = time.monotonic()
+    with pytest.raises(type(error), match=str(error)):
+        asyncio.run(collect(RolloutEngine(episode), scenarios(5)))
+    assert sorted(cancelled) == ["q1", "q2", "q4", "q5"]
+    assert time.monotonic() - started < 1
+
+
+async def _cancelled(engine: RolloutEngine) -> None:
+    task = asyncio.create_task(collect(engine, scenarios(40), 4))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def _left(engine: RolloutEngine) -> None:
+    async with aclosing(engine.run(scenarios(40), 4)) as groups:  # type: ignore[type-var]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await anext(groups)
+
+
+@pytest.mark.parametrize("leave", [_cancelled, _left])
+def test_cancelling_stops_everything_within_a_second(
+    leave: Callable[[RolloutEngine], Awaitable[None]], chat: ChatFormat, index: MailIndex
+) -> None:
+    async def run(server: FakeVLLM) -> float:
+        async with VLLMPolicy([server.address], "adapter", RequestLimits(deadline=60)) as policy:
+            engine = RolloutEngine(real_episodes(policy, chat, index), 16)
+            await leave(engine)
+            stopped = time.monotonic()
+            assert engine.progress.running == 0
+            assert len(asyncio.all_tasks()) == 1
+            return stopped
+
+    with FakeVLLM() as server:
+        server.inject(stall, times=None)
+        started = time.monotonic()
+        assert asyncio.run(run(server)) - started < 0.3 + 1
+        assert server.most_at_once > 0
+        assert server.wait_until_idle(1)
+        assert server.errors == []
+
+
+class _Sleeper:
+    """An environment with one tool, that takes its time and holds its thread."""
+
+    finished = False
+
+    def __init__(self, about: Scenario) -> None:
+        self.scenario, self.record = about, Record()
+        self.toolbox = Toolbox([self.sleep])
+
+    def system_prompt(self) -> str:
+        return ""
+
+    def sleep(self) -> str:
+        """Sleep."""
+        time.sleep(0.1)
+        self.finished = True
+        return ""
+
+
+class _Caller:
+    async def say(self, result: str | None) -> Said:  # noqa: ARG002
+        text = '<tool_call>{"name": "sleep", "arguments": {}}</tool_call>'
+        return Said((Segment("sampled", text),), text, "caller", cut=False)
+
+
+def test_tools_do_not_hold_up_the_event_loop() -> None:
+    async def run() -> float:
+        longest, stop = 0.0, asyncio.Event()
+
+        async def beat() -> None:
+            nonlocal longest
+            while not stop.is_set():
+                before = time.monotonic()
+                await asyncio.sleep(0.001)
+                longest = max(longest, time.monotonic() - before)
+
+        async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+            return await run_episode(_Caller(), _Sleeper(about), sample, LIMITS)
+
+        beating = asyncio.create_task(beat())
+        assert len(whole(await collect(RolloutEngine(episode), scenarios(4)))) == 4
+        stop.set()
+        await beating
+        return longest
+
+    assert asyncio.run(run()) < 0.09
+
+
+FAULTS: dict[str, tuple[Act, str]] = {
+    "connection reset": (reset, r"failed \((ReadError|RemoteProtocolError|WriteError|ConnectError)"),
+    "stall past the deadline": (stall, "did not answer in 0.3 seconds|ReadTimeout"),
+    "500": (status(500), "answered 500"),
+    "wrong model": (altered(wrong_model), "it came from 'somebody-else'"),
+    "truncated JSON": (cut_json, "not JSON"),
+    "fewer log-probabilities": (altered(fewer_logprobs), "log-probabilities for"),
+}
+
+
+def tokens(groups: list[Group]) -> dict[tuple[str, int], list[int]]:
+    return {(each.scenario, each.sample): each.ids for group in groups for each in group.trajectories}
+
+
+@pytest.mark.parametrize("fault", [act for act, _ in FAULTS.values()], ids=FAULTS.keys())
+def test_a_fault_that_passes_leaves_no_trace_in_the_trajectories(
+    chat: ChatFormat, index: MailIndex, fault: Act
+) -> None:
+    with FakeVLLM() as server:
+        expected, _ = roll([server.address], chat, index, scenarios(2), 2)
+        server.inject(fault, after=2)
+        server.inject(fault, after=5)
+        groups, progress = roll([server.address], chat, index, scenarios(2), 2)
+        assert server.errors == []
+    assert progress.dropped == 0
+    assert tokens(groups) == tokens(expected)
+    assert {each.ending for group in groups for each in group.trajectories} == {"answer"}
+
+
+@pytest.mark.parametrize(("fault", "cause"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_fault_that_stays_drops_the_groups_and_never_becomes_a_trajectory(
+    chat: ChatFormat, index: MailIndex, fault: Act, cause: str
+) -> None:
+    with FakeVLLM() as server:
+        server.inject(fault, times=None, after=3)
+        groups, progress = roll([server.address], chat, index, scenarios(2), 2)
+        assert server.errors == []
+    assert [group.trajectories for group in groups] == [(), ()]
+    for group in groups:
+        assert group.dropped.startswith("PolicyError: adapter: ")
+    assert any(re.search(cause, group.dropped) for group in groups)
+    assert (progress.dropped, progress.causes, progress.done) == (2, {"PolicyError": 2}, 0)
+
+
+def test_real_episodes_search_read_and_answer(chat: ChatFormat, index: MailIndex) -> None:
+    with FakeVLLM() as server:
+        ((group,), _) = roll([server.address], chat, index, scenarios(1))
+    (done,) = group.trajectories
+    assert (done.ending, done.turns, done.policy, done.record.answer) == ("answer", 3, "adapter", "Body of message 1")
+    assert len(done.ids) == len(done.mask) == done.prompt_tokens + done.sampled_tokens
+
+
+def test_a_server_that_is_killed_in_the_middle_and_started_again_costs_no_group(
+    chat: ChatFormat, index: MailIndex
+) -> None:
+    server = ServerProcess(free_port(), delay=0.15)
+    patient = RequestLimits(deadline=5, connect=1, attempts=6, backoff=0.6)
+    server.start()
+
+    async def run() -> tuple[list[Group], Progress, int]:
+        async with VLLMPolicy([server.address], "adapter", patient) as policy:
+            engine = RolloutEngine(real_episodes(policy, chat, index), 64)
+            task = asyncio.create_task(collect(engine, scenarios(16), 4))
+            while engine.progress.done < 1:
+                await asyncio.sleep(0.005)
+            server.kill()
+            before = engine.progress.done
+            await asyncio.sleep(0.2)
+            await asyncio.to_thread(server.start)
+            return await task, engine.progress, before
+
+    try:
+        groups, progress, before = asyncio.run(run())
+    finally:
+        server.kill()
+    assert before < 64
+    assert whole(groups) == {f"q{number}": [0, 1, 2, 3] for number in range(1, 17)}
+    assert {each.ending for group in groups for each in group.trajectories} == {"answer"}
+    assert (progress.done, progress.dropped, progress.running) == (64, 0, 0)
+
+
+def _dice(prompt: str, seed: int) -> str:
+    """A policy whose every turn the seed decides: some searches, and an answer at last."""
+    if prompt.count("<tool_call>") > 3:
+        call = {"name": "return_final_answer", "arguments": {"answer": str(seed), "message_ids": []}}
+    else:
+        call = {"name": "search_inbox", "arguments": {"keywords": ["body", str(seed % 40)]}}
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
+
+
+def test_the_same_seeds_give_the_same_trajectories_however_many_run_at_once(
+    chat: ChatFormat, index: MailIndex, tmp_path: Path
+) -> None:
+    policy = ScriptedPolicy(load_tokenizer(write_tokenizer(tmp_path / "model")), _dice)
+
+    def run(concurrency: int, seed: int) -> dict[tuple[str, int], str]:
+        engine = RolloutEngine(real_episodes(policy, chat, index, seed), concurrency)
+        groups = asyncio.run(collect(engine, scenarios(6), 3))
+        plain = [replace(each, policy_seconds=0, tool_seconds=0) for group in groups for each in group.trajectories]
+        return {(each.scenario, each.sample): each.to_json() for each in plain}
+
+    first = run(1, 7)
+    assert run(16, 7) == first
+    assert len(set(first.values())) == 18
+    other = run(16, 8)
+    assert all(other[name] != text for name, text in first.items())
+
+
+def test_every_failure_of_infrastructure_counts_by_its_kind() -> None:
+    class OtherError(UnavailableError):
+        pass
+
+    async def episode(about: Scenario, *_: int) -> Trajectory:
+        raise PolicyError("gone") if about.id == "q1" else OtherError("away")
+
+    engine = RolloutEngine(episode)
+    asyncio.run(collect(engine, scenarios(3), 2))
+    assert engine.progress.causes == {"PolicyError": 1, "OtherError": 2}

@@ -1,0 +1,475 @@
+"""`gumshoe rollout` and `gumshoe trajectories`, as they are typed, against a real server and a real index."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.agent.run import read_trajectories
+from gumshoe.agent.trajectory import TrajectoryFileError
+from gumshoe.cli import main
+from tests.agent.fake_vllm import FakeVLLM, after, altered, fewer_logprobs, stall, status, write_tokenizer
+from tests.conftest import Ran, free_port
+from tests.mail.mailbox import make_index, record
+from tests.scenarios.questions import about_documents, question, write_questions
+
+Run = Callable[..., Ran]
+COUNT = 6
+
+
+@dataclass(frozen=True)
+class Place:
+    """What rollouts need: an index, scenarios about it, and a tokenizer."""
+
+    index: Path
+    scenarios: Path
+    tokenizer: Path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    directory = tmp_path_factory.mktemp("command")
+    index = make_index(directory, map(record, range(1, 21))).path.parent
+    splits = ["train"] * 4 + ["validation"] * 2
+    lines = [question(number, split=split) for number, split in enumerate(splits, 1)]
+    scenarios = write_questions(directory / "q.jsonl", lines)
+    return Place(index, Path(scenarios), write_tokenizer(directory / "model"))
+
+
+@pytest.fixture
+def server() -> Iterator[FakeVLLM]:
+    with FakeVLLM() as server:
+        yield server
+    assert server.errors == []
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the command line in this process: it takes a second to start in one of its own."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def typed(*arguments: object) -> Ran:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)])
+        printed = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ran(ended.value.code, printed.out, printed.err)
+
+    return typed
+
+
+def options(place: Place, out: Path, policy: str, **changes: object) -> list[object]:
+    """The arguments of a rollout; `None` leaves one out."""
+    given: dict[str, object] = {
+        "--index": place.index,
+        "--scenarios": place.scenarios,
+        "--policy": policy,
+        "--out": out,
+        "--tokenizer": place.tokenizer,
+        "--max-tokens": 400,
+        "--max-context": 50_000,
+        **{f"--{name.replace('_', '-')}": value for name, value in changes.items()},
+    }
+    return ["rollout", *(part for name, value in given.items() if value is not None for part in (name, value))]
+
+
+def adapter(server: FakeVLLM) -> str:
+    return f"vllm:{server.address}#adapter"
+
+
+def groups(out: Path) -> dict[str, list[int]]:
+    """The samples of each scenario in a file, every line of which is whole."""
+    assert out.read_bytes().endswith(b"\n")
+    found: dict[str, list[int]] = {}
+    for each in read_trajectories(out):
+        found.setdefault(each.scenario, []).append(each.sample)
+    return found
+
+
+WHOLE = {f"q{number}": [0, 1, 2] for number in range(1, COUNT + 1)}
+
+
+def test_a_rollout_writes_whole_groups_and_says_what_it_did(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.jsonl"
+    ran = run(*options(place, out, adapter(server), samples=3, temperature=0.7, top_p=0.9), "--json")
+    assert ran.status == 0
+    report = json.loads(ran.out)
+    assert {name: report[name] for name in ("done", "already_there", "endings", "retried", "dropped")} == {
+        "done": 18,
+        "already_there": 0,
+        "endings": {"answer": 18},
+        "retried": 0,
+        "dropped": 0,
+    }
+    assert groups(out) == WHOLE
+    assert {each.policy for each in read_trajectories(out)} == {"adapter"}
+    assert {each.record.answer for each in read_trajectories(out)} == {f"Body of message {n}" for n in range(1, 7)}
+    assert {(each["temperature"], each["top_p"], each["max_tokens"]) for each in server.requests} == {(0.7, 0.9, 400)}
+
+
+def test_a_chat_model_s_rollout_needs_no_tokenizer(run: Run, place: Place, tmp_path: Path) -> None:
+    with FakeVLLM(models=("chat",)) as server:
+        ran = run(*options(place, tmp_path / "t.jsonl", f"chat:chat@{server.address}/v1", tokenizer=None))
+    assert ran.status == 0
+    assert "6 episodes in" in ran.out
+    assert "6 answer" in ran.out
+    assert not any(segment.ids for each in read_trajectories(tmp_path / "t.jsonl") for segment in each.segments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"split": "validation"}, ["q5", "q6"]),
+        ({"limit": 2}, ["q1", "q2"]),
+        ({"split": "train", "limit": 9}, ["q1", "q2", "q3", "q4"]),
+    ],
+)
+def test_only_the_scenarios_that_are_asked_for_are_run(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, changes: dict[str, Any], expected: list[str]
+) -> None:
+    assert run(*options(place, tmp_path / "t.jsonl", adapter(server), **changes)).status == 0
+    assert sorted(groups(tmp_path / "t.jsonl")) == expected
+
+
+def test_started_again_it_runs_only_what_is_missing(run: Run, server: FakeVLLM, place: Place, tmp_path: Path) -> None:
+    out = tmp_path / "t.jsonl"
+    run(*options(place, out, adapter(server), samples=3, limit=2))
+    there = out.read_bytes()
+    server.requests.clear()
+    report = json.loads(run(*options(place, out, adapter(server), samples=3), "--json").out)
+    assert (report["done"], report["already_there"]) == (12, 6)
+    assert out.read_bytes().startswith(there)
+    assert groups(out) == WHOLE
+    assert len(server.requests) == 12 * 3
+    server.requests.clear()
+    again = run(*options(place, out, adapter(server), samples=3))
+    assert (again.status, server.requests) == (0, [])
+    assert "0 episodes in" in again.out
+    assert "18 were there" in again.out
+
+
+def _half_a_line(lines: list[bytes]) -> bytes:
+    return b"".join(lines) + lines[0][: len(lines[0]) // 2]
+
+
+def _a_line_without_its_end(lines: list[bytes]) -> bytes:
+    return b"".join(lines)[:-1]
+
+
+def _half_a_group(lines: list[bytes]) -> bytes:
+    return b"".join(lines[:-1])
+
+
+def _half_a_group_and_half_a_line(lines: list[bytes]) -> bytes:
+    return b"".join(lines[:-1]) + lines[-1][:100]
+
+
+def _half_a_letter(lines: list[bytes]) -> bytes:
+    return b"".join(lines[:-1]) + lines[-1][:40] + "ü".encode()[:1]
+
+
+@pytest.mark.parametrize(
+    "cut", [_half_a_line, _a_line_without_its_end, _half_a_group, _half_a_group_and_half_a_line, _half_a_letter]
+)
+def test_what_a_killed_run_left_half_is_run_again_and_the_rest_is_kept(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, cut: Callable[[list[bytes]], bytes]
+) -> None:
+    out = tmp_path / "t.jsonl"
+    run(*options(place, out, adapter(server), samples=3, limit=3))
+    lines = out.read_bytes().splitlines(keepends=True)
+    out.write_bytes(cut(lines))
+    kept = b"".join(lines[:6])
+    ran = run(*options(place, out, adapter(server), samples=3))
+    assert ran.status == 0
+    assert out.read_bytes().startswith(kept)
+    assert groups(out) == WHOLE
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.jsonl"]
+
+
+@pytest.mark.parametrize("cut", [_half_a_line, _half_a_group_and_half_a_line, _half_a_letter])
+def test_a_half_written_last_line_is_no_error_to_who_reads_the_file(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, cut: Callable[[list[bytes]], bytes]
+) -> None:
+    out = tmp_path / "t.jsonl"
+    run(*options(place, out, adapter(server), samples=2, limit=2))
+    lines = out.read_bytes().splitlines(keepends=True)
+    out.write_bytes(cut(lines))
+    expected = len(lines) if cut is _half_a_line else len(lines) - 1
+    assert len(list(read_trajectories(out))) == expected
+    listed = run("trajectories", "show", out)
+    assert listed.status == 0
+    assert len(listed.out.splitlines()) == expected
+
+
+@pytest.mark.parametrize("command", ["rollout", "show"])
+@pytest.mark.parametrize("broken", [b"broken\n", b'{"id": "q1"}\n'])
+def test_a_broken_line_that_is_whole_is_an_error_with_its_number(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, broken: bytes, command: str
+) -> None:
+    out = tmp_path / "t.jsonl"
+    run(*options(place, out, adapter(server), limit=1))
+    content = out.read_bytes() + broken
+    out.write_bytes(content)
+    ran = run(*(options(place, out, adapter(server)) if command == "rollout" else ["trajectories", "show", out]))
+    assert ran.status == 2
+    assert "t.jsonl:2: this is not a trajectory" in ran.err
+    assert out.read_bytes() == content
+    with pytest.raises(TrajectoryFileError, match=r"t\.jsonl:2"):
+        list(read_trajectories(out))
+
+
+def _started(*arguments: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "gumshoe", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "COLUMNS": "200"})
+
+
+def _wait_for(what: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    started = time.monotonic()
+    while not what():
+        assert process.poll() is None
+        assert time.monotonic() - started < 20
+        time.sleep(0.005)
+
+
+def test_a_run_that_is_killed_and_started_again_gives_each_group_once_and_whole(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.jsonl"
+    server.inject(after(0.05), times=None)
+    arguments = options(place, out, adapter(server), samples=3, concurrency=5)
+    process = _started(*arguments)
+    _wait_for(lambda: out.exists() and out.stat().st_size > 0, process)
+    process.kill()
+    process.communicate()
+    lines = out.read_bytes().count(b"\n")
+    assert 1 <= lines < 18
+    server.heal()
+    report = json.loads(run(*arguments, "--json").out)
+    assert report["done"] + report["already_there"] == 18
+    assert report["already_there"] == lines - lines % 3
+    assert groups(out) == WHOLE
+    counts = Counter((each.scenario, each.sample) for each in read_trajectories(out))
+    assert set(counts.values()) == {1}
+
+
+def test_an_interrupt_ends_the_command_within_a_second(server: FakeVLLM, place: Place, tmp_path: Path) -> None:
+    server.inject(stall, times=None, after=4)
+    process = _started(*options(place, tmp_path / "t.jsonl", adapter(server), samples=3))
+    _wait_for(lambda: server.under_way > 10, process)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    assert time.monotonic() - started < 1
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert server.wait_until_idle(1)
+
+
+def test_dropped_groups_are_told_of_with_75_and_the_next_run_fills_them_in(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.jsonl"
+    server.inject(altered(fewer_logprobs), times=9, after=4)
+    arguments = options(place, out, adapter(server), concurrency=1)
+    ran = run(*arguments, "--json")
+    assert ran.status == 75
+    report = json.loads(ran.out)
+    assert (report["done"], report["dropped"], report["causes"]) == (3, 3, {"PolicyError": 3})
+    assert (report["retried"], sorted(report["dropped_groups"])) == (6, ["q2", "q3", "q4"])
+    assert "3 groups were dropped (3 PolicyError)" in ran.err
+    assert re.search(r"\d+ log-probabilities for \d+ tokens", ran.err)
+    assert sorted(groups(out)) == ["q1", "q5", "q6"]
+    ran = run(*arguments)
+    assert ran.status == 0
+    assert "3 episodes in" in ran.out
+    assert sorted(groups(out)) == [f"q{number}" for number in range(1, 7)]
+
+
+def test_where_every_group_is_dropped_nothing_is_written(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    server.inject(status(400, {"error": {"message": "no room"}}), times=None)
+    ran = run(*options(place, tmp_path / "t.jsonl", adapter(server)))
+    assert ran.status == 75
+    assert "6 groups were dropped" in ran.err
+    assert "no room" in ran.err
+    assert (tmp_path / "t.jsonl").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"policy": "MISSING"}, "does not serve 'other'; it has base, adapter"),
+        ({"policy": "gpt-4"}, "names no policy; write vllm:URL"),
+        ({"policy": "vllm:http://a:port"}, "names no policy"),
+        ({"policy": "chat:gpt-4"}, "OPENAI_API_KEY is not set"),
+        ({"tokenizer": None}, "--tokenizer"),
+        ({"tokenizer": "NOWHERE"}, "there is no tokenizer at"),
+        ({"tokenizer": "NO TEMPLATE"}, "the chat template of"),
+        ({"tokenizer": "OTHER TEMPLATE"}, "does not ask for calls in <tool_call> tags"),
+        ({"index": "NOWHERE"}, "build one with `gumshoe mail index`"),
+        ({"scenarios": "NOWHERE"}, "nowhere"),
+        ({"split": "test"}, "holds no scenario of the split test"),
+        ({"split": "trian"}, "there is no split 'trian'"),
+        ({"scenarios": "DOCUMENTS"}, "d1 is not about mail"),
+        ({"samples": 0}, "--samples"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_begins(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    documents = [question(1), about_documents(1)]
+    places = {
+        "MISSING": f"vllm:{server.address}#other",
+        "NOWHERE": tmp_path / "nowhere",
+        "DOCUMENTS": write_questions(tmp_path / "d.jsonl", documents),
+        "NO TEMPLATE": write_tokenizer(tmp_path / "bare", template=None),
+        "OTHER TEMPLATE": write_tokenizer(tmp_path / "odd", "{% for m in messages %}[INST]{{ m.content }}{% endfor %}"),
+    }
+    given = {name: places.get(value, value) if isinstance(value, str) else value for name, value in changes.items()}
+    out = tmp_path / "t.jsonl"
+    policy = str(given.pop("policy", adapter(server)))
+    ran = run(*options(place, out, policy, **given))
+    assert ran.status == 2
+    assert says in ran.err
+    assert not out.exists()
+    assert server.requests == []
+
+
+def test_a_mistake_takes_nothing_out_of_a_file_that_is_there(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.jsonl"
+    run(*options(place, out, adapter(server), limit=1))
+    content = out.read_bytes() + b'{"half'
+    out.write_bytes(content)
+    assert run(*options(place, out, f"vllm:{server.address}#other")).status == 2
+    assert out.read_bytes() == content
+
+
+def test_an_index_that_cannot_be_read_is_an_error_without_a_traceback(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "mail.sqlite").write_bytes(b"this is no database " * 500)
+    ran = run(*options(place, tmp_path / "t.jsonl", adapter(server), index=tmp_path / "index"))
+    assert ran.status in {1, 2}
+    assert "mail.sqlite" in ran.err
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+def test_a_server_that_is_not_there_is_worth_another_try_later(run: Run, place: Place, tmp_path: Path) -> None:
+    ran = run(*options(place, tmp_path / "t.jsonl", f"vllm:http://127.0.0.1:{free_port()}"))
+    assert ran.status == 75
+    assert "does not answer as vLLM does" in ran.err
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+@pytest.mark.parametrize("out", [".", "missing/t.jsonl"])
+def test_a_file_that_cannot_be_written_is_found_before_anything_is_asked(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, out: str
+) -> None:
+    ran = run(*options(place, tmp_path / out, adapter(server)))
+    assert ran.status == 1
+    assert str(tmp_path) in ran.err
+    assert server.requests == []
+
+
+@pytest.fixture(scope="module")
+def trajectories(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two groups of two, the second of which has an id with a stroke and text that could steer a terminal."""
+    out = tmp_path_factory.mktemp("show") / "t.jsonl"
+    with FakeVLLM() as server:
+        with pytest.raises(SystemExit):
+            main([str(each) for each in options(place, out, adapter(server), samples=2, limit=2)])
+        lines = out.read_text().splitlines(keepends=True)
+    fields = [json.loads(line) for line in lines]
+    for each in fields:
+        if each["scenario"] == "q2":
+            each["scenario"] = "week/2"
+            each["record"]["answer"] = "\x1b[31m[bold]red[/]"
+            each["rewards"] = {"total": 1.5}
+    out.write_text("".join(json.dumps(each) + "\n" for each in fields))
+    return out
+
+
+def test_show_lists_what_a_file_holds(run: Run, trajectories: Path) -> None:
+    ran = run("trajectories", "show", trajectories)
+    assert ran.status == 0
+    assert sorted(ran.out.splitlines()) == [
+        "q1/0 answer, 3 turns: Body of message 1",
+        "q1/1 answer, 3 turns: Body of message 1",
+        "week/2/0 answer, 3 turns: \\x1b[31m[bold]red[/]",
+        "week/2/1 answer, 3 turns: \\x1b[31m[bold]red[/]",
+    ]
+
+
+def test_show_lists_as_json(run: Run, trajectories: Path) -> None:
+    listed = json.loads(run("trajectories", "show", trajectories, "--json").out)
+    assert sorted((each["scenario"], each["sample"]) for each in listed) == [
+        ("q1", 0),
+        ("q1", 1),
+        ("week/2", 0),
+        ("week/2", 1),
+    ]
+    assert listed[0]["answer"]
+
+
+def test_show_prints_a_trajectory_turn_by_turn(run: Run, trajectories: Path) -> None:
+    ran = run("trajectories", "show", trajectories, "q1/1")
+    assert ran.status == 0
+    parts = ["q1/1", "You are an assistant", "What does message 1 say?", '"search_inbox", "arguments": {"', "Subject 1"]
+    parts += ['"read_email", "arguments": {"', "Subject: Subject 1", '"return_final_answer", "arguments": {"']
+    parts += ["answer after 3 turns by adapter"]
+    places = [ran.out.find(part) for part in parts]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert "answer: Body of message 1" in ran.out
+    assert "1 searches (0 repeated, 0 empty), found 1 and read 1 right ones" in ran.out
+    assert ran.err == ""
+
+
+@pytest.mark.parametrize(("wanted", "shown"), [("q1", 2), ("q1/0", 1), ("week/2", 2), ("week/2/1", 1)])
+def test_show_takes_a_scenario_or_one_of_its_group(run: Run, trajectories: Path, wanted: str, shown: int) -> None:
+    assert run("trajectories", "show", trajectories, wanted).out.count("\nanswer: ") == shown
+    found = json.loads(run("trajectories", "show", trajectories, wanted, "--json").out)
+    assert len(found) == shown
+    assert len(found[0]["segments"][1]["ids"]) == len(found[0]["segments"][1]["logprobs"]) > 0
+
+
+def test_what_is_shown_cannot_steer_a_terminal(run: Run, trajectories: Path) -> None:
+    ran = run("trajectories", "show", trajectories, "week/2/0")
+    assert "answer: \\x1b[31m[bold]red[/]\n" in ran.out
+    assert "reward total: +1.500" in ran.out
+    assert "\x1b" not in ran.out
+
+
+@pytest.mark.parametrize("wanted", ["q2", "q1/7", "week", "/"])
+def test_an_id_that_is_not_there_is_named(run: Run, trajectories: Path, wanted: str) -> None:
+    ran = run("trajectories", "show", trajectories, wanted)
+    assert ran.status == 2
+    assert f"holds no trajectory of '{wanted}'" in ran.err
+
+
+def test_a_file_that_is_not_there_or_no_file_is_named(run: Run, tmp_path: Path) -> None:
+    assert run("trajectories", "show", tmp_path / "missing.jsonl").status == 2
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"\x1f\x8b and then nothing")
+    for name in ("missing.jsonl", "broken.jsonl.gz", "."):
+        ran = run("trajectories", "show", tmp_path / name)
+        assert ran.status in {1, 2}
+        assert str(tmp_path) in ran.err

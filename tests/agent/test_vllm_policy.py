@@ -1,0 +1,330 @@
+"""A policy behind vLLM's HTTP interface: what is asked, what is accepted, and what is tried again."""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from gumshoe.agent.policy import Completion, PolicyError, Sampling
+from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.errors import UsageError
+from tests.agent.fake_vllm import (
+    STOP,
+    Act,
+    FakeVLLM,
+    after,
+    altered,
+    choice,
+    cut_body,
+    cut_json,
+    encoded,
+    fewer_logprobs,
+    logprobs_of,
+    raw,
+    reset,
+    stall,
+    status,
+    trickle,
+    wrong_model,
+)
+from tests.conftest import free_port
+
+QUICK = RequestLimits(deadline=0.4, connect=0.3, attempts=3, backoff=0.05)
+LONG = Sampling(max_tokens=200)
+
+
+def asking(text: str) -> list[int]:
+    """A prompt after which the server says that text."""
+    return encoded(f"<|im_start|>user\nSay:{text}<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.fixture
+def server() -> Iterator[FakeVLLM]:
+    with FakeVLLM() as server:
+        yield server
+    assert server.errors == []
+
+
+async def say(policy: VLLMPolicy, text: str = "Yes.", sampling: Sampling = LONG) -> Completion:
+    return await policy.sample(asking(text), sampling, stop_ids=STOP, seed=1)
+
+
+def say_once(
+    *addresses: str, text: str = "Yes.", sampling: Sampling = LONG, limits: RequestLimits = QUICK
+) -> Completion:
+    """One turn of a policy on these servers."""
+
+    async def run() -> Completion:
+        async with VLLMPolicy(addresses, "adapter", limits) as policy:
+            return await say(policy, text, sampling)
+
+    return asyncio.run(run())
+
+
+def test_a_turn_is_the_ids_that_the_server_sampled_with_their_log_probabilities(server: FakeVLLM) -> None:
+    ids = [*encoded("Grüße, <tool_call>"), *STOP]
+    assert say_once(server.address, text="Grüße, <tool_call>") == Completion(
+        tuple(ids), tuple(logprobs_of(ids)), "stop", "adapter"
+    )
+    assert server.requests[0]["prompt"] == asking("Grüße, <tool_call>")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.0, max_tokens=7),
+        Sampling(temperature=0.7, top_p=0.8, top_k=20, min_p=0.05, repetition_penalty=1.05, max_tokens=64),
+    ],
+)
+def test_each_request_carries_every_sampling_parameter_and_the_stop_ids(server: FakeVLLM, sampling: Sampling) -> None:
+    say_once(server.address, sampling=sampling)
+    (request,) = server.requests
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"):
+        assert request[name] == getattr(sampling, name)
+    asked = {"presence_penalty": 0, "frequency_penalty": 0, "stop_token_ids": STOP, "ignore_eos": True, "n": 1}
+    assert {name: request[name] for name in asked} == asked
+    assert request["model"] == "adapter"
+    assert "seed" not in request
+
+
+def test_a_turn_that_is_cut_off_says_so(server: FakeVLLM) -> None:
+    cut = say_once(server.address, text="a long story", sampling=Sampling(max_tokens=6))
+    assert (cut.ids, cut.finish) == (tuple(encoded("a long")), "length")
+
+
+def test_the_end_token_of_the_model_s_own_settings_does_not_end_a_turn(server: FakeVLLM) -> None:
+    assert say_once(server.address, text="one STOP two").ids == tuple(encoded("one <|endoftext|> two") + STOP)
+
+
+PASSING: dict[str, Act] = {
+    "connection reset": reset,
+    "stall": stall,
+    "bytes that trickle": trickle,
+    "408": status(408),
+    "429": status(429),
+    "500": status(500),
+    "502": status(502),
+    "503": status(503),
+    "504": status(504),
+    "truncated JSON": cut_json,
+    "truncated body": cut_body,
+    "a page": raw(b"<html>proxy</html>", "text/html"),
+    "not the encoding it says": raw(b"plain", **{"Content-Encoding": "gzip"}),
+    "bytes that are no text": raw(b'{"model": "\xff"}'),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING.keys())
+def test_a_fault_that_passes_is_tried_again(server: FakeVLLM, fault: Act) -> None:
+    server.inject(fault)
+    assert say_once(server.address).ids == tuple(encoded("Yes.") + STOP)
+    first, second = server.requests
+    assert first == second
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING.keys())
+def test_a_fault_that_stays_is_an_error_after_so_many_tries(server: FakeVLLM, fault: Act) -> None:
+    server.inject(fault, times=None)
+    started = time.monotonic()
+    with pytest.raises(PolicyError, match=r"^adapter: .*127\.0\.0\.1.*, after 2 tries$"):
+        say_once(server.address, limits=RequestLimits(deadline=0.2, attempts=2, backoff=0.05))
+    assert len(server.requests) == 2
+    assert time.monotonic() - started < 1
+
+
+def _top_logprobs(value: Any) -> Act:
+    return altered(lambda answer: answer["choices"][0]["logprobs"].update(token_logprobs=value))
+
+
+def _one_logprob(value: Any) -> Act:
+    return altered(lambda answer: answer["choices"][0]["logprobs"]["token_logprobs"].__setitem__(1, value))
+
+
+UNUSABLE: dict[str, tuple[Act, str]] = {
+    "wrong model": (altered(wrong_model), "it came from 'somebody-else'"),
+    "the base model": (altered(lambda answer: answer.update(model="base")), "it came from 'base'"),
+    "no model": (altered(lambda answer: answer.pop("model")), "is it vLLM"),
+    "fewer log-probabilities": (altered(fewer_logprobs), "4 log-probabilities for 5 tokens"),
+    "no log-probabilities": (choice(logprobs=None), "is it vLLM"),
+    "null for log-probabilities": (_top_logprobs(None), "is it vLLM"),
+    "a null log-probability": (_one_logprob(None), "a log-probability is missing"),
+    "a log-probability that is no number": (_one_logprob(math.nan), "a log-probability is missing"),
+    "an infinite log-probability": (_one_logprob(-math.inf), "a log-probability is missing"),
+    "an older vLLM": (choice(token_ids=None, prompt_token_ids=None), "is it vLLM"),
+    "text for ids": (choice(token_ids="Yes."), "is it vLLM"),
+    "another prompt": (choice(prompt_token_ids=[1, 2]), "its prompt is another"),
+    "nothing": (choice(token_ids=[], logprobs={"token_logprobs": []}), "it is empty"),
+    "an abort": (choice(finish_reason="abort"), "it ended with 'abort'"),
+    "an odd ending": (choice(finish_reason=["stop"]), "it ended with"),
+    "an end without the stop token": (
+        choice(token_ids=[1, 2], logprobs={"token_logprobs": [0, 0]}),
+        "it stopped at no stop token",
+    ),
+    "too much": (
+        choice(token_ids=[1] * 201, logprobs={"token_logprobs": [0] * 201}, finish_reason="length"),
+        "it is longer than asked",
+    ),
+    "two answers": (altered(lambda answer: answer["choices"].append({})), "is it vLLM"),
+    "no answer": (altered(lambda answer: answer.update(choices=[])), "is it vLLM"),
+    "a list": (raw(b"[]"), "is it vLLM"),
+    "null": (raw(b"null"), "is it vLLM"),
+}
+
+
+@pytest.mark.parametrize(("fault", "says"), UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_an_answer_that_is_not_whole_or_not_from_who_was_asked_is_refused(
+    server: FakeVLLM, fault: Act, says: str
+) -> None:
+    server.inject(fault)
+    with pytest.raises(PolicyError, match=says):
+        say_once(server.address)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("code", [400, 401, 404, 422])
+def test_what_will_not_pass_is_not_tried_again(server: FakeVLLM, code: int) -> None:
+    server.inject(status(code, {"error": {"message": "the prompt is too long"}}))
+    with pytest.raises(PolicyError, match=rf"answered {code} .*the prompt is too long"):
+        say_once(server.address)
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_is_not_there_is_an_error_that_names_it() -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(PolicyError, match=rf"{address} failed \(ConnectError.*after 3 tries"):
+        say_once(address)
+
+
+def test_pauses_between_tries_are_of_different_lengths_and_bounded(server: FakeVLLM) -> None:
+    server.inject(status(503), times=20)
+    limits = RequestLimits(deadline=5, attempts=2, backoff=0.4)
+
+    async def run() -> None:
+        async with VLLMPolicy([server.address], "adapter", limits) as policy:
+            await asyncio.gather(*(say(policy) for _ in range(20)))
+
+    asyncio.run(run())
+    again = [moment - server.times[19] for moment in server.times[20:]]
+    assert len(again) == 20
+    assert max(again) - min(again) > 0.1
+    assert max(again) < 0.4 + 0.5
+
+
+def test_requests_go_to_the_least_busy_server() -> None:
+    async def run(addresses: list[str]) -> None:
+        async with VLLMPolicy(addresses, "adapter") as policy:
+
+            async def worker() -> None:
+                for _ in range(5):
+                    await say(policy)
+
+            await asyncio.gather(*(worker() for _ in range(8)))
+
+    with FakeVLLM() as slow, FakeVLLM() as quick, FakeVLLM() as brisk:
+        slow.inject(after(0.3), times=None)
+        quick.inject(after(0.01), times=None)
+        brisk.inject(after(0.01), times=None)
+        asyncio.run(run([slow.address, quick.address, brisk.address]))
+        counts = [len(each.requests) for each in (slow, quick, brisk)]
+        assert sum(counts) == 40
+        assert 1 <= counts[0] < min(counts[1:]) * 0.75
+        assert max(each.most_at_once for each in (slow, quick, brisk)) <= 4
+
+
+def test_one_request_after_another_goes_round_the_servers() -> None:
+    async def run(addresses: list[str]) -> None:
+        async with VLLMPolicy(addresses, "adapter") as policy:
+            for _ in range(6):
+                await say(policy)
+
+    with FakeVLLM() as first, FakeVLLM() as second:
+        asyncio.run(run([first.address, second.address]))
+        assert (len(first.requests), len(second.requests)) == (3, 3)
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_a_dead_server_takes_nothing_from_those_that_live(at_once: int) -> None:
+    """It fails at once, and would be the least busy of all."""
+    dead = f"http://127.0.0.1:{free_port()}"
+
+    async def run(addresses: list[str]) -> list[Completion]:
+        async with VLLMPolicy(addresses, "adapter", RequestLimits(deadline=2, attempts=2, backoff=0.2)) as policy:
+            return [turn for _ in range(16) for turn in await asyncio.gather(*(say(policy) for _ in range(at_once)))]
+
+    with FakeVLLM() as alive:
+        assert len(asyncio.run(run([dead, alive.address]))) == 16 * at_once
+        assert len(alive.requests) == 16 * at_once
+
+
+def test_a_server_that_comes_back_is_used_again() -> None:
+    async def run(first: FakeVLLM, second: FakeVLLM) -> None:
+        limits = RequestLimits(deadline=2, attempts=2, backoff=0.1)
+        async with VLLMPolicy([first.address, second.address], "adapter", limits) as policy:
+            first.inject(status(503))
+            await say(policy)
+            assert (len(first.requests), len(second.requests)) == (1, 1)
+            await asyncio.sleep(0.15)
+            await asyncio.gather(*(say(policy) for _ in range(8)))
+
+    with FakeVLLM() as first, FakeVLLM() as second:
+        asyncio.run(run(first, second))
+        assert len(first.requests) == len(second.requests) == 5
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_an_address_may_end_as_that_of_openai_s_clients(server: FakeVLLM, end: str) -> None:
+    async def run() -> Completion:
+        async with VLLMPolicy([server.address + end], "base", QUICK) as policy:
+            await policy.check()
+            return await say(policy)
+
+    assert asyncio.run(run()).version == "base"
+
+
+def test_cancelling_ends_a_request_at_once_and_closes_its_connection(server: FakeVLLM) -> None:
+    server.inject(stall, times=None)
+
+    async def run() -> float:
+        async with VLLMPolicy([server.address], "adapter", RequestLimits(deadline=60)) as policy:
+            task = asyncio.create_task(say(policy))
+            await asyncio.sleep(0.2)
+            started = time.monotonic()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            return time.monotonic() - started
+
+    assert asyncio.run(run()) < 0.3
+    assert len(server.requests) == 1
+    assert server.wait_until_idle(1)
+
+
+def check(*addresses: str, model: str = "adapter") -> None:
+    async def run() -> None:
+        async with VLLMPolicy(addresses, model, QUICK) as policy:
+            await policy.check()
+
+    asyncio.run(run())
+
+
+def test_every_server_must_have_the_model(server: FakeVLLM) -> None:
+    check(server.address, server.address)
+    with FakeVLLM(models=("base",)) as other:
+        with pytest.raises(UsageError, match=rf"{other.address} does not serve 'adapter'; it has base"):
+            check(server.address, other.address)
+        check(server.address, other.address, model="base")
+
+
+def test_a_server_that_is_not_there_is_found_before_anything_is_asked(server: FakeVLLM) -> None:
+    with pytest.raises(PolicyError, match="does not answer as vLLM does"):
+        check(server.address, f"http://127.0.0.1:{free_port()}")
+
+
+def test_an_address_that_is_not_vllm_s_is_found_before_anything_is_asked(server: FakeVLLM) -> None:
+    with pytest.raises(PolicyError, match="does not answer as vLLM does"):
+        check(f"{server.address}/elsewhere")

@@ -1,0 +1,90 @@
+"""The policy in this process: the same contract as vLLM's, and the same tokens for the same seeds."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.agent.policy import Completion, Sampling
+from gumshoe.agent.transformers_policy import TransformersPolicy
+from gumshoe.agent.vllm_server import VLLMServer
+from gumshoe.errors import UsageError
+from tests.integration.test_vllm import PROMPTS, STOP, logprobs_of, sample
+
+
+def sampled(policy: TransformersPolicy, sampling: Sampling, seed: int = 0) -> list[Completion]:
+    """Each prompt's continuation, asked for at different moments."""
+
+    async def one(number: int) -> Completion:
+        member = policy.member()
+        await asyncio.sleep(random.random() / 50)
+        try:
+            return await member.sample(PROMPTS[number], sampling, stop_ids=[STOP], seed=seed + number)
+        finally:
+            member.leave()
+
+    async def run() -> list[Completion]:
+        return await asyncio.gather(*map(one, range(len(PROMPTS))))
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="session")
+def policy(model_directory: Path) -> TransformersPolicy:
+    return TransformersPolicy(model_directory)
+
+
+def test_greedy_tokens_are_those_of_vllm(policy: TransformersPolicy, server: VLLMServer) -> None:
+    greedy = Sampling(0, max_tokens=24)
+    mine, theirs = sampled(policy, greedy), sample(server, greedy)
+    assert [each.ids for each in mine] == [each.ids for each in theirs]
+    assert [each.finish for each in mine] == [each.finish for each in theirs]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_those_of_the_model(policy: TransformersPolicy, model: Any, temperature: float) -> None:
+    for prompt, completion in zip(PROMPTS, sampled(policy, Sampling(temperature, max_tokens=48)), strict=True):
+        assert completion.logprobs == pytest.approx(logprobs_of(model, prompt, completion.ids, temperature), abs=1e-3)
+        assert completion.finish == ("stop" if completion.ids[-1] == STOP else "length")
+
+
+def test_the_same_seeds_give_the_same_tokens_to_the_bit_and_others_give_others(policy: TransformersPolicy) -> None:
+    settings = Sampling(1.0, max_tokens=32)
+    first, again, other = sampled(policy, settings), sampled(policy, settings), sampled(policy, settings, seed=99)
+    assert first == again
+    assert [each.ids for each in first] != [each.ids for each in other]
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(top_k=1), Sampling(top_p=1e-6), Sampling(min_p=1.0)], ids=["top_k", "top_p", "min_p"]
+)
+def test_what_leaves_one_token_is_greedy(policy: TransformersPolicy, sampling: Sampling) -> None:
+    settings = Sampling(1.0, sampling.top_p, sampling.top_k, sampling.min_p, max_tokens=12)
+    found = sampled(policy, settings)
+    assert [each.ids for each in found] == [each.ids for each in sampled(policy, Sampling(0, max_tokens=12))]
+    assert all(logprob == 0 for each in found for logprob in each.logprobs)
+
+
+def test_a_repetition_penalty_is_that_of_vllm(policy: TransformersPolicy, server: VLLMServer) -> None:
+    settings = Sampling(0, repetition_penalty=1.3, max_tokens=24)
+    mine, theirs = sampled(policy, settings), sample(server, settings)
+    assert [each.ids for each in mine] == [each.ids for each in theirs]
+    assert [each.ids for each in mine] != [each.ids for each in sampled(policy, Sampling(0, max_tokens=24))]
+
+
+def test_an_adapter_changes_the_answers_as_it_does_in_vllm(
+    model_directory: Path, adapter_directory: Path, server: VLLMServer
+) -> None:
+    server.load_adapter("run-2-policy-1", adapter_directory)
+    greedy = Sampling(0, max_tokens=24)
+    adapted = TransformersPolicy(model_directory, adapter_directory)
+    mine, theirs = sampled(adapted, greedy), sample(server, greedy, "run-2-policy-1")
+    assert [each.ids for each in mine] == [each.ids for each in theirs]
+    assert {each.version for each in mine} == {f"{model_directory.name}#{adapter_directory.name}"}
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        TransformersPolicy(tmp_path)

@@ -1,0 +1,172 @@
+"""A real vLLM server: tokens are what was sampled, their probabilities are true, an adapter is the one asked for."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.agent.policy import Completion, PolicyError, Sampling
+from gumshoe.agent.vllm_policy import VLLMPolicy
+from gumshoe.agent.vllm_server import AdapterError, ServerError, ServerOptions, VLLMServer
+from gumshoe.errors import UsageError
+
+PROMPTS = [[5, 9, 17, 33, 12], list(range(20, 220, 3)), [1, 100, 101, 102]]
+STOP = 2
+
+
+def sample(server: VLLMServer, sampling: Sampling, model: str = "base") -> list[Completion]:
+    """Each prompt's continuation."""
+
+    async def run() -> list[Completion]:
+        async with VLLMPolicy([server.url], model) as policy:
+            asked = [policy.sample(ids, sampling, stop_ids=[STOP], seed=number) for number, ids in enumerate(PROMPTS)]
+            return await asyncio.gather(*asked)
+
+    return asyncio.run(run())
+
+
+def logprobs_of(model: Any, prompt: list[int], ids: tuple[int, ...], temperature: float) -> list[float]:
+    """The log-probability of each sampled token, computed in this process in float32."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]  # [tokens, vocabulary]
+    of_all = torch.log_softmax(logits / temperature, dim=-1)
+    return [float(each[token]) for each, token in zip(of_all, ids, strict=True)]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_agree_with_the_model_s_own_whatever_its_files_say(
+    server: VLLMServer, model: Any, temperature: float
+) -> None:
+    """`generation_config.json` has temperature 0.1, top_p 0.5, top_k 3, a repetition penalty and other stop tokens."""
+    for prompt, completion in zip(PROMPTS, sample(server, Sampling(temperature, max_tokens=48)), strict=True):
+        expected = logprobs_of(model, prompt, completion.ids, temperature)
+        assert completion.logprobs == pytest.approx(expected, abs=1e-3)
+        assert completion.finish == ("stop" if completion.ids[-1] == STOP else "length")
+        assert len(completion.ids) == 48 or completion.ids[-1] == STOP
+
+
+def test_greedy_sampling_takes_the_likeliest_token_each_time(server: VLLMServer, model: Any) -> None:
+    import torch
+
+    for prompt, completion in zip(PROMPTS, sample(server, Sampling(0, max_tokens=16)), strict=True):
+        ids = list(prompt)
+        for token in completion.ids:
+            with torch.no_grad():
+                assert int(model(torch.tensor([ids])).logits[0, -1].argmax()) == token
+            ids.append(token)
+
+
+def test_an_adapter_loaded_at_run_time_changes_the_answers_and_its_name_is_used_once(
+    server: VLLMServer, adapter_directory: Path
+) -> None:
+    greedy = Sampling(0, max_tokens=24)
+    before = sample(server, greedy)
+    server.load_adapter("run-1-policy-1", adapter_directory)
+    adapted = sample(server, greedy, "run-1-policy-1")
+    assert {each.version for each in adapted} == {"run-1-policy-1"}
+    assert [each.ids for each in adapted] != [each.ids for each in before]
+    assert [each.ids for each in sample(server, greedy)] == [each.ids for each in before]
+    with pytest.raises(AdapterError, match="names are used once"):
+        server.load_adapter("run-1-policy-1", adapter_directory)
+    server.unload_adapter("run-1-policy-1")
+    with pytest.raises(PolicyError, match="404"):
+        sample(server, greedy, "run-1-policy-1")
+    with pytest.raises(AdapterError, match="names are used once"):
+        server.load_adapter("run-1-policy-1", adapter_directory)
+
+
+def test_an_adapter_that_is_not_there_is_an_error(server: VLLMServer, tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match="run-1-policy-9"):
+        server.load_adapter("run-1-policy-9", tmp_path)
+    with pytest.raises(PolicyError, match="404"):
+        sample(server, Sampling(max_tokens=4), "run-1-policy-9")
+
+    async def check() -> None:
+        async with VLLMPolicy([server.url], "run-1-policy-9") as policy:
+            await policy.check()
+
+    with pytest.raises(UsageError, match="does not serve 'run-1-policy-9'; it has base"):
+        asyncio.run(check())
+
+
+def test_a_request_that_cannot_be_answered_is_an_error_of_infrastructure(server: VLLMServer) -> None:
+    async def run() -> None:
+        async with VLLMPolicy([server.url], "base") as policy:
+            await policy.sample(list(range(3, 300)) * 4, Sampling(max_tokens=8), stop_ids=[STOP], seed=0)
+
+    with pytest.raises(PolicyError, match="400"):
+        asyncio.run(run())
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    options = ServerOptions(start_deadline=120)
+    server = VLLMServer(tmp_path / "no-model", log=log, options=options)
+    with pytest.raises(ServerError, match=r"ended while it started(.|\n)*the last lines of") as failed, server:
+        pass
+    assert "no-model" in str(failed.value)
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
+
+with VLLMServer(sys.argv[1], log=Path(sys.argv[2]), options=ServerOptions(max_model_len=256)) as server:
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_nothing_is_left_of_a_server_whose_parent_was_killed(model_directory: Path, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", PARENT, str(model_directory), str(tmp_path / "server.log")]
+    parent = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n", (tmp_path / "server.log").read_text()
+        started = descendants(parent.pid)
+        assert len(started) >= 3, "the guardian, the server, and what it starts"
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.communicate()
+    waited_until(lambda: not any(map(is_alive, started)))
+
+
+def descendants(pid: int) -> list[int]:
+    children = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and parent_of(int(entry.name)) == pid
+    ]
+    return [*children, *(each for child in children for each in descendants(child))]
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def waited_until(holds: Callable[[], bool]) -> None:
+    started = time.monotonic()
+    while not holds():
+        assert time.monotonic() - started < 30
+        time.sleep(0.1)
