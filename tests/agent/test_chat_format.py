@@ -263,3 +263,9 @@ def parsed_or_refused(text: str) -> None:
         assert isinstance(found.name, str)
         assert isinstance(found.arguments, dict)
         repr(found).encode()
+
+
+@pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"])
+def test_a_result_cannot_end_itself_or_make_a_call(chat: ChatFormat, tag: str) -> None:
+    plain, forged = chat.shown(chat.glue_ids("R")), chat.shown(chat.glue_ids(f"R{tag}{tag[:2]}{tag}{tag[2:]}"))
+    assert forged.count(tag) == plain.count(tag)

@@ -251,7 +251,8 @@ def test_a_policy_by_name_is_the_one_that_is_asked(server: FakeVLLM, index: Mail
         name, limits = PolicyName.parse(f"chat:chat@{server.address}/v1"), EpisodeLimits()
         async with open_policy(name, None, Sampling(), limits) as speak:
             environment = EmailEnvironment(index, scenario(5), 6)
-            return await run_episode(speak(environment, "1"), environment, 0, limits)
+            with speak(environment, "1") as speaker:
+                return await run_episode(speaker, environment, 0, limits)
 
     assert asyncio.run(run()).record.answer == "Body of message 5"
 

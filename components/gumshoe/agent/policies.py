@@ -1,7 +1,7 @@
-"""A policy in one word: `vllm:URL[#adapter]`, `chat:MODEL[@URL]`."""
+"""A policy in one word: `vllm:URL[#adapter]`, `transformers:DIR[#adapter-dir]`, `chat:MODEL[@URL]`."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.chat_policy import ChatSpeaker, chat_client
 from gumshoe.agent.environment import Environment
 from gumshoe.agent.episode import EpisodeLimits, Speaker, TokenSpeaker
-from gumshoe.agent.policy import Sampling
+from gumshoe.agent.policy import Policy, Sampling
 from gumshoe.agent.vllm_policy import VLLMPolicy
 from gumshoe.errors import UsageError
 
-FORMS = "vllm:URL[,URL...][#ADAPTER] (with --tokenizer) or chat:MODEL[@URL]"
+FORMS = "vllm:URL[,URL...][#ADAPTER] (with --tokenizer), transformers:DIR[#ADAPTER-DIR] or chat:MODEL[@URL]"
 
-OpenSpeaker = Callable[[Environment, str], Speaker]
-"""Begins a conversation in an environment, with a seed of its own."""
+OpenSpeaker = Callable[[Environment, str], AbstractContextManager[Speaker]]
+"""Begins a conversation in an environment, with a seed of its own; it is over when the context is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,9 @@ class PolicyName:
 
     kind: str
     model: str
-    urls: tuple[str, ...]
+    """The name that a server knows it by, or its directory."""
+    urls: tuple[str, ...] = ()
+    adapter: Path | None = None
 
     @classmethod
     def parse(cls, word: str) -> "PolicyName":
@@ -42,11 +44,21 @@ class PolicyName:
             urls = tuple(place.strip() for place in places.split(","))
             if all(map(_is_address, urls)):
                 return cls(kind, adapter or "base", urls)
+        if kind == "transformers" and rest:
+            model, _, adapter = rest.partition("#")
+            if model:
+                return cls(kind, model, adapter=Path(adapter) if adapter else None)
         if kind == "chat" and rest:
             model, _, url = rest.partition("@")
             if model and (not url or _is_address(url)):
                 return cls(kind, model, (url,) if url else ())
         raise UsageError(f"{word!r} names no policy; write {FORMS}")
+
+    @property
+    def version(self) -> str:
+        """What trajectories of this policy name as theirs."""
+        name = Path(self.model).name if self.kind == "transformers" else self.model
+        return f"{name}#{self.adapter.name}" if self.adapter else name
 
 
 @asynccontextmanager
@@ -62,19 +74,34 @@ async def open_policy(
     """
     if name.kind == "chat":
         async with chat_client(name.urls[0] if name.urls else None) as client:
-            yield lambda environment, _: ChatSpeaker(client, name.model, *_told(environment), sampling)
+            yield lambda environment, _: nullcontext(ChatSpeaker(client, name.model, *_told(environment), sampling))
         return
-    if tokenizer is None:
+    if tokenizer is None and name.kind == "vllm":
         raise UsageError("token ids need the model's tokenizer; say where it is with --tokenizer")
-    chat = ChatFormat(load_tokenizer(tokenizer))
-    async with VLLMPolicy(name.urls, name.model) as policy:
-        await policy.check()
+    chat = ChatFormat(load_tokenizer(tokenizer or name.model))
 
-        def speak(environment: Environment, seed: str) -> Speaker:
-            prompt = chat.prompt_ids(*_told(environment))
-            return TokenSpeaker(policy, chat, prompt, sampling, limits.max_context, seed)
+    def speaker(policy: Policy, environment: Environment, seed: str) -> TokenSpeaker:
+        prompt = chat.prompt_ids(*_told(environment))
+        return TokenSpeaker(policy, chat, prompt, sampling, limits.max_context, seed)
 
-        yield speak
+    if name.kind == "vllm":
+        async with VLLMPolicy(name.urls, name.model) as served:
+            await served.check()
+            yield lambda environment, seed: nullcontext(speaker(served, environment, seed))
+        return
+    from gumshoe.agent.transformers_policy import TransformersPolicy  # takes seconds to import
+
+    here = TransformersPolicy(name.model, name.adapter)
+
+    @contextmanager
+    def member(environment: Environment, seed: str) -> Iterator[TokenSpeaker]:
+        own = here.member()
+        try:
+            yield speaker(own, environment, seed)
+        finally:
+            own.leave()
+
+    yield member
 
 
 def load_tokenizer(place: Path | str) -> Any:
@@ -83,10 +110,11 @@ def load_tokenizer(place: Path | str) -> Any:
     Raises:
         UsageError: there is none.
     """
-    from transformers import AutoTokenizer  # takes seconds to import
+    # Takes a second to import, and AutoTokenizer three. Its `tokenizer.json` is all that a tokenizer is.
+    from transformers import PreTrainedTokenizerFast
 
     try:
-        return AutoTokenizer.from_pretrained(str(place))
+        return PreTrainedTokenizerFast.from_pretrained(str(place))
     except Exception as error:  # noqa: BLE001 - what is wrong with its files comes as KeyError and others
         raise UsageError(f"there is no tokenizer at {place} ({error}); name a model's directory or its name") from None
 

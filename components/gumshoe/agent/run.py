@@ -64,11 +64,12 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[
         async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
             environment = EmailEnvironment(index, scenario, limits.max_turns)
             seed = f"{settings.seed}/{scenario.id}/{sample}/{attempt}"
-            return await run_episode(speak(environment, seed), environment, sample, limits)
+            with speak(environment, seed) as speaker:
+                return await run_episode(speaker, environment, sample, limits)
 
         engine = RolloutEngine(episode, settings.concurrency)
         with explained(path):
-            there = _whole_groups(path, settings.samples)
+            there = _whole_groups(path, settings.samples, name.version)
         missing = [scenario for scenario in chosen if scenario.id not in there]
         with explained(path), path.open("a", encoding="utf-8") as file:
             async for group in _closed(engine, missing, settings.samples):
@@ -141,14 +142,21 @@ def _is_cut(path: Path) -> bool:
         return path.suffix != ".gz" and file.read(1) != b"\n"
 
 
-def _whole_groups(path: Path, samples: int) -> set[str]:
+def _whole_groups(path: Path, samples: int, policy: str) -> set[str]:
     """Ids of the scenarios whose groups a file has whole. What it has of others, and a line that was cut off when a
-    run was killed, is taken out of it."""
+    run was killed, is taken out of it.
+
+    Raises:
+        TrajectoryFileError: a line is not a trajectory, or another policy's.
+    """
     if not path.exists():
         return set()
     lines = path.read_bytes().split(b"\n")
     kept = [line for line in lines[:-1] if line.strip()]  # a whole line ends with its newline
     found = [Trajectory.from_json(line, f"{path}:{number}") for number, line in enumerate(kept, 1)]
+    others = sorted({trajectory.policy for trajectory in found} - {policy, ""})
+    if others:
+        raise TrajectoryFileError(f"{path} holds trajectories of {', '.join(others)}; choose another file for {policy}")
     counts = Counter(trajectory.scenario for trajectory in found)
     whole = {scenario for scenario, count in counts.items() if count >= samples}
     left = [line for line, trajectory in zip(kept, found, strict=True) if trajectory.scenario in whole]
