@@ -69,20 +69,18 @@ class TokenSpeaker:
     ) -> None:
         self._policy, self._chat, self._sampling = policy, chat, sampling
         self._max_context, self._seed = max_context, seed
-        self._coming: tuple[int, ...] = tuple(prompt_ids)
+        self._coming = Segment("prompt", chat.shown(prompt_ids), tuple(prompt_ids))
         self._ids: list[int] = []
         self._turn = 0
 
     async def say(self, result: str | None) -> Said | None:
         """As `Speaker.say`. A turn that was cut off after its call is closed before the result follows."""
         if result is not None:
-            closing = () if self._ids[-1] in self._chat.stop_ids else self._chat.stop_ids[:1]
-            self._coming = (*closing, *self._chat.glue_ids(result))
-        room = self._max_context - len(self._ids) - len(self._coming)
+            self._coming = await asyncio.to_thread(self._injected, result)
+        room = self._max_context - len(self._ids) - len(self._coming.ids)
         if room < _LEAST_ROOM:
             return None
-        origin = Segment("injected" if self._ids else "prompt", self._chat.shown(self._coming), self._coming)
-        self._ids += self._coming
+        self._ids += self._coming.ids
         asked = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
         seed = int(hashlib.sha256(f"{self._seed}/{self._turn}".encode()).hexdigest()[:8], 16) >> 1
         completion = await self._policy.sample(self._ids, asked, stop_ids=self._chat.stop_ids, seed=seed)
@@ -91,7 +89,12 @@ class TokenSpeaker:
         text = self._chat.text(completion.ids)
         sampled = Segment("sampled", self._chat.shown(completion.ids), completion.ids, completion.logprobs)
         cut = completion.finish == "length" and asked.max_tokens == room
-        return Said((origin, sampled), text, completion.version, cut)
+        return Said((self._coming, sampled), text, completion.version, cut)
+
+    def _injected(self, result: str) -> Segment:
+        closing = () if self._ids[-1] in self._chat.stop_ids else self._chat.stop_ids[:1]
+        ids = (*closing, *self._chat.glue_ids(result))
+        return Segment("injected", self._chat.shown(ids), ids)
 
 
 async def run_episode(speaker: Speaker, environment: Environment, sample: int, limits: EpisodeLimits) -> Trajectory:

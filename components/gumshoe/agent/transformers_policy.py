@@ -43,6 +43,9 @@ class TransformersPolicy:
     def __init__(self, model: Path | str, adapter: Path | None = None, *, device: str | None = None) -> None:
         import torch
         from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()  # type: ignore[no-untyped-call]
 
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         dtype = torch.float32 if self._device == "cpu" else torch.bfloat16
