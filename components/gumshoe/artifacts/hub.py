@@ -1,6 +1,6 @@
 """Datasets of the Hugging Face hub, or local directories of one, streamed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
     name, named = _parts(uri)
     with dataset_errors_explained(uri):
         _check_reachable(name)
-        records: Iterable[Any] = datasets.load_dataset(name, split=named or split, streaming=True)
+        records: Iterable[Any] = _patiently(datasets.load_dataset, name, split=named or split, streaming=True)
         return records
 
 
@@ -42,7 +42,17 @@ def split_names(uri: str) -> list[str]:
         return [named]
     with dataset_errors_explained(uri):
         _check_reachable(name)
-        return list(datasets.get_dataset_split_names(name))
+        return list(_patiently(datasets.get_dataset_split_names, name))
+
+
+def _patiently(ask: Callable[..., Any], name: str, **options: Any) -> Any:
+    """What the hub says, asked again where it does not answer: its library lists files once only."""
+    import httpx
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+    lost = retry_if_exception_type(httpx.TransportError)
+    tries = Retrying(stop=stop_after_attempt(3), wait=wait_random_exponential(max=4), retry=lost, reraise=True)
+    return tries(ask, name, **options)
 
 
 def _parts(uri: str) -> tuple[str, str]:
