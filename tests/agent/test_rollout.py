@@ -139,7 +139,7 @@ def test_a_group_is_handed_on_when_it_is_whole_and_waits_for_no_other() -> None:
             return trajectory(about, sample)
 
         order = []
-        async with aclosing(RolloutEngine(episode).run(scenarios(5), 2)) as groups:  # type: ignore[type-var]
+        async with aclosing(RolloutEngine(episode).run(scenarios(5), 2)) as groups:
             async for group in groups:
                 assert len(group.trajectories) == 2
                 order.append(group.scenario)
@@ -260,6 +260,20 @@ def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) 
     assert time.monotonic() - started < 1
 
 
+def test_an_episode_that_cancels_itself_does_not_keep_the_rollout_waiting() -> None:
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        if about.id == "q2":
+            raise asyncio.CancelledError
+        return trajectory(about, sample)
+
+    async def run() -> None:
+        async with asyncio.timeout(5):
+            await collect(RolloutEngine(episode), scenarios(3))
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+
+
 async def _cancelled(engine: RolloutEngine) -> None:
     task = asyncio.create_task(collect(engine, scenarios(40), 4))
     await asyncio.sleep(0.3)
@@ -269,7 +283,7 @@ async def _cancelled(engine: RolloutEngine) -> None:
 
 
 async def _left(engine: RolloutEngine) -> None:
-    async with aclosing(engine.run(scenarios(40), 4)) as groups:  # type: ignore[type-var]
+    async with aclosing(engine.run(scenarios(40), 4)) as groups:
         with suppress(TimeoutError):
             async with asyncio.timeout(0.3):
                 await anext(groups)

@@ -53,6 +53,8 @@ def run(
     A failure of a server is no result: the episode is run again, and after three tries its group is left out, with
     its cause. Ends with 75 where groups were left out.
     """
+    from gumshoe.agent.episode import EpisodeLimits
+    from gumshoe.agent.policy import Sampling
     from gumshoe.agent.run import Settings
 
     settings = Settings(
@@ -64,11 +66,8 @@ def run(
         tokenizer=tokenizer,
         samples=samples,
         seed=seed,
-        temperature=temperature,
-        top_p=top_p,
-        max_turns=max_turns,
-        max_tokens=max_tokens,
-        max_context=max_context,
+        sampling=Sampling(temperature, top_p, max_tokens=max_tokens),
+        limits=EpisodeLimits(max_turns, max_context),
         concurrency=concurrency,
     )
     report = _watched(settings, path)

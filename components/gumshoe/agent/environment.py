@@ -43,8 +43,7 @@ class Record:
 
 
 class Environment(Protocol):
-    """One episode's tools and state. Someone else's environment is a class with these five, and a line of
-    configuration.
+    """One episode's tools and state. Someone else's environment is a class with these, and a line of configuration.
 
     Invariants: what the tools reach is fixed by the scenario, never by the model; `record` only grows; once
     `finished`, no tool is called.

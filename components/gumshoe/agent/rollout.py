@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -44,7 +44,7 @@ class RolloutEngine:
     tries: int = 3
     progress: Progress = field(default_factory=Progress)
 
-    async def run(self, scenarios: Iterable[Scenario], samples: int = 1) -> AsyncIterator[Group]:
+    async def run(self, scenarios: Iterable[Scenario], samples: int = 1) -> AsyncGenerator[Group, None]:
         """Each scenario's group as it finishes. Leaving the iteration early cancels what still runs."""
         slots = asyncio.Semaphore(self.concurrency)
         finished: asyncio.Queue[Group | BaseException] = asyncio.Queue()
@@ -76,8 +76,8 @@ class RolloutEngine:
             self.progress.dropped += 1
             self.progress.causes[type(error).__name__] += 1
             await finished.put(Group(scenario.id, dropped=f"{type(error).__name__}: {error}"))
-        except Exception as error:  # noqa: BLE001 - handed on, to be raised where the groups are read
-            await finished.put(error)
+        except BaseException as error:  # noqa: BLE001 - handed on, to be raised where the groups are read
+            finished.put_nowait(error)  # a cancelled episode too, or the reader would wait for ever
         finally:
             for episode in episodes:
                 episode.cancel()

@@ -2,9 +2,9 @@
 
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from gumshoe.agent.episode import EpisodeLimits, run_episode
 from gumshoe.agent.policies import PolicyName, open_policy
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.rollout import RolloutEngine
-from gumshoe.agent.trajectory import Group, Trajectory, TrajectoryFileError
+from gumshoe.agent.trajectory import Trajectory, TrajectoryFileError
 from gumshoe.artifacts.lines import DAMAGED, read_lines
 from gumshoe.artifacts.storage import NotFoundError, explained
 from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
-from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioSet
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet, as_split
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
 
@@ -35,11 +35,8 @@ class Settings:
     limit: int | None = None
     samples: int = 1
     seed: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_turns: int = 10
-    max_tokens: int = 512
-    max_context: int = 8192
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     concurrency: int = 64
 
 
@@ -53,13 +50,12 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[
     name = PolicyName.parse(settings.policy)
     chosen = _chosen(settings)
     index = MailIndex(settings.index)
-    limits = EpisodeLimits(settings.max_turns, settings.max_context)
+    limits = settings.limits
     for scenario in chosen:
         EmailEnvironment(index, scenario, limits.max_turns)  # raises where it is not about mail
-    sampling = Sampling(settings.temperature, settings.top_p, max_tokens=settings.max_tokens)
     endings: Counter[str] = Counter()
     dropped: dict[str, str] = {}
-    async with open_policy(name, settings.tokenizer, sampling, limits) as speak:
+    async with open_policy(name, settings.tokenizer, settings.sampling, limits) as speak:
 
         async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
             environment = EmailEnvironment(index, scenario, limits.max_turns)
@@ -72,20 +68,20 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[
             there = _whole_groups(path, settings.samples, name.version)
         missing = [scenario for scenario in chosen if scenario.id not in there]
         with explained(path), path.open("a", encoding="utf-8") as file:
-            async for group in _closed(engine, missing, settings.samples):
-                if group.dropped:
-                    dropped[group.scenario] = group.dropped
-                for trajectory in group.trajectories:
-                    file.write(f"{trajectory.to_json()}\n")
-                    endings[trajectory.ending] += 1
-                file.flush()
-                state = engine.progress
-                note = f"{state.running} running, {state.sampled_tokens:,} tokens, {state.retried} again, "
-                advance(len(group.trajectories), note=f"{note}{state.dropped} dropped")
-    state = engine.progress
+            state = engine.progress
+            async with aclosing(engine.run(missing, settings.samples)) as groups:
+                async for group in groups:
+                    if group.dropped:
+                        dropped[group.scenario] = group.dropped
+                    for trajectory in group.trajectories:
+                        file.write(f"{trajectory.to_json()}\n")
+                        endings[trajectory.ending] += 1
+                    file.flush()
+                    note = f"{state.running} running, {state.sampled_tokens:,} tokens, {state.retried} again, "
+                    advance(len(group.trajectories), note=f"{note}{state.dropped} dropped")
     return {
         "done": sum(endings.values()),
-        "already_there": len(chosen) * settings.samples - len(missing) * settings.samples,
+        "already_there": (len(chosen) - len(missing)) * settings.samples,
         "endings": dict(endings.most_common()),
         "retried": state.retried,
         "dropped": state.dropped,
@@ -95,19 +91,10 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[
     }
 
 
-async def _closed(engine: RolloutEngine, scenarios: list[Scenario], samples: int) -> AsyncIterator[Group]:
-    async with aclosing(engine.run(scenarios, samples)) as groups:  # type: ignore[type-var]
-        async for group in groups:
-            yield group
-
-
 def _chosen(settings: Settings) -> ScenarioSet:
     scenarios = load_scenarios(settings.scenarios)
     if settings.split is not None:
-        splits = [split for split in SPLITS if split == settings.split]
-        if not splits:
-            raise UsageError(f"there is no split {settings.split!r}; write one of {', '.join(SPLITS)}")
-        scenarios = scenarios.only(splits[0])
+        scenarios = scenarios.only(as_split(settings.split))
     chosen = ScenarioSet(scenarios.scenarios[: settings.limit])
     if not chosen:
         raise UsageError(f"{settings.scenarios} holds no scenario of the split {settings.split}; choose another")

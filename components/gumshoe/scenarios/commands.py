@@ -54,10 +54,11 @@ def load(
     json: JsonFlag = False,
 ) -> None:
     """Take scenarios from a file or a dataset, all or some of them, into one file."""
+    from gumshoe.scenarios.scenario import as_split
     from gumshoe.scenarios.sources import Selection, load_scenarios
 
     selection = Selection(
-        splits=frozenset(map(_split, split or [])),
+        splits=frozenset(map(as_split, split or [])),
         min_messages=min_messages,
         max_messages=max_messages,
         min_realism=min_realism,
@@ -178,20 +179,13 @@ def check(
         )
 
 
-def _split(name: str) -> "Split":
-    from gumshoe.scenarios.scenario import SPLITS
-
-    for split in SPLITS:
-        if name == split:
-            return split
-    raise UsageError(f"there is no split {name!r}; write one of {', '.join(SPLITS)}")
-
-
 def _limit(text: str) -> tuple["Split", int]:
+    from gumshoe.scenarios.scenario import as_split
+
     name, _, number = text.partition("=")
     if not number.isdecimal():
         raise UsageError(f"--limit {text!r} is not a split and a number; write it as train=500")
-    return _split(name), int(number)
+    return as_split(name), int(number)
 
 
 def _ids(path: Path) -> list[str]:

@@ -188,6 +188,18 @@ class ScenarioSet:
         return "".join(f"{scenario.to_json()}\n" for scenario in self).encode()
 
 
+def as_split(name: str) -> Split:
+    """The split of that name.
+
+    Raises:
+        ScenarioError: there is none.
+    """
+    for split in SPLITS:
+        if name == split:
+            return split
+    raise ScenarioError(f"there is no split {name!r}; write one of {', '.join(SPLITS)}")
+
+
 def seeded(seed: int, text: str) -> str:
     """A key to sort by: an order that the seed decides, the same on every machine and for any order before."""
     return hashlib.sha256(f"{seed}\0{text}".encode()).hexdigest()
