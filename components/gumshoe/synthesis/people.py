@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import Value, expand, load_text
@@ -58,7 +57,7 @@ class Company:
     """Minutes east of UTC, all year round."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cast:
     """One mailbox's owner and all whom they write to and hear from. Nobody in it is the owner of another mailbox."""
 
@@ -67,10 +66,6 @@ class Cast:
     outsiders: tuple[Person, ...]
     """One for each outside firm."""
     office: str
-
-    @cached_property
-    def everybody(self) -> tuple[Person, ...]:
-        return (self.owner, *self.colleagues, *self.outsiders)
 
 
 @dataclass(slots=True)
