@@ -20,6 +20,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -195,6 +196,20 @@ def after(seconds: float) -> Act:
     return act
 
 
+def first_tries(act: Act, tries: int = 1) -> Act:
+    """Do this to so many requests with each prompt, however requests with others overtake them."""
+    seen: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def strike(exchange: Exchange) -> None:
+        with lock:
+            seen[str(exchange.request["prompt"])] += 1
+            strikes = seen[str(exchange.request["prompt"])] <= tries
+        (act if strikes else forward)(exchange)
+
+    return strike
+
+
 def status(code: int, body: Any = None) -> Act:
     return lambda exchange: exchange.reply(body or {"error": {"message": "not now", "code": code}}, code)
 
@@ -263,7 +278,9 @@ class _Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         answers = {"/v1/completions": _completion, "/v1/chat/completions": _chat_completion}
         exchange = Exchange(self, server, request, {})
-        if self.path not in answers:
+        if self.path == "/tokenize" and server.tokenize is not None:
+            server.tokenize(exchange)
+        elif self.path not in answers:
             exchange.reply({"detail": "Not Found"}, 404)
         elif request["model"] not in server.models:
             exchange.reply({"error": {"message": f"The model `{request['model']}` does not exist.", "code": 404}}, 404)
@@ -302,6 +319,14 @@ def _completion(request: dict[str, Any]) -> dict[str, Any]:
             }
         ],
     }
+
+
+def tokenize(exchange: Exchange) -> None:
+    """As vLLM tokenizes a text for whoever asks (vllm/entrypoints/serve/tokenize)."""
+    assert exchange.request["add_special_tokens"] is False, "the default is to add some"
+    ids = encoded(exchange.request["prompt"])
+    names = list(map(codec().id_to_token, ids)) if exchange.request.get("return_token_strs") else None
+    exchange.reply({"count": len(ids), "max_model_len": 100_000, "tokens": ids, "token_strs": names})
 
 
 def logprobs_of(ids: list[int]) -> list[float]:
@@ -364,6 +389,8 @@ class FakeVLLM:
 
     models: tuple[str, ...] = ("base", "adapter")
     port: int = 0
+    tokenize: Act | None = tokenize
+    """Answers requests for the ids of a text; None where the server has no such route."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     """The bodies of the requests for turns, in the order in which they came."""
     times: list[float] = field(default_factory=list)

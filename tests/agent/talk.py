@@ -1,6 +1,7 @@
 """What conversations in tests are made of: a small tokenizer, chat templates of several families, calls as text."""
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -112,8 +113,8 @@ def synthetic() -> SyntheticMail:
     return synthesize_mail(1, 3, 120)
 
 
-@cache
-def _trained() -> str:
+def train(texts: Iterable[str], size: int) -> Tokenizer:
+    """A byte-level BPE of so many tokens at most, learnt from texts."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -123,13 +124,18 @@ def _trained() -> str:
     )
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=1200,
+        vocab_size=size,
         special_tokens=list(CONTROL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator((f"{mail['subject']}\n{mail['body']}" for mail in synthetic().messages), trainer)
-    return made.to_str()
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
+@cache
+def _trained() -> str:
+    return train((f"{mail['subject']}\n{mail['body']}" for mail in synthetic().messages), 1200).to_str()
 
 
 def make_tokenizer(chat_template: str | None, *added: str) -> Any:

@@ -1,5 +1,6 @@
 """A conversation becomes ids once, as the template has it; what is not fit for that is refused; calls in any text."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def tagged(text: str) -> str:
     return f"<tool_call>{text}</tool_call>"
 
 
-def controls(chat: ChatFormat, ids: list[int]) -> int:
+def controls(chat: ChatFormat, ids: Sequence[int]) -> int:
     """How many control tokens there are among some ids."""
     return sum(chat.shown([token]) in CONTROL for token in ids)
 
@@ -99,6 +100,13 @@ def test_prompt_turns_and_glue_are_the_ids_of_the_templates_own_rendering(
     assert ids == tokenizer.apply_chat_template(
         messages, tools=TOOLS, tokenize=True, add_generation_prompt=True, return_dict=False
     )
+
+
+def test_what_is_done_to_the_ids_of_a_prompt_is_not_seen_by_the_next_that_asks_for_it(chat: ChatFormat) -> None:
+    first = chat.prompt_ids("S", "U", TOOLS)
+    kept = list(first)
+    first.append(0)
+    assert chat.prompt_ids("S", "U", TOOLS) == kept
 
 
 def test_calls_in_the_apis_own_form_are_rendered_to_the_same_ids(tokenizer: Any, chat: ChatFormat) -> None:

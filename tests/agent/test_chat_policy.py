@@ -44,7 +44,7 @@ def converse(server: FakeVLLM, index: MailIndex, *, retries: int = 1, model: str
 
     async def run() -> Trajectory:
         environment = EmailEnvironment(index, scenario(3), 6)
-        async with chat_client(f"{server.address}/v1", timeout=0.3, retries=retries) as client:
+        async with chat_client(f"{server.address}/v1", timeout=1, retries=retries) as client:
             told = environment.system_prompt(), environment.scenario.question, environment.toolbox.schemas()
             speaker = ChatSpeaker(client, model, *told, Sampling(0.3, 0.9, max_tokens=99))
             return await run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6))

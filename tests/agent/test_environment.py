@@ -1,6 +1,7 @@
 """The e-mail environment: what its tools reach, what they say, what the model is told, and what is recorded."""
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,12 @@ def test_the_prompt_says_whose_mail_it_is_what_day_it_is_and_how_many_turns_ther
 
 @pytest.mark.parametrize(
     "asked",
-    [Scenario.model_validate(about_documents(1)), scenario(1, query_date="9999-12-31")],
-    ids=["about documents", "on the last day of all"],
+    [
+        Scenario.model_validate(about_documents(1)),
+        Scenario.model_validate(about_documents(1, inbox_address="ann@example.com", query_date="2001-05-10")),
+        scenario(1, query_date="9999-12-31"),
+    ],
+    ids=["about documents", "about documents, with an inbox and a day", "on the last day of all"],
 )
 def test_a_scenario_without_an_inbox_or_a_day_is_refused(index: MailIndex, asked: Scenario) -> None:
     with pytest.raises(ScenarioError, match=asked.id):
@@ -93,6 +98,25 @@ def test_schemas_come_from_signatures_and_docstrings(index: MailIndex) -> None:
     }
     assert schemas["read_email"]["parameters"]["required"] == ["message_id"]
     assert schemas["return_final_answer"]["parameters"]["required"] == ["answer", "message_ids"]
+
+
+def test_environments_of_one_class_share_the_form_of_their_tools_and_nothing_else(index: MailIndex) -> None:
+    ann, bob = environment(index), environment(index, inbox_address="bob@example.com")
+    assert ann.toolbox.schemas() == bob.toolbox.schemas()
+    assert searched(ann, "power") == searched(bob, "power") == [8]
+    assert searched(bob, "others") == []
+    assert (ann.record.searches, bob.record.searches) == (1, 2)
+    assert [Toolbox([sayer(word)]).run(Call("say", {})) for word in ("a", "b")] == ["a", "b"]
+
+
+def sayer(word: str) -> Callable[[], str]:
+    """A tool that says a word; all of them have one name."""
+
+    def say() -> str:
+        """Say a word."""
+        return word
+
+    return say
 
 
 @pytest.mark.parametrize(
@@ -340,3 +364,15 @@ def test_every_source_of_synthetic_questions_can_be_read_and_given(synthetic_ind
         place.return_final_answer(asked.answer, list(asked.message_ids))
         assert tuple(place.record.read) == tuple(place.record.right_sources) == asked.message_ids
         assert (place.record.read_others, place.record.invalid_ids) == (0, 0)
+
+
+def test_a_right_source_may_be_named_by_the_id_of_a_dropped_duplicate(tmp_path: Path) -> None:
+    """Searches list the copy that was kept; what is noted is the id that the scenario has."""
+    copies = [record(number, date="2001-05-02T12:00:00+00:00", subject="Gas", body="gas at 42") for number in (1, 2)]
+    place = environment(make_index(tmp_path, copies), 2)
+    assert searched(place, "gas") == [1]
+    place.read_email("<1@example.com>")
+    place.return_final_answer("42", ["<1@example.com>"])
+    found = place.record
+    assert found.found == found.read == found.right_sources == ["<2@example.com>"]
+    assert (found.read_others, found.invalid_ids) == (0, 0)

@@ -361,6 +361,16 @@ def test_a_tool_that_does_not_answer_in_time_is_a_failure_and_no_ending(tokenize
         episode(chat, policy, Waiting(0.3), EpisodeLimits(tool_deadline=0.05))
 
 
+@pytest.mark.parametrize("length", [1, 30_000], ids=["short", "long"])
+def test_a_result_of_any_length_is_what_the_template_renders(tokenizer: Any, chat: ChatFormat, length: int) -> None:
+    result, turn = "Gas é 漢😀\n" * length, call("wait")
+    place = Waiting(0, lambda: result)
+    made = episode(chat, scripted(tokenizer, turn), place, EpisodeLimits(max_turns=2, max_context=10**6))
+    expected = rendered(tokenizer, place, turn, result, turn)
+    assert made.ids == expected[: len(made.ids)]
+    assert made.segments[2].text == chat.shown(made.segments[2].ids)
+
+
 def test_seconds_in_the_policy_and_in_the_tools_are_told_apart(tokenizer: Any, chat: ChatFormat) -> None:
     made = episode(chat, scripted(tokenizer, call("wait")), Waiting(0.1), EpisodeLimits(max_turns=2))
     assert (made.ending, made.turns) == ("max turns", 2)

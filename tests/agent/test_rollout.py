@@ -257,7 +257,7 @@ def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) 
     with pytest.raises(type(error), match=str(error)):
         asyncio.run(collect(RolloutEngine(episode), scenarios(5)))
     assert sorted(cancelled) == ["q1", "q2", "q4", "q5"]
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5
 
 
 def test_an_episode_that_cancels_itself_does_not_keep_the_rollout_waiting() -> None:
@@ -274,40 +274,50 @@ def test_an_episode_that_cancels_itself_does_not_keep_the_rollout_waiting() -> N
         asyncio.run(run())
 
 
-async def _cancelled(engine: RolloutEngine) -> None:
+async def _asked(server: FakeVLLM) -> float:
+    """Waits until requests are under way: the moment."""
+    while server.under_way < 4:
+        await asyncio.sleep(0.01)
+    return time.monotonic()
+
+
+async def _cancelled(engine: RolloutEngine, server: FakeVLLM) -> float:
     task = asyncio.create_task(collect(engine, scenarios(40), 4))
-    await asyncio.sleep(0.3)
+    moment = await _asked(server)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+    return moment
 
 
-async def _left(engine: RolloutEngine) -> None:
+async def _left(engine: RolloutEngine, server: FakeVLLM) -> float:
     async with aclosing(engine.run(scenarios(40), 4)) as groups:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await anext(groups)
+        first = asyncio.ensure_future(anext(groups))
+        moment = await _asked(server)
+        first.cancel()
+        with suppress(asyncio.CancelledError):
+            await first
+    return moment
 
 
 @pytest.mark.parametrize("leave", [_cancelled, _left])
-def test_cancelling_stops_everything_within_a_second(
-    leave: Callable[[RolloutEngine], Awaitable[None]], chat: ChatFormat, index: MailIndex
+def test_cancelling_stops_everything_at_once(
+    leave: Callable[[RolloutEngine, FakeVLLM], Awaitable[float]], chat: ChatFormat, index: MailIndex
 ) -> None:
+    """Long before the server, which says nothing for 20 seconds."""
+
     async def run(server: FakeVLLM) -> float:
         async with VLLMPolicy([server.address], "adapter", RequestLimits(deadline=60)) as policy:
             engine = RolloutEngine(real_episodes(policy, chat, index), 16)
-            await leave(engine)
-            stopped = time.monotonic()
+            moment = await leave(engine, server)
             assert engine.progress.running == 0
             assert len(asyncio.all_tasks()) == 1
-            return stopped
+            return time.monotonic() - moment
 
     with FakeVLLM() as server:
         server.inject(stall, times=None)
-        started = time.monotonic()
-        assert asyncio.run(run(server)) - started < 0.3 + 1
-        assert server.most_at_once > 0
-        assert server.wait_until_idle(1)
+        assert asyncio.run(run(server)) < 5
+        assert server.wait_until_idle(5)
         assert server.errors == []
 
 
@@ -325,7 +335,7 @@ class _Sleeper:
 
     def sleep(self) -> str:
         """Sleep."""
-        time.sleep(0.1)
+        time.sleep(0.6)
         self.finished = True
         return ""
 
@@ -356,7 +366,7 @@ def test_tools_do_not_hold_up_the_event_loop() -> None:
         await beating
         return longest
 
-    assert asyncio.run(run()) < 0.09
+    assert asyncio.run(run()) < 0.5
 
 
 FAULTS: dict[str, tuple[Act, str]] = {

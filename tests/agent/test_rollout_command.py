@@ -19,6 +19,7 @@ from gumshoe.agent.run import read_trajectories
 from gumshoe.agent.trajectory import TrajectoryFileError
 from gumshoe.cli import main
 from tests.agent.fake_vllm import FakeVLLM, after, altered, fewer_logprobs, stall, status, write_tokenizer
+from tests.agent.talk import QWEN2_5, make_tokenizer
 from tests.conftest import Ran, free_port
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import about_documents, question, write_questions
@@ -242,7 +243,7 @@ def _wait_for(what: Callable[[], bool], process: "subprocess.Popen[str]") -> Non
     started = time.monotonic()
     while not what():
         assert process.poll() is None
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 60
         time.sleep(0.005)
 
 
@@ -267,17 +268,55 @@ def test_a_run_that_is_killed_and_started_again_gives_each_group_once_and_whole(
     assert set(counts.values()) == {1}
 
 
-def test_an_interrupt_ends_the_command_within_a_second(server: FakeVLLM, place: Place, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_command_at_once(server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     server.inject(stall, times=None, after=4)
     process = _started(*options(place, tmp_path / "t.jsonl", adapter(server), samples=3))
     _wait_for(lambda: server.under_way > 10, process)
     started = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=10)
-    assert time.monotonic() - started < 1
+    _, said = process.communicate(timeout=30)
+    assert time.monotonic() - started < 5  # the server says nothing for 20 seconds
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert server.wait_until_idle(1)
+    assert server.wait_until_idle(5)
+
+
+def test_a_file_that_another_run_writes_to_is_left_alone_until_that_ends(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.jsonl"
+    run(*options(place, out, adapter(server), samples=3, limit=1))
+    out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:2]))  # so that it is put in its place anew
+    server.inject(stall, times=None)
+    arguments = options(place, out, adapter(server), samples=3)
+    process = _started(*arguments)
+    try:
+        _wait_for(lambda: server.under_way > 0, process)
+        refused = run(*arguments)
+        assert refused.status == 2
+        assert "t.jsonl is being written by another process; wait until that ends" in refused.err
+        assert out.read_bytes() == b""
+        assert len(server.requests) <= 3 * 3 + COUNT * 3, "nothing but what the first run asks for"
+    finally:
+        process.kill()
+        process.communicate()
+    server.heal()
+    assert run(*arguments).status == 0
+    assert groups(out) == WHOLE
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_an_empty_line_is_taken_out_and_lines_are_counted_as_an_editor_does(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.jsonl"
+    run(*options(place, out, adapter(server), limit=2))
+    first, second = out.read_bytes().splitlines(keepends=True)
+    out.write_bytes(first + b"\n" + second + b"broken\n")
+    assert "t.jsonl:4: this is not a trajectory" in run(*options(place, out, adapter(server))).err
+    out.write_bytes(first + b"\n" + second)
+    assert run(*options(place, out, adapter(server), limit=2)).status == 0
+    assert out.read_bytes() == first + second
 
 
 def test_dropped_groups_are_told_of_with_75_and_the_next_run_fills_them_in(
@@ -319,7 +358,8 @@ def test_where_every_group_is_dropped_nothing_is_written(
         ({"policy": "vllm:http://a:port"}, "names no policy"),
         ({"policy": "chat:gpt-4"}, "OPENAI_API_KEY is not set"),
         ({"tokenizer": None}, "--tokenizer"),
-        ({"tokenizer": "NOWHERE"}, "there is no tokenizer at"),
+        ({"tokenizer": "NOWHERE"}, "there is no directory"),
+        ({"tokenizer": "OTHER VOCABULARY"}, "with another vocabulary than this tokenizer's"),
         ({"tokenizer": "NO TEMPLATE"}, "the chat template of"),
         ({"tokenizer": "OTHER TEMPLATE"}, "does not ask for calls in <tool_call> tags"),
         ({"index": "NOWHERE"}, "build one with `gumshoe mail index`"),
@@ -336,11 +376,13 @@ def test_a_mistake_is_named_before_anything_begins(
     documents = [question(1), about_documents(1)]
     places = {
         "MISSING": f"vllm:{server.address}#other",
+        "OTHER VOCABULARY": tmp_path / "other",
         "NOWHERE": tmp_path / "nowhere",
         "DOCUMENTS": write_questions(tmp_path / "d.jsonl", documents),
         "NO TEMPLATE": write_tokenizer(tmp_path / "bare", template=None),
         "OTHER TEMPLATE": write_tokenizer(tmp_path / "odd", "{% for m in messages %}[INST]{{ m.content }}{% endfor %}"),
     }
+    make_tokenizer(QWEN2_5).save_pretrained(tmp_path / "other")
     given = {name: places.get(value, value) if isinstance(value, str) else value for name, value in changes.items()}
     out = tmp_path / "t.jsonl"
     policy = str(given.pop("policy", adapter(server)))

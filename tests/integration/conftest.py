@@ -12,6 +12,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
 from tests.conftest import missing
 
+# In the form of Qwen2.5's, and short: most bytes are a token each.
+TEMPLATE = """\
+{{- '<|im_start|>system\n' + messages[0].content + '\nCall as <tool_call>{"name": ..., "arguments": {...}}' -}}
+{{- '</tool_call>:' -}}
+{%- for tool in tools or [] -%}{{- ' ' + tool.function.name -}}{%- endfor -%}{{- '<|im_end|>\n' -}}
+{%- for message in messages[1:] -%}
+    {%- if message.role == 'tool' -%}
+        {{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' -}}
+    {%- else -%}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
 TEXT = ["The quarterly invoice for the harbour office is due on Friday, says the site manager.", "0123456789 <>{}[]:,"]
 
 
@@ -34,7 +48,8 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     tokenizer.train_from_iterator(TEXT, trainer)
     fast: Any = PreTrainedTokenizerFast
-    fast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>").save_pretrained(directory)
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    fast(tokenizer_object=tokenizer, **names).save_pretrained(directory)
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=320,

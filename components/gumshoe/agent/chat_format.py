@@ -8,12 +8,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from gumshoe.agent.tools import Call
 from gumshoe.errors import UsageError
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
+_REMEMBERED = 512  # texts and their ids: more than those of the groups that run at once
 _MARK = "3f9c1e"  # stands for the result where the glue is derived
 _PROBES = ("plain", 'two\nlines, "quoted" & <b>', " spaces ", "{}")
 _TURNS = ('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', "<think>\nwell\n</think>\n\nYes.", "Yes.")
@@ -70,6 +72,8 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._glue = _derive(tokenizer)
         self._control = _control(tokenizer, self._glue)
+        # The episodes of a group begin with the same prompt, and often come by the same results.
+        self._encoded = lru_cache(_REMEMBERED)(self._encode)
         stop = tokenizer.convert_tokens_to_ids(self._glue.end)
         if not isinstance(stop, int) or tokenizer.decode([stop]) != self._glue.end:
             raise ChatTemplateError(f"{_name(tokenizer)} has no one token {self._glue.end!r} that ends a turn")
@@ -83,11 +87,15 @@ class ChatFormat:
             {"role": "user", "content": self.defused(question)},
         ]
         text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-        return self._encoded(text)
+        return list(self._encoded(text))
 
-    def glue_ids(self, result: str) -> list[int]:
-        """The ids between a turn that ended and the next: a tool's result, and the next turn's header."""
-        return self._encoded(self._glue.text(self.defused(result)))
+    def glue(self, result: str) -> str:
+        """The text between a turn that ended and the next: a tool's result, and the next turn's header."""
+        return self._glue.text(self.defused(result))
+
+    def glue_ids(self, result: str) -> tuple[int, ...]:
+        """The ids of `glue`."""
+        return self._encoded(self.glue(result))
 
     def text(self, ids: Sequence[int]) -> str:
         """What sampled ids say, without the stop token."""
@@ -106,9 +114,9 @@ class ChatFormat:
             text = broken
         return text
 
-    def _encoded(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> tuple[int, ...]:
         # The batch call works outside the interpreter's lock; the one without offsets takes half as long.
-        return list(self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return tuple(self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def parse_call(text: str) -> Call:

@@ -1,8 +1,9 @@
 """`gumshoe rollout` and `gumshoe trajectories`: run episodes, and look at what they left."""
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,7 +12,7 @@ from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.terminal import JsonFlag, out, plain, print_json, progress
 
 if TYPE_CHECKING:
-    from gumshoe.agent.run import Settings
+    from gumshoe.agent.run import RolloutReport, Settings
     from gumshoe.agent.trajectory import Trajectory
 
 rollout = typer.Typer(add_completion=False)
@@ -72,24 +73,24 @@ def run(
     )
     report = _watched(settings, path)
     if json:
-        print_json(report)
+        print_json(asdict(report))
     else:
         out.print(
-            f"[bold]{report['done']:,} episodes[/] in {_shown(path)}, {report['already_there']:,} were there; "
-            f"{report['retried']:,} begun again, {report['dropped']:,} groups dropped",
+            f"[bold]{report.done:,} episodes[/] in {_shown(path)}, {report.already_there:,} were there; "
+            f"{report.retried:,} begun again, {report.dropped:,} groups dropped",
             soft_wrap=True,
         )
-        for ending, count in report["endings"].items():
+        for ending, count in report.endings.items():
             out.print(f"  {count:>6,} {ending}")
-    if report["dropped"]:
-        causes = ", ".join(f"{count:,} {cause}" for cause, count in report["causes"].items())
-        scenario, first = next(iter(report["dropped_groups"].items()))
+    if report.dropped:
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in report.causes.items())
+        scenario, first = next(iter(report.dropped_groups.items()))
         raise UnavailableError(
-            f"{report['dropped']:,} groups were dropped ({causes}); run this again for them. Of {scenario}: {first}"
+            f"{report.dropped:,} groups were dropped ({causes}); run this again for them. Of {scenario}: {first}"
         )
 
 
-def _watched(settings: "Settings", path: Path) -> dict[str, Any]:
+def _watched(settings: "Settings", path: Path) -> "RolloutReport":
     from gumshoe.agent.run import run_to_file
 
     with progress("Episodes") as advance:
@@ -132,8 +133,6 @@ def show(
     if not chosen:
         raise UsageError(f"{path} holds no trajectory of {wanted!r}; without an id this lists those it has")
     if json:
-        from dataclasses import asdict
-
         print_json([asdict(each) for each in chosen])
         return
     for each in chosen:

@@ -30,6 +30,8 @@ class EmailEnvironment:
     """
 
     def __init__(self, index: MailIndex, scenario: Scenario, max_turns: int) -> None:
+        if scenario.document_ids:
+            raise ScenarioError(f"scenario {scenario.id} is not about mail: its sources are documents")
         if scenario.inbox_address is None or scenario.visible_before is None:
             raise ScenarioError(f"scenario {scenario.id} is not about mail: it has no inbox, or no date")
         self.scenario = scenario
@@ -38,7 +40,7 @@ class EmailEnvironment:
         self.toolbox = Toolbox([self.search_inbox, self.read_email, self.return_final_answer])
         self._index, self._max_turns = index, max_turns
         self._inbox, self._until = scenario.inbox_address, scenario.visible_before
-        self._gold = {_bare(message_id): message_id for message_id in scenario.message_ids}
+        self._gold = {self._kept_id(message_id): message_id for message_id in scenario.message_ids}
         self._searched: set[str] = set()
 
     def system_prompt(self) -> str:
@@ -127,6 +129,11 @@ class EmailEnvironment:
         except (MessageNotFoundError, SearchArgumentError):
             return None
         return message if message.sent is not None and message.sent < self._until else None
+
+    def _kept_id(self, message_id: str) -> str:
+        """The id under which searches list a right source: it may be given by that of a dropped duplicate."""
+        message = self._visible(message_id)
+        return _bare(message.message_id if message else message_id)
 
     def _note(self, noted: list[str], message_id: str) -> bool:
         """Note a right source once: whether it is one."""

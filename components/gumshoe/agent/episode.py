@@ -15,6 +15,7 @@ from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.errors import UnavailableError
 
 _LEAST_ROOM = 8  # tokens: the shortest turn that can be of use
+_LONG_RESULT = 10_000  # characters, encoded in 2 ms: for less, going to a thread and back is not worth it
 
 
 class ToolFailedError(UnavailableError):
@@ -76,7 +77,8 @@ class TokenSpeaker:
     async def say(self, result: str | None) -> Said | None:
         """As `Speaker.say`. A turn that was cut off after its call is closed before the result follows."""
         if result is not None:
-            self._coming = await asyncio.to_thread(self._injected, result)
+            long = len(result) > _LONG_RESULT
+            self._coming = await asyncio.to_thread(self._injected, result) if long else self._injected(result)
         room = self._max_context - len(self._ids) - len(self._coming.ids)
         if room < _LEAST_ROOM:
             return None
@@ -93,8 +95,8 @@ class TokenSpeaker:
 
     def _injected(self, result: str) -> Segment:
         closing = () if self._ids[-1] in self._chat.stop_ids else self._chat.stop_ids[:1]
-        ids = (*closing, *self._chat.glue_ids(result))
-        return Segment("injected", self._chat.shown(ids), ids)
+        text = self._chat.shown(closing) + self._chat.glue(result)  # what is encoded, rather than decoded again
+        return Segment("injected", text, (*closing, *self._chat.glue_ids(result)))
 
 
 async def run_episode(speaker: Speaker, environment: Environment, sample: int, limits: EpisodeLimits) -> Trajectory:

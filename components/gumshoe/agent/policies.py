@@ -14,6 +14,7 @@ from gumshoe.agent.environment import Environment
 from gumshoe.agent.episode import EpisodeLimits, Speaker, TokenSpeaker
 from gumshoe.agent.policy import Policy, Sampling
 from gumshoe.agent.vllm_policy import VLLMPolicy
+from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
 
 FORMS = "vllm:URL[,URL...][#ADAPTER] (with --tokenizer), transformers:DIR[#ADAPTER-DIR] or chat:MODEL[@URL]"
@@ -68,7 +69,7 @@ async def open_policy(
     """What begins conversations with a policy, as long as the block runs.
 
     Raises:
-        UsageError: it cannot be had as it was named.
+        UsageError: it cannot be had as it was named, or the tokenizer is not that of the server's model.
         ChatTemplateError: the tokenizer's template is not fit for it.
         PolicyError: its server does not answer.
     """
@@ -78,7 +79,8 @@ async def open_policy(
         return
     if tokenizer is None and name.kind == "vllm":
         raise UsageError("token ids need the model's tokenizer; say where it is with --tokenizer")
-    chat = ChatFormat(load_tokenizer(tokenizer or name.model))
+    codec = load_tokenizer(tokenizer or name.model)
+    chat = ChatFormat(codec)
 
     def speaker(policy: Policy, environment: Environment, seed: str) -> TokenSpeaker:
         prompt = chat.prompt_ids(*_told(environment))
@@ -87,6 +89,7 @@ async def open_policy(
     if name.kind == "vllm":
         async with VLLMPolicy(name.urls, name.model) as served:
             await served.check()
+            await served.check_vocabulary(codec, _probe(chat), chat.stop_ids)
             yield lambda environment, seed: nullcontext(speaker(served, environment, seed))
         return
     from gumshoe.agent.transformers_policy import TransformersPolicy  # takes seconds to import
@@ -110,13 +113,21 @@ def load_tokenizer(place: Path | str) -> Any:
     Raises:
         UsageError: there is none.
     """
+    found = find_model(place, "tokenizer.json")
     # Takes a second to import, and AutoTokenizer three. Its `tokenizer.json` is all that a tokenizer is.
     from transformers import PreTrainedTokenizerFast
 
     try:
-        return PreTrainedTokenizerFast.from_pretrained(str(place))
+        return PreTrainedTokenizerFast.from_pretrained(found.name, local_files_only=found.local_files_only)
     except Exception as error:  # noqa: BLE001 - what is wrong with its files comes as KeyError and others
-        raise UsageError(f"there is no tokenizer at {place} ({error}); name a model's directory or its name") from None
+        said = " ".join(str(error).split())
+        raise UsageError(f"there is no tokenizer at {place} ({said}); name a model's directory or its name") from None
+
+
+def _probe(chat: ChatFormat) -> str:
+    """A text that tells vocabularies apart: words, digits and signs, and the control tokens of a conversation."""
+    prompt = chat.prompt_ids("You answer questions.", "Who paid 1,095 dollars to the harbour, and when?", [])
+    return chat.shown((*prompt, *chat.stop_ids))
 
 
 def _is_address(text: str) -> bool:

@@ -1,12 +1,14 @@
 """One rollout from its settings to its file: only what is missing is run, and each group is written as it ends."""
 
+import fcntl
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.episode import EpisodeLimits, run_episode
@@ -40,11 +42,33 @@ class Settings:
     concurrency: int = 64
 
 
-async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[str, Any]:
-    """Run what a file of trajectories lacks, and add it: counts of what was done.
+@dataclass(frozen=True, slots=True)
+class RolloutReport:
+    """What a rollout did."""
+
+    done: int
+    """Episodes that were run and written."""
+    already_there: int
+    """Episodes that the file had."""
+    endings: dict[str, int]
+    """Episodes that were run, by their ending, the commonest first."""
+    retried: int
+    """Episodes that were begun again for want of infrastructure."""
+    dropped: int
+    """Groups that were left out."""
+    causes: dict[str, int]
+    """Why, by the kind of failure."""
+    dropped_groups: dict[str, str]
+    """The last failure of each, by its scenario's id."""
+    scenarios: str
+    """Which these were: `ScenarioSet.content`."""
+
+
+async def run_to_file(settings: Settings, path: Path, advance: Advance) -> RolloutReport:
+    """Run what a file of trajectories lacks, and add it.
 
     Raises:
-        UsageError: the settings cannot be carried out; nothing was begun.
+        UsageError: the settings cannot be carried out, or another process writes to the file; nothing was begun.
         PolicyError: the policy does not answer at all.
     """
     name = PolicyName.parse(settings.policy)
@@ -53,8 +77,6 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[
     limits = settings.limits
     for scenario in chosen:
         EmailEnvironment(index, scenario, limits.max_turns)  # raises where it is not about mail
-    endings: Counter[str] = Counter()
-    dropped: dict[str, str] = {}
     async with open_policy(name, settings.tokenizer, settings.sampling, limits) as speak:
 
         async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
@@ -64,31 +86,39 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> dict[
                 return await run_episode(speaker, environment, sample, limits)
 
         engine = RolloutEngine(episode, settings.concurrency)
-        with explained(path):
-            there = _whole_groups(path, settings.samples, name.version)
-        missing = [scenario for scenario in chosen if scenario.id not in there]
-        with explained(path), path.open("a", encoding="utf-8") as file:
-            state = engine.progress
-            async with aclosing(engine.run(missing, settings.samples)) as groups:
-                async for group in groups:
-                    if group.dropped:
-                        dropped[group.scenario] = group.dropped
-                    for trajectory in group.trajectories:
-                        file.write(f"{trajectory.to_json()}\n")
-                        endings[trajectory.ending] += 1
-                    file.flush()
-                    note = f"{state.running} running, {state.sampled_tokens:,} tokens, {state.retried} again, "
-                    advance(len(group.trajectories), note=f"{note}{state.dropped} dropped")
-    return {
-        "done": sum(endings.values()),
-        "already_there": (len(chosen) - len(missing)) * settings.samples,
-        "endings": dict(endings.most_common()),
-        "retried": state.retried,
-        "dropped": state.dropped,
-        "causes": dict(state.causes),
-        "dropped_groups": dropped,
-        "scenarios": chosen.content,
-    }
+        with explained(path), _opened(path, settings.samples, name.version) as (file, there):
+            missing = [scenario for scenario in chosen if scenario.id not in there]
+            endings, dropped = await _written(engine, missing, settings.samples, file, advance)
+    return RolloutReport(
+        done=sum(endings.values()),
+        already_there=(len(chosen) - len(missing)) * settings.samples,
+        endings=dict(endings.most_common()),
+        retried=engine.progress.retried,
+        dropped=engine.progress.dropped,
+        causes=dict(engine.progress.causes),
+        dropped_groups=dropped,
+        scenarios=chosen.content,
+    )
+
+
+async def _written(
+    engine: RolloutEngine, scenarios: list[Scenario], samples: int, file: BinaryIO, advance: Advance
+) -> tuple[Counter[str], dict[str, str]]:
+    """Write each group as it ends: the endings of its episodes, and why others were dropped, by scenario."""
+    endings: Counter[str] = Counter()
+    dropped: dict[str, str] = {}
+    state = engine.progress
+    async with aclosing(engine.run(scenarios, samples)) as groups:
+        async for group in groups:
+            if group.dropped:
+                dropped[group.scenario] = group.dropped
+            for trajectory in group.trajectories:
+                file.write(f"{trajectory.to_json()}\n".encode())
+                endings[trajectory.ending] += 1
+            file.flush()
+            note = f"{state.running} running, {state.sampled_tokens:,} tokens, {state.retried} again, "
+            advance(len(group.trajectories), note=f"{note}{state.dropped} dropped")
+    return endings, dropped
 
 
 def _chosen(settings: Settings) -> ScenarioSet:
@@ -129,26 +159,63 @@ def _is_cut(path: Path) -> bool:
         return path.suffix != ".gz" and file.read(1) != b"\n"
 
 
-def _whole_groups(path: Path, samples: int, policy: str) -> set[str]:
-    """Ids of the scenarios whose groups a file has whole. What it has of others, and a line that was cut off when a
-    run was killed, is taken out of it.
+@contextmanager
+def _opened(path: Path, samples: int, policy: str) -> Iterator[tuple[BinaryIO, set[str]]]:
+    """A file of trajectories to add to, and the ids of the scenarios whose groups it has whole.
+
+    What it has of others, and a line that was cut off when a run was killed, is taken out of it. No other process can
+    do the same until the block, or this process, ends.
 
     Raises:
-        TrajectoryFileError: a line is not a trajectory, or another policy's.
+        TrajectoryFileError: another process has it; or a line is not a trajectory, or another policy's.
     """
-    if not path.exists():
-        return set()
-    lines = path.read_bytes().split(b"\n")
-    kept = [line for line in lines[:-1] if line.strip()]  # a whole line ends with its newline
-    found = [Trajectory.from_json(line, f"{path}:{number}") for number, line in enumerate(kept, 1)]
-    others = sorted({trajectory.policy for trajectory in found} - {policy, ""})
+    with ExitStack() as held:
+        file = held.enter_context(_held(path))
+        owners = _owners(file, path, policy)
+        whole = {owner for owner, count in Counter(owners).items() if owner and count >= samples}
+        if not whole.issuperset(owners):
+            partial = path.with_name(f".{path.name}.partial")
+            kept = held.enter_context(_held(partial))  # held before it is seen in the other's place
+            kept.truncate(0)
+            file.seek(0)
+            kept.writelines(line for line, owner in zip(file, owners, strict=True) if owner in whole)
+            kept.flush()
+            os.fsync(kept.fileno())
+            partial.replace(path)
+            file = kept
+        yield file, {owner for owner in whole if owner}
+
+
+def _owners(file: BinaryIO, path: Path, policy: str) -> list[str | None]:
+    """The scenario of each line of a file; None for a line that is empty, or was cut off."""
+    owners: list[str | None] = []
+    policies: set[str] = set()
+    file.seek(0)
+    for number, line in enumerate(file, 1):
+        if not line.strip() or not line.endswith(b"\n"):
+            owners.append(None)
+            continue
+        found = Trajectory.from_json(line, f"{path}:{number}")
+        owners.append(sys.intern(found.scenario))
+        policies.add(found.policy)
+    others = sorted(policies - {policy, ""})
     if others:
         raise TrajectoryFileError(f"{path} holds trajectories of {', '.join(others)}; choose another file for {policy}")
-    counts = Counter(trajectory.scenario for trajectory in found)
-    whole = {scenario for scenario, count in counts.items() if count >= samples}
-    left = [line for line, trajectory in zip(kept, found, strict=True) if trajectory.scenario in whole]
-    if len(left) != len(lines) - 1 or lines[-1]:
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_bytes(b"".join(line + b"\n" for line in left))
-        partial.replace(path)
-    return whole
+    return owners
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[BinaryIO]:
+    """A file to read and to add to, that is held until the block, or this process, ends."""
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it before may have put another file in its place since it was opened.
+            ours = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        except (BlockingIOError, FileNotFoundError):
+            ours = False
+        if not ours:
+            raise TrajectoryFileError(
+                f"{path} is being written by another process; wait until that ends, or choose another file"
+            )
+        yield file

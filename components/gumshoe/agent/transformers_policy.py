@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gumshoe.agent.policy import Completion, PolicyError, Sampling
+from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,10 +38,14 @@ class TransformersPolicy:
     `member()` gives one conversation's share in it. A batch runs when every member has asked or left.
 
     Raises:
-        UsageError: there is no model, or no adapter for it, in that directory.
+        UsageError: there is no such model, or no adapter for it in that directory.
     """
 
     def __init__(self, model: Path | str, adapter: Path | None = None, *, device: str | None = None) -> None:
+        place = find_model(model, "config.json")
+        if adapter is not None:
+            find_model(adapter, "adapter_config.json")  # before the seconds that the imports take
+
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils.logging import disable_progress_bar
@@ -50,13 +55,16 @@ class TransformersPolicy:
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         dtype = torch.float32 if self._device == "cpu" else torch.bfloat16
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                place.name, dtype=dtype, local_files_only=place.local_files_only
+            )
             if adapter is not None:
                 from peft import PeftModel
 
                 loaded = PeftModel.from_pretrained(loaded, str(adapter))
         except (OSError, ValueError) as error:
-            raise UsageError(f"{model} cannot be loaded{f' with {adapter}' if adapter else ''} ({error})") from None
+            said = " ".join(str(error).split())
+            raise UsageError(f"{model} cannot be loaded{f' with {adapter}' if adapter else ''} ({said})") from None
         self._model = loaded.to(self._device).eval()
         self._version = f"{Path(model).name}#{adapter.name}" if adapter else Path(model).name
         self._members: list[Member] = []

@@ -1,23 +1,31 @@
 """A policy behind vLLM's OpenAI-compatible server, token ids in and out."""
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from gumshoe.agent.policy import Completion, PolicyError, Sampling
 from gumshoe.errors import UsageError
 
-_TRY_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
+_TRY_AGAIN = {408, 409, 425, 429, 500, 504}
+_GONE = {502, 503}  # what a proxy says whose server is not there, and a server that is not ready
+
+_log = logging.getLogger(__name__)
 
 
 class _TryAgainError(Exception):
     """The same request may succeed the next time."""
+
+
+class _GoneError(_TryAgainError):
+    """No server was there to take the request: one that is started again will."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,9 @@ class RequestLimits:
     """Tries of one request, with exponential backoff and jitter between them."""
     backoff: float = 8
     """Longest pause between two tries."""
+    patience: float = 120
+    """For a server that is gone to come back, as when it is started again, from the first request that missed it.
+    Until then requests wait, however often they have been tried; after that, `attempts` holds for each."""
 
 
 class VLLMPolicy:
@@ -51,6 +62,8 @@ class VLLMPolicy:
         self._busy = [0] * len(self._clients)
         self._sent = [0] * len(self._clients)
         self._rests_until = [0.0] * len(self._clients)
+        self._gone_since: float | None = None
+        self._told = False
 
     async def __aenter__(self) -> "VLLMPolicy":
         return self
@@ -94,19 +107,7 @@ class VLLMPolicy:
             "n": 1,
             "stream": False,
         }
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(self._limits.attempts),
-            wait=wait_random_exponential(max=self._limits.backoff),
-            retry=retry_if_exception_type(_TryAgainError),
-            reraise=True,
-        )
-        try:
-            async for attempt in retrying:
-                with attempt:
-                    answer = await self._post(request)
-        except _TryAgainError as error:
-            raise PolicyError(f"{self._model}: {error}, after {self._limits.attempts} tries") from None
-        return self._checked(answer, request, sampling)
+        return self._checked(await self._answer(request), request, sampling)
 
     async def check(self) -> None:
         """See whether every server has the model.
@@ -124,6 +125,80 @@ class VLLMPolicy:
             if self._model not in names:
                 raise UsageError(f"{client.base_url} does not serve {self._model!r}; it has {', '.join(names)}")
 
+    async def check_vocabulary(self, tokenizer: "Vocabulary", text: str, needed: Sequence[int]) -> None:
+        """See whether every server's model has a tokenizer's vocabulary: each token that a server makes of a text has
+        the same id there and here, and `needed` [tokens] are among them.
+
+        Where the text is parted is left aside: that does not matter to ids. A server without /tokenize is let pass.
+
+        Raises:
+            UsageError: one has another vocabulary.
+            PolicyError: one does not answer.
+        """
+        request = {"model": self._model, "prompt": text, "add_special_tokens": False, "return_token_strs": True}
+        for client in self._clients:
+            try:
+                response = await client.post("/tokenize", json=request, timeout=self._limits.connect)
+                if response.status_code != httpx.codes.OK:  # 404: no such route; others: a proxy keeps it to itself
+                    continue
+                answer = response.json()
+                theirs = dict(zip(answer["token_strs"] or (), answer["tokens"], strict=True))
+            except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+                raise PolicyError(f"{client.base_url} does not answer as vLLM does ({error})") from None
+            other = [
+                f"{token!r} is {number} there"
+                for token, number in theirs.items()
+                if tokenizer.convert_tokens_to_ids(token) != number
+            ]
+            missing = [f"there is no {number} there" for number in needed if number not in theirs.values()]
+            if theirs and (other or missing):
+                raise UsageError(
+                    f"{client.base_url} serves {self._model!r} with another vocabulary than this tokenizer's "
+                    f"({(other + missing)[0]}); give the tokenizer of the model that it serves"
+                )
+
+    async def _answer(self, request: dict[str, Any]) -> Any:
+        """The answer to a request, which is made again where that may help."""
+        failures = tries = 0
+
+        def is_over(state: RetryCallState) -> bool:
+            nonlocal failures, tries
+            tries = state.attempt_number
+            if state.outcome is not None and isinstance(state.outcome.exception(), _GoneError):
+                return tries >= self._limits.attempts and self._gone_for() >= self._limits.patience
+            failures += 1
+            return failures >= self._limits.attempts
+
+        retrying = AsyncRetrying(
+            stop=is_over,
+            wait=wait_random_exponential(max=self._limits.backoff),
+            retry=retry_if_exception_type(_TryAgainError),
+            reraise=True,
+        )
+        try:
+            async for attempt in retrying:
+                with attempt:
+                    answer = await self._post(request)
+        except _TryAgainError as error:
+            raise PolicyError(f"{self._model}: {error}, after {tries} tries") from None
+        return answer
+
+    def _gone_for(self) -> float:
+        """Seconds for which no server has been there."""
+        return 0.0 if self._gone_since is None else time.monotonic() - self._gone_since
+
+    def _note_gone(self, error: _GoneError) -> None:
+        if self._gone_since is None:
+            self._gone_since = time.monotonic()
+        elif not self._told and self._limits.backoff < self._gone_for() < self._limits.patience:
+            self._told = True
+            _log.warning("%s; waiting up to %g seconds for it to come back", error, self._limits.patience)
+
+    def _note_there(self, client: httpx.AsyncClient) -> None:
+        if self._told:
+            _log.warning("%s is back after %.0f seconds", client.base_url, self._gone_for())
+        self._gone_since, self._told = None, False
+
     async def _post(self, request: dict[str, Any]) -> Any:
         now = time.monotonic()
         order = [(rest > now, *counts) for rest, *counts in zip(self._rests_until, self._busy, self._sent, strict=True)]
@@ -131,8 +206,10 @@ class VLLMPolicy:
         self._busy[server] += 1
         self._sent[server] += 1
         try:
-            answer = await self._answer(self._clients[server], request)
-        except _TryAgainError:
+            answer = await self._tried(self._clients[server], request)
+        except _TryAgainError as error:
+            if isinstance(error, _GoneError):
+                self._note_gone(error)
             self._rests_until[server] = time.monotonic() + self._limits.backoff
             raise
         finally:
@@ -140,18 +217,24 @@ class VLLMPolicy:
         self._rests_until[server] = 0.0
         return answer
 
-    async def _answer(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Any:
+    async def _tried(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Any:
+        """The answer of one server to one try."""
         try:
             async with asyncio.timeout(self._limits.deadline):
                 response = await client.post("/v1/completions", json=request)
         except TimeoutError:
             raise _TryAgainError(f"{client.base_url} did not answer in {self._limits.deadline:g} seconds") from None
         except httpx.RequestError as error:
-            raise _TryAgainError(f"{client.base_url} failed ({type(error).__name__}: {error})") from None
-        if response.status_code in _TRY_AGAIN:
-            raise _TryAgainError(f"{client.base_url} answered {response.status_code} ({response.text[:200]})")
-        if response.status_code != httpx.codes.OK:
-            raise PolicyError(f"{client.base_url} answered {response.status_code} ({response.text[:500]})")
+            kind = _GoneError if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else _TryAgainError
+            raise kind(f"{client.base_url} failed ({type(error).__name__}: {error})") from None
+        code = response.status_code
+        if code in _GONE:
+            raise _GoneError(f"{client.base_url} answered {code} ({response.text[:200]})")
+        self._note_there(client)
+        if code in _TRY_AGAIN:
+            raise _TryAgainError(f"{client.base_url} answered {code} ({response.text[:200]})")
+        if code != httpx.codes.OK:
+            raise PolicyError(f"{client.base_url} answered {code} ({response.text[:500]})")
         try:
             return response.json()
         except ValueError:
@@ -186,6 +269,12 @@ class VLLMPolicy:
         if wrong:
             raise PolicyError(f"{self._model}: the answer cannot be used: {', '.join(wrong)}")
         return Completion(tuple(ids), tuple(map(float, logprobs)), finish, model)
+
+
+class Vocabulary(Protocol):
+    """What is used of a tokenizer: the ids of its tokens, and None or that of the unknown token for all others."""
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
 
 
 def _is_number(value: Any) -> bool:

@@ -43,6 +43,9 @@ class ServerOptions:
     """Of the weights; `auto` is the model's own, and float32 without a GPU."""
     gpu_memory: float = 0.9
     """Share of a GPU's memory."""
+    port: int = 0
+    """0 is any that is free. One that is given is the same when the server is started again, so that its address
+    stays what its clients know."""
     start_deadline: float = 900
     adapter_deadline: float = 300
     arguments: tuple[str, ...] = ()
@@ -69,7 +72,7 @@ class VLLMServer:
         self.url = ""
 
     def __enter__(self) -> "VLLMServer":
-        port = _free_port()
+        port = self._options.port or _free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "gumshoe.agent.guardian", *self._command(port)]
         with self._log.open("ab") as log:

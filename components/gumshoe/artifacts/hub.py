@@ -1,15 +1,67 @@
-"""Datasets of the Hugging Face hub, or local directories of one, streamed."""
+"""Datasets of the Hugging Face hub, or local directories of one, streamed; and models, from the hub or from here."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from gumshoe.errors import GumshoeError
+from gumshoe.errors import GumshoeError, UsageError
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.A)
 
 
 class DatasetError(GumshoeError):
     """A dataset of the Hugging Face hub could not be loaded."""
+
+
+class ModelPlaceError(UsageError):
+    """A model is neither in that directory nor on the hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """Where a model's files are, as the functions named `from_pretrained` take it."""
+
+    name: str
+    """A directory, or the hub's name."""
+    local_files_only: bool
+    """Nothing is to be asked of the hub: a directory, or a copy in this machine's cache while the hub is silent."""
+
+
+def find_model(place: Path | str, file: str) -> ModelPlace:
+    """See, within seconds, whether a model is where it is said to be: in a directory, or on the hub.
+
+    The hub's library would ask a hub that is silent, or that knows no such model, for minutes. A `Path`, and a name
+    that can only be a directory's, are never asked of it. `file` is one that the model has; it tells whether the
+    cache holds a copy, which is used where the hub gives none (HF_HUB_OFFLINE is set, or there is no network).
+
+    Raises:
+        ModelPlaceError: it is not there.
+    """
+    directory = Path(place).expanduser()
+    if directory.is_dir():
+        return ModelPlace(str(directory), local_files_only=True)
+    name = str(place)
+    if isinstance(place, Path) or name[:1] in {".", "~"} or not _HUB_NAME.fullmatch(name):
+        raise ModelPlaceError(f"there is no directory {name}; name a model's directory, or its name on the hub")
+
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+
+    try:
+        _check_reachable(name, "model")
+    except (OSError, ValueError, HTTPError) as error:  # ValueError: it is no name
+        if isinstance(try_to_load_from_cache(name, file), str):
+            return ModelPlace(name, local_files_only=True)
+        offline = isinstance(error, OfflineModeIsEnabled)
+        said = "HF_HUB_OFFLINE is set" if offline else str(error).strip().partition("\n")[0]
+        raise ModelPlaceError(
+            f"{name} is no directory here, is not in the cache, and the hub does not give it ({said}); name a model's "
+            "directory, or check its name, the network, and HF_TOKEN if it is private"
+        ) from None
+    return ModelPlace(name, local_files_only=False)
 
 
 def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
@@ -24,7 +76,7 @@ def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
 
     name, named = _parts(uri)
     with dataset_errors_explained(uri):
-        _check_reachable(name)
+        _check_reachable(name, "dataset")
         records: Iterable[Any] = _patiently(datasets.load_dataset, name, split=named or split, streaming=True)
         return records
 
@@ -41,7 +93,7 @@ def split_names(uri: str) -> list[str]:
     if named:
         return [named]
     with dataset_errors_explained(uri):
-        _check_reachable(name)
+        _check_reachable(name, "dataset")
         return list(_patiently(datasets.get_dataset_split_names, name))
 
 
@@ -61,7 +113,7 @@ def _parts(uri: str) -> tuple[str, str]:
     return (place, "") if "/" in split else (name, split)  # a directory may have an @ in its path
 
 
-def _check_reachable(name: str) -> None:
+def _check_reachable(name: str, kind: Literal["dataset", "model"]) -> None:
     """Tell of a name that is wrong, or a hub that is silent, at once and not after minutes of tries."""
     from huggingface_hub import HfApi, constants, get_session
 
@@ -69,7 +121,9 @@ def _check_reachable(name: str) -> None:
     if _limit_wait not in hooks:
         hooks.append(_limit_wait)
     if not Path(name).is_dir():
-        HfApi().dataset_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        api = HfApi()
+        ask: Callable[..., object] = api.dataset_info if kind == "dataset" else api.model_info
+        ask(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
 
 
 def _limit_wait(request: Any) -> None:

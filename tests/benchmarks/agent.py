@@ -1,0 +1,240 @@
+"""How fast rollouts are, in one run: `python -m tests.benchmarks.agent`.
+
+The engine alone: episodes in a real index of synthetic mail, with a policy that answers at once, so that all the
+time goes into tools, tokens and the engine; many at once, and one after another. The samples of a group begin with
+the same prompt and often come by the same results; what the engine does where nothing repeats is shown beside it.
+
+Takes some minutes. Figures are medians unless they say otherwise.
+"""
+
+import argparse
+import asyncio
+import re
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.episode import EpisodeLimits, TokenSpeaker, run_episode
+from gumshoe.agent.policy import Completion, Policy, Sampling
+from gumshoe.agent.rollout import RolloutEngine
+from gumshoe.agent.trajectory import Trajectory
+from gumshoe.mail.build import build_index
+from gumshoe.mail.index import Hit, MailIndex, Message
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.synthesis.mail import MAIL, SyntheticMail, synthesize_mail, write_mail
+from tests.agent.talk import QWEN2_5, call, train
+from tests.benchmarks.mail import ratio, show, spread
+
+AT_ONCE = 64
+VOCABULARY = 4000
+LIMITS = EpisodeLimits(max_turns=6, max_context=16_384)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=8, help="episodes in a group")
+    parser.add_argument("--groups", type=int, default=500, help="groups, each of another question (777 at most)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each kind")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory:
+        engine_alone(make_place(Path(directory), options.groups), options.samples, options.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What episodes take place in. What they spend on the index and on encoding is in `seconds`, by part."""
+
+    index: MailIndex
+    chat: ChatFormat
+    tokenizer: Any
+    scenarios: list[Scenario]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of episodes came to."""
+
+    episodes: int
+    calls: int
+    """Calls of tools."""
+    tokens: int
+    """All that the policy saw and sampled."""
+    seconds: float
+
+    @property
+    def pace(self) -> float:
+        """Tool calls a second."""
+        return self.calls / self.seconds
+
+
+def make_place(directory: Path, groups: int) -> Place:
+    """An index of synthetic mail in a directory, and so many questions about it."""
+    mail = synthesize_mail(3, 12, 3600)
+    write_mail(mail, directory)
+    build_index([f"jsonl:{directory / MAIL}"], directory / "index")
+    seconds: dict[str, float] = defaultdict(float)
+    tokenizer = make_tokenizer(mail)
+    index, chat = TimedIndex(directory / "index", seconds), TimedFormat(tokenizer, seconds)
+    return Place(index, chat, tokenizer, list(mail.scenarios)[:groups], seconds)
+
+
+def make_tokenizer(mail: SyntheticMail) -> Any:
+    """A tokenizer that knows the words of this mail as a real one knows those of its language."""
+    texts = (f"{each['message_id']} {each['subject']}\n{each['body']}" for each in mail.messages)
+    made: Any = PreTrainedTokenizerFast
+    return made(tokenizer_object=train(texts, VOCABULARY), chat_template=QWEN2_5, name_or_path="benchmark")
+
+
+def run_all(place: Place, policy: Callable[[Scenario], Policy], samples: int, at_once: int) -> Run:
+    """A group of each question, so many episodes at once; all have to end with an answer."""
+
+    async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
+        environment = EmailEnvironment(place.index, about, LIMITS.max_turns)
+        prompt = place.chat.prompt_ids(environment.system_prompt(), about.question, environment.toolbox.schemas())
+        seed = f"{about.id}/{sample}/{attempt}"
+        speaker = TokenSpeaker(policy(about), place.chat, prompt, Sampling(), LIMITS.max_context, seed)
+        return await run_episode(speaker, environment, sample, LIMITS)
+
+    async def run() -> Run:
+        episodes = calls = tokens = 0
+        started = time.perf_counter()
+        async for group in RolloutEngine(episode, at_once).run(place.scenarios, samples):
+            for trajectory in group.trajectories:
+                assert trajectory.ending == "answer", f"{trajectory.ending}: {trajectory.detail}"
+                episodes += 1
+                calls += trajectory.turns
+                tokens += trajectory.prompt_tokens + trajectory.sampled_tokens
+        return Run(episodes, calls, tokens, time.perf_counter() - started)
+
+    return asyncio.run(run())
+
+
+def engine_alone(place: Place, samples: int, runs: int) -> None:
+    """Tool calls a second with a policy that answers at once, and where the time goes."""
+
+    codec = place.tokenizer.backend_tokenizer
+    encode = cache(lambda text: tuple(codec.encode(text, add_special_tokens=False).ids))
+
+    def policy(about: Scenario) -> Policy:
+        return Searcher(about.question, encode, codec.decode)
+
+    run_all(place, policy, 1, AT_ONCE)  # so that no run is the first to read the index
+    together, apart, alone = [], [], []
+    parts: list[dict[str, float]] = []
+    for _ in range(runs):
+        together.append(run_all(place, policy, samples, AT_ONCE))
+        apart.append(run_all(place, policy, 1, AT_ONCE))
+        place.seconds.clear()
+        alone.append(run_all(place, policy, samples, 1))
+        parts.append(place.seconds.copy())
+    first = together[0]
+    paces = {
+        f"{AT_ONCE} at once, groups of {samples}": [run.pace for run in together],
+        f"{AT_ONCE} at once, each question once": [run.pace for run in apart],
+        f"one after another, groups of {samples}": [run.pace for run in alone],
+    }
+    show(
+        f"The engine, tool calls a second: {first.episodes:,} episodes of {first.calls / first.episodes:.1f} calls and "
+        f"{first.tokens / first.episodes:,.0f} tokens",
+        ["what", "median", "best", "worst", "against one after another"],
+        [[name, *spread(each), ratio(each, [run.pace for run in alone])] for name, each in paces.items()],
+    )
+    shares = {
+        name: statistics.median(each[name] / run.seconds for each, run in zip(parts, alone, strict=True))
+        for name in ("search", "read", "encoding")
+    }
+    shares["all else: engine, threads, parsing, policy"] = 1 - sum(shares.values())
+    show(
+        "Where the time goes, one after another",
+        ["part", "share"],
+        [[name, f"{share:.0%}"] for name, share in shares.items()],
+    )
+
+
+class Searcher:
+    """A policy that answers at once: two searches with words of the question, a third where they found nothing, a
+    message read, an answer. One an episode: it reads nothing but what its searches found, and has its words ready.
+
+    The seed decides about words and messages: the samples of one question do not all do the same.
+    """
+
+    def __init__(self, question: str, encode: Callable[[str], tuple[int, ...]], decode: Callable[..., str]) -> None:
+        self._encode, self._decode = encode, decode
+        self._words = sorted(set(re.findall(r"\w{4,}", question)), key=lambda word: (-len(word), word))[:6]
+        self._found: list[str] = []
+        self._searches = self._seen = 0
+        self._has_read = False
+
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
+    ) -> Completion:
+        if self._searches and not self._has_read:
+            news = self._decode(prompt_ids[self._seen :], skip_special_tokens=False)
+            self._found += re.findall(r"^<\S+@\S+>", news, re.M)
+        ids = (*self._encode(self._next(seed)), *stop_ids[:1])
+        assert len(ids) <= sampling.max_tokens
+        self._seen = len(prompt_ids) + len(ids)
+        return Completion(ids, (0.0,) * len(ids), "stop", "searcher")
+
+    def _next(self, seed: int) -> str:
+        if self._searches < (2 if self._found else 3):
+            self._searches += 1
+            return call("search_inbox", keywords=[self._words[seed % len(self._words)]])
+        if self._found and not self._has_read:
+            self._has_read = True
+            return call("read_email", message_id=self._found[seed % len(self._found)])
+        return call("return_final_answer", answer="It is done.", message_ids=self._found[:1])
+
+
+@contextmanager
+def noted(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Add what the block takes. Exact where one thread at a time does any work."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[part] += time.perf_counter() - started
+
+
+class TimedIndex(MailIndex):
+    def __init__(self, directory: Path, seconds: dict[str, float]) -> None:
+        super().__init__(directory)
+        self._seconds = seconds
+
+    def search(self, *arguments: Any, **named: Any) -> list[Hit]:
+        with noted(self._seconds, "search"):
+            return super().search(*arguments, **named)
+
+    def read(self, inbox: str, message_id: str) -> Message:
+        with noted(self._seconds, "read"):
+            return super().read(inbox, message_id)
+
+
+class TimedFormat(ChatFormat):
+    def __init__(self, tokenizer: Any, seconds: dict[str, float]) -> None:
+        super().__init__(tokenizer)
+        self._seconds = seconds
+
+    def prompt_ids(self, system: str, question: str, tools: list[dict[str, Any]]) -> list[int]:
+        with noted(self._seconds, "encoding"):
+            return super().prompt_ids(system, question, tools)
+
+    def glue_ids(self, result: str) -> tuple[int, ...]:
+        with noted(self._seconds, "encoding"):
+            return super().glue_ids(result)
+
+
+if __name__ == "__main__":
+    main()

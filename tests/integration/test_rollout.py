@@ -1,0 +1,195 @@
+"""Whole rollouts with a real model: over a real vLLM server, in this process, and while the server is killed."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+import pytest
+
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.environment import Ending
+from gumshoe.agent.policies import load_tokenizer
+from gumshoe.agent.run import read_trajectories
+from gumshoe.agent.trajectory import Trajectory
+from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
+from tests.conftest import Ran, free_port
+from tests.integration.test_vllm import STOP, descendants
+from tests.mail.mailbox import make_index, record
+from tests.scenarios.questions import question, write_questions
+
+COUNT, SAMPLES, MAX_TOKENS = 12, 2, 40
+
+
+@dataclass(frozen=True)
+class Place:
+    """What rollouts need: an index, and scenarios about it."""
+
+    index: Path
+    scenarios: str
+
+
+def make_place(directory: Path, count: int) -> Place:
+    index = make_index(directory, map(record, range(1, count + 9))).path.parent
+    return Place(index, write_questions(directory / "q.jsonl", map(question, range(1, count + 1))))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return make_place(tmp_path_factory.mktemp("mail"), COUNT)
+
+
+def options(place: Place, policy: str, tokenizer: Path, out: Path, **changes: object) -> list[object]:
+    given = {"--index": place.index, "--scenarios": place.scenarios, "--policy": policy, "--tokenizer": tokenizer}
+    given |= {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
+    return ["rollout", *(part for item in given.items() for part in item), "--out", out, "--json"]
+
+
+def check_groups(found: list[Trajectory], report: dict[str, Any], count: int, samples: int) -> None:
+    """Every group is whole and there once, and the report tells of what is in the file."""
+    expected = [(f"q{number}", sample) for number in range(1, count + 1) for sample in range(samples)]
+    assert sorted((each.scenario, each.sample) for each in found) == sorted(expected)
+    endings = [each.ending for each in found]
+    assert set(endings) <= set(get_args(Ending))
+    assert report["endings"] == {ending: endings.count(ending) for ending in set(endings)}
+    told = {name: report[name] for name in ("done", "already_there", "dropped", "causes", "dropped_groups")}
+    assert told == {"done": count * samples, "already_there": 0, "dropped": 0, "causes": {}, "dropped_groups": {}}
+
+
+def check_tokens(each: Trajectory, chat: ChatFormat, max_tokens: int) -> None:
+    """A trajectory is the ids that were seen and sampled; its texts are what they say."""
+    assert Trajectory.from_json(each.to_json(), "here") == each
+    assert [segment.origin for segment in each.segments[:2]] == ["prompt", "sampled"]
+    assert len(each.segments) == 2 * each.turns > 0
+    for segment in each.segments:
+        assert segment.text == chat.shown(segment.ids)
+        if segment.origin == "sampled":
+            assert len(segment.logprobs) == len(segment.ids) <= max_tokens
+            assert all(logprob <= 0 for logprob in segment.logprobs)
+            assert not set(segment.ids[:-1]) & set(chat.stop_ids)
+    prompt = each.segments[0].text
+    assert f"What does message {each.scenario[1:]} say?<|im_end|>" in prompt
+    assert prompt.endswith("<|im_start|>assistant\n")
+    assert sum(each.mask) == each.sampled_tokens
+    assert len(each.mask) == len(each.ids) == each.prompt_tokens + each.sampled_tokens
+
+
+@pytest.mark.parametrize("kind", ["vllm", "transformers"])
+def test_a_rollout_with_a_real_model_is_whole_and_token_exact(
+    kind: str,
+    server: VLLMServer,
+    model_directory: Path,
+    place: Place,
+    tmp_path: Path,
+    gumshoe: Callable[..., Ran],
+) -> None:
+    out = tmp_path / "t.jsonl"
+    policy = f"vllm:{server.url}" if kind == "vllm" else f"transformers:{model_directory}"
+    limits = {"samples": SAMPLES, "max_tokens": MAX_TOKENS, "max_context": 1024}
+    ran = gumshoe(*options(place, policy, model_directory, out, **limits))
+    assert ran.status == 0, ran.err
+    found = list(read_trajectories(out))
+    check_groups(found, json.loads(ran.out), COUNT, SAMPLES)
+    chat = ChatFormat(load_tokenizer(model_directory))
+    for each in found:
+        check_tokens(each, chat, MAX_TOKENS)
+    assert {each.policy for each in found} == {"base" if kind == "vllm" else model_directory.name}
+    assert len({tuple(each.ids) for each in found}) == COUNT * SAMPLES, "no two samples are one"
+    fields = {name for line in out.read_text().splitlines() for name in json.loads(line)}
+    assert fields == set(Trajectory.__slots__)
+
+
+def test_a_tokenizer_of_another_model_is_refused(
+    server: VLLMServer, model_directory: Path, place: Place, tmp_path: Path, gumshoe: Callable[..., Ran]
+) -> None:
+    """Two tokens have changed places."""
+    other, out = tmp_path / "other", tmp_path / "t.jsonl"
+    other.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (other / name).write_text((model_directory / name).read_text())
+    fields = json.loads((other / "tokenizer.json").read_text())
+    words = fields["model"]["vocab"]
+    words["a"], words["e"] = words["e"], words["a"]
+    (other / "tokenizer.json").write_text(json.dumps(fields))
+    ran = gumshoe(*options(place, f"vllm:{server.url}", other, out))
+    assert (ran.status, out.exists()) == (2, False)
+    assert "with another vocabulary than this tokenizer's" in ran.err
+    assert "give the tokenizer of the model that it serves" in ran.err
+
+
+def metric(url: str, name: str) -> float:
+    """The sum of one of vLLM's metrics; 0 where the server is not there."""
+    try:
+        text = httpx.get(f"{url}/metrics", timeout=5).text
+    except httpx.TransportError:
+        return 0
+    return sum(float(line.split()[-1]) for line in re.findall(rf"^{name}{{.*$", text, re.M))
+
+
+def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    started = time.monotonic()
+    while not holds():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() - started < 60
+        time.sleep(0.02)
+
+
+def kill_what_was_started(before: set[int]) -> None:
+    """End the server's whole process group, as a machine that runs out of memory may. Its guardian is in ours."""
+    groups = {os.getpgid(pid) for pid in set(descendants(os.getpid())) - before} - {os.getpgrp()}
+    assert groups
+    for group in groups:
+        os.killpg(group, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def talker(model: Any, model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that hardly ever ends a turn: the logit of its stop token is 0, and the best are far above that."""
+    directory = tmp_path_factory.mktemp("talker") / "model"
+    shutil.copytree(model_directory, directory)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    weights["lm_head.weight"][STOP] = 0
+    model.save_pretrained(directory, state_dict=weights)
+    return directory
+
+
+def test_a_vllm_that_is_killed_under_64_rollouts_and_started_again_costs_no_group(talker: Path, tmp_path: Path) -> None:
+    count, samples, long = 16, 4, 500
+    place, out = make_place(tmp_path / "mail", count), tmp_path / "t.jsonl"
+    server_options = ServerOptions(max_model_len=2048, port=free_port())
+    before = set(descendants(os.getpid()))
+    limits = {"samples": samples, "max_tokens": long, "max_context": 2048}
+    with VLLMServer(talker, log=tmp_path / "first.log", options=server_options) as first:
+        command = options(place, f"vllm:{first.url}", talker, out, **limits)
+        arguments = [sys.executable, "-m", "gumshoe", *map(str, command)]
+        pipe, apart = subprocess.PIPE, True
+        rollout = subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, start_new_session=apart)
+        wait_until(lambda: metric(first.url, "vllm:num_requests_running") == count * samples, rollout)
+        before.add(rollout.pid)
+        kill_what_was_started(before)
+    try:
+        done = out.read_bytes().count(b"\n")
+        assert done < count * samples
+        with VLLMServer(talker, log=tmp_path / "second.log", options=server_options) as second:
+            printed, said = rollout.communicate(timeout=200)
+            again = metric(second.url, "vllm:request_success_total")
+    finally:
+        rollout.kill()
+        rollout.communicate()
+    assert rollout.returncode == 0, said
+    assert "waiting up to 120 seconds for it to come back" in said
+    assert again >= count * samples - done > 0
+    found = list(read_trajectories(out))
+    check_groups(found, json.loads(printed), count, samples)
+    chat = ChatFormat(load_tokenizer(talker))
+    for each in found:
+        check_tokens(each, chat, long)
