@@ -242,7 +242,7 @@ def test_a_policy_is_one_word(word: str, kind: str, model: str, urls: tuple[str,
     ],
 )
 def test_a_word_that_names_no_policy_is_refused_with_the_forms_there_are(word: str) -> None:
-    with pytest.raises(UsageError, match=r"names no policy; write vllm:URL.*chat:MODEL"):
+    with pytest.raises(UsageError, match=r"names no policy; write tiny, vllm:URL.*chat:MODEL"):
         PolicyName.parse(word)
 
 

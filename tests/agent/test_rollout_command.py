@@ -354,7 +354,7 @@ def test_where_every_group_is_dropped_nothing_is_written(
     ("changes", "says"),
     [
         ({"policy": "MISSING"}, "does not serve 'other'; it has base, adapter"),
-        ({"policy": "gpt-4"}, "names no policy; write vllm:URL"),
+        ({"policy": "gpt-4"}, "names no policy; write tiny, vllm:URL"),
         ({"policy": "vllm:http://a:port"}, "names no policy"),
         ({"policy": "chat:gpt-4"}, "OPENAI_API_KEY is not set"),
         ({"tokenizer": None}, "--tokenizer"),

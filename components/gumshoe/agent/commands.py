@@ -29,8 +29,8 @@ def run(
         str,
         typer.Option(
             metavar="WORD",
-            help="vllm:URL or vllm:URL#ADAPTER (several URLs with commas), transformers:DIR or "
-            "transformers:DIR#ADAPTER-DIR, chat:MODEL or chat:MODEL@URL.",
+            help="tiny (the one that comes with Gumshoe), vllm:URL or vllm:URL#ADAPTER (several URLs with commas), "
+            "transformers:DIR or transformers:DIR#ADAPTER-DIR, chat:MODEL or chat:MODEL@URL.",
         ),
     ],
     path: Annotated[Path, typer.Option("--out", metavar="FILE", help="Trajectories go here as JSONL, as they finish.")],

