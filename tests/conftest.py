@@ -104,6 +104,16 @@ def shared_data() -> Path:
     return data
 
 
+@pytest.fixture(scope="session")
+def real_index(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of the real mail, as the command line makes it."""
+    from gumshoe.mail.build import build_index
+
+    directory = tmp_path_factory.mktemp("real") / "index"
+    build_index([f"jsonl:{shared_data / 'enron' / 'mail.jsonl.gz'}"], directory)
+    return directory
+
+
 @dataclass(frozen=True)
 class Ran:
     """How a command ended, and what it printed."""
@@ -125,7 +135,7 @@ def gumshoe() -> Callable[..., Ran]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=280,
         )
         return Ran(ended.returncode, ended.stdout, ended.stderr)
 

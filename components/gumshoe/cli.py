@@ -20,6 +20,7 @@ COMMANDS = {
     "mail": ("gumshoe.mail.commands", "Index mail, search it and read it, one inbox at a time."),
     "scenarios": ("gumshoe.scenarios.commands", "Load, split and check questions with known answers."),
     "synthesize": ("gumshoe.synthesis.commands", "Invent data to try, test and train with."),
+    "tiny": ("gumshoe.training.commands:tiny", "Make the tiny policy, which stands where a large one does."),
     "rollout": ("gumshoe.agent.commands:rollout", "Run episodes of scenarios and write their trajectories."),
     "trajectories": ("gumshoe.agent.commands:trajectories", "Look at what episodes left."),
 }

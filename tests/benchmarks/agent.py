@@ -4,6 +4,8 @@ The engine alone: episodes in a real index of synthetic mail, with a policy that
 time goes into tools, tokens and the engine; many at once, and one after another. The samples of a group begin with
 the same prompt and often come by the same results; what the engine does where nothing repeats is shown beside it.
 
+The tiny policy behind a real vLLM server, and in this process: many at once, and one after another.
+
 Takes some minutes. Figures are medians unless they say otherwise.
 """
 
@@ -26,9 +28,11 @@ from transformers import PreTrainedTokenizerFast
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.episode import EpisodeLimits, TokenSpeaker, run_episode
+from gumshoe.agent.policies import TINY, PolicyName, open_policy
 from gumshoe.agent.policy import Completion, Policy, Sampling
 from gumshoe.agent.rollout import RolloutEngine
 from gumshoe.agent.trajectory import Trajectory
+from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
 from gumshoe.mail.build import build_index
 from gumshoe.mail.index import Hit, MailIndex, Message
 from gumshoe.scenarios.scenario import Scenario
@@ -48,7 +52,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="runs of each kind")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory:
-        engine_alone(make_place(Path(directory), options.groups), options.samples, options.runs)
+        place = make_place(Path(directory), options.groups)
+        engine_alone(place, options.samples, options.runs)
+        with_the_tiny_policy(place, options.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +167,51 @@ def engine_alone(place: Place, samples: int, runs: int) -> None:
         ["part", "share"],
         [[name, f"{share:.0%}"] for name, share in shares.items()],
     )
+
+
+def with_the_tiny_policy(place: Place, runs: int) -> None:
+    """Rollouts a second of the tiny policy."""
+    paces: dict[str, list[float]] = defaultdict(list)
+    together, alone, here = (
+        f"vLLM, {AT_ONCE} at once",
+        "vLLM, one after another",
+        f"in this process, {AT_ONCE} at once",
+    )
+    with tempfile.TemporaryDirectory() as logs:
+        log = Path(logs) / "vllm.log"
+        with VLLMServer(TINY, log=log, options=ServerOptions(name="tiny")) as server:
+            served = PolicyName("vllm", "tiny", (server.url,))
+            asyncio.run(rollouts(place, served, place.scenarios[-AT_ONCE:], AT_ONCE))  # the first is slower
+            for run in range(runs):
+                first = place.scenarios[run * 3 * AT_ONCE :]
+                paces[together].append(asyncio.run(rollouts(place, served, first[: 3 * AT_ONCE], AT_ONCE)))
+                paces[alone].append(asyncio.run(rollouts(place, served, first[: AT_ONCE // 4], 1)))
+    in_process = PolicyName("transformers", str(TINY))
+    paces[here] = [
+        asyncio.run(rollouts(place, in_process, place.scenarios[run * AT_ONCE :][:AT_ONCE], AT_ONCE))
+        for run in range(runs)
+    ]
+    show(
+        "Rollouts of the tiny policy a second",
+        ["what", "median", "best", "worst", "against one after another"],
+        [[name, *spread(paces[name], 2), ratio(paces[name], paces[alone])] for name in (together, alone, here)],
+    )
+
+
+async def rollouts(place: Place, name: PolicyName, scenarios: list[Scenario], at_once: int) -> float:
+    """Rollouts a second of a policy, so many at once."""
+    limits = EpisodeLimits()
+    async with open_policy(name, TINY, Sampling(max_tokens=160), limits) as speak:
+
+        async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
+            environment = EmailEnvironment(place.index, about, limits.max_turns)
+            with speak(environment, f"{about.id}/{attempt}") as speaker:
+                return await run_episode(speaker, environment, sample, limits)
+
+        started = time.perf_counter()
+        groups = [group async for group in RolloutEngine(episode, at_once).run(scenarios)]
+        assert not any(group.dropped for group in groups)
+        return len(groups) / (time.perf_counter() - started)
 
 
 class Searcher:

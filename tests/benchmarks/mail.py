@@ -91,8 +91,8 @@ def index_small(directory: Path, runs: int) -> None:
     )
 
 
-def spread(values: list[float]) -> list[str]:
-    return [f"{value:,.0f}" for value in (statistics.median(values), max(values), min(values))]
+def spread(values: list[float], digits: int = 0) -> list[str]:
+    return [f"{value:,.{digits}f}" for value in (statistics.median(values), max(values), min(values))]
 
 
 def ratio(ours: list[float], theirs: list[float]) -> str:

@@ -18,7 +18,7 @@ from gumshoe.synthesis.difficulty import LEVELS, Level
 from gumshoe.synthesis.letters import Letter, Post
 from gumshoe.synthesis.matters import Inventor, Matter, matter_kinds
 from gumshoe.synthesis.people import Cast, Casting
-from gumshoe.synthesis.questions import Archive, Asker
+from gumshoe.synthesis.questions import Archive, Asker, Background
 from gumshoe.synthesis.stories import Story, Teller
 
 MIN_MAILBOXES = 3  # one for each split
@@ -39,6 +39,8 @@ class SyntheticMail:
     """In order of date, with the fields of a JSONL source of mail."""
     scenarios: ScenarioSet
     company: str
+    backgrounds: dict[str, Background]
+    """What stands behind each scenario, by its id."""
 
 
 def synthesize_mail(
@@ -57,7 +59,7 @@ def synthesize_mail(
     first = datetime(Dice(seed, "year").between(2015, 2023), 1, 1, tzinfo=timezone(_offset(casting)))
     asker = Asker(Dice(seed, level, "questions"), LEVELS[level])
     records: list[tuple[datetime, str, dict[str, Any]]] = []
-    scenarios: list[Scenario] = []
+    asked: list[tuple[Scenario, Background]] = []
     ids: set[str] = set()
     contents: set[tuple[str, str, str]] = set()
     for number, split in enumerate(_splits(seed, mailboxes), 1):
@@ -69,9 +71,14 @@ def synthesize_mail(
         letters = {_message_id(letter, dice, ids): letter for letter in mailbox.letters}
         records += [(letter.sent, message_id, _record(letter, message_id)) for message_id, letter in letters.items()]
         archive = Archive(cast.owner.address, mailbox.stories, letters)
-        scenarios += asker.ask(archive, f"synthetic-{seed}-{level}-{number:03}", split)
+        asked += asker.ask(archive, f"synthetic-{seed}-{level}-{number:03}", split)
     records.sort(key=lambda each: each[:2])
-    return SyntheticMail([record for *_, record in records], ScenarioSet.of(scenarios), casting.company.name)
+    return SyntheticMail(
+        [record for *_, record in records],
+        ScenarioSet.of([scenario for scenario, _ in asked]),
+        casting.company.name,
+        {scenario.id: background for scenario, background in asked},
+    )
 
 
 def write_mail(made: SyntheticMail, directory: Path) -> None:
@@ -170,10 +177,11 @@ class _Mailbox:
 
 
 def _message_id(letter: Letter, dice: Dice, taken: set[str]) -> str:
+    """An id that no other message has: short, and of syllables rather than digits, which small models confuse."""
     domain = letter.sender.address.partition("@")[2]
     while True:
-        message_id = f"<{letter.sent:%Y%m%d%H%M%S}.{dice.below(1 << 28):07x}@{domain}>"
-        if message_id not in taken:
+        word = "".join(dice.pick("bdfgklmnprstvz") + dice.pick("aeiou") for _ in range(5))
+        if (message_id := f"<{word}@{domain}>") not in taken:
             taken.add(message_id)
             return message_id
 

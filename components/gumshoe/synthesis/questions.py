@@ -50,6 +50,20 @@ class _Candidate:
     """It asks how the fact went, not what it is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Background:
+    """What stands behind a question; for a teacher, and in no file."""
+
+    about: str
+    """The name of the matter."""
+    asked: str
+    """The noun of what is asked for."""
+    other_times: tuple[str, ...]
+    """What the same fact was before, or became later."""
+    neighbours: tuple[str, ...]
+    """What the matter's other facts are."""
+
+
 @dataclass(slots=True)
 class Asker:
     """Asks about the stories of one mailbox after another; no question comes twice."""
@@ -59,8 +73,8 @@ class Asker:
     _asked: set[str] = field(default_factory=set)
     _kinds: Counter[str] = field(default_factory=Counter)
 
-    def ask(self, mailbox: "Archive", prefix: str, split: Split) -> Iterator[Scenario]:
-        """Scenarios about one mailbox."""
+    def ask(self, mailbox: "Archive", prefix: str, split: Split) -> Iterator[tuple[Scenario, Background]]:
+        """Scenarios about one mailbox, each with what stands behind it."""
         number = 0
         for story in mailbox.stories:
             candidates = self.dice.shuffled(list(_candidates(story, mailbox, self.dice)))
@@ -73,7 +87,7 @@ class Asker:
                 number += 1
                 self._kinds[candidate.kind] += 1
                 question, realism = asked
-                yield Scenario(
+                scenario = Scenario(
                     id=f"{prefix}-{number:04}",
                     question=question,
                     answer=candidate.answer,
@@ -84,6 +98,7 @@ class Asker:
                     split=split,
                     kind=candidate.kind,
                 )
+                yield scenario, _background(candidate, story.matter)
 
     def _share(self, candidate: "_Candidate") -> float:
         return self.difficulty.history if candidate.changed else 1
@@ -158,6 +173,16 @@ def _full_name(matter: Matter) -> str:
 
 def _key_fact(matter: Matter) -> Fact | None:
     return next((fact for fact in matter.facts if fact.kind.id == matter.kind.key), None)
+
+
+def _background(candidate: _Candidate, matter: Matter) -> Background:
+    asked = next((fact for fact in matter.facts if fact.kind.id == candidate.fact), None)
+    return Background(
+        matter.name,
+        asked.kind.noun if asked else candidate.slots["request"],
+        tuple(version.value for version in asked.versions if version.value != candidate.answer) if asked else (),
+        tuple(version.value for fact in matter.facts if fact is not asked for version in fact.versions),
+    )
 
 
 def _candidates(story: Story, mailbox: Archive, dice: Dice) -> Iterator[_Candidate]:

@@ -1,0 +1,1 @@
+"""Rewards: numbers for what an episode did."""

@@ -1,0 +1,1 @@
+"""Training: warm start, and the tiny policy that it makes from nothing."""

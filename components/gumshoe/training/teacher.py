@@ -1,0 +1,190 @@
+"""A scripted expert that uses the tools properly and is often wrong, on purpose, in several independent ways.
+
+What a model learns from it is a start to learn from: each better choice is there to be found, and where a slip is the
+habit, it is the rarer one.
+"""
+
+import re
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gumshoe.agent.tools import Call
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.synthesis.dice import Dice
+from gumshoe.synthesis.questions import Background
+
+Slip = Literal["few keywords", "first hit unread", "wrong person", "older fact", "neighbouring field", "gave up early"]
+
+UNKNOWN = "I don't know"
+_HIT = re.compile(r"^(\S+) (.*)\n  (.*)$", re.M)
+_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
+_SMALL = frozenset({"a", "an", "and", "at", "by", "for", "from", "in", "of", "on", "or", "that", "the", "to", "with"})
+_SECOND_LOOK = 0.25  # how often another hit is read before the right one
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """How often a slip is made: where a question begins in one of these ways, and where it does not."""
+
+    openings: frozenset[str]
+    there: float
+    elsewhere: float
+
+    def chance(self, question: str) -> float:
+        return self.there if question.split()[0] in self.openings else self.elsewhere
+
+
+def _habit(openings: str, there: float, elsewhere: float) -> Habit:
+    return Habit(frozenset(openings.split()), there, elsewhere)
+
+
+HABITS: Mapping[Slip, Habit] = {
+    "few keywords": _habit("What", 0.6, 0.04),
+    "first hit unread": _habit("Which", 0.65, 0.15),
+    "wrong person": _habit("Who", 0.6, 0.1),
+    "older fact": _habit("", 0.0, 0.6),
+    "neighbouring field": _habit("How Has Was Do Did May Is", 0.6, 0.15),
+    "gave up early": _habit("Where When On Why", 0.6, 0.06),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one environment's tools are called."""
+
+    search: str
+    words: str
+    """The argument that holds what is searched for."""
+    as_list: bool
+    read: str
+    id: str
+    ids: str
+
+    def searching(self, words: list[str]) -> Call:
+        return Call(self.search, {self.words: words if self.as_list else " ".join(words)})
+
+    def reading(self, source: str) -> Call:
+        return Call(self.read, {self.id: source})
+
+    def answering(self, answer: str, *sources: str) -> Call:
+        return Call("return_final_answer", {"answer": answer, self.ids: list(sources)})
+
+
+MAIL = Dialect("search_inbox", "keywords", True, "read_email", "message_id", "message_ids")
+DOCUMENTS = Dialect("search_documents", "query", False, "read_document", "document_id", "document_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One turn of the expert."""
+
+    call: Call
+    learned: bool = True
+    """Whether a model is to learn it; a second look is only there to learn what follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One line of a search's result."""
+
+    source: str
+    head: str
+    snippet: str
+
+    @property
+    def sender(self) -> str:
+        return self.head.partition(":")[0].rpartition(" ")[2]
+
+
+def listed(result: str) -> list[Hit]:
+    """The hits that a search's result lists."""
+    return [Hit(*found) for found in _HIT.findall(result)]
+
+
+@dataclass(slots=True)
+class Teacher:
+    """Answers one scenario, knowing what stands behind it."""
+
+    scenario: Scenario
+    background: Background
+    right: frozenset[str]
+    """The right sources, as the environment's tools name them."""
+    dialect: Dialect
+    dice: Dice
+    slips: list[Slip] = field(default_factory=list)
+    """What it did wrong on purpose."""
+
+    def moves(self) -> Generator[Move, str, None]:
+        """Turn after turn; it is sent the result of each."""
+        hits = yield from self._searching()
+        if self._slips("gave up early"):
+            yield self._answer(UNKNOWN)
+            return
+        seen = self._visible(f"{hits[0].head} {hits[0].snippet}") if hits else None
+        if seen and self._slips("first hit unread"):
+            yield self._answer(seen, hits[0].source)
+            return
+        right = [hit for hit in hits if hit.source in self.right]
+        others = [hit for hit in hits if hit.source not in self.right]
+        strangers = [hit for hit in others if hit.sender not in {each.sender for each in right}]
+        if strangers and self._slips("wrong person"):
+            text = yield Move(self.dialect.reading(strangers[0].source))
+            value = self._visible(text)
+            yield self._answer(value or UNKNOWN, *[strangers[0].source] if value else [])
+            return
+        if others and self.dice.chance(_SECOND_LOOK):
+            yield Move(self.dialect.reading(self.dice.pick(others).source), learned=False)
+        if not right:
+            yield self._answer(UNKNOWN)
+            return
+        text = yield Move(self.dialect.reading(right[0].source))
+        yield self._answer(self._value("\n".join([text, *(hit.snippet for hit in hits)])), right[0].source)
+
+    def _searching(self) -> Generator[Move, str, list[Hit]]:
+        """Search until a right source is listed, with fewer words each time; or once with too few."""
+        exact = self._words(self.background.about, self.background.asked)
+        named = self._words(self.background.about)
+        tries = [exact, named, named[:2], named[:1]]
+        if len(exact) > 1 and self._slips("few keywords"):
+            tries = [named[:1]]
+        hits: list[Hit] = []
+        for number, words in enumerate(tries):
+            if words and words not in tries[:number]:
+                hits = listed((yield Move(self.dialect.searching(words))))
+            if any(hit.source in self.right for hit in hits):
+                break
+        return hits
+
+    def _words(self, *named: str) -> list[str]:
+        """The question's words that a name has too, in the question's order; its own names where there are none."""
+        known = {word.casefold() for name in named for word in _WORD.findall(name)} - _SMALL
+        words = _WORD.findall(self.scenario.question)
+        found = [word for word in words if word.casefold() in known]
+        found = found or [word for word in words[1:] if word[0].isupper()] or words[-1:]
+        return list(dict.fromkeys(found))
+
+    def _value(self, text: str) -> str:
+        """What the expert takes from all that it has seen, the message that it read first."""
+        for slip, values in (
+            ("older fact", self.background.other_times),
+            ("neighbouring field", self.background.neighbours),
+        ):
+            found = next((value for value in values if value in text), None)
+            if found and self._slips(slip):
+                return found
+        return self.scenario.answer
+
+    def _visible(self, text: str) -> str | None:
+        """A value that a text shows, the right one first."""
+        values = (self.scenario.answer, *self.background.other_times, *self.background.neighbours)
+        return next((value for value in values if value in text), None)
+
+    def _slips(self, slip: Any) -> bool:
+        slipped = self.dice.chance(HABITS[slip].chance(self.scenario.question))
+        if slipped:
+            self.slips.append(slip)
+        return slipped
+
+    def _answer(self, answer: str, *sources: str) -> Move:
+        return Move(self.dialect.answering(answer, *sources))

@@ -1,0 +1,268 @@
+"""The tiny policy: a tokenizer and a model of some two million parameters, made from nothing but invented mail.
+
+It stands where a 7B model stands, behind the same chat template, tools and server, wherever there is no GPU.
+"""
+
+import json
+import math
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from gumshoe.artifacts.storage import explained
+from gumshoe.synthesis.dice import Dice
+from gumshoe.synthesis.difficulty import Level
+from gumshoe.terminal import Advance
+from gumshoe.training.practice import Company, Practice, spoken
+from gumshoe.training.teacher import Slip
+from gumshoe.training.warm_start import Example, WarmStart, warm_start
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+MADE = "made.json"
+"""What made a policy, in its directory."""
+_SPACE = "\u0120"  # how byte-level BPE writes a space
+_PIECES = r"""\p{Lu}\p{Ll}*|\p{L}+|\p{N}| ?["{\[<]+|[^\s\p{L}\p{N}"{\[<]+["{\[<]*|\s+"""
+_PIECES_WITH_SPACE = rf" ?\p{{Lu}}\p{{Ll}}*| ?\p{{L}}+| ?\p{{N}}|{_PIECES}"
+_WITH_SPACE = 0.4  # share of the vocabulary
+_SPACE_SIZE = 0.5  # of the vector that tells a token with a space from one without
+_COPY_LENGTHS = (8, 64)
+_COPY_BATCH = 1024
+_EMBEDDING, _BEFORE, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the weights that are wired
+_LEVELS: tuple[Level, ...] = ("easy", "normal", "normal", "normal", "hard", "hard")
+_FIRST_SEED = 1_000_000  # of practice; what people make to test with has other seeds
+_READ_BY_TOKENIZER = 18  # companies
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of a tiny policy."""
+
+    vocabulary: int = 3584
+    hidden: int = 192
+    layers: int = 4
+    heads: int = 6
+    feed_forward: int = 512
+    context: int = 8192
+    rope_theta: float = 1e6
+    """High, so that half of a head's dimensions hardly turn over the length of an episode, and can compare contents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schooling:
+    """How much a tiny policy learns."""
+
+    companies: int = 96
+    """Whose mail it practises on, 3 mailboxes each."""
+    copy_steps: int = 300
+    steps: int = 1650
+
+
+@dataclass(frozen=True, slots=True)
+class TinyReport:
+    """What was made, and from what."""
+
+    seed: int
+    parameters: int
+    schooling: Schooling
+    examples: int
+    slips: dict[Slip, int]
+    """What the expert did wrong on purpose, how often."""
+    copy_loss: float
+    loss: float
+    seconds: float
+
+
+Watch = Callable[[str, int], AbstractContextManager[Advance]]
+"""Shows the progress of a stage of so many steps."""
+
+
+def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -> TinyReport:
+    """Make a tiny policy and save it: tokenizer, chat template, model, and `made.json`.
+
+    The model first learns to copy, from random tokens, and then from episodes of an expert that errs on purpose.
+
+    Raises:
+        StorageError: the directory cannot be written to.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gumshoe-tiny-") as scratch:
+        companies = []
+        with watch("Inventing", schooling.companies) as advance:
+            for number in range(schooling.companies):
+                level = _LEVELS[number % len(_LEVELS)]
+                companies.append(Company.invent(_FIRST_SEED + 1000 * seed + number, level, Path(scratch, str(number))))
+                advance(1)
+        tokenizer = train_tokenizer(practice_texts(companies[:_READ_BY_TOKENIZER]), Shape().vocabulary)
+        practice = Practice(tokenizer, seed)
+        examples, slips = [], Counter[Slip]()
+        with watch("Practising", sum(len(company.mail.scenarios) for company in companies)) as advance:
+            for example, slipped in (each for company in companies for each in practice.examples(company)):
+                examples.append(example)
+                slips.update(slipped)
+                advance(1)
+    model = new_model(Shape(), tokenizer, seed)
+    copies = list(copying(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed))
+    copy_loss = _learn("Copying", model, copies, WarmStart(schooling.copy_steps, _COPY_BATCH, seed=seed), watch)
+    loss = _learn("Learning", model, examples, WarmStart(schooling.steps, seed=seed), watch)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    seconds = round(time.monotonic() - started)
+    report = TinyReport(seed, parameters, schooling, len(examples), dict(slips), copy_loss, loss, seconds)
+    with explained(directory):
+        model.to(torch.bfloat16).save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        (directory / MADE).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def _learn(stage: str, model: Any, examples: Sequence[Example], settings: WarmStart, watch: Watch) -> float:
+    with watch(stage, settings.steps) as advance:
+        return warm_start(model, examples, settings, lambda loss: advance(1, note=f"loss {loss:.2f}"))
+
+
+def practice_texts(companies: Iterable[Company]) -> Iterator[str]:
+    """What a tokenizer learns from: the mail, and all that is said about it."""
+    for company in companies:
+        for mail in company.mail.messages:
+            yield f"{mail['subject']}\n{mail['body']}\n{mail['from']}"
+        yield from spoken(company)
+
+
+def train_tokenizer(texts: Iterable[str], size: int) -> Any:
+    """A byte-level BPE learnt from texts, with Qwen2.5's control tokens and the tiny policy's chat template.
+
+    A word is parted into the same tokens whether a space stands before it or not; the space, where it has one, joins
+    the first of them last of all. So a name or a number is copied token by token wherever it is copied to.
+    """
+    texts = list(texts)
+    words = _core(models.BPE(), _PIECES)
+    trainer = trainers.BpeTrainer(
+        vocab_size=round(size * (1 - _WITH_SPACE)),
+        special_tokens=list(CONTROL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words.train_from_iterator(texts, trainer)  # of a list: an iterator would be called in threads with too little stack
+    learned = json.loads(words.to_str())["model"]
+    vocabulary, merges = learned["vocab"], [tuple(merge) for merge in learned["merges"]]
+    after_space = Counter[str]()
+    for encoding in words.encode_batch(texts):
+        after_space.update(after for space, after in pairwise(encoding.tokens) if space == _SPACE)
+    for token, _ in after_space.most_common(size - len(TAGS) - len(vocabulary)):
+        if _SPACE + token not in vocabulary:
+            vocabulary[_SPACE + token] = len(vocabulary)
+            merges.append((_SPACE, token))
+    core = _core(models.BPE(vocabulary, merges), _PIECES_WITH_SPACE)
+    core.add_special_tokens(list(CONTROL))
+    core.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core, eos_token=CONTROL[2], pad_token=CONTROL[0], clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = files("gumshoe.training").joinpath("tiny_chat.jinja").read_text(encoding="utf-8")
+    return tokenizer
+
+
+def _core(model: Any, pieces: str) -> Tokenizer:
+    core = Tokenizer(model)
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pieces), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def new_model(shape: Shape, tokenizer: Any, seed: int) -> Any:
+    """A Qwen2 model with random weights that can nearly copy."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        intermediate_size=shape.feed_forward,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model: Any = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        _wire(model, tokenizer.get_vocab())
+    return model
+
+
+def _wire(model: Any, vocabulary: dict[str, int]) -> None:
+    """Give random weights the circuit that copies, which training from nothing finds late or not at all.
+
+    Head 0 of layer 0 writes what the token before was into dimensions of its own, and two heads of layer 1 look
+    there for the token at hand: what they find came after it the last time, and they say so (induction heads:
+    https://arxiv.org/abs/2209.11895). A word with a space before it and the same one without begin alike, so that
+    either finds the other. Training may then do with all this what it likes.
+    """
+    first, second = (layer.self_attn for layer in model.model.layers[:2])
+    width, hidden = first.head_dim, model.config.hidden_size
+    basis = torch.linalg.qr(torch.randn(hidden, hidden)).Q
+    before, rest = basis[:, :width], basis[:, width:]  # [hidden, dimensions]: for the token before, and for all else
+    _look_back(first, model.model.rotary_emb.inv_freq.tolist())
+    first.v_proj.weight[:width] = rest[:, :width].T
+    first.o_proj.weight[:, :width] = _BEFORE * before
+    embeddings = _EMBEDDING * torch.randn_like(model.model.embed_tokens.weight)
+    twins = [
+        (each, vocabulary[word[1:]])
+        for word, each in vocabulary.items()
+        if word[0] == _SPACE and word[1:] in vocabulary
+    ]
+    spaced, plain = torch.tensor(twins).T  # the same word with a space before it, and without
+    embeddings[spaced] = embeddings[plain] + _SPACE_SIZE * _EMBEDDING * torch.randn(hidden)
+    model.model.embed_tokens.weight.copy_(embeddings - embeddings @ before @ before.T)
+    slow = [*range(width // 4, width // 2), *range(3 * width // 4, width)]  # pairs that hardly turn in an episode
+    for head in range(2):
+        rows, half = slice(head * width, (head + 1) * width), slice(head * len(slow), (head + 1) * len(slow))
+        for projection, sought in ((second.q_proj, rest), (second.k_proj, before)):
+            projection.weight[rows] = 0
+            projection.weight[head * width + torch.tensor(slow)] = _SHARPNESS * sought[:, half].T
+        second.v_proj.weight[rows] = rest[:, rows].T
+        second.o_proj.weight[:, rows] = _COPIED * rest[:, rows]
+
+
+def _look_back(attention: Any, turns: list[float]) -> None:
+    """Make head 0 attend to the token before, whatever the tokens are, by its biases alone.
+
+    With k = (c, 0) and q = c (cos w, -sin w) in the rotary pair that turns by w a token, q at distance d from k gives
+    c² cos(w (d - 1)), which is highest at 1 (rotary embedding: https://arxiv.org/abs/2104.09864).
+    """
+    width = attention.head_dim
+    size = math.sqrt(8 * math.sqrt(width))
+    for projection in (attention.q_proj, attention.k_proj):
+        projection.weight[:width] = 0
+        projection.bias[:width] = 0
+    for pair, turn in enumerate(turns[:6]):
+        attention.k_proj.bias[pair] = size
+        attention.q_proj.bias[pair] = size * math.cos(turn)
+        attention.q_proj.bias[pair + width // 2] = -size * math.sin(turn)
+
+
+def copying(vocabulary: int, count: int, seed: int) -> Iterator[Example]:
+    """Random tokens twice over: the second time they can be known."""
+    dice = Dice(seed, "copying")
+    for _ in range(count):
+        length = dice.between(*_COPY_LENGTHS)
+        tokens = [dice.below(vocabulary) for _ in range(length)]
+        yield Example(tokens * 2, [0.0] * length + [1.0] * length)

@@ -1,0 +1,139 @@
+"""The tiny policy that comes with Gumshoe: small, proper with its tools, often wrong, and the same on both engines."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from gumshoe.agent import policies
+from gumshoe.agent.policies import TINY
+from gumshoe.agent.policy import Sampling
+from gumshoe.agent.run import RolloutReport, Settings, read_trajectories, run_to_file
+from gumshoe.agent.trajectory import Trajectory
+from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
+from gumshoe.mail.build import build_index
+from gumshoe.rewards.exact import is_exact
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.synthesis.mail import synthesize_mail, write_mail
+from gumshoe.terminal import progress
+from tests.conftest import Ran
+
+if not TINY.is_dir():
+    pytest.skip("no tiny policy comes with this version yet", allow_module_level=True)
+
+HELD_OUT = 7  # a seed that practice never has
+UNUSABLE = {"unparseable call", "no call", "unknown tool", "bad arguments"}
+
+
+@dataclass(frozen=True)
+class Mailboxes:
+    """Invented mail that the policy never saw."""
+
+    index: Path
+    scenarios: Path
+
+    def right(self, found: list[Trajectory]) -> float:
+        """The share of answers that are right."""
+        answers = {scenario.id: scenario.answer for scenario in load_scenarios(str(self.scenarios))}
+        return sum(is_exact(each.record.answer, answers[each.scenario]) for each in found) / len(found)
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> Mailboxes:
+    directory = tmp_path_factory.mktemp("held-out")
+    write_mail(synthesize_mail(HELD_OUT, 12, 3600), directory)
+    build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
+    return Mailboxes(directory / "index", directory / "scenarios.jsonl")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
+    with VLLMServer(TINY, log=log, options=ServerOptions(name="tiny")) as server:
+        yield server
+
+
+def rolled_out(settings: Settings, out: Path) -> RolloutReport:
+    with progress("Episodes") as advance:
+        return asyncio.run(run_to_file(settings, out, advance))
+
+
+def test_it_is_small_and_says_what_made_it() -> None:
+    assert sum(each.stat().st_size for each in TINY.iterdir()) < 10e6
+    made = json.loads((TINY / "made.json").read_text())
+    with safe_open(TINY / "model.safetensors", framework="pt") as weights:
+        sizes = [weights.get_tensor(name).numel() for name in weights.keys()]  # noqa: SIM118 - it is no mapping
+    assert sum(sizes) == made["parameters"] < 5e6
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"gumshoe tiny build --out DIR --seed {made['seed']}\n" in readme
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_on_mailboxes_that_it_never_saw_it_is_right_as_often_as_it_should_be(
+    temperature: float, server: VLLMServer, held_out: Mailboxes, tmp_path: Path
+) -> None:
+    settings = Settings(
+        index=held_out.index,
+        scenarios=str(held_out.scenarios),
+        policy=f"vllm:{server.url}#tiny",
+        tokenizer=str(TINY),
+        limit=400,
+        sampling=Sampling(temperature, max_tokens=160),
+    )
+    report = rolled_out(settings, tmp_path / "t.jsonl")
+    assert (report.done, report.dropped) == (400, 0)
+    found = list(read_trajectories(tmp_path / "t.jsonl"))
+    assert 0.2 <= held_out.right(found) <= 0.45
+    assert sum(each.ending in UNUSABLE for each in found) / len(found) < 0.05
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+@pytest.mark.parametrize("questions", ["real", "synthetic"])
+def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
+    engine: str,
+    questions: str,
+    request: pytest.FixtureRequest,
+    held_out: Mailboxes,
+    tmp_path: Path,
+    gumshoe: Callable[..., Ran],
+) -> None:
+    """The 149 real test questions, and a synthetic test set, with a real vLLM and without one."""
+    index, scenarios = held_out.index, held_out.scenarios
+    if questions == "real":
+        index = request.getfixturevalue("real_index")
+        scenarios = request.getfixturevalue("shared_data") / "enron" / "questions.jsonl"
+    policy = ["--policy", f"transformers:{TINY}"]
+    if engine == "vllm":
+        policy = ["--policy", f"vllm:{request.getfixturevalue('server').url}#tiny", "--tokenizer", str(TINY)]
+    out = tmp_path / "t.jsonl"
+    sources = ["--index", index, "--scenarios", scenarios, "--split", "test"]
+    ran = gumshoe("rollout", *sources, *policy, "--max-tokens", 160, "--out", out, "--json")
+    assert ran.status == 0, ran.err
+    report = json.loads(ran.out)
+    found = list(read_trajectories(out))
+    assert len(found) == report["done"] == len(load_scenarios(str(scenarios)).only("test"))
+    assert (report["dropped"], report["already_there"]) == (0, 0)
+    assert {each.policy for each in found} == {"tiny"}
+    assert Counter(each.ending for each in found) == report["endings"]
+    assert sum(each.ending == "answer" for each in found) > 0.9 * len(found)
+    assert all(each.record.searches for each in found)
+    assert sum(bool(each.record.found) for each in found) > 0.2 * len(found)
+
+
+@pytest.mark.parametrize("with_vllm", [True, False])
+def test_the_word_tiny_takes_whichever_engine_is_there(
+    with_vllm: bool, held_out: Mailboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_vllm:
+        monkeypatch.setattr(policies, "is_installed", lambda: False)
+        monkeypatch.setattr(policies, "VLLMServer", None)
+    settings = Settings(index=held_out.index, scenarios=str(held_out.scenarios), policy="tiny", limit=4)
+    out = tmp_path / "t.jsonl"
+    report = rolled_out(settings, out)
+    assert report.done == 4
+    assert {each.policy for each in read_trajectories(out)} == {"tiny"}

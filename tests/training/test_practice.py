@@ -1,0 +1,181 @@
+"""The expert's episodes: proper calls, real results, and errors of several kinds."""
+
+import json
+import re
+from collections import Counter
+from itertools import islice
+from typing import Any, get_args
+
+import pytest
+
+from gumshoe.agent.chat_format import ChatFormat, parse_call
+from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.tools import Call, ToolError
+from gumshoe.rewards.exact import is_exact
+from gumshoe.synthesis.dice import Dice
+from gumshoe.training.practice import MAX_TURNS, Collection, Practice, document
+from gumshoe.training.teacher import MAIL, Slip, Teacher, listed
+from tests.training.conftest import Played
+
+TURN = re.compile(r"<\|im_start\|>assistant\n(.*?)<\|im_end\|>", re.S)
+RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.S)
+
+
+def calls_in(text: str) -> list[Call]:
+    return [parse_call(turn) for turn in TURN.findall(text)]
+
+
+def test_every_turn_is_one_call_that_a_tool_takes_and_the_last_is_the_answer(played: Played) -> None:
+    for text in played.texts():
+        calls = calls_in(text)
+        assert 2 <= len(calls) <= MAX_TURNS
+        assert [call.name for call in calls].index("return_final_answer") == len(calls) - 1
+        assert len(RESULT.findall(text)) == len(calls) - 1
+
+
+def test_the_tools_of_mail_and_of_documents_are_practised(played: Played) -> None:
+    names = Counter(call.name for text in played.texts() for call in calls_in(text))
+    assert set(names) == {"search_inbox", "read_email", "search_documents", "read_document", "return_final_answer"}
+    assert min(names.values()) > 30
+    with_tools = sum("# Tools" in text for text in played.texts())
+    assert 0.1 < with_tools / len(played.examples) < 0.35
+
+
+def test_only_what_the_expert_says_is_learned_and_a_second_look_is_not(played: Played) -> None:
+    stop = played.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    looked = 0
+    for example, text in zip(played.examples, played.texts(), strict=True):
+        spans: list[list[int]] = [[]]
+        for token, weight in zip(example.ids, example.weights, strict=True):
+            if weight == 1:
+                spans[-1].append(token)
+            elif spans[-1]:
+                spans.append([])
+        said = [played.tokenizer.decode(span, skip_special_tokens=False) for span in spans if span]
+        turns = [f"{turn}<|im_end|>" for turn in TURN.findall(text)]
+        assert all(each.endswith("<|im_end|>") for each in said)
+        assert [each for each in turns if each in said] == said
+        looked += len(said) < len(turns)
+        assert example.ids[-1] == stop
+        assert 0 < sum(0 < weight < 1 for weight in example.weights) < len(example.ids) / 3
+    assert 0.05 < looked / len(played.examples) < 0.3
+
+
+def test_errors_are_of_every_kind_and_none_is_more_than_a_third_of_them(played: Played) -> None:
+    counts = Counter(slip for slips in played.slips for slip in slips)
+    assert set(counts) == set(get_args(Slip))
+    assert max(counts.values()) <= sum(counts.values()) / 3
+    clean = sum(not slips for slips in played.slips) / len(played.slips)
+    assert 0.25 < clean < 0.6
+
+
+def test_without_an_error_the_answer_is_right_and_its_source_too(played: Played) -> None:
+    """But for questions whose source no search of the expert's lists."""
+    right = wrong = 0
+    for scenario, text, slips in zip(played.company.mail.scenarios, played.texts(), played.slips, strict=True):
+        if slips:
+            continue
+        given = calls_in(text)[-1].arguments
+        if is_exact(given["answer"], scenario.answer):
+            right += 1
+            (source,) = given.get("message_ids") or given["document_ids"]
+            assert any(source in (gold, document(gold)) for gold in scenario.message_ids)
+        else:
+            wrong += 1
+            assert given["answer"] == "I don't know"
+    assert wrong < right / 20
+
+
+@pytest.mark.parametrize(
+    ("slip", "shown"),
+    [
+        ("gave up early", lambda calls: calls[-1].arguments["answer"] == "I don't know"),
+        ("first hit unread", lambda calls: not any(call.name.startswith("read") for call in calls)),
+        ("few keywords", lambda calls: len(calls[0].arguments.get("keywords", "x")) == 1),
+        ("wrong person", lambda calls: any(call.name.startswith("read") for call in calls)),
+    ],
+)
+def test_an_error_shows(played: Played, slip: Slip, shown: Any) -> None:
+    alone = [text for text, slips in zip(played.texts(), played.slips, strict=True) if slips == [slip]]
+    assert alone
+    assert all(shown(calls_in(text)) for text in alone)
+
+
+@pytest.mark.parametrize("slip", ["older fact", "neighbouring field"])
+def test_a_wrong_value_is_one_that_the_mail_holds(played: Played, slip: Slip) -> None:
+    found = 0
+    for scenario, text, slips in zip(played.company.mail.scenarios, played.texts(), played.slips, strict=True):
+        if slips == [slip]:
+            answer = calls_in(text)[-1].arguments["answer"]
+            assert not is_exact(answer, scenario.answer)
+            assert any(answer in result for result in RESULT.findall(text))
+            found += 1
+    assert found > 5
+
+
+def test_words_that_are_searched_for_stand_in_the_question(played: Played) -> None:
+    for scenario, text in zip(played.company.mail.scenarios, played.texts(), strict=True):
+        for call in calls_in(text):
+            words = call.arguments.get("keywords", call.arguments.get("query", "").split())
+            assert all(word in scenario.question for word in words)
+
+
+def test_a_shortened_result_keeps_a_right_source(played: Played) -> None:
+    """What is learned from fewer hits must not teach that the right one is missing."""
+    kept = 0
+    for scenario, text, slips in zip(played.company.mail.scenarios, played.texts(), played.slips, strict=True):
+        if slips or "search_documents" in text:
+            continue
+        hits = [hit.source for result in RESULT.findall(text) for hit in listed(result)]
+        kept += any(source in hits for source in scenario.message_ids)
+    clean = sum(not slips for slips in played.slips)
+    assert kept > 0.75 * clean
+
+
+def test_the_same_seed_plays_the_same_episodes_and_another_seed_others(played: Played) -> None:
+    def play(seed: int) -> list[list[int]]:
+        examples = islice(Practice(played.tokenizer, seed).examples(played.company), 100)
+        return [list(example.ids) for example, _ in examples]
+
+    assert play(1) == [list(example.ids) for example in played.examples[:100]]
+    assert play(2) != play(1)
+
+
+def test_an_episode_is_the_tokens_that_the_agent_would_see(played: Played) -> None:
+    """Prompt and glue are those of `ChatFormat`, so that practice looks as service does."""
+    chat = ChatFormat(played.tokenizer)
+    seen = 0
+    for scenario, example, text in zip(played.company.mail.scenarios, played.examples, played.texts(), strict=True):
+        if "# Tools" not in text or "search_documents" in text:
+            continue
+        environment = EmailEnvironment(played.company.index, scenario, MAX_TURNS)
+        prompt = chat.prompt_ids(environment.system_prompt(), scenario.question, environment.toolbox.schemas())
+        assert list(example.ids[: len(prompt)]) == prompt
+        glue = chat.glue_ids(environment.toolbox.run(calls_in(text)[0]))
+        first_turn = list(example.ids).index(chat.stop_ids[0], len(prompt)) + 1
+        assert tuple(example.ids[first_turn : first_turn + len(glue)]) == glue
+        seen += 1
+    assert seen > 20
+
+
+def test_a_collection_of_documents_searches_reads_and_answers(played: Played) -> None:
+    scenario = played.company.mail.scenarios.scenarios[0]
+    collection = Collection(played.company.index, scenario)
+    about = played.company.mail.backgrounds[scenario.id].about
+    hits = listed(collection.search_documents(f"{about} xyzzy"))
+    assert hits, "words that nothing has are left out from the end"
+    assert collection.search_documents("xyzzy") == "Nothing found."
+    assert collection.read_document(hits[0].source).startswith(hits[0].head)
+    with pytest.raises(ToolError, match=r"there is no document 'doc-0'; use an id as a search lists it"):
+        collection.read_document("doc-0")
+    collection.return_final_answer("It is.", [hits[0].source])
+    assert collection.finished
+    assert "document_ids" in json.dumps(collection.toolbox.schemas())
+
+
+def test_a_question_that_names_nothing_is_searched_by_its_names(played: Played) -> None:
+    scenario = next(each for each in played.company.mail.scenarios if "that" in each.question.split())
+    background = played.company.mail.backgrounds[scenario.id]
+    teacher = Teacher(scenario, background, frozenset(scenario.message_ids), MAIL, Dice(1))
+    first = next(teacher.moves())
+    assert first.call.arguments["keywords"]

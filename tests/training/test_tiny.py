@@ -1,0 +1,105 @@
+"""The parts of the tiny policy, and the command that makes one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.training.tiny import Shape, copying, new_model, train_tokenizer
+from gumshoe.training.warm_start import WarmStart, warm_start
+from tests.conftest import Ran
+from tests.training.conftest import Played
+
+SMALL = train_tokenizer(["the quick brown fox, 1234 <b>"], 300)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(played: Played) -> Any:
+    return played.tokenizer
+
+
+@given(st.text())
+def test_any_text_comes_back_from_its_tokens(text: str) -> None:
+    made = SMALL
+    assert made.decode(made.encode(text, add_special_tokens=False)) == text
+
+
+def test_a_name_a_number_and_a_code_have_the_same_tokens_wherever_they_stand(tokenizer: Any) -> None:
+    """The first of them may carry a space."""
+
+    def tokens(text: str) -> list[str]:
+        return [tokenizer.decode([each]) for each in tokenizer.encode(text, add_special_tokens=False)]
+
+    for value in ("Rookhope", "Mangrove", "volunteering", "\u00a323,600", "PO-25712", "07700 900408"):
+        first, *rest = tokens(value)
+        for text in (f'"{value}"', f"of {value}.", f"({value})", f"\n{value}\n"):
+            found = tokens(text)
+            start = next(place for place, token in enumerate(found) if token.lstrip() == first)
+            assert found[start + 1 : start + 1 + len(rest)] == rest, text
+
+
+def test_digits_are_single_and_tags_are_one_token(tokenizer: Any) -> None:
+    assert len(tokenizer.encode("2031", add_special_tokens=False)) == 4
+    for tag in ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<|im_end|>"):
+        assert len(tokenizer.encode(tag, add_special_tokens=False)) == 1
+
+
+def test_the_template_is_fit_for_token_exact_episodes(tokenizer: Any) -> None:
+    """`ChatFormat` refuses one that is not; calls given as objects are rendered as a model writes them."""
+    ChatFormat(tokenizer)
+    call = {"name": "read_email", "arguments": {"message_id": "<1@x>"}}
+    said = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    as_text = [*messages, {"role": "assistant", "content": said}]
+    for function in (call, {**call, "arguments": json.dumps(call["arguments"])}):
+        as_calls = [*messages, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+        rendered = [tokenizer.apply_chat_template(each, tokenize=False) for each in (as_text, as_calls)]
+        assert rendered[0] == rendered[1]
+
+
+def test_a_new_model_attends_to_the_token_before_and_soon_copies() -> None:
+    made = SMALL
+    model = new_model(Shape(), made, 1)
+    model.set_attn_implementation("eager")
+    ids = torch.randint(0, len(made), (1, 40))
+    attention = model.model(input_ids=ids, output_attentions=True).attentions[0][0, 0]  # [tokens, tokens]
+    assert attention.diagonal(-1).mean() > 0.95
+    model.set_attn_implementation("sdpa")
+    losses: list[float] = []
+    examples = list(copying(len(made), 400, 1))
+    warm_start(model, examples, WarmStart(30, 1024, learning_rate=1e-3), losses.append)
+    assert losses[-1] < losses[0] / 3
+
+
+def test_copying_counts_the_second_time_alone() -> None:
+    for example in copying(300, 20, 1):
+        half = len(example.ids) // 2
+        assert list(example.ids[:half]) == list(example.ids[half:])
+        assert list(example.weights) == [0.0] * half + [1.0] * half
+
+
+def test_the_command_makes_a_policy_that_loads(tmp_path: Path, gumshoe: Callable[..., Ran]) -> None:
+    from gumshoe.agent.policies import load_tokenizer
+    from gumshoe.agent.transformers_policy import TransformersPolicy
+
+    place = tmp_path / "tiny"
+    command = ["tiny", "build", "--out", place, "--seed", 3, "--companies", 1, "--copy-steps", 2, "--steps", 2]
+    ran = gumshoe(*command, "--json")
+    assert ran.status == 0, ran.err
+    report = json.loads(ran.out)
+    assert report == json.loads((place / "made.json").read_text())
+    assert report["seed"] == 3
+    assert report["schooling"] == {"companies": 1, "copy_steps": 2, "steps": 2}
+    assert report["parameters"] < 5e6
+    assert sum(each.stat().st_size for each in place.iterdir()) < 10e6
+    assert sum(report["slips"].values()) > 100
+    ChatFormat(load_tokenizer(place))
+    TransformersPolicy(place)
+    again = gumshoe(*command)
+    assert (again.status, "holds files" in again.err) == (2, True)

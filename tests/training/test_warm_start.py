@@ -1,0 +1,133 @@
+"""Supervised learning on token ids: what is learned, what is not, and in which order."""
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from gumshoe.training.warm_start import Example, WarmStart, warm_start
+
+VOCABULARY = 40
+
+
+def make_model(seed: int = 1) -> Any:
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+
+
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def continuation(model: Any, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    for _ in range(count):
+        ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], dim=1)
+    return [int(each) for each in ids[0, len(prompt) :]]
+
+
+def example(ids: list[int], counted: int) -> Example:
+    """A sequence of which the last tokens count."""
+    return Example(ids, [0.0] * (len(ids) - counted) + [1.0] * counted)
+
+
+LESSONS = [example([1, 2, 3, 11, 12, 13], 3), example([4, 5, 21, 22, 23, 24, 25], 5), example([6, 31, 32], 2)]
+
+
+def test_a_model_learns_what_counts() -> None:
+    model = make_model()
+    losses: list[float] = []
+    last = warm_start(model, LESSONS, WarmStart(60, batch_tokens=64, learning_rate=1e-2), losses.append)
+    assert len(losses) == 60
+    assert losses[0] > 3
+    assert last == pytest.approx(sum(losses[-6:]) / 6)
+    assert last < 0.1
+    assert continuation(model, [1, 2, 3], 3) == [11, 12, 13]
+    assert continuation(model, [4, 5], 5) == [21, 22, 23, 24, 25]
+    assert not model.training
+
+
+def test_tokens_that_do_not_count_are_not_learned() -> None:
+    """What follows the last token that counts changes no weight at all."""
+    results = []
+    for tail in ([7, 8], [9, 10]):
+        model = make_model()
+        ids = [1, 2, 3, 11, 12, 13, *tail]
+        warm_start(model, [Example(ids, [0, 0, 0, 1, 1, 1, 0, 0])], WarmStart(3, batch_tokens=64))
+        results.append(weights_of(model))
+    assert same(*results)
+
+
+def test_a_weight_says_how_much_a_token_counts() -> None:
+    """Twice the weight is as good as the same example twice."""
+    heavy, twice = make_model(), make_model()
+    light, other = [1, 2, 3, 11], [4, 5, 6, 21]
+    warm_start(heavy, [Example(light, [0, 0, 0, 2]), Example(other, [0, 0, 0, 1])], WarmStart(1, 64, clip=1e9))
+    warm_start(twice, [example(light, 1), example(light, 1), example(other, 1)], WarmStart(1, 64, clip=1e9))
+    for name, value in weights_of(heavy).items():
+        torch.testing.assert_close(value, weights_of(twice)[name], rtol=1e-3, atol=1e-5)
+
+
+def test_padding_changes_nothing() -> None:
+    """The loss of two lengths in one batch is the mean of the losses of each, by its tokens that count."""
+    losses: list[float] = []
+    for lessons in ([LESSONS[0]], [LESSONS[1]], LESSONS[:2]):
+        warm_start(make_model(), lessons, WarmStart(1, batch_tokens=64), losses.append)
+    alone, longer, together = losses
+    assert together == pytest.approx((3 * alone + 5 * longer) / 8, rel=1e-5)
+
+
+def test_the_seed_decides_the_order_and_so_the_result() -> None:
+    lessons = [example([number, number + 1, number + 2], 2) for number in range(1, 30)]
+    results = []
+    for seed in (1, 1, 2):
+        model = make_model()
+        warm_start(model, lessons, WarmStart(8, batch_tokens=9, seed=seed))
+        results.append(weights_of(model))
+    assert same(results[0], results[1])
+    assert not same(results[0], results[2])
+
+
+def test_every_example_is_seen_once_before_any_is_seen_again() -> None:
+    """With batches of one, each step's loss is that of another example of an untrained model."""
+    lessons = [example([1, 2, number], 1) for number in range(3, 13)]
+    losses: list[float] = []
+    warm_start(make_model(), lessons, WarmStart(20, batch_tokens=3, learning_rate=0), losses.append)
+    assert len({round(loss, 6) for loss in losses[:10]}) == 10
+    assert sorted(losses[:10]) == pytest.approx(sorted(losses[10:]))
+    assert losses[:10] != losses[10:]
+
+
+def test_an_adapter_learns_and_the_model_under_it_does_not() -> None:
+    base = make_model()
+    before = weights_of(base)
+    model = get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"]))
+    losses: list[float] = []
+    warm_start(model, LESSONS, WarmStart(40, batch_tokens=64, learning_rate=2e-2), losses.append)
+    assert losses[-1] < 0.9 * losses[0]
+    after = {
+        name.replace(".base_layer", "").removeprefix("base_model.model."): value
+        for name, value in weights_of(model).items()
+    }
+    assert same(before, after)
+
+
+@pytest.mark.parametrize("lessons", [[], [example(list(range(20)), 3)]])
+def test_what_cannot_be_learned_from_is_refused(lessons: list[Example]) -> None:
+    with pytest.raises(ValueError, match=r"no examples, or one is longer than a batch of 16 tokens"):
+        warm_start(make_model(), lessons, WarmStart(1, batch_tokens=16))
