@@ -173,7 +173,8 @@ def test_a_vllm_that_is_killed_under_64_rollouts_and_started_again_costs_no_grou
         arguments = [sys.executable, "-m", "gumshoe", *map(str, command)]
         pipe, apart = subprocess.PIPE, True
         rollout = subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, start_new_session=apart)
-        wait_until(lambda: metric(first.url, "vllm:num_requests_running") == count * samples, rollout)
+        # A few may end before the last begin.
+        wait_until(lambda: metric(first.url, "vllm:num_requests_running") > 0.7 * count * samples, rollout)
         before.add(rollout.pid)
         kill_what_was_started(before)
     try:
