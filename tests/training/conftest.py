@@ -28,7 +28,7 @@ class Played:
 
 @pytest.fixture(scope="session")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    company = Company.invent(5, "normal", tmp_path_factory.mktemp("company"))
+    company = Company.invent(5, "normal", tmp_path_factory.mktemp("company"), mailboxes=12, messages=3600)
     tokenizer = train_tokenizer(practice_texts([company]), 2048)
     examples, slips = zip(*Practice(tokenizer, 1).examples(company), strict=True)
     return Played(company, tokenizer, list(examples), list(slips))

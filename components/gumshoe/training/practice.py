@@ -42,7 +42,7 @@ class Company:
 
     @classmethod
     def invent(
-        cls, seed: int, level: Level, directory: Path, *, mailboxes: int = 12, messages: int = 3600
+        cls, seed: int, level: Level, directory: Path, *, mailboxes: int = _MAILBOXES, messages: int = _MESSAGES
     ) -> "Company":
         """Invent mail and index it in a directory."""
         mail = synthesize_mail(seed, mailboxes, messages, level)
