@@ -135,7 +135,7 @@ def gumshoe() -> Callable[..., Ran]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=280,
+            timeout=120,
         )
         return Ran(ended.returncode, ended.stdout, ended.stderr)
 

@@ -257,7 +257,7 @@ def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) 
     with pytest.raises(type(error), match=str(error)):
         asyncio.run(collect(RolloutEngine(episode), scenarios(5)))
     assert sorted(cancelled) == ["q1", "q2", "q4", "q5"]
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 1
 
 
 def test_an_episode_that_cancels_itself_does_not_keep_the_rollout_waiting() -> None:
@@ -301,11 +301,9 @@ async def _left(engine: RolloutEngine, server: FakeVLLM) -> float:
 
 
 @pytest.mark.parametrize("leave", [_cancelled, _left])
-def test_cancelling_stops_everything_at_once(
+def test_cancelling_stops_everything_within_a_second(
     leave: Callable[[RolloutEngine, FakeVLLM], Awaitable[float]], chat: ChatFormat, index: MailIndex
 ) -> None:
-    """Long before the server, which says nothing for 20 seconds."""
-
     async def run(server: FakeVLLM) -> float:
         async with VLLMPolicy([server.address], "adapter", RequestLimits(deadline=60)) as policy:
             engine = RolloutEngine(real_episodes(policy, chat, index), 16)
@@ -316,8 +314,8 @@ def test_cancelling_stops_everything_at_once(
 
     with FakeVLLM() as server:
         server.inject(stall, times=None)
-        assert asyncio.run(run(server)) < 5
-        assert server.wait_until_idle(5)
+        assert asyncio.run(run(server)) < 1
+        assert server.wait_until_idle(1)
         assert server.errors == []
 
 

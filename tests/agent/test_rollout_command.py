@@ -243,7 +243,7 @@ def _wait_for(what: Callable[[], bool], process: "subprocess.Popen[str]") -> Non
     started = time.monotonic()
     while not what():
         assert process.poll() is None
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 20
         time.sleep(0.005)
 
 
@@ -268,17 +268,17 @@ def test_a_run_that_is_killed_and_started_again_gives_each_group_once_and_whole(
     assert set(counts.values()) == {1}
 
 
-def test_an_interrupt_ends_the_command_at_once(server: FakeVLLM, place: Place, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_command_within_a_second(server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     server.inject(stall, times=None, after=4)
     process = _started(*options(place, tmp_path / "t.jsonl", adapter(server), samples=3))
     _wait_for(lambda: server.under_way > 10, process)
     started = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert time.monotonic() - started < 5  # the server says nothing for 20 seconds
+    _, said = process.communicate(timeout=10)
+    assert time.monotonic() - started < 1
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert server.wait_until_idle(5)
+    assert server.wait_until_idle(1)
 
 
 def test_a_file_that_another_run_writes_to_is_left_alone_until_that_ends(
@@ -337,6 +337,13 @@ def test_dropped_groups_are_told_of_with_75_and_the_next_run_fills_them_in(
     assert ran.status == 0
     assert "3 episodes in" in ran.out
     assert sorted(groups(out)) == [f"q{number}" for number in range(1, 7)]
+
+
+def test_a_packed_file_is_refused_since_nothing_can_be_added_to_it(run: Run, place: Place, tmp_path: Path) -> None:
+    ran = run(*options(place, tmp_path / "t.jsonl.gz", "vllm:http://127.0.0.1:1"))
+    assert ran.status == 2
+    assert "leave .gz out" in ran.err
+    assert not (tmp_path / "t.jsonl.gz").exists()
 
 
 def test_where_every_group_is_dropped_nothing_is_written(

@@ -140,7 +140,7 @@ def test_a_fault_that_stays_is_an_error_after_so_many_tries(server: FakeVLLM, fa
     with pytest.raises(PolicyError, match=r"^adapter: .*127\.0\.0\.1.*, after 2 tries$"):
         say_once(server.address, limits=RequestLimits(deadline=0.2, attempts=2, backoff=0.05, patience=0))
     assert len(server.requests) == 2
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 1
 
 
 def _top_logprobs(value: Any) -> Act:
@@ -222,7 +222,7 @@ def test_pauses_between_tries_are_of_different_lengths_and_bounded(server: FakeV
     assert [len(each) for each in times.values()] == [5] * 20
     pauses = [later - earlier for each in times.values() for earlier, later in pairwise(each)]
     assert min(pauses) < 0.2 < max(pauses)
-    assert max(pauses) < 0.4 + 2
+    assert max(pauses) < 0.4 + 0.5
 
 
 GONE: dict[str, Act] = {"502": status(502), "503": status(503)}
@@ -372,9 +372,9 @@ def test_cancelling_ends_a_request_at_once_and_closes_its_connection(server: Fak
                 await task
             return time.monotonic() - started
 
-    assert asyncio.run(run()) < 2
+    assert asyncio.run(run()) < 0.3
     assert len(server.requests) == 1
-    assert server.wait_until_idle(5)
+    assert server.wait_until_idle(1)
 
 
 def check(*addresses: str, model: str = "adapter") -> None:

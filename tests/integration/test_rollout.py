@@ -126,13 +126,15 @@ def test_a_tokenizer_of_another_model_is_refused(
     assert "give the tokenizer of the model that it serves" in ran.err
 
 
-def metric(url: str, name: str) -> float:
-    """The sum of one of vLLM's metrics; 0 where the server is not there."""
-    try:
-        text = httpx.get(f"{url}/metrics", timeout=5).text
-    except httpx.TransportError:
-        return 0
-    return sum(float(line.split()[-1]) for line in re.findall(rf"^{name}{{.*$", text, re.M))
+def metrics(url: str, *names: str) -> float:
+    """The sum of some of vLLM's metrics, of one moment."""
+    text = httpx.get(f"{url}/metrics", timeout=5).text
+    return sum(float(line.split()[-1]) for line in re.findall(rf"^(?:{'|'.join(names)}){{.*$", text, re.M))
+
+
+def begun(url: str) -> float:
+    """Requests that a server has begun to answer; a few may have ended before the last begin."""
+    return metrics(url, "vllm:num_requests_running", "vllm:request_success_total")
 
 
 def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
@@ -173,8 +175,7 @@ def test_a_vllm_that_is_killed_under_64_rollouts_and_started_again_costs_no_grou
         arguments = [sys.executable, "-m", "gumshoe", *map(str, command)]
         pipe, apart = subprocess.PIPE, True
         rollout = subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, start_new_session=apart)
-        # A few may end before the last begin.
-        wait_until(lambda: metric(first.url, "vllm:num_requests_running") > 0.7 * count * samples, rollout)
+        wait_until(lambda: begun(first.url) == count * samples, rollout)
         before.add(rollout.pid)
         kill_what_was_started(before)
     try:
@@ -182,7 +183,7 @@ def test_a_vllm_that_is_killed_under_64_rollouts_and_started_again_costs_no_grou
         assert done < count * samples
         with VLLMServer(talker, log=tmp_path / "second.log", options=server_options) as second:
             printed, said = rollout.communicate(timeout=200)
-            again = metric(second.url, "vllm:request_success_total")
+            again = metrics(second.url, "vllm:request_success_total")
     finally:
         rollout.kill()
         rollout.communicate()

@@ -103,3 +103,15 @@ def test_the_command_makes_a_policy_that_loads(tmp_path: Path, gumshoe: Callable
     TransformersPolicy(place)
     again = gumshoe(*command)
     assert (again.status, "holds files" in again.err) == (2, True)
+
+
+def test_a_place_that_cannot_be_written_to_is_found_before_anything_is_made(
+    tmp_path: Path, gumshoe: Callable[..., Ran]
+) -> None:
+    place = tmp_path / "file"
+    place.write_text("mine")
+    ran = gumshoe("tiny", "build", "--out", place, "--seed", 1, "--companies", 1, "--steps", 1)
+    assert ran.status != 0
+    assert f"error: {place}: " in ran.err
+    assert "Making" not in ran.err
+    assert place.read_text() == "mine"

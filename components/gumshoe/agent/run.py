@@ -71,6 +71,8 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> Rollo
         UsageError: the settings cannot be carried out, or another process writes to the file; nothing was begun.
         PolicyError: the policy does not answer at all.
     """
+    if path.suffix == ".gz":
+        raise UsageError(f"{path} would be packed, and lines cannot be added to that; leave .gz out")
     name = PolicyName.parse(settings.policy)
     chosen = _chosen(settings)
     index = MailIndex(settings.index)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from gumshoe.artifacts.storage import explained
 from gumshoe.errors import UsageError
 from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
 
@@ -28,13 +29,15 @@ def build(
     replace: Annotated[bool, typer.Option("--replace", help="Write into a directory that holds files.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Make a tokenizer and a small model from invented mail: it uses the tools properly, and is often wrong.
+    """Make a tokenizer and a small model from invented mail.
 
-    It learns to copy first, and then from episodes of a scripted expert that errs on purpose. Takes about half an
-    hour on two cores.
+    It learns to copy first, and then from episodes of a scripted expert that uses the tools properly and errs on
+    purpose. Takes about half an hour on two cores.
     """
-    if directory.exists() and any(directory.iterdir()) and not replace:
-        raise UsageError(f"{directory} holds files; choose another, or write into it (--replace)")
+    with explained(directory):  # before that half hour
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()) and not replace:
+            raise UsageError(f"{directory} holds files; choose another, or write into it (--replace)")
     try:
         from gumshoe.training.tiny import Schooling, build_tiny
     except ModuleNotFoundError as error:

@@ -155,7 +155,7 @@ class Practice:
         tools = environment.toolbox.schemas() if form.tools else []
         ids = self.chat.prompt_ids(environment.system_prompt(), environment.scenario.question, tools)
         offset = dice.below(_CONTEXT_STRIDE)
-        weights = [_CONTEXT_WEIGHT * ((place + offset) % _CONTEXT_STRIDE == 0) for place in range(len(ids))]
+        weights = [_context_weight(place + offset) for place in range(len(ids))]
         moves = teacher.moves()
         move = next(moves)
         while True:
@@ -166,12 +166,13 @@ class Practice:
             if environment.finished:
                 return Example(ids, weights)
             glue = self.chat.glue_ids(result)
-            weights += [
-                _CONTEXT_WEIGHT * ((place + offset) % _CONTEXT_STRIDE == 0)
-                for place in range(len(ids), len(ids) + len(glue))
-            ]
+            weights += [_context_weight(place + offset) for place in range(len(ids), len(ids) + len(glue))]
             ids += glue
             move = moves.send(result)
+
+
+def _context_weight(place: int) -> float:
+    return 0.0 if place % _CONTEXT_STRIDE else _CONTEXT_WEIGHT
 
 
 def spoken(company: Company) -> Iterator[str]:

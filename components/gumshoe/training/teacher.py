@@ -7,7 +7,7 @@ habit, it is the rarer one.
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from gumshoe.agent.tools import Call
 from gumshoe.scenarios.scenario import Scenario
@@ -166,10 +166,11 @@ class Teacher:
 
     def _value(self, text: str) -> str:
         """What the expert takes from all that it has seen, the message that it read first."""
-        for slip, values in (
-            ("older fact", self.background.other_times),
-            ("neighbouring field", self.background.neighbours),
-        ):
+        wrong: dict[Slip, tuple[str, ...]] = {
+            "older fact": self.background.other_times,
+            "neighbouring field": self.background.neighbours,
+        }
+        for slip, values in wrong.items():
             found = next((value for value in values if value in text), None)
             if found and self._slips(slip):
                 return found
@@ -180,7 +181,7 @@ class Teacher:
         values = (self.scenario.answer, *self.background.other_times, *self.background.neighbours)
         return next((value for value in values if value in text), None)
 
-    def _slips(self, slip: Any) -> bool:
+    def _slips(self, slip: Slip) -> bool:
         slipped = self.dice.chance(HABITS[slip].chance(self.scenario.question))
         if slipped:
             self.slips.append(slip)
