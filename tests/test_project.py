@@ -49,18 +49,20 @@ def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
     mail = next(block for block in blocks if "cat > mail.jsonl" in block)
     artifacts = next(block for block in blocks if "artifacts publish" in block).replace("s3://bucket/project", "store")
     synthetic = next(block for block in blocks if "synthesize mail" in block)
+    rollouts = next(block for block in blocks if "--policy tiny" in block)
     run = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", mail + artifacts + synthetic],
+        ["bash", "-euo", "pipefail", "-c", mail + artifacts + synthetic + rollouts],
         cwd=tmp_path,
         env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=280,
     )
     assert run.returncode == 0, run.stderr
     assert "The invoice for the second quarter is $1,250" in run.stdout
     assert "nobody else's business" not in run.stdout
     assert "mail-indexes/enron-1: every byte is as published" in run.stdout
     assert "nothing is wrong" in run.stdout
+    assert "search_inbox" in run.stdout
     assert (tmp_path / "somewhere" / "else" / "mail.sqlite").is_file()

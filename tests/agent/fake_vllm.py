@@ -32,6 +32,8 @@ from typing import Any, Self
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from tests.serving import serving
+
 END, ODD_END = "<|im_end|>", "<|endoftext|>"
 CONTROL = (ODD_END, "<|im_start|>", END)
 TEMPLATE = """\
@@ -436,19 +438,15 @@ class FakeVLLM:
         return not self.under_way
 
     def __enter__(self) -> Self:
-        self._server = _Server(self, self.port)
-        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
+        self._serving = serving(_Server(self, self.port))
+        self.address = self._serving.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._serving.__exit__(kind, error, trace)
 
 
 class ServerProcess:

@@ -252,7 +252,7 @@ def test_a_tools_error_is_told_to_the_model_and_the_episode_goes_on(
         "a search lists it\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
     assert "\nError: there are 0 keywords; write 1 to 32\n" in told[1]
-    assert "<1@example.com> 2001-05-02" in told[2]
+    assert "\n  id: <1@example.com>" in told[2]
     assert (made.ending, made.turns, made.record.tool_errors, made.record.invalid_ids) == ("answer", 4, 2, 1)
     assert (made.record.searches, made.record.empty_searches) == (2, 0)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gumshoe.agent.generation import Past, Turn, sample_turns
 from gumshoe.agent.policy import Sampling
+from tests.models import random_model
 
 VOCABULARY, STOP = 50, 7
 
@@ -15,18 +15,7 @@ VOCABULARY, STOP = 50, 7
 @pytest.fixture(scope="module")
 def model() -> Any:
     """Random weights with sharp opinions."""
-    torch.manual_seed(3)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=128,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    return Qwen2ForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    return random_model(VOCABULARY, 3, num_hidden_layers=3, num_attention_heads=4, initializer_range=0.3)
 
 
 def turn(prompt: list[int], sampling: Sampling, seed: int = 0, past: Past | None = None) -> Turn:

@@ -20,6 +20,7 @@ from gumshoe.artifacts.hub import ModelPlace, find_model
 from gumshoe.errors import UsageError
 from tests.agent.fake_vllm import write_tokenizer
 from tests.conftest import free_port
+from tests.serving import serving
 
 # The hub's library reads its settings as it is imported, hence a process of its own.
 PROGRAM = """
@@ -74,17 +75,12 @@ class _Hub(BaseHTTPRequestHandler):
 @contextmanager
 def hub() -> Iterator[str]:
     """The address of a hub, while the block runs."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     _Hub.stopped.clear()
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        _Hub.stopped.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Hub)) as address:
+        try:
+            yield address
+        finally:
+            _Hub.stopped.set()
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
+from tests.serving import serving
+
 _PER_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server", "expect"}
 
 
@@ -222,19 +224,15 @@ class FaultProxy:
         act(exchange)
 
     def __enter__(self) -> Self:
-        self._server = _Server(self)
-        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
+        self._serving = serving(_Server(self))
+        self.address = self._serving.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()  # waits for the threads of requests under way
-        self._thread.join()
+        self._serving.__exit__(kind, error, trace)
 
 
 def forward(exchange: Exchange) -> None:

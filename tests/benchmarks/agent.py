@@ -233,7 +233,7 @@ class Searcher:
     ) -> Completion:
         if self._searches and not self._has_read:
             news = self._decode(prompt_ids[self._seen :], skip_special_tokens=False)
-            self._found += re.findall(r"^<\S+@\S+>", news, re.M)
+            self._found += re.findall(r"^  id: (<\S+@\S+>)", news, re.M)
         ids = (*self._encode(self._next(seed)), *stop_ids[:1])
         assert len(ids) <= sampling.max_tokens
         self._seen = len(prompt_ids) + len(ids)

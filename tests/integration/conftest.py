@@ -34,8 +34,9 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with sharp, random opinions, and sampling defaults in its files that would spoil any measurement."""
     if find_spec("vllm") is None:
         missing("vLLM (the CPU build comes with `make install` on Linux)")
-    import torch
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.models import random_model
 
     directory = tmp_path_factory.mktemp("model")
     tokenizer = Tokenizer(models.BPE())
@@ -50,23 +51,11 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast: Any = PreTrainedTokenizerFast
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
     fast(tokenizer_object=tokenizer, **names).save_pretrained(directory)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=320,
-        hidden_size=128,  # heads of 32: the smallest that the CPU build knows
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        intermediate_size=128,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    made: Any = Qwen2ForCausalLM
-    made(config).save_pretrained(directory)
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}  # heads of 32 at least
+    ends = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
+    sharp = {"tie_word_embeddings": False, "initializer_range": 0.3}
+    made = random_model(320, 0, **sizes, **ends, **sharp, max_position_embeddings=2048)
+    made.save_pretrained(directory)
     hostile = {"do_sample": True, "temperature": 0.1, "top_p": 0.5, "top_k": 3, "repetition_penalty": 1.3}
     (directory / "generation_config.json").write_text(json.dumps({**hostile, "eos_token_id": [2, 7, 11]}))
     return directory

@@ -30,6 +30,7 @@ from gumshoe.mail.message import ParsedMessage, Unreadable, shown_date
 from gumshoe.mail.sources import SourceError, open_source, parse_record
 from tests.conftest import free_port
 from tests.mail.mailbox import record
+from tests.serving import serving
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
 NOON = int(datetime(2001, 5, 14, 12, tzinfo=UTC).timestamp())
@@ -719,18 +720,13 @@ class HubHandler(BaseHTTPRequestHandler):
 @contextmanager
 def hub() -> Iterator[str]:
     """The address of a hub, while the block runs."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     HubHandler.stopped.clear()
     HubHandler.stuttered.clear()
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        HubHandler.stopped.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)) as address:
+        try:
+            yield address
+        finally:
+            HubHandler.stopped.set()
 
 
 @pytest.fixture(scope="module")

@@ -1,29 +1,15 @@
 """Supervised learning on token ids: what is learned, what is not, and in which order."""
 
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gumshoe.training.warm_start import Example, WarmStart, warm_start
+from tests.models import random_model
 
 VOCABULARY = 40
-
-
-def make_model(seed: int = 1) -> Any:
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
 
 
 def weights_of(model: Any) -> dict[str, torch.Tensor]:
@@ -50,7 +36,7 @@ LESSONS = [example([1, 2, 3, 11, 12, 13], 3), example([4, 5, 21, 22, 23, 24, 25]
 
 
 def test_a_model_learns_what_counts() -> None:
-    model = make_model()
+    model = random_model(VOCABULARY, 1)
     losses: list[float] = []
     last = warm_start(model, LESSONS, WarmStart(60, batch_tokens=64, learning_rate=1e-2), losses.append)
     assert len(losses) == 60
@@ -62,11 +48,32 @@ def test_a_model_learns_what_counts() -> None:
     assert not model.training
 
 
+def test_muon_moves_the_matrices_between_the_embeddings_and_adamw_the_rest() -> None:
+    """What Muon does not take is moved just as AdamW alone moves it in its first step."""
+    before = weights_of(random_model(VOCABULARY, 1))
+    moved = {}
+    for optimizer in get_args(get_type_hints(WarmStart)["optimizer"]):
+        model = random_model(VOCABULARY, 1)
+        warm_start(model, LESSONS, WarmStart(1, batch_tokens=64, optimizer=optimizer))
+        moved[optimizer] = weights_of(model)
+    for name, value in moved["muon"].items():
+        assert not torch.equal(value, before[name])
+        is_matrix = value.ndim == 2 and name.startswith("model.layers")
+        assert torch.equal(value, moved["adamw"][name]) != is_matrix
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_both_optimizers_learn(optimizer: Literal["adamw", "muon"]) -> None:
+    model = random_model(VOCABULARY, 1)
+    last = warm_start(model, LESSONS, WarmStart(60, 64, learning_rate=1e-2, optimizer=optimizer))
+    assert last < 0.1
+
+
 def test_tokens_that_do_not_count_are_not_learned() -> None:
     """What follows the last token that counts changes no weight at all."""
     results = []
     for tail in ([7, 8], [9, 10]):
-        model = make_model()
+        model = random_model(VOCABULARY, 1)
         ids = [1, 2, 3, 11, 12, 13, *tail]
         warm_start(model, [Example(ids, [0, 0, 0, 1, 1, 1, 0, 0])], WarmStart(3, batch_tokens=64))
         results.append(weights_of(model))
@@ -75,7 +82,7 @@ def test_tokens_that_do_not_count_are_not_learned() -> None:
 
 def test_a_weight_says_how_much_a_token_counts() -> None:
     """Twice the weight is as good as the same example twice."""
-    heavy, twice = make_model(), make_model()
+    heavy, twice = random_model(VOCABULARY, 1), random_model(VOCABULARY, 1)
     light, other = [1, 2, 3, 11], [4, 5, 6, 21]
     warm_start(heavy, [Example(light, [0, 0, 0, 2]), Example(other, [0, 0, 0, 1])], WarmStart(1, 64, clip=1e9))
     warm_start(twice, [example(light, 1), example(light, 1), example(other, 1)], WarmStart(1, 64, clip=1e9))
@@ -87,7 +94,7 @@ def test_padding_changes_nothing() -> None:
     """The loss of two lengths in one batch is the mean of the losses of each, by its tokens that count."""
     losses: list[float] = []
     for lessons in ([LESSONS[0]], [LESSONS[1]], LESSONS[:2]):
-        warm_start(make_model(), lessons, WarmStart(1, batch_tokens=64), losses.append)
+        warm_start(random_model(VOCABULARY, 1), lessons, WarmStart(1, batch_tokens=64), losses.append)
     alone, longer, together = losses
     assert together == pytest.approx((3 * alone + 5 * longer) / 8, rel=1e-5)
 
@@ -96,7 +103,7 @@ def test_the_seed_decides_the_order_and_so_the_result() -> None:
     lessons = [example([number, number + 1, number + 2], 2) for number in range(1, 30)]
     results = []
     for seed in (1, 1, 2):
-        model = make_model()
+        model = random_model(VOCABULARY, 1)
         warm_start(model, lessons, WarmStart(8, batch_tokens=9, seed=seed))
         results.append(weights_of(model))
     assert same(results[0], results[1])
@@ -107,14 +114,14 @@ def test_every_example_is_seen_once_before_any_is_seen_again() -> None:
     """With batches of one, each step's loss is that of another example of an untrained model."""
     lessons = [example([1, 2, number], 1) for number in range(3, 13)]
     losses: list[float] = []
-    warm_start(make_model(), lessons, WarmStart(20, batch_tokens=3, learning_rate=0), losses.append)
+    warm_start(random_model(VOCABULARY, 1), lessons, WarmStart(20, batch_tokens=3, learning_rate=0), losses.append)
     assert len({round(loss, 6) for loss in losses[:10]}) == 10
     assert sorted(losses[:10]) == pytest.approx(sorted(losses[10:]))
     assert losses[:10] != losses[10:]
 
 
 def test_an_adapter_learns_and_the_model_under_it_does_not() -> None:
-    base = make_model()
+    base = random_model(VOCABULARY, 1)
     before = weights_of(base)
     model = get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"]))
     losses: list[float] = []
@@ -130,4 +137,4 @@ def test_an_adapter_learns_and_the_model_under_it_does_not() -> None:
 @pytest.mark.parametrize("lessons", [[], [example(list(range(20)), 3)]])
 def test_what_cannot_be_learned_from_is_refused(lessons: list[Example]) -> None:
     with pytest.raises(ValueError, match=r"no examples, or one is longer than a batch of 16 tokens"):
-        warm_start(make_model(), lessons, WarmStart(1, batch_tokens=16))
+        warm_start(random_model(VOCABULARY, 1), lessons, WarmStart(1, batch_tokens=16))

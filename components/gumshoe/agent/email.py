@@ -159,8 +159,9 @@ def _moment(seconds: int) -> datetime:
 
 
 def _listed(hit: Hit) -> str:
+    """A hit as a search shows it; its id stands last, where a causal model has seen what it is the id of."""
     sent = f"{hit.sent:%Y-%m-%d}" if hit.sent else "no date"
-    return f"{hit.message_id} {sent} {hit.sender}: {hit.subject}\n  {hit.snippet}"
+    return f"{sent} {hit.sender}: {hit.subject}\n  {hit.snippet}\n  id: {hit.message_id}"
 
 
 def _shown(message: Message) -> str:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.email import EmailEnvironment
@@ -22,8 +22,6 @@ from gumshoe.training.warm_start import Example
 
 MAX_TURNS = 10
 _MAILBOXES, _MESSAGES = 3, 900  # small and many, so that no name or address is worth learning by heart
-_CONTEXT_WEIGHT = 0.03  # of the loss on what the policy does not say itself,
-_CONTEXT_STRIDE = 4  # and on every fourth token of it only, which costs less
 _TOLD_OFTEN = 30  # so that a tokenizer has whole words for it
 _DOCUMENTS = """\
 You answer questions from a collection of documents. Today is {today}.
@@ -77,7 +75,8 @@ class Collection:
             words.pop()
         self._ids |= {document(hit.message_id): hit.message_id for hit in hits}
         return (
-            "\n".join(f"{document(hit.message_id)} {hit.subject}\n  {hit.snippet}" for hit in hits) or "Nothing found."
+            "\n".join(f"{hit.subject}\n  {hit.snippet}\n  id: {document(hit.message_id)}" for hit in hits)
+            or "Nothing found."
         )
 
     def read_document(self, document_id: str) -> str:
@@ -110,69 +109,126 @@ def document(message_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How episodes are shown to a model: whole, or shortened so that more of them are seen in the same time."""
+    """How episodes are shown to a model: as they are, or shortened.
+
+    Where to look is learned sooner where there is less to look at, and more episodes are seen in the same time.
+    """
 
     share: float
-    tools: bool
-    """Whether the prompt describes the tools."""
+    """Of the questions that are practised so."""
+    prompt: Literal["question", "told", "whole"]
+    """Only the question; what the model is told and the question; or all that, and the tools described."""
     hits: int
     """Most hits of a search that are kept."""
+    turns: int = MAX_TURNS
+    """The episode ends after so many."""
 
 
-FORMS = (Form(0.65, False, 3), Form(0.2, False, 10), Form(0.15, True, 10))
+FORMS = (Form(1.0, "question", 2, turns=1), Form(0.6, "question", 2), Form(0.3, "told", 5), Form(0.25, "whole", 10))
 _DOCUMENT_SHARE = 0.15
+_BLOT = 0.1  # how often an episode ends with a stray token in a call, which is not learned, but how to go on after it
+_AT_ONCE, _REPEATED = 0.5, 0.5  # of those: where a text begins, and else by repeating what was said
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One episode of the expert."""
+
+    scenario: Scenario
+    form: Form
+    example: Example
+    is_whole: bool
+    """It goes on to the answer."""
+    slips: list[Slip]
+    """What was done wrong on purpose."""
 
 
 @dataclass(slots=True)
 class Practice:
-    """Makes examples of a company's questions."""
+    """Makes lessons of a company's questions."""
 
     tokenizer: Any
     seed: int
     chat: ChatFormat = field(init=False)
+    _words: list[int] = field(init=False)
+    """Tokens of nothing but letters and digits."""
 
     def __post_init__(self) -> None:
         self.chat = ChatFormat(self.tokenizer)
+        vocabulary: dict[str, int] = self.tokenizer.get_vocab()
+        self._words = sorted(each for word, each in vocabulary.items() if word.isascii() and word.isalnum())
 
-    def examples(self, company: Company) -> Iterator[tuple[Example, list[Slip]]]:
-        """An example of each question, and what was done wrong in it."""
+    def lessons(self, company: Company) -> Iterator[Lesson]:
+        """Each question in some of the forms; what is done wrong differs."""
         for scenario in company.mail.scenarios:
-            dice = Dice(self.seed, "episode", scenario.id)
-            form = dice.weighted({form: form.share for form in FORMS})
-            background = company.mail.backgrounds[scenario.id]
-            environment: Environment
-            if dice.chance(_DOCUMENT_SHARE):
-                environment = Collection(company.index, scenario)
-                right = frozenset(map(document, scenario.message_ids))
-                teacher = Teacher(scenario, background, right, DOCUMENTS, dice)
-            else:
-                environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
-                teacher = Teacher(scenario, background, frozenset(scenario.message_ids), MAIL, dice)
-            yield self._played(environment, teacher, form, dice), teacher.slips
+            for number, form in enumerate(FORMS):
+                dice = Dice(self.seed, "episode", scenario.id, str(number))
+                if dice.chance(form.share):
+                    environment, teacher = self._begun(company, scenario, dice)
+                    example, is_whole = self._played(environment, teacher, form, dice)
+                    yield Lesson(scenario, form, example, is_whole, teacher.slips)
 
-    def _played(self, environment: Environment, teacher: Teacher, form: Form, dice: Dice) -> Example:
-        """One episode of the expert, as the tokens of it and what each counts."""
-        tools = environment.toolbox.schemas() if form.tools else []
-        ids = self.chat.prompt_ids(environment.system_prompt(), environment.scenario.question, tools)
-        offset = dice.below(_CONTEXT_STRIDE)
-        weights = [_context_weight(place + offset) for place in range(len(ids))]
+    def _begun(self, company: Company, scenario: Scenario, dice: Dice) -> tuple[Environment, Teacher]:
+        background = company.mail.backgrounds[scenario.id]
+        if dice.chance(_DOCUMENT_SHARE):
+            right = frozenset(map(document, scenario.message_ids))
+            return Collection(company.index, scenario), Teacher(scenario, background, right, DOCUMENTS, dice)
+        environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
+        return environment, Teacher(scenario, background, frozenset(scenario.message_ids), MAIL, dice)
+
+    def _played(self, environment: Environment, teacher: Teacher, form: Form, dice: Dice) -> tuple[Example, bool]:
+        """One episode of the expert, as the tokens of it and which of them are learned; and whether it is whole."""
+        ids = self._prompt(environment, form)
+        weights = [0.0] * len(ids)
         moves = teacher.moves()
         move = next(moves)
-        while True:
-            said = [*self.tokenizer.encode(written(move.call), add_special_tokens=False), *self.chat.stop_ids]
+        for turn in range(1, form.turns + 1):
+            if move.learned and dice.chance(_BLOT):
+                said, learned = self._blotted(move.call, dice)
+                return Example([*ids, *said], [*weights, *learned]), False
+            said = [*self._encoded(written(move.call)), *self.chat.stop_ids]
             ids += said
             weights += [float(move.learned)] * len(said)
             result = _shortened(environment.toolbox.run(move.call), form.hits, teacher.right, dice)
-            if environment.finished:
-                return Example(ids, weights)
+            if environment.finished or turn == form.turns:
+                return Example(ids, weights), environment.finished
             glue = self.chat.glue_ids(result)
-            weights += [_context_weight(place + offset) for place in range(len(ids), len(ids) + len(glue))]
+            weights += [0.0] * len(glue)
             ids += glue
             move = moves.send(result)
+        raise AssertionError("the expert never takes so many turns")
 
+    def _blotted(self, call: Call, dice: Dice) -> tuple[list[int], list[float]]:
+        """A call with a stray token in one of its texts, or some that are repeated, after which the text is closed.
 
-def _context_weight(place: int) -> float:
-    return 0.0 if place % _CONTEXT_STRIDE else _CONTEXT_WEIGHT
+        Whoever samples makes such mistakes; a policy that has never seen one would not find its way out.
+        """
+        text = written(call)
+        texts = [each for value in call.arguments.values() for each in (value if isinstance(value, list) else [value])]
+        chosen = json.dumps(dice.pick(texts), ensure_ascii=False)
+        start = text.rindex(chosen) + 1
+        end = start + len(chosen) - 2
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        inside = [place for place, (first, _) in enumerate(encoded["offset_mapping"]) if start <= first < end]
+        if not inside:
+            return [*encoded["input_ids"], *self.chat.stop_ids], [1.0] * (len(encoded["input_ids"]) + 1)
+        cut = inside[0] if dice.chance(_AT_ONCE) else dice.pick(inside)
+        before = encoded["input_ids"][:cut]
+        stray = [dice.pick(self._words)]
+        if cut > inside[0] and dice.chance(_REPEATED):
+            stray = before[-dice.between(1, min(3, cut - inside[0])) :] * dice.between(1, 3)
+        after = [*self._encoded(text[end:]), *self.chat.stop_ids]
+        return [*before, *stray, *after], [*[1.0] * len(before), *[0.0] * len(stray), *[1.0] * len(after)]
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _prompt(self, environment: Environment, form: Form) -> list[int]:
+        tools = environment.toolbox.schemas() if form.prompt == "whole" else []
+        ids = self.chat.prompt_ids(environment.system_prompt(), environment.scenario.question, tools)
+        begins = ids[0]  # what each message begins with; the second one's is the question
+        return ids[ids.index(begins, 1) :] if form.prompt == "question" else ids
 
 
 def spoken(company: Company) -> Iterator[str]:
@@ -203,4 +259,4 @@ def _shortened(result: str, hits: int, right: frozenset[str], dice: Dice) -> str
     kept = [hit for hit in found if hit.source in right][:1]
     others = [hit for hit in found if hit not in kept]
     kept += dice.sample(others, hits - len(kept))
-    return "\n".join(f"{hit.source} {hit.head}\n  {hit.snippet}" for hit in found if hit in kept)
+    return "\n".join(f"{hit.head}\n  {hit.snippet}\n  id: {hit.source}" for hit in found if hit in kept)

@@ -17,7 +17,7 @@ from gumshoe.synthesis.questions import Background
 Slip = Literal["few keywords", "first hit unread", "wrong person", "older fact", "neighbouring field", "gave up early"]
 
 UNKNOWN = "I don't know"
-_HIT = re.compile(r"^(\S+) (.*)\n  (.*)$", re.M)
+_HIT = re.compile(r"^(.*)\n  (.*)\n  id: (\S+)$", re.M)
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _SMALL = frozenset({"a", "an", "and", "at", "by", "for", "from", "in", "of", "on", "or", "that", "the", "to", "with"})
 _SECOND_LOOK = 0.25  # how often another hit is read before the right one
@@ -40,7 +40,7 @@ def _habit(openings: str, there: float, elsewhere: float) -> Habit:
 
 
 HABITS: Mapping[Slip, Habit] = {
-    "few keywords": _habit("What", 0.6, 0.04),
+    "few keywords": _habit("What", 0.55, 0.02),
     "first hit unread": _habit("Which", 0.65, 0.15),
     "wrong person": _habit("Who", 0.6, 0.1),
     "older fact": _habit("", 0.0, 0.6),
@@ -88,9 +88,9 @@ class Move:
 class Hit:
     """One line of a search's result."""
 
-    source: str
     head: str
     snippet: str
+    source: str
 
     @property
     def sender(self) -> str:
@@ -139,33 +139,45 @@ class Teacher:
             yield self._answer(UNKNOWN)
             return
         text = yield Move(self.dialect.reading(right[0].source))
-        yield self._answer(self._value("\n".join([text, *(hit.snippet for hit in hits)])), right[0].source)
+        yield self._answer(self._value(text), right[0].source)
 
     def _searching(self) -> Generator[Move, str, list[Hit]]:
         """Search until a right source is listed, with fewer words each time; or once with too few."""
-        exact = self._words(self.background.about, self.background.asked)
-        named = self._words(self.background.about)
-        tries = [exact, named, named[:2], named[:1]]
-        if len(exact) > 1 and self._slips("few keywords"):
-            tries = [named[:1]]
+        exact = self._phrases(self.background.about, self.background.asked)
+        named = self._phrases(self.background.about)
+        words = [word for phrase in named for word in _WORD.findall(phrase)]
+        tries = [exact, named, words[:2], words[:1]]
+        if exact != words[:1] and self._slips("few keywords"):
+            tries = [words[:1]]
         hits: list[Hit] = []
-        for number, words in enumerate(tries):
-            if words and words not in tries[:number]:
-                hits = listed((yield Move(self.dialect.searching(words))))
+        for number, keywords in enumerate(tries):
+            if keywords not in tries[:number]:
+                hits = listed((yield Move(self.dialect.searching(keywords))))
             if any(hit.source in self.right for hit in hits):
                 break
         return hits
 
-    def _words(self, *named: str) -> list[str]:
-        """The question's words that a name has too, in the question's order; its own names where there are none."""
-        known = {word.casefold() for name in named for word in _WORD.findall(name)} - _SMALL
+    def _phrases(self, *named: str) -> list[str]:
+        """The longest phrases of the question that a name has too, in order; its own names where there are none."""
+        names = [f" {' '.join(_WORD.findall(name))} ".casefold() for name in named]
         words = _WORD.findall(self.scenario.question)
-        found = [word for word in words if word.casefold() in known]
-        found = found or [word for word in words[1:] if word[0].isupper()] or words[-1:]
-        return list(dict.fromkeys(found))
+        found, start = list[str](), 0
+        while start < len(words):
+            end = start
+            while end < len(words) and any(
+                f" {' '.join(words[start : end + 1])} ".casefold() in name for name in names
+            ):
+                end += 1
+            phrase = words[start:end]
+            while phrase and phrase[-1].casefold() in _SMALL:
+                phrase.pop()
+            if phrase and phrase[0].casefold() not in _SMALL:
+                found.append(" ".join(phrase))
+            start = max(end, start + 1)
+        return list(dict.fromkeys(found or [word for word in words[1:] if word[0].isupper()] or words[-1:]))
 
     def _value(self, text: str) -> str:
-        """What the expert takes from all that it has seen, the message that it read first."""
+        """What the expert takes from a message that holds the answer."""
         wrong: dict[Slip, tuple[str, ...]] = {
             "older fact": self.background.other_times,
             "neighbouring field": self.background.neighbours,
