@@ -57,9 +57,9 @@ class _RateColumn(ProgressColumn):
 
 
 class Advance(Protocol):
-    """Reports progress: `amount` more is done, and what to show beside the bar."""
+    """Reports progress: `amount` more is done, what to show beside the bar, and how much there is in all."""
 
-    def __call__(self, amount: float = 0, *, note: str | None = None) -> None: ...
+    def __call__(self, amount: float = 0, *, note: str | None = None, total: float | None = None) -> None: ...
 
 
 @contextmanager
@@ -82,8 +82,8 @@ def progress(description: str, *, total: float | None = None, in_bytes: bool = F
     with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
         task = bar.add_task(description, total=total, note="")
 
-        def advance(amount: float = 0, *, note: str | None = None) -> None:
-            bar.advance(task, amount)
+        def advance(amount: float = 0, *, note: str | None = None, total: float | None = None) -> None:
+            bar.update(task, advance=amount, total=total)
             if note is not None:
                 bar.update(task, note=note)
 

@@ -271,7 +271,10 @@ class _Handler(BaseHTTPRequestHandler):
         server = self._owner()
         exchange = Exchange(self, server, {}, {})
         if self.path == "/v1/models":
-            exchange.reply({"object": "list", "data": [{"id": name, "object": "model"} for name in server.models]})
+            base, *adapters = server.models
+            data = [{"id": base, "object": "model", "parent": None, "max_model_len": server.max_model_len}]
+            data += [{"id": name, "object": "model", "parent": base, "max_model_len": None} for name in adapters]
+            exchange.reply({"object": "list", "data": data})
         else:
             exchange.reply({"detail": "Not Found"}, 404)
 
@@ -390,6 +393,7 @@ class FakeVLLM:
     """The server. A context manager: it listens at `address` until the block ends."""
 
     models: tuple[str, ...] = ("base", "adapter")
+    max_model_len: int = 100_000
     port: int = 0
     tokenize: Act | None = tokenize
     """Answers requests for the ids of a text; None where the server has no such route."""

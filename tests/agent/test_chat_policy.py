@@ -39,14 +39,19 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
 
 
-def converse(server: FakeVLLM, index: MailIndex, *, retries: int = 1, model: str = "chat") -> Trajectory:
+COOL = Sampling(0.3, 0.9, max_tokens=99)
+
+
+def converse(
+    server: FakeVLLM, index: MailIndex, *, retries: int = 1, model: str = "chat", sampling: Sampling = COOL
+) -> Trajectory:
     """One episode of a chat model, about message 3."""
 
     async def run() -> Trajectory:
         environment = EmailEnvironment(index, scenario(3), 6)
         async with chat_client(f"{server.address}/v1", timeout=1, retries=retries) as client:
             told = environment.system_prompt(), environment.scenario.question, environment.toolbox.schemas()
-            speaker = ChatSpeaker(client, model, *told, Sampling(0.3, 0.9, max_tokens=99))
+            speaker = ChatSpeaker(client, model, *told, sampling)
             return await run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6))
 
     return asyncio.run(run())
@@ -62,6 +67,13 @@ def test_a_chat_model_answers_with_the_tools(server: FakeVLLM, index: MailIndex)
     assert (done.ending, done.turns, done.policy, done.record.answer) == ("answer", 3, "chat", "Body of message 3")
     assert done.record.searches == 1
     assert done.record.read == done.record.right_sources == ["<3@example.com>"]
+
+
+def test_a_temperature_and_a_top_p_of_one_are_left_out(server: FakeVLLM, index: MailIndex) -> None:
+    """Some models take none."""
+    converse(server, index, sampling=Sampling(1.0, 1.0))
+    assert server.requests
+    assert all({"temperature", "top_p"}.isdisjoint(request) for request in server.requests)
 
 
 def test_each_request_carries_the_tools_the_sampling_and_the_conversation(server: FakeVLLM, index: MailIndex) -> None:

@@ -163,6 +163,18 @@ def test_started_again_it_runs_only_what_is_missing(run: Run, server: FakeVLLM, 
     assert "18 were there" in again.out
 
 
+def test_groups_with_fewer_samples_are_not_thrown_away(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.jsonl"
+    run(*options(place, out, adapter(server), samples=1))
+    there = out.read_bytes()
+    ran = run(*options(place, out, adapter(server), samples=3))
+    assert ran.status == 2
+    assert "has groups of 1, and 3 samples are asked for; choose another file" in ran.err
+    assert out.read_bytes() == there
+
+
 def _half_a_line(lines: list[bytes]) -> bytes:
     return b"".join(lines) + lines[0][: len(lines[0]) // 2]
 

@@ -352,7 +352,7 @@ def test_a_server_that_comes_back_is_used_again() -> None:
 def test_an_address_may_end_as_that_of_openai_s_clients(server: FakeVLLM, end: str) -> None:
     async def run() -> Completion:
         async with VLLMPolicy([server.address + end], "base", QUICK) as policy:
-            await policy.check()
+            await policy.check(8192)
             return await say(policy)
 
     assert asyncio.run(run()).version == "base"
@@ -380,7 +380,7 @@ def test_cancelling_ends_a_request_at_once_and_closes_its_connection(server: Fak
 def check(*addresses: str, model: str = "adapter") -> None:
     async def run() -> None:
         async with VLLMPolicy(addresses, model, QUICK) as policy:
-            await policy.check()
+            await policy.check(8192)
 
     asyncio.run(run())
 
@@ -388,9 +388,18 @@ def check(*addresses: str, model: str = "adapter") -> None:
 def test_every_server_must_have_the_model(server: FakeVLLM) -> None:
     check(server.address, server.address)
     with FakeVLLM(models=("base",)) as other:
-        with pytest.raises(UsageError, match=rf"{other.address} does not serve 'adapter'; it has base"):
+        with pytest.raises(
+            UsageError, match=rf"{other.address} does not serve 'adapter'; it has base: write vllm:URL#NAME"
+        ):
             check(server.address, other.address)
         check(server.address, other.address, model="base")
+
+
+def test_every_server_must_take_as_many_tokens_as_an_episode_may_have() -> None:
+    with FakeVLLM(max_model_len=8192) as enough, FakeVLLM(max_model_len=8191) as less:
+        check(enough.address)
+        with pytest.raises(UsageError, match=rf"{less.address} takes 8191 tokens.*--max-context 8191.*len 8192"):
+            check(enough.address, less.address)
 
 
 def test_a_server_that_is_not_there_is_found_before_anything_is_asked(server: FakeVLLM) -> None:

@@ -146,7 +146,7 @@ def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[str]") -> N
 
 
 def kill_what_was_started(before: set[int]) -> None:
-    """End the server's whole process group, as a machine that runs out of memory may. Its guardian is in ours."""
+    """End the server with its guardian, as a machine that runs out of memory may."""
     groups = {os.getpgid(pid) for pid in set(descendants(os.getpid())) - before} - {os.getpgrp()}
     assert groups
     for group in groups:

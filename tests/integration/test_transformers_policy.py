@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,52 @@ def sampled(policy: TransformersPolicy, sampling: Sampling, seed: int = 0) -> li
 @pytest.fixture(scope="session")
 def policy(model_directory: Path) -> TransformersPolicy:
     return TransformersPolicy(model_directory)
+
+
+def test_whatever_goes_wrong_who_waits_is_told_and_the_next_turn_is_sampled(model_directory: Path) -> None:
+    policy = TransformersPolicy(model_directory)
+
+    async def run() -> None:
+        member = policy.member()
+        async with asyncio.timeout(20):
+            with pytest.raises(IndexError):
+                await member.sample([policy.vocabulary], Sampling(max_tokens=4), stop_ids=[STOP], seed=1)
+            assert (await member.sample(PROMPTS[0], Sampling(max_tokens=4), stop_ids=[STOP], seed=1)).ids
+
+    asyncio.run(run())
+
+
+def test_conversations_that_all_end_before_a_batch_begins_leave_the_policy_as_it_was(model_directory: Path) -> None:
+    policy = TransformersPolicy(model_directory)
+
+    async def run() -> None:
+        member = policy.member()
+        asked = asyncio.create_task(member.sample(PROMPTS[0], Sampling(max_tokens=4), stop_ids=[STOP], seed=1))
+        await asyncio.sleep(0)
+        asked.cancel()
+        member.leave()
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(20):
+            other = policy.member()
+            assert (await other.sample(PROMPTS[0], Sampling(max_tokens=4), stop_ids=[STOP], seed=1)).ids
+
+    asyncio.run(run())
+
+
+def test_cancelling_ends_a_batch_within_a_second(policy: TransformersPolicy) -> None:
+    """What is sampled in a thread ends with the conversations that wait for it, or Ctrl-C would wait for the thread."""
+
+    async def run() -> None:
+        member = policy.member()
+        long = Sampling(1.0, max_tokens=100_000)
+        asked = asyncio.create_task(member.sample(PROMPTS[0], long, stop_ids=[-1], seed=1))
+        await asyncio.sleep(0.5)
+        asked.cancel()
+        member.leave()
+
+    started = time.monotonic()
+    asyncio.run(run())
+    assert time.monotonic() - started < 0.5 + 1
 
 
 def test_greedy_tokens_are_those_of_vllm(policy: TransformersPolicy, server: VLLMServer) -> None:

@@ -92,7 +92,7 @@ def test_an_adapter_that_is_not_there_is_an_error(server: VLLMServer, tmp_path: 
 
     async def check() -> None:
         async with VLLMPolicy([server.url], "run-1-policy-9") as policy:
-            await policy.check()
+            await policy.check(2048)
 
     with pytest.raises(UsageError, match="does not serve 'run-1-policy-9'; it has base"):
         asyncio.run(check())

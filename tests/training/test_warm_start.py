@@ -138,3 +138,9 @@ def test_an_adapter_learns_and_the_model_under_it_does_not() -> None:
 def test_what_cannot_be_learned_from_is_refused(lessons: list[Example]) -> None:
     with pytest.raises(ValueError, match=r"no examples, or one is longer than a batch of 16 tokens"):
         warm_start(random_model(VOCABULARY, 1), lessons, WarmStart(1, batch_tokens=16))
+
+
+def test_an_example_of_which_nothing_counts_is_refused() -> None:
+    """Alone in a batch it would have no loss at all."""
+    with pytest.raises(ValueError, match="of which nothing counts"):
+        warm_start(random_model(VOCABULARY, 1), [LESSONS[0], Example([1, 2], [1, 0])], WarmStart(1, 64))

@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any
 
-from openai import APIError, APIStatusError, AsyncOpenAI
+from openai import APIError, APIStatusError, AsyncOpenAI, omit
 
 from gumshoe.agent.episode import Said
 from gumshoe.agent.policy import PolicyError, Sampling
@@ -65,8 +65,8 @@ class ChatSpeaker:
                 model=self._model,
                 messages=self._messages,
                 tools=self._tools,
-                temperature=self._sampling.temperature,
-                top_p=self._sampling.top_p,
+                temperature=_unless_plain(self._sampling.temperature),
+                top_p=_unless_plain(self._sampling.top_p),
                 max_completion_tokens=self._sampling.max_tokens,
             )
         except APIStatusError as error:
@@ -87,6 +87,11 @@ class ChatSpeaker:
         except (AttributeError, IndexError, TypeError):
             raise PolicyError(f"{self._model} answered with what is no turn of a chat") from None
         return text, calls
+
+
+def _unless_plain(value: float) -> Any:
+    """Some models take no temperature or top-p; 1 is what they have anyway."""
+    return omit if value == 1 else value
 
 
 def _kept(call: str, name: str, arguments: str | None) -> dict[str, Any]:

@@ -58,6 +58,8 @@ def run(
     from gumshoe.agent.policy import Sampling
     from gumshoe.agent.run import Settings
 
+    if not top_p:
+        raise UsageError("a --top-p of 0 leaves no token to sample; 1 leaves all")
     settings = Settings(
         index=index,
         scenarios=scenarios,

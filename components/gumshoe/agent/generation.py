@@ -3,7 +3,7 @@
 A conversation's keys and values are kept from turn to turn, so that only what is new goes through the model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -55,15 +55,18 @@ class Turn:
 
 
 @torch.inference_mode()
-def sample_turns(model: Any, turns: Sequence[Turn]) -> None:
-    """Continue every turn to its end. Those that have ended leave the batch when they are half of it."""
+def sample_turns(model: Any, turns: Sequence[Turn], stopped: Callable[[], bool] = lambda: False) -> None:
+    """Continue every turn to its end. Those that have ended leave the batch when they are half of it.
+
+    `stopped` is asked before each token; where it says so, turns are left unfinished.
+    """
     going = list(turns)
     dice = [torch.Generator().manual_seed(turn.seed) for turn in turns]
     ids, mask, layers = _begun(model, going)
     cache = DynamicCache()
     cache.layers = list(layers)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    while True:
+    while not stopped():
         logits = model(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),

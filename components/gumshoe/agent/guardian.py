@@ -18,12 +18,14 @@ _LOOK = 0.5  # seconds between two looks at whether it still runs
 
 def main(command: list[str]) -> int:
     """Run the command until it or the pipe ends: its exit status, or 143 where it was ended."""
+    asked_to_end: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, lambda number, _: asked_to_end.append(number))
+    signal.signal(signal.SIGINT, lambda *_: None)  # the asking process decides
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_end(program)))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the asking process decides
     while program.poll() is None:
         readable, _, _ = select.select([sys.stdin], [], [], _LOOK)
-        if readable and not os.read(sys.stdin.fileno(), 1024):
+        if asked_to_end or (readable and not os.read(sys.stdin.fileno(), 1024)):
             return _end(program)
     _signal_group(program, signal.SIGKILL)  # what it left behind
     return program.returncode

@@ -101,7 +101,7 @@ async def open_policy(
 
     if name.kind == "vllm":
         async with VLLMPolicy(name.urls, name.model) as served:
-            await served.check()
+            await served.check(limits.max_context)
             await served.check_vocabulary(codec, _probe(chat), chat.stop_ids)
             yield lambda environment, seed: nullcontext(speaker(served, environment, seed))
         return
@@ -111,6 +111,11 @@ async def open_policy(
         here = TransformersPolicy(name.model, name.adapter)
     except ModuleNotFoundError as error:
         raise UsageError(f"a policy in this process needs {error.name}; install torch and gumshoe[cpu]") from None
+    highest = max(codec.get_vocab().values())
+    if highest >= here.vocabulary:
+        raise UsageError(
+            f"this tokenizer has ids up to {highest}, and {name.model} knows {here.vocabulary}; give the model's own"
+        )
 
     @contextmanager
     def member(environment: Environment, seed: str) -> Iterator[TokenSpeaker]:

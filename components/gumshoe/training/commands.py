@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
@@ -38,6 +39,7 @@ def build(
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()) and not replace:
             raise UsageError(f"{directory} holds files; choose another, or write into it (--replace)")
+        TemporaryFile(dir=directory).close()
     try:
         from gumshoe.training.tiny import Schooling, build_tiny
     except ModuleNotFoundError as error:

@@ -54,10 +54,12 @@ def warm_start(
     Returns the mean loss of the last tenth of the steps, in nats a weighted token.
 
     Raises:
-        ValueError: there is no example, or one does not fit into a batch.
+        ValueError: there is no example, or one does not fit into a batch, or nothing in one counts.
     """
     if not examples or max(len(example.ids) for example in examples) > settings.batch_tokens:
         raise ValueError(f"there are no examples, or one is longer than a batch of {settings.batch_tokens} tokens")
+    if not all(any(weight > 0 for weight in example.weights[1:]) for example in examples):
+        raise ValueError("there is an example of which nothing counts")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizers = list(_optimizers(model, settings))
     losses: list[float] = []

@@ -1,0 +1,70 @@
+"""The guardian of a server: however it is asked to end, or left alone, the server ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+PROGRAM = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@contextmanager
+def guarded(program: str = PROGRAM) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
+    """A guardian, and the process that it guards or that this one says."""
+    command = [sys.executable, "-m", "gumshoe.agent.guardian", sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guardian:
+        assert guardian.stdout is not None
+        yield guardian, int(guardian.stdout.readline())
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def leave(guardian: "subprocess.Popen[bytes]") -> None:
+    assert guardian.stdin is not None
+    guardian.stdin.close()
+
+
+def signalled(number: signal.Signals) -> "Callable[[subprocess.Popen[bytes]], None]":
+    return lambda guardian: guardian.send_signal(number)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [leave, *map(signalled, (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))],
+    ids=["pipe", "TERM", "HUP", "QUIT"],
+)
+def test_the_program_ends_with_who_asked_for_it(end: "Callable[[subprocess.Popen[bytes]], None]") -> None:
+    with guarded() as (guardian, program):
+        end(guardian)
+        assert guardian.wait(5) == 143
+        assert not is_there(program)
+
+
+def test_an_interrupt_is_left_to_who_asked_for_it() -> None:
+    with guarded() as (guardian, program):
+        guardian.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert (guardian.poll(), is_there(program)) == (None, True)
+        leave(guardian)
+        assert guardian.wait(5) == 143
+
+
+def test_a_program_that_ends_gives_its_status_and_leaves_nothing() -> None:
+    child = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); sys.exit(7)"
+    with guarded(child) as (guardian, left):
+        assert guardian.wait(5) == 7
+    started = time.monotonic()
+    while is_there(left) and time.monotonic() - started < 5:
+        time.sleep(0.02)
+    assert not is_there(left)
