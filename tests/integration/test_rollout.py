@@ -120,7 +120,7 @@ def test_a_tokenizer_of_another_model_is_refused(
     words = fields["model"]["vocab"]
     words["a"], words["e"] = words["e"], words["a"]
     (other / "tokenizer.json").write_text(json.dumps(fields))
-    ran = gumshoe(*options(place, f"vllm:{server.url}", other, out))
+    ran = gumshoe(*options(place, f"vllm:{server.url}", other, out, max_context=1024))
     assert (ran.status, out.exists()) == (2, False)
     assert "with another vocabulary than this tokenizer's" in ran.err
     assert "give the tokenizer of the model that it serves" in ran.err

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gumshoe.agent import vllm_server
 from gumshoe.agent.policy import Completion, PolicyError, Sampling
 from gumshoe.agent.vllm_policy import VLLMPolicy
 from gumshoe.agent.vllm_server import AdapterError, ServerError, ServerOptions, VLLMServer
@@ -114,6 +116,26 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"ended while it started(.|\n)*the last lines of") as failed, server:
         pass
     assert "no-model" in str(failed.value)
+
+
+def test_a_server_that_is_not_healthy_in_time_is_ended(model_directory: Path, tmp_path: Path) -> None:
+    server = VLLMServer(model_directory, log=tmp_path / "server.log", options=ServerOptions(start_deadline=0.5))
+    with pytest.raises(ServerError, match=r"not healthy after 0\.5 seconds"), server:
+        pass
+    assert not server.is_running()
+
+
+def test_a_port_that_another_program_has_is_told_of_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_server, "_PORT_PATIENCE", 0.2)
+    log = tmp_path / "server.log"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = VLLMServer(tmp_path, log=log, options=ServerOptions(port=port))
+        with pytest.raises(ServerError, match=f"port {port} cannot be had"), server:
+            pass
+    assert not log.exists()
 
 
 PARENT = """

@@ -20,6 +20,7 @@ BASE = "base"
 """The name that the base model is served under, unless another is given."""
 
 _LAST_LINES = 15  # of the log, in errors
+_PORT_PATIENCE = 5.0  # seconds for a server that was killed to let go of its port
 _CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
@@ -212,14 +213,17 @@ def _free_port(wanted: int) -> int:
     """The port that is wanted, or any where that is 0.
 
     Raises:
-        ServerError: another program has it.
+        ServerError: another program has it, and keeps it for a while.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as vLLM does: one that has just ended is no matter
-        try:
-            probe.bind(("127.0.0.1", wanted))
-        except OSError as error:
-            raise ServerError(f"port {wanted} cannot be had ({error.strerror}); is a server still running?") from None
-        return int(probe.getsockname()[1])
+    started = time.monotonic()
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does
+            try:
+                probe.bind(("127.0.0.1", wanted))
+                return int(probe.getsockname()[1])
+            except OSError as error:
+                if time.monotonic() - started > _PORT_PATIENCE:
+                    said = f"port {wanted} cannot be had ({error.strerror}); is a server still running?"
+                    raise ServerError(said) from None
+        time.sleep(0.1)
