@@ -3,7 +3,7 @@
 A conversation's keys and values are kept from turn to turn, so that only what is new goes through the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,10 +56,27 @@ class Turn:
 
 @torch.inference_mode()
 def sample_turns(model: Any, turns: Sequence[Turn], stopped: Callable[[], bool] = lambda: False) -> None:
-    """Continue every turn to its end. Those that have ended leave the batch when they are half of it.
+    """Continue every turn to its end, those of like lengths together.
 
     `stopped` is asked before each token; where it says so, turns are left unfinished.
     """
+    for batch in _alike(turns):
+        _sample_together(model, batch, stopped)
+
+
+def _alike(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
+    """Batches in which no prompt is more than twice as long as another: all are padded to the longest."""
+    batch: list[Turn] = []
+    for turn in sorted(turns, key=lambda turn: len(turn.prompt)):
+        if batch and len(turn.prompt) > 2 * len(batch[0].prompt):
+            yield batch
+            batch = []
+        batch.append(turn)
+    yield batch
+
+
+def _sample_together(model: Any, turns: list[Turn], stopped: Callable[[], bool]) -> None:
+    """Continue turns as one batch. Those that have ended leave it when they are half of it."""
     going = list(turns)
     dice = [torch.Generator().manual_seed(turn.seed) for turn in turns]
     ids, mask, layers = _begun(model, going)

@@ -259,4 +259,4 @@ def _shortened(result: str, hits: int, right: frozenset[str], dice: Dice) -> str
     kept = [hit for hit in found if hit.source in right][:1]
     others = [hit for hit in found if hit not in kept]
     kept += dice.sample(others, hits - len(kept))
-    return "\n".join(f"{hit.head}\n  {hit.snippet}\n  id: {hit.source}" for hit in found if hit in kept)
+    return "\n".join(str(hit) for hit in found if hit in kept)

@@ -86,7 +86,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One line of a search's result."""
+    """One hit of a search's result, as the environments write it."""
 
     head: str
     snippet: str
@@ -95,6 +95,9 @@ class Hit:
     @property
     def sender(self) -> str:
         return self.head.partition(":")[0].rpartition(" ")[2]
+
+    def __str__(self) -> str:
+        return f"{self.head}\n  {self.snippet}\n  id: {self.source}"
 
 
 def listed(result: str) -> list[Hit]:
