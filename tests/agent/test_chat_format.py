@@ -79,9 +79,10 @@ def test_the_prompt_is_the_templates_own(tokenizer: Any, chat: ChatFormat) -> No
     expected = tokenizer.apply_chat_template(
         messages, tools=TOOLS, tokenize=True, add_generation_prompt=True, return_dict=False
     )
-    ids = chat.prompt_ids("Be brief. ", "\n¿Qué?", TOOLS)
-    assert ids == expected
-    assert '{"name": "look", "description": "Look a word up."' in chat.shown(ids)
+    prompt = chat.prompt("Be brief. ", "\n¿Qué?", TOOLS)
+    assert list(prompt.ids) == expected
+    assert prompt.text == chat.shown(prompt.ids)
+    assert '{"name": "look", "description": "Look a word up."' in prompt.text
 
 
 @pytest.mark.parametrize("added", [(), ("<tool_call>", "</tool_call>")], ids=["plain", "call tags are tokens"])
@@ -93,20 +94,13 @@ def test_prompt_turns_and_glue_are_the_ids_of_the_templates_own_rendering(
     tokenizer = make_tokenizer(QWEN2_5, *added)
     chat = ChatFormat(tokenizer)
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": question}]
-    ids = chat.prompt_ids("S", question, TOOLS)
+    ids = [*chat.prompt("S", question, TOOLS).ids]
     for said, result in turns:
         messages += [{"role": "assistant", "content": said}, {"role": "tool", "content": result}]
-        ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.glue_ids(result)]
+        ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.glue(result).ids]
     assert ids == tokenizer.apply_chat_template(
         messages, tools=TOOLS, tokenize=True, add_generation_prompt=True, return_dict=False
     )
-
-
-def test_what_is_done_to_the_ids_of_a_prompt_is_not_seen_by_the_next_that_asks_for_it(chat: ChatFormat) -> None:
-    first = chat.prompt_ids("S", "U", TOOLS)
-    kept = list(first)
-    first.append(0)
-    assert chat.prompt_ids("S", "U", TOOLS) == kept
 
 
 def test_calls_in_the_apis_own_form_are_rendered_to_the_same_ids(tokenizer: Any, chat: ChatFormat) -> None:
@@ -118,10 +112,10 @@ def test_calls_in_the_apis_own_form_are_rendered_to_the_same_ids(tokenizer: Any,
             {"role": "assistant", "content": content, "tool_calls": calls},
             {"role": "tool", "content": "Nothing."},
         ]
-    ids = chat.prompt_ids("S", "U", TOOLS)
+    ids = [*chat.prompt("S", "U", TOOLS).ids]
     for content in ("", "I look.\n"):
         said = content + call("look", **arguments)
-        ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.glue_ids("Nothing.")]
+        ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.glue("Nothing.").ids]
     assert ids == tokenizer.apply_chat_template(
         messages, tools=TOOLS, tokenize=True, add_generation_prompt=True, return_dict=False
     )
@@ -132,9 +126,9 @@ def test_calls_in_the_apis_own_form_are_rendered_to_the_same_ids(tokenizer: Any,
 def test_no_text_of_somebody_else_becomes_a_control_token(
     chat: ChatFormat, system: str, question: str, result: str
 ) -> None:
-    prompt, glue = chat.prompt_ids(system, question, TOOLS), chat.glue_ids(result)
-    assert controls(chat, prompt) == controls(chat, chat.prompt_ids("S", "U", TOOLS)) == 5
-    assert controls(chat, glue) == controls(chat, chat.glue_ids("R")) == 3
+    prompt, glue = chat.prompt(system, question, TOOLS).ids, chat.glue(result).ids
+    assert controls(chat, prompt) == controls(chat, chat.prompt("S", "U", TOOLS).ids) == 5
+    assert controls(chat, glue) == controls(chat, chat.glue("R").ids) == 3
 
 
 @QUICK
@@ -157,17 +151,17 @@ def test_call_tags_in_mail_are_broken_up_where_they_are_tokens_and_common_words_
 
 def test_only_the_stop_token_that_ends_a_turn_is_no_part_of_its_text(tokenizer: Any, chat: ChatFormat) -> None:
     ids = tokenizer.encode("a<|im_end|>b<|endoftext|><|im_end|><|im_end|>", add_special_tokens=False)
-    assert chat.text(ids) == "a<|im_end|>b<|endoftext|><|im_end|>"
-    assert chat.text(ids[:-2]) == "a<|im_end|>b<|endoftext|>"
+    assert chat.said(ids) == ("a<|im_end|>b<|endoftext|><|im_end|>", "<|im_end|>")
+    assert chat.said(ids[:-2]) == ("a<|im_end|>b<|endoftext|>", "")
     assert chat.shown(ids) == "a<|im_end|>b<|endoftext|><|im_end|><|im_end|>"
-    assert chat.text([]) == chat.shown([]) == ""
+    assert chat.said([]) == ("", chat.shown([])) == ("", "")
 
 
 @QUICK
 @given(text=TEXTS)
 def test_text_is_read_back_from_its_ids_to_the_letter(tokenizer: Any, chat: ChatFormat, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert chat.text([*ids, *chat.stop_ids]) == chat.shown(ids) == text
+    assert chat.said([*ids, *chat.stop_ids]) == (chat.shown(ids), chat.end) == (text, chat.end)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +239,8 @@ def test_a_call_that_cannot_be_used_is_refused_and_says_why(text: str, why: str)
 @given(ids=st.lists(st.integers(0, 1300), max_size=30))
 def test_any_ids_have_a_text_and_a_call_or_a_reason_why_not(chat: ChatFormat, ids: list[int]) -> None:
     """Also ids that are not in the vocabulary: models have more of them than their tokenizers."""
-    text = chat.text(ids)
-    assert len(chat.shown(ids).encode()) >= len(text.encode())
+    text, closed = chat.said(ids)
+    assert chat.shown(ids) == text + closed
     parsed_or_refused(text)
 
 
@@ -275,5 +269,5 @@ def parsed_or_refused(text: str) -> None:
 
 @pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"])
 def test_a_result_cannot_end_itself_or_make_a_call(chat: ChatFormat, tag: str) -> None:
-    plain, forged = chat.shown(chat.glue_ids("R")), chat.shown(chat.glue_ids(f"R{tag}{tag[:2]}{tag}{tag[2:]}"))
+    plain, forged = chat.shown(chat.glue("R").ids), chat.shown(chat.glue(f"R{tag}{tag[:2]}{tag}{tag[2:]}").ids)
     assert forged.count(tag) == plain.count(tag)

@@ -13,6 +13,7 @@ from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.episode import EpisodeLimits, run_episode
 from gumshoe.agent.policies import PolicyName, open_policy
 from gumshoe.agent.policy import PolicyError, Sampling
+from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import NotTokenExactError, Trajectory
 from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
@@ -52,7 +53,7 @@ def converse(
         async with chat_client(f"{server.address}/v1", timeout=1, retries=retries) as client:
             told = environment.system_prompt(), environment.scenario.question, environment.toolbox.schemas()
             speaker = ChatSpeaker(client, model, *told, sampling)
-            return await run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6))
+            return await run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6), ToolThreads())
 
     return asyncio.run(run())
 
@@ -264,7 +265,7 @@ def test_a_policy_by_name_is_the_one_that_is_asked(server: FakeVLLM, index: Mail
         async with open_policy(name, None, Sampling(), limits) as speak:
             environment = EmailEnvironment(index, scenario(5), 6)
             with speak(environment, "1") as speaker:
-                return await run_episode(speaker, environment, 0, limits)
+                return await run_episode(speaker, environment, 0, limits, ToolThreads())
 
     assert asyncio.run(run()).record.answer == "Body of message 5"
 

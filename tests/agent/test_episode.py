@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.chat_format import ChatFormat, Encoded
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.environment import Ending, Environment, Record
-from gumshoe.agent.episode import EpisodeLimits, TokenSpeaker, ToolFailedError, run_episode
+from gumshoe.agent.episode import EpisodeLimits, TokenSpeaker, run_episode
 from gumshoe.agent.policy import Completion, Policy, PolicyError, Sampling, ScriptedPolicy
+from gumshoe.agent.threads import ToolFailedError, ToolThreads
 from gumshoe.agent.tools import Toolbox
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.mail.index import MailIndex
@@ -97,14 +98,15 @@ def episode(
     limits: EpisodeLimits = WIDE,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     seed: str = "1",
+    deadline: float = 30,
 ) -> Trajectory:
-    prompt = chat.prompt_ids(place.system_prompt(), place.scenario.question, place.toolbox.schemas())
+    prompt = chat.prompt(place.system_prompt(), place.scenario.question, place.toolbox.schemas())
     speaker = TokenSpeaker(policy, chat, prompt, sampling, limits.max_context, seed)
-    return asyncio.run(run_episode(speaker, place, 3, limits))
+    return asyncio.run(run_episode(speaker, place, 3, limits, ToolThreads(2, deadline)))
 
 
 def prompt_length(chat: ChatFormat, place: Environment) -> int:
-    return len(chat.prompt_ids(place.system_prompt(), place.scenario.question, place.toolbox.schemas()))
+    return len(chat.prompt(place.system_prompt(), place.scenario.question, place.toolbox.schemas()).ids)
 
 
 def rendered(tokenizer: Any, place: Environment, *said_and_results: str) -> list[int]:
@@ -358,7 +360,7 @@ class Waiting:
 def test_a_tool_that_does_not_answer_in_time_is_a_failure_and_no_ending(tokenizer: Any, chat: ChatFormat) -> None:
     policy = scripted(tokenizer, call("wait"))
     with pytest.raises(ToolFailedError, match=r"wait did not answer in 0\.05 seconds"):
-        episode(chat, policy, Waiting(0.3), EpisodeLimits(tool_deadline=0.05))
+        episode(chat, policy, Waiting(0.3), deadline=0.05)
 
 
 @pytest.mark.parametrize("length", [1, 30_000], ids=["short", "long"])
@@ -381,12 +383,16 @@ def test_seconds_in_the_policy_and_in_the_tools_are_told_apart(tokenizer: Any, c
 def test_tools_do_not_hold_up_other_episodes(tokenizer: Any, chat: ChatFormat) -> None:
     async def both() -> None:
         first, second = (
-            TokenSpeaker(scripted(tokenizer, call("wait")), chat, [1], Sampling(), 1000, "1") for _ in range(2)
+            TokenSpeaker(scripted(tokenizer, call("wait")), chat, Encoded("", (1,)), Sampling(), 1000, "1")
+            for _ in range(2)
         )
         meeting = threading.Barrier(2, timeout=10)
-        limits = EpisodeLimits(max_turns=1)
+        limits, threads = EpisodeLimits(max_turns=1), ToolThreads()
         await asyncio.gather(
-            *(run_episode(each, Waiting(0, lambda: str(meeting.wait())), 0, limits) for each in (first, second))
+            *(
+                run_episode(each, Waiting(0, lambda: str(meeting.wait())), 0, limits, threads)
+                for each in (first, second)
+            )
         )
 
     asyncio.run(both())

@@ -19,6 +19,7 @@ from gumshoe.agent.episode import EpisodeLimits, Said, Speaker, TokenSpeaker, ru
 from gumshoe.agent.policies import load_tokenizer
 from gumshoe.agent.policy import Policy, PolicyError, Sampling, ScriptedPolicy
 from gumshoe.agent.rollout import Progress, RolloutEngine, RunEpisode
+from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.tools import Toolbox
 from gumshoe.agent.trajectory import Group, Segment, Trajectory
 from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
@@ -77,13 +78,15 @@ def whole(groups: list[Group]) -> dict[str, list[int]]:
 def real_episodes(policy: Policy, chat: ChatFormat, index: MailIndex, seed: int = 0) -> RunEpisode:
     """Episodes of a policy over an index, as `gumshoe rollout` runs them."""
 
+    threads = ToolThreads()
+
     async def run(about: Scenario, sample: int, attempt: int) -> Trajectory:
         environment = EmailEnvironment(index, about, LIMITS.max_turns)
         told = environment.system_prompt(), about.question, environment.toolbox.schemas()
-        prompt = await asyncio.to_thread(chat.prompt_ids, *told)
+        prompt = await asyncio.to_thread(chat.prompt, *told)
         name = f"{seed}/{about.id}/{sample}/{attempt}"
         speaker: Speaker = TokenSpeaker(policy, chat, prompt, Sampling(max_tokens=400), LIMITS.max_context, name)
-        return await run_episode(speaker, environment, sample, LIMITS)
+        return await run_episode(speaker, environment, sample, LIMITS, threads)
 
     return run
 
@@ -339,14 +342,17 @@ class _Sleeper:
 
 
 class _Caller:
-    async def say(self, result: str | None) -> Said:  # noqa: ARG002
+    def hear(self, result: str) -> None:
+        pass
+
+    async def say(self) -> Said:
         text = '<tool_call>{"name": "sleep", "arguments": {}}</tool_call>'
         return Said((Segment("sampled", text),), text, "caller", cut=False)
 
 
 def test_tools_do_not_hold_up_the_event_loop() -> None:
     async def run() -> float:
-        longest, stop = 0.0, asyncio.Event()
+        longest, stop, threads = 0.0, asyncio.Event(), ToolThreads()
 
         async def beat() -> None:
             nonlocal longest
@@ -356,7 +362,7 @@ def test_tools_do_not_hold_up_the_event_loop() -> None:
                 longest = max(longest, time.monotonic() - before)
 
         async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
-            return await run_episode(_Caller(), _Sleeper(about), sample, LIMITS)
+            return await run_episode(_Caller(), _Sleeper(about), sample, LIMITS, threads)
 
         beating = asyncio.create_task(beat())
         assert len(whole(await collect(RolloutEngine(episode), scenarios(4)))) == 4

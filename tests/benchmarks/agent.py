@@ -25,12 +25,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.chat_format import ChatFormat, Encoded
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.episode import EpisodeLimits, TokenSpeaker, run_episode
 from gumshoe.agent.policies import TINY, PolicyName, open_policy
 from gumshoe.agent.policy import Completion, Policy, Sampling
 from gumshoe.agent.rollout import RolloutEngine
+from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
 from gumshoe.mail.build import build_index
@@ -105,13 +106,14 @@ def make_tokenizer(mail: SyntheticMail) -> Any:
 
 def run_all(place: Place, policy: Callable[[Scenario], Policy], samples: int, at_once: int) -> Run:
     """A group of each question, so many episodes at once; all have to end with an answer."""
+    threads = ToolThreads()
 
     async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
         environment = EmailEnvironment(place.index, about, LIMITS.max_turns)
-        prompt = place.chat.prompt_ids(environment.system_prompt(), about.question, environment.toolbox.schemas())
+        prompt = place.chat.prompt(environment.system_prompt(), about.question, environment.toolbox.schemas())
         seed = f"{about.id}/{sample}/{attempt}"
         speaker = TokenSpeaker(policy(about), place.chat, prompt, Sampling(), LIMITS.max_context, seed)
-        return await run_episode(speaker, environment, sample, LIMITS)
+        return await run_episode(speaker, environment, sample, LIMITS, threads)
 
     async def run() -> Run:
         episodes = calls = tokens = 0
@@ -134,7 +136,7 @@ def engine_alone(place: Place, samples: int, runs: int) -> None:
     encode = cache(lambda text: tuple(codec.encode(text, add_special_tokens=False).ids))
 
     def policy(about: Scenario) -> Policy:
-        return Searcher(about.question, encode, codec.decode)
+        return Searcher(about, encode)
 
     run_all(place, policy, 1, AT_ONCE)  # so that no run is the first to read the index
     together, apart, alone = [], [], []
@@ -200,13 +202,13 @@ def with_the_tiny_policy(place: Place, runs: int) -> None:
 
 async def rollouts(place: Place, name: PolicyName, scenarios: list[Scenario], at_once: int) -> float:
     """Rollouts a second of a policy, so many at once."""
-    limits = EpisodeLimits()
+    limits, threads = EpisodeLimits(), ToolThreads()
     async with open_policy(name, TINY, Sampling(max_tokens=160), limits) as speak:
 
         async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
             environment = EmailEnvironment(place.index, about, limits.max_turns)
             with speak(environment, f"{about.id}/{attempt}") as speaker:
-                return await run_episode(speaker, environment, sample, limits)
+                return await run_episode(speaker, environment, sample, limits, threads)
 
         started = time.perf_counter()
         groups = [group async for group in RolloutEngine(episode, at_once).run(scenarios)]
@@ -215,38 +217,35 @@ async def rollouts(place: Place, name: PolicyName, scenarios: list[Scenario], at
 
 
 class Searcher:
-    """A policy that answers at once: two searches with words of the question, a third where they found nothing, a
-    message read, an answer. One an episode: it reads nothing but what its searches found, and has its words ready.
+    """A policy that answers at once: searches with two words of the question, reads the right message, answers.
 
-    The seed decides about words and messages: the samples of one question do not all do the same.
+    One an episode; the seed decides about the words, so that the samples of one question do not all search alike.
     """
 
-    def __init__(self, question: str, encode: Callable[[str], tuple[int, ...]], decode: Callable[..., str]) -> None:
-        self._encode, self._decode = encode, decode
-        self._words = sorted(set(re.findall(r"\w{4,}", question)), key=lambda word: (-len(word), word))[:6]
-        self._found: list[str] = []
-        self._searches = self._seen = 0
-        self._has_read = False
+    def __init__(self, about: Scenario, encode: Callable[[str], tuple[int, ...]]) -> None:
+        self._encode, self._about = encode, about
+        self._words = sorted(set(re.findall(r"\w{4,}", about.question)), key=lambda word: (-len(word), word))[:6]
+        self._turn = 0
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
+        self,
+        prompt_ids: Sequence[int],  # noqa: ARG002
+        sampling: Sampling,
+        *,
+        stop_ids: Sequence[int],
+        seed: int,
     ) -> Completion:
-        if self._searches and not self._has_read:
-            news = self._decode(prompt_ids[self._seen :], skip_special_tokens=False)
-            self._found += re.findall(r"^  id: (<\S+@\S+>)", news, re.M)
+        self._turn += 1
         ids = (*self._encode(self._next(seed)), *stop_ids[:1])
         assert len(ids) <= sampling.max_tokens
-        self._seen = len(prompt_ids) + len(ids)
         return Completion(ids, (0.0,) * len(ids), "stop", "searcher")
 
     def _next(self, seed: int) -> str:
-        if self._searches < (2 if self._found else 3):
-            self._searches += 1
+        if self._turn < 3:
             return call("search_inbox", keywords=[self._words[seed % len(self._words)]])
-        if self._found and not self._has_read:
-            self._has_read = True
-            return call("read_email", message_id=self._found[seed % len(self._found)])
-        return call("return_final_answer", answer="It is done.", message_ids=self._found[:1])
+        if self._turn == 3:
+            return call("read_email", message_id=self._about.message_ids[0])
+        return call("return_final_answer", answer="It is done.", message_ids=list(self._about.message_ids))
 
 
 @contextmanager
@@ -278,13 +277,13 @@ class TimedFormat(ChatFormat):
         super().__init__(tokenizer)
         self._seconds = seconds
 
-    def prompt_ids(self, system: str, question: str, tools: list[dict[str, Any]]) -> list[int]:
+    def prompt(self, system: str, question: str, tools: list[dict[str, Any]]) -> Encoded:
         with noted(self._seconds, "encoding"):
-            return super().prompt_ids(system, question, tools)
+            return super().prompt(system, question, tools)
 
-    def glue_ids(self, result: str) -> tuple[int, ...]:
+    def glue(self, result: str) -> Encoded:
         with noted(self._seconds, "encoding"):
-            return super().glue_ids(result)
+            return super().glue(result)
 
 
 if __name__ == "__main__":

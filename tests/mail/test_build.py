@@ -162,7 +162,7 @@ def test_an_index_that_is_there_is_left_alone_unless_asked(tmp_path: Path) -> No
     assert old.read(BOB, "<1@example.com>")  # whoever has the old one open goes on reading it
     assert MailIndex(tmp_path / "index").read(BOB, "<2@example.com>")
     with ThreadPoolExecutor(1) as thread, pytest.raises(IndexFileError, match="replaced"):
-        thread.submit(old.read, BOB, "<1@example.com>").result()  # which would have to open the new one
+        thread.submit(old.search, BOB, ["text"]).result()  # which would have to open the new one
     assert [path.name for path in (tmp_path / "index").iterdir()] == ["mail.sqlite"]
 
 

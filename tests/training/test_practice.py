@@ -188,10 +188,10 @@ def test_an_episode_is_the_tokens_that_the_agent_would_see(played: Played) -> No
             continue
         environment = EmailEnvironment(played.company.index, lesson.scenario, MAX_TURNS)
         schemas = environment.toolbox.schemas()
-        prompt = chat.prompt_ids(environment.system_prompt(), lesson.scenario.question, schemas)
+        prompt = chat.prompt(environment.system_prompt(), lesson.scenario.question, schemas).ids
         ids = list(lesson.example.ids)
-        assert ids[: len(prompt)] == prompt
-        glue = chat.glue_ids(environment.toolbox.run(calls_in(text)[0]))
+        assert tuple(ids[: len(prompt)]) == prompt
+        glue = chat.glue(environment.toolbox.run(calls_in(text)[0])).ids
         first_turn = ids.index(chat.stop_ids[0], len(prompt)) + 1
         assert tuple(ids[first_turn : first_turn + len(glue)]) == glue
         seen += 1

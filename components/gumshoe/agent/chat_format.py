@@ -48,6 +48,15 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text and its ids."""
+
+    text: str
+    ids: tuple[int, ...]
+    """[tokens]"""
+
+
+@dataclass(frozen=True, slots=True)
 class _Glue:
     """The text between what a model samples and its next turn."""
 
@@ -74,35 +83,28 @@ class ChatFormat:
         self._control = _control(tokenizer, self._glue)
         # The episodes of a group begin with the same prompt, and often come by the same results.
         self._encoded = lru_cache(_REMEMBERED)(self._encode)
+        self._rendered = lru_cache(_REMEMBERED)(self._render)
+        self.end = self._glue.end
+        """The text that ends a turn."""
         stop = tokenizer.convert_tokens_to_ids(self._glue.end)
         if not isinstance(stop, int) or tokenizer.decode([stop]) != self._glue.end:
             raise ChatTemplateError(f"{_name(tokenizer)} has no one token {self._glue.end!r} that ends a turn")
         self.stop_ids: tuple[int, ...] = (stop,)
         """Sampling one of these ends a turn."""
 
-    def prompt_ids(self, system: str, question: str, tools: list[dict[str, Any]]) -> list[int]:
-        """The ids that an episode begins with: system prompt, tools, question, and the first turn's header."""
-        messages = [
-            {"role": "system", "content": self.defused(system)},
-            {"role": "user", "content": self.defused(question)},
-        ]
-        text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-        return list(self._encoded(text))
+    def prompt(self, system: str, question: str, tools: list[dict[str, Any]]) -> Encoded:
+        """What an episode begins with: system prompt, tools, question, and the first turn's header."""
+        return self._rendered(system, question, json.dumps(tools))
 
-    def glue(self, result: str) -> str:
-        """The text between a turn that ended and the next: a tool's result, and the next turn's header."""
-        return self._glue.text(self.defused(result))
+    def glue(self, result: str) -> Encoded:
+        """What stands between a turn that ended and the next: a tool's result, and the next turn's header."""
+        return self._encoded(self._glue.text(self.defused(result)))
 
-    def glue_ids(self, result: str) -> tuple[int, ...]:
-        """The ids of `glue`."""
-        return self._encoded(self.glue(result))
-
-    def text(self, ids: Sequence[int]) -> str:
-        """What sampled ids say, without the stop token."""
-        ids = list(ids)
+    def said(self, ids: Sequence[int]) -> tuple[str, str]:
+        """What sampled ids [tokens] say, and the text of the stop token, empty where there is none."""
         if ids and ids[-1] in self.stop_ids:
-            ids = ids[:-1]
-        return self.shown(ids)
+            return self.shown(ids[:-1]), self.end
+        return self.shown(ids), ""
 
     def shown(self, ids: Sequence[int]) -> str:
         """All that ids say, control tokens included."""
@@ -114,9 +116,20 @@ class ChatFormat:
             text = broken
         return text
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _render(self, system: str, question: str, tools: str) -> Encoded:
+        messages = [
+            {"role": "system", "content": self.defused(system)},
+            {"role": "user", "content": self.defused(question)},
+        ]
+        text = self._tokenizer.apply_chat_template(
+            messages, tools=json.loads(tools), tokenize=False, add_generation_prompt=True
+        )
+        return self._encode(text)
+
+    def _encode(self, text: str) -> Encoded:
         # The batch call works outside the interpreter's lock; the one without offsets takes half as long.
-        return tuple(self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        found = self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return Encoded(text, tuple(found[0].ids))
 
 
 def parse_call(text: str) -> Call:
@@ -135,8 +148,10 @@ def parse_call(text: str) -> Call:
     if not found:
         raise UnusableCallError("the call is cut off")
     try:
-        call = json.loads(found[0], parse_constant=_refused)
-        json.dumps(call, ensure_ascii=False).encode()  # JSON can name halves of code points, which are no text
+        found[0].encode()  # halves of code points are no text,
+        call = _STRICT.decode(found[0])
+        if "\\u" in found[0]:  # and JSON can name them
+            json.dumps(call, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise UnusableCallError(f"the call is not JSON ({error})") from None
     match call:
@@ -158,6 +173,9 @@ def _control(tokenizer: Tokenizer, glue: _Glue) -> re.Pattern[str]:
 
 def _refused(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refused)
 
 
 def _broken(found: re.Match[str]) -> str:

@@ -39,12 +39,14 @@ class ChatSpeaker:
         self._called: str | None = None
         self._coming = Segment("prompt", f"{system}\n\n{question}")
 
-    async def say(self, result: str | None) -> Said | None:
+    def hear(self, result: str) -> None:
+        """As `Speaker.hear`."""
+        asked = {"role": "tool", "tool_call_id": self._called} if self._called else {"role": "user"}
+        self._messages.append({**asked, "content": result})  # a call that was written as text has no id
+        self._coming = Segment("injected", result)
+
+    async def say(self) -> Said | None:
         """As `Speaker.say`; the model's own server says when the context is full."""
-        if result is not None:
-            asked = {"role": "tool", "tool_call_id": self._called} if self._called else {"role": "user"}
-            self._messages.append({**asked, "content": result})  # a call that was written as text has no id
-            self._coming = Segment("injected", result)
         answer = await self._answer()
         if answer is None:
             return None

@@ -1,35 +1,33 @@
 """Run one episode: turns of a policy, calls of tools, until one of the endings."""
 
-import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gumshoe.agent.chat_format import ChatFormat, NoCallError, UnusableCallError, parse_call
+from gumshoe.agent.chat_format import ChatFormat, Encoded, NoCallError, UnusableCallError, parse_call
 from gumshoe.agent.environment import Ending, Environment
 from gumshoe.agent.policy import Policy, PolicyError, Sampling
-from gumshoe.agent.tools import BadArgumentsError, ToolError, UnknownToolError
+from gumshoe.agent.threads import ToolThreads
+from gumshoe.agent.tools import BadArgumentsError, Call, ToolError, UnknownToolError
 from gumshoe.agent.trajectory import Segment, Trajectory
-from gumshoe.errors import UnavailableError
 
+_UNUSABLE: dict[type[Exception], Ending] = {
+    NoCallError: "no call",
+    UnusableCallError: "unparseable call",
+    UnknownToolError: "unknown tool",
+    BadArgumentsError: "bad arguments",
+}
 _LEAST_ROOM = 8  # tokens: the shortest turn that can be of use
-_LONG_RESULT = 10_000  # characters, encoded in 2 ms: for less, going to a thread and back is not worth it
-
-
-class ToolFailedError(UnavailableError):
-    """A tool did not answer in time, or could not: a failure of infrastructure, never of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Bounds on one episode. Times are in seconds."""
+    """Bounds on one episode."""
 
     max_turns: int = 10
     max_context: int = 8192
     """Most tokens of a whole episode."""
-    tool_deadline: float = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,12 @@ class Said:
 class Speaker(Protocol):
     """The model's side of one conversation."""
 
-    async def say(self, result: str | None) -> Said | None:
-        """The next turn, after a tool's result (None at the start); None where the context has no room for one.
+    def hear(self, result: str) -> None:
+        """Take a tool's result, which comes before the next turn. Called in the thread that the tool ran in."""
+        ...
+
+    async def say(self) -> Said | None:
+        """The next turn; None where the context has no room for one.
 
         Raises:
             PolicyError: there is no answer that can be used.
@@ -63,22 +65,28 @@ class TokenSpeaker:
         self,
         policy: Policy,
         chat: ChatFormat,
-        prompt_ids: Sequence[int],
+        prompt: Encoded,
         sampling: Sampling,
         max_context: int,
         seed: str,
     ) -> None:
         self._policy, self._chat, self._sampling = policy, chat, sampling
         self._max_context, self._seed = max_context, seed
-        self._coming = Segment("prompt", chat.shown(prompt_ids), tuple(prompt_ids))
+        self._coming = Segment("prompt", prompt.text, prompt.ids)
         self._ids: list[int] = []
         self._turn = 0
 
-    async def say(self, result: str | None) -> Said | None:
-        """As `Speaker.say`. A turn that was cut off after its call is closed before the result follows."""
-        if result is not None:
-            long = len(result) > _LONG_RESULT
-            self._coming = await asyncio.to_thread(self._injected, result) if long else self._injected(result)
+    def hear(self, result: str) -> None:
+        """As `Speaker.hear`. A turn that was cut off after its call is closed before the result follows."""
+        stop = self._chat.stop_ids[0]
+        glue = self._chat.glue(result)
+        if self._ids[-1] in self._chat.stop_ids:
+            self._coming = Segment("injected", glue.text, glue.ids)
+        else:
+            self._coming = Segment("injected", self._chat.end + glue.text, (stop, *glue.ids))
+
+    async def say(self) -> Said | None:
+        """As `Speaker.say`."""
         room = self._max_context - len(self._ids) - len(self._coming.ids)
         if room < _LEAST_ROOM:
             return None
@@ -88,33 +96,30 @@ class TokenSpeaker:
         completion = await self._policy.sample(self._ids, asked, stop_ids=self._chat.stop_ids, seed=seed)
         self._turn += 1
         self._ids += completion.ids
-        text = self._chat.text(completion.ids)
-        sampled = Segment("sampled", self._chat.shown(completion.ids), completion.ids, completion.logprobs)
+        text, closed = self._chat.said(completion.ids)
+        sampled = Segment("sampled", text + closed, completion.ids, completion.logprobs)
         cut = completion.finish == "length" and asked.max_tokens == room
         return Said((self._coming, sampled), text, completion.version, cut)
 
-    def _injected(self, result: str) -> Segment:
-        closing = () if self._ids[-1] in self._chat.stop_ids else self._chat.stop_ids[:1]
-        text = self._chat.shown(closing) + self._chat.glue(result)  # what is encoded, rather than decoded again
-        return Segment("injected", text, (*closing, *self._chat.glue_ids(result)))
 
-
-async def run_episode(speaker: Speaker, environment: Environment, sample: int, limits: EpisodeLimits) -> Trajectory:
+async def run_episode(
+    speaker: Speaker, environment: Environment, sample: int, limits: EpisodeLimits, threads: ToolThreads
+) -> Trajectory:
     """One episode from its first turn to its ending.
 
-    What the model does wrong is an ending, or a tool's message to it. Tools run in threads, off the event loop.
+    What the model does wrong is an ending, or a tool's message to it.
 
     Raises:
         PolicyError, ToolFailedError: infrastructure failed; the episode says nothing about the model.
     """
     segments: list[Segment] = []
-    version, result = "", None
+    version = ""
     policy_seconds = tool_seconds = 0.0
     ending: Ending = "max turns"
     detail, turns = "", 0
     while turns < limits.max_turns:
         started = time.monotonic()
-        said = await speaker.say(result)
+        said = await speaker.say()
         policy_seconds += time.monotonic() - started
         if said is None:
             ending = "context full"
@@ -129,9 +134,10 @@ async def run_episode(speaker: Speaker, environment: Environment, sample: int, l
             break
         started = time.monotonic()
         try:
-            result = await _called(said.text, environment, limits.tool_deadline)
-        except _EndedError as ended:
-            ending, detail = ended.ending, ended.detail
+            call = parse_call(said.text)
+            await threads.run(call.name, _carry_out, call, environment, speaker)
+        except tuple(_UNUSABLE) as error:
+            ending, detail = _UNUSABLE[type(error)], str(error)
             break
         finally:
             tool_seconds += time.monotonic() - started
@@ -152,31 +158,12 @@ async def run_episode(speaker: Speaker, environment: Environment, sample: int, l
     )
 
 
-class _EndedError(Exception):
-    """A call that cannot be used has ended the episode."""
-
-    def __init__(self, ending: Ending, detail: object) -> None:
-        super().__init__(ending)
-        self.ending, self.detail = ending, str(detail)
-
-
-async def _called(text: str, environment: Environment, deadline: float) -> str:
-    """What the tool that a turn calls says to the model."""
+def _carry_out(call: Call, environment: Environment, speaker: Speaker) -> None:
+    """Call a tool, and give its result to the speaker. The thread that does it also encodes the result."""
     try:
-        call = parse_call(text)
-    except NoCallError as error:
-        raise _EndedError("no call", error) from None
-    except UnusableCallError as error:
-        raise _EndedError("unparseable call", error) from None
-    try:
-        async with asyncio.timeout(deadline):
-            return await asyncio.to_thread(environment.toolbox.run, call)
-    except UnknownToolError as error:
-        raise _EndedError("unknown tool", error) from None
-    except BadArgumentsError as error:
-        raise _EndedError("bad arguments", error) from None
+        result = environment.toolbox.run(call)
     except ToolError as error:
         environment.record.tool_errors += 1
-        return f"Error: {error}"
-    except TimeoutError:
-        raise ToolFailedError(f"{call.name} did not answer in {deadline:g} seconds") from None
+        result = f"Error: {error}"
+    if not environment.finished:
+        speaker.hear(result)

@@ -96,8 +96,7 @@ async def open_policy(
     chat = ChatFormat(codec)
 
     def speaker(policy: Policy, environment: Environment, seed: str) -> TokenSpeaker:
-        prompt = chat.prompt_ids(*_told(environment))
-        return TokenSpeaker(policy, chat, prompt, sampling, limits.max_context, seed)
+        return TokenSpeaker(policy, chat, chat.prompt(*_told(environment)), sampling, limits.max_context, seed)
 
     if name.kind == "vllm":
         async with VLLMPolicy(name.urls, name.model) as served:
@@ -162,8 +161,7 @@ def load_tokenizer(place: Path | str) -> Any:
 
 def _probe(chat: ChatFormat) -> str:
     """A text that tells vocabularies apart: words, digits and signs, and the control tokens of a conversation."""
-    prompt = chat.prompt_ids("You answer questions.", "Who paid 1,095 dollars to the harbour, and when?", [])
-    return chat.shown((*prompt, *chat.stop_ids))
+    return chat.prompt("You answer questions.", "Who paid 1,095 dollars to the harbour, and when?", []).text + chat.end
 
 
 def _is_address(text: str) -> bool:

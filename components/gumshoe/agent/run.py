@@ -17,6 +17,7 @@ from gumshoe.agent.episode import EpisodeLimits, run_episode
 from gumshoe.agent.policies import PolicyName, open_policy
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.rollout import Progress, RolloutEngine
+from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import Trajectory, TrajectoryFileError
 from gumshoe.artifacts.lines import DAMAGED, read_lines
 from gumshoe.artifacts.storage import NotFoundError, explained
@@ -84,12 +85,13 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> Rollo
     for scenario in chosen:
         EmailEnvironment(index, scenario, limits.max_turns)  # raises where it is not about mail
     async with open_policy(name, settings.tokenizer, settings.sampling, limits) as speak:
+        threads = ToolThreads()
 
         async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
             environment = EmailEnvironment(index, scenario, limits.max_turns)
             seed = f"{settings.seed}/{scenario.id}/{sample}/{attempt}"
             with speak(environment, seed) as speaker:
-                return await run_episode(speaker, environment, sample, limits)
+                return await run_episode(speaker, environment, sample, limits, threads)
 
         engine = RolloutEngine(episode, settings.concurrency)
         with _opened(path, settings.samples, name.version) as (file, there):

@@ -12,6 +12,7 @@ import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import date, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ SNIPPET_WORDS = 24
 # Okapi BM25 as SQLite computes it (https://sqlite.org/fts5.html#the_bm25_function), over subject and body.
 _K1, _B = 1.2, 0.75
 _SUBJECT_WEIGHT = 2.0  # a word in the subject counts as often as two in the body
-_CACHED = 10_000  # statistics kept in memory
+_RESULTS = 1_000  # results of searches, and messages, kept in memory
+_CACHED = 10_000  # statistics and addresses kept in memory
 _CACHE_KIB = 2_000  # a connection, one a thread; the operating system caches the file for all
 
 _COLUMNS = {"inbox": "{sender recipients}", "sender": "sender", "recipient": "recipients"}
@@ -62,10 +64,12 @@ _VISIBLE = """
 """
 _LENGTHS = "SELECT words(search) FROM search WHERE search MATCH ?"
 _COUNT = "SELECT count(*) FROM search WHERE search MATCH ?"
-_HIT = f"""
-    SELECT message_id, sent, utc_offset, text, messages.subject, snippet(search, 1, '', '', ' … ', {SNIPPET_WORDS})
-    FROM search JOIN messages ON message = search.rowid JOIN addresses ON address = messages.sender
-    WHERE search MATCH ? AND search.rowid = ?
+# One pass over the matches: with `+`, SQLite does not begin a query of its own for each message, which takes longer.
+_HITS = f"""
+    SELECT message, message_id, sent, utc_offset, text, messages.subject,
+        snippet(search, 1, '', '', ' … ', {SNIPPET_WORDS})
+    FROM search CROSS JOIN messages ON message = search.rowid CROSS JOIN addresses ON address = messages.sender
+    WHERE search MATCH ? AND +search.rowid IN (SELECT value FROM json_each(?))
 """  # noqa: S608 - a number
 _READ = """
     SELECT found.message, message_id, sent, utc_offset, text, sender_name, subject, body
@@ -146,8 +150,13 @@ class MailIndex:
             raise IndexPlaceError(f"there is no index in {directory}; build one with `gumshoe mail index`")
         self._file = _identity(self.path)
         self._local = threading.local()
-        self._statistics: dict[str, tuple[int, float]] = {}
-        self._frequencies: dict[tuple[str, str], int] = {}
+        # The file never changes, and the episodes of a group, or the turns of one, ask for the same.
+        self._hits = lru_cache(_RESULTS)(self._find_hits)
+        self._message = lru_cache(_RESULTS)(self._find_message)
+        self._address = lru_cache(_CACHED)(self._find_address)
+        self._text = lru_cache(_CACHED)(self._find_text)
+        self._size = lru_cache(_CACHED)(self._find_size)
+        self._count = lru_cache(_CACHED)(self._find_count)
         with self._explained():
             schema = self._connection().execute("SELECT value FROM build WHERE name = 'schema'").get
         if schema != str(VERSION):
@@ -181,26 +190,37 @@ class MailIndex:
         phrases = [self._phrase(keyword) for keyword in check_keywords(keywords)]
         after, before = check_period(sent_after, sent_before)
         check_choices(limit, order)
-        named = {"inbox": check_address("inbox", inbox)}
+        named = [("inbox", check_address("inbox", inbox))]
         for role, text in (("sender", sender), ("recipient", recipient)):
             if text is not None:
-                named[role] = check_address(role, text)
+                named.append((role, check_address(role, text)))
+        return [*self._hits(tuple(phrases), tuple(named), after, before, limit, order)]
+
+    def _find_hits(
+        self,
+        phrases: tuple[str, ...],
+        named: tuple[tuple[str, str], ...],
+        after: int | None,
+        before: int | None,
+        limit: int,
+        order: Order,
+    ) -> tuple[Hit, ...]:
         with self._explained():
-            people = {role: self._address(text) for role, text in named.items()}
+            people = {role: self._address(text) for role, text in named}
             if None in people.values():  # nobody in the whole index has that address
-                return []
+                return ()
             terms = [f'{_COLUMNS[role]} : "{address_term(number)}"' for role, number in people.items() if number]
             match = " AND ".join([*phrases, *terms])
             if order == "relevance":
                 self._prepare_scorer(terms[0], phrases)
             values: dict[str, Any] = {"match": match, "after": after, "before": before, "limit": limit, **people}
             numbers: list[Any] = [number for (number,) in self._connection().execute(_best(values, order), values)]
-            return [self._hit(number, match) for number in numbers]
-
-    def _hit(self, number: int, match: str) -> Hit:
-        row = next(self._connection().execute(_HIT, (match, number)))
-        message_id, sent, offset, sender, subject, snippet = row
-        return Hit(message_id, shown_date(sent, offset), sender, subject, " ".join(snippet.split()))
+            rows = self._connection().execute(_HITS, (match, json.dumps(numbers))) if numbers else ()
+            hits = {
+                number: Hit(message_id, shown_date(moment, offset), sender, subject, " ".join(snippet.split()))
+                for number, message_id, moment, offset, sender, subject, snippet in rows
+            }
+        return tuple(hits[number] for number in numbers)
 
     def read(self, inbox: str, message_id: str) -> Message:
         """One message of an inbox, by its id or by that of a dropped duplicate.
@@ -213,7 +233,9 @@ class MailIndex:
         owner = check_address("inbox", inbox)
         if not isinstance(message_id, str):
             raise SearchArgumentError("message_id is not text; write an id as a search shows it")
-        exact = clean(message_id).strip()
+        return self._message(owner, clean(message_id).strip())
+
+    def _find_message(self, owner: str, exact: str) -> Message:
         bare = exact.strip("<>")  # agents lose the brackets
         with self._explained():
             values = {"inbox": self._address(owner), "exact": exact, "bare": bare, "bracketed": f"<{bare}>"}
@@ -256,32 +278,33 @@ class MailIndex:
             raise SearchArgumentError(f"keyword {words!r} has no letter or digit to search for; use words")
         return '"' + words.replace('"', '""') + '"'
 
-    def _address(self, text: str) -> int | None:
+    def _find_address(self, text: str) -> int | None:
         number: int | None = self._connection().execute("SELECT address FROM addresses WHERE text = ?", (text,)).get
         return number
 
-    def _text(self, address: int) -> str:
+    def _find_text(self, address: int) -> str:
         return str(self._connection().execute("SELECT text FROM addresses WHERE address = ?", (address,)).get)
 
-    def _prepare_scorer(self, term: str, phrases: list[str]) -> None:
+    def _find_size(self, term: str) -> tuple[int, float]:
+        """How many messages the inbox with that term has, and how many words a message of it on average."""
+        lengths = [words for (words,) in self._connection().execute(_LENGTHS, (term,))]
+        return len(lengths), sum(lengths) / max(len(lengths), 1)
+
+    def _find_count(self, term: str, phrase: str) -> int:
+        """How many messages of the inbox with that term a phrase is in."""
+        return int(next(self._connection().execute(_COUNT, (f"{phrase} AND {term}",)))[0])
+
+    def _prepare_scorer(self, term: str, phrases: tuple[str, ...]) -> None:
         """Set the statistics that this thread's next query is ranked by: those of the inbox with that term alone."""
-        database = self._connection()
-        statistics = self._statistics.get(term)
-        if statistics is None:
-            lengths = [words for (words,) in database.execute(_LENGTHS, (term,))]
-            statistics = len(lengths), sum(lengths) / max(len(lengths), 1)
-            _remember(self._statistics, term, statistics)
-        messages, average = statistics
+        messages, average = self._size(term)
+        self._connection()  # makes this thread's scorer
         scorer: _Scorer = self._local.scorer
         scorer.average = max(average, 1.0)
         # A single weight changes no order.
         scorer.weights = [self._weight(term, phrase, messages) if phrases[1:] else 1.0 for phrase in phrases]
 
     def _weight(self, term: str, phrase: str, messages: int) -> float:
-        count = self._frequencies.get((term, phrase))
-        if count is None:
-            rows = self._connection().execute(_COUNT, (f"{phrase} AND {term}",))
-            _remember(self._frequencies, (term, phrase), count := next(rows)[0])
+        count = self._count(term, phrase)
         return max(math.log((messages - count + 0.5) / (count + 0.5)), 1e-6)
 
     def _connection(self) -> apsw.Connection:
@@ -321,9 +344,3 @@ def _best(values: dict[str, Any], order: Order) -> str:
 def _identity(path: Path) -> tuple[int, int] | None:
     """What tells one file from another of the same name."""
     return (path.stat().st_dev, path.stat().st_ino) if path.exists() else None
-
-
-def _remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(cache) >= _CACHED:
-        cache.clear()
-    cache[key] = value

@@ -178,7 +178,7 @@ class Practice:
 
     def _played(self, environment: Environment, teacher: Teacher, form: Form, dice: Dice) -> tuple[Example, bool]:
         """One episode of the expert, as the tokens of it and which of them are learned; and whether it is whole."""
-        ids = self._prompt(environment, form)
+        ids = [*self._prompt(environment, form)]
         weights = [0.0] * len(ids)
         moves = teacher.moves()
         move = next(moves)
@@ -192,7 +192,7 @@ class Practice:
             result = _shortened(environment.toolbox.run(move.call), form.hits, teacher.right, dice)
             if environment.finished or turn == form.turns:
                 return Example(ids, weights), environment.finished
-            glue = self.chat.glue_ids(result)
+            glue = self.chat.glue(result).ids
             weights += [0.0] * len(glue)
             ids += glue
             move = moves.send(result)
@@ -224,9 +224,9 @@ class Practice:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def _prompt(self, environment: Environment, form: Form) -> list[int]:
+    def _prompt(self, environment: Environment, form: Form) -> tuple[int, ...]:
         tools = environment.toolbox.schemas() if form.prompt == "whole" else []
-        ids = self.chat.prompt_ids(environment.system_prompt(), environment.scenario.question, tools)
+        ids = self.chat.prompt(environment.system_prompt(), environment.scenario.question, tools).ids
         begins = ids[0]  # what each message begins with; the second one's is the question
         return ids[ids.index(begins, 1) :] if form.prompt == "question" else ids
 
