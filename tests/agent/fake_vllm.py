@@ -309,6 +309,7 @@ def _completion(request: dict[str, Any]) -> dict[str, Any]:
     ends = set(request.get("stop_token_ids", [])) | (set() if request.get("ignore_eos") else set(encoded(ODD_END)))
     length = min(request.get("max_tokens", 16), next(at for at, each in enumerate(ids, 1) if each in ends))
     ids = ids[:length]
+    logprobs = [0.0] * len(ids) if request.get("top_k") == 1 else logprobs_of(ids)
     return {
         "id": "cmpl-1",
         "object": "text_completion",
@@ -318,7 +319,7 @@ def _completion(request: dict[str, Any]) -> dict[str, Any]:
                 "index": 0,
                 "text": decoded(ids),
                 "finish_reason": "stop" if ids[-1] in ends else "length",
-                "logprobs": {"token_logprobs": logprobs_of(ids)} if request.get("logprobs") is not None else None,
+                "logprobs": {"token_logprobs": logprobs} if request.get("logprobs") is not None else None,
                 "token_ids": ids if request.get("return_token_ids") else None,
                 "prompt_token_ids": prompt if request.get("return_token_ids") else None,
             }
@@ -395,6 +396,8 @@ class FakeVLLM:
     models: tuple[str, ...] = ("base", "adapter")
     max_model_len: int = 100_000
     port: int = 0
+    probe: Act = forward
+    """Answers requests for the likeliest tokens alone; they are no turns."""
     tokenize: Act | None = tokenize
     """Answers requests for the ids of a text; None where the server has no such route."""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -421,6 +424,9 @@ class FakeVLLM:
             self._faults.clear()
 
     def handle(self, exchange: Exchange, key: str) -> None:
+        if exchange.request.get("top_k") == 1:
+            self.probe(exchange)
+            return
         with self._lock:
             self.requests.append(exchange.request)
             self.times.append(time.monotonic())

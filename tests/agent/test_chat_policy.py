@@ -11,7 +11,7 @@ import pytest
 from gumshoe.agent.chat_policy import ChatSpeaker, chat_client
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.episode import EpisodeLimits, run_episode
-from gumshoe.agent.policies import PolicyName, open_policy
+from gumshoe.agent.policies import TINY, PolicyName, open_policy
 from gumshoe.agent.policy import PolicyError, Sampling
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import NotTokenExactError, Trajectory
@@ -230,6 +230,17 @@ def test_openai_itself_is_not_asked_without_a_key() -> None:
 )
 def test_a_policy_is_one_word(word: str, kind: str, model: str, urls: tuple[str, ...]) -> None:
     assert PolicyName.parse(word) == PolicyName(kind, model, urls)
+
+
+def test_two_checkpoints_of_one_name_are_two_policies() -> None:
+    words = [
+        "transformers:a/model",
+        "transformers:b/model",
+        "transformers:a/model#1/lora",
+        "transformers:a/model#2/lora",
+    ]
+    assert len({PolicyName.parse(word).version for word in words}) == 4
+    assert PolicyName("transformers", str(TINY)).version == PolicyName.parse("tiny").version == "tiny"
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,25 @@ def test_started_again_it_runs_only_what_is_missing(run: Run, server: FakeVLLM, 
     assert "18 were there" in again.out
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"temperature": 0.5}, "temperature 1.0; choose another file"),
+        ({"seed": 2, "max_turns": 3}, "seed 0, max_turns 10; choose another file"),
+    ],
+)
+def test_trajectories_that_were_run_otherwise_are_not_taken_for_those_that_are_missing(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    out = tmp_path / "t.jsonl"
+    run(*options(place, out, adapter(server), limit=2))
+    there = out.read_bytes()
+    ran = run(*options(place, out, adapter(server), **changes))
+    assert ran.status == 2
+    assert f"holds trajectories that were run with {says}" in ran.err
+    assert out.read_bytes() == there
+
+
 def test_groups_with_fewer_samples_are_not_thrown_away(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path
 ) -> None:

@@ -463,3 +463,22 @@ def test_a_server_that_does_not_tokenize_is_let_pass(server: FakeVLLM) -> None:
     server.tokenize = lambda exchange: exchange.reply({"count": 1, "tokens": [1], "token_strs": None})
     with pytest.raises(PolicyError, match="does not answer as vLLM does"):
         check_vocabulary(server.address)
+
+
+def check_logprobs(*addresses: str) -> None:
+    async def run() -> None:
+        async with VLLMPolicy(addresses, "adapter", QUICK) as policy:
+            await policy.check_logprobs(encoded("Who paid"), STOP)
+
+    asyncio.run(run())
+
+
+def test_log_probabilities_of_another_distribution_are_found_before_anything_is_asked(server: FakeVLLM) -> None:
+    check_logprobs(server.address)
+    with FakeVLLM() as other:
+        other.probe = _one_logprob(-0.01)
+        with pytest.raises(UsageError, match=rf"{other.address} gives .* with --logprobs-mode processed_logprobs"):
+            check_logprobs(server.address, other.address)
+        other.probe = status(500)
+        with pytest.raises(PolicyError, match="answered 500"):
+            check_logprobs(other.address)

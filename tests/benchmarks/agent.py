@@ -43,6 +43,7 @@ from tests.benchmarks.mail import ratio, show, spread
 
 AT_ONCE = 64
 VOCABULARY = 4000
+_ALONE, _HERE = 12, 4  # one after another and in this process, only every so many questions are asked
 LIMITS = EpisodeLimits(max_turns=6, max_context=16_384)
 
 
@@ -185,14 +186,12 @@ def with_the_tiny_policy(place: Place, runs: int) -> None:
             served = PolicyName("vllm", "tiny", (server.url,))
             asyncio.run(rollouts(place, served, place.scenarios[-AT_ONCE:], AT_ONCE))  # the first is slower
             for run in range(runs):
-                first = place.scenarios[run * 3 * AT_ONCE :]
-                paces[together].append(asyncio.run(rollouts(place, served, first[: 3 * AT_ONCE], AT_ONCE)))
-                paces[alone].append(asyncio.run(rollouts(place, served, first[: AT_ONCE // 4], 1)))
+                paces[together].append(asyncio.run(rollouts(place, served, place.scenarios, AT_ONCE)))
+                some = place.scenarios[run::_ALONE]
+                paces[alone].append(asyncio.run(rollouts(place, served, some, 1)))
     in_process = PolicyName("transformers", str(TINY))
-    paces[here] = [
-        asyncio.run(rollouts(place, in_process, place.scenarios[run * AT_ONCE :][:AT_ONCE], AT_ONCE))
-        for run in range(runs)
-    ]
+    some = place.scenarios[::_HERE]
+    paces[here] = [asyncio.run(rollouts(place, in_process, some, AT_ONCE)) for _ in range(runs)]
     show(
         "Rollouts of the tiny policy a second",
         ["what", "median", "best", "worst", "against one after another"],

@@ -90,7 +90,8 @@ def adapter_directory(model_directory: Path, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
-    """The server."""
+    """The server, with the sampling defaults of the model's files in force, as one that others started has them."""
     log = tmp_path_factory.mktemp("vllm") / "server.log"
-    with VLLMServer(model_directory, log=log, options=ServerOptions(max_model_len=1024)) as running:
+    options = ServerOptions(max_model_len=1024, arguments=("--generation-config", "auto"))
+    with VLLMServer(model_directory, log=log, options=options) as running:
         yield running

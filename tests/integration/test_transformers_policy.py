@@ -129,7 +129,7 @@ def test_an_adapter_changes_the_answers_as_it_does_in_vllm(
     adapted = TransformersPolicy(model_directory, adapter_directory)
     mine, theirs = sampled(adapted, greedy), sample(server, greedy, "run-2-policy-1")
     assert [each.ids for each in mine] == [each.ids for each in theirs]
-    assert {each.version for each in mine} == {f"{model_directory.name}#{adapter_directory.name}"}
+    assert {each.version for each in mine} == {f"{model_directory}#{adapter_directory}"}
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:

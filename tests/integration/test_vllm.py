@@ -56,6 +56,26 @@ def test_log_probabilities_agree_with_the_model_s_own_whatever_its_files_say(
         assert len(completion.ids) == 48 or completion.ids[-1] == STOP
 
 
+def check_logprobs(server: VLLMServer) -> None:
+    async def run() -> None:
+        async with VLLMPolicy([server.url], "base") as policy:
+            await policy.check_logprobs(PROMPTS[0], [STOP])
+
+    asyncio.run(run())
+
+
+def test_a_server_whose_log_probabilities_are_of_another_distribution_is_refused(
+    server: VLLMServer, model_directory: Path, tmp_path: Path
+) -> None:
+    check_logprobs(server)
+    options = ServerOptions(max_model_len=1024, arguments=("--logprobs-mode", "raw_logprobs"))
+    with (
+        VLLMServer(model_directory, log=tmp_path / "log", options=options) as raw,
+        pytest.raises(UsageError, match=rf"{raw.url} gives .* with --logprobs-mode processed_logprobs"),
+    ):
+        check_logprobs(raw)
+
+
 def test_greedy_sampling_takes_the_likeliest_token_each_time(server: VLLMServer, model: Any) -> None:
     import torch
 

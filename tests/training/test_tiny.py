@@ -1,7 +1,9 @@
 """The parts of the tiny policy, and the command that makes one."""
 
+import inspect
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.training.tiny import Shape, copying, new_model, train_tokenizer
+from gumshoe.agent.policies import TINY
+from gumshoe.training.commands import build
+from gumshoe.training.tiny import Schooling, Shape, copying, new_model, train_tokenizer
 from gumshoe.training.warm_start import WarmStart, warm_start
 from tests.conftest import Ran
 from tests.training.conftest import Played
@@ -115,3 +119,9 @@ def test_a_place_that_cannot_be_written_to_is_found_before_anything_is_made(
     assert f"error: {place}: " in ran.err
     assert "Making" not in ran.err
     assert place.read_text() == "mine"
+
+
+def test_the_command_makes_what_the_policy_that_ships_was_made_with() -> None:
+    given = {name: each.default for name, each in inspect.signature(build).parameters.items()}
+    shipped = json.loads((TINY / "made.json").read_text())["schooling"]
+    assert asdict(Schooling()) == shipped == {name: given[name] for name in shipped}

@@ -1,6 +1,7 @@
 """A policy in one word: `tiny`, `vllm:URL[#adapter]`, `transformers:DIR[#adapter-dir]`, `chat:MODEL[@URL]`."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from gumshoe.errors import UsageError
 TINY = Path(__file__).parent / "tiny"
 """The directory of the tiny policy; `made.json` in it says what made it."""
 FORMS = "tiny, vllm:URL[,URL...][#ADAPTER] (with --tokenizer), transformers:DIR[#ADAPTER-DIR] or chat:MODEL[@URL]"
+
+_log = logging.getLogger(__name__)
 
 OpenSpeaker = Callable[[Environment, str], AbstractContextManager[Speaker]]
 """Begins a conversation in an environment, with a seed of its own; it is over when the context is left."""
@@ -65,8 +68,8 @@ class PolicyName:
     @property
     def version(self) -> str:
         """What trajectories of this policy name as theirs."""
-        name = Path(self.model).name if self.kind == "transformers" else self.model
-        return f"{name}#{self.adapter.name}" if self.adapter else name
+        name = "tiny" if self.model == str(TINY) else self.model
+        return f"{name}#{self.adapter}" if self.adapter else name
 
 
 @asynccontextmanager
@@ -101,13 +104,14 @@ async def open_policy(
     if name.kind == "vllm":
         async with VLLMPolicy(name.urls, name.model) as served:
             await served.check(limits.max_context)
-            await served.check_vocabulary(codec, _probe(chat), chat.stop_ids)
+            await served.check_vocabulary(codec, chat.shown(probe := _probe(chat)), chat.stop_ids)
+            await served.check_logprobs(probe[: len(probe) // 2], chat.stop_ids)
             yield lambda environment, seed: nullcontext(speaker(served, environment, seed))
         return
     try:
         from gumshoe.agent.transformers_policy import TransformersPolicy  # takes seconds to import
 
-        here = TransformersPolicy(name.model, name.adapter)
+        here = TransformersPolicy(name.model, name.adapter, version=name.version)
     except ModuleNotFoundError as error:
         raise UsageError(f"a policy in this process needs {error.name}; install torch and gumshoe[cpu]") from None
     highest = max(codec.get_vocab().values())
@@ -139,7 +143,9 @@ async def _tiny() -> AsyncIterator[PolicyName]:
             await asyncio.to_thread(server.__enter__)
             yield PolicyName("vllm", "tiny", (server.url,))
         finally:
-            server.stop()
+            if not server.is_running():
+                _log.warning("vLLM ended; %s", server.last_words())
+            await asyncio.to_thread(server.stop)
 
 
 def load_tokenizer(place: Path | str) -> Any:
@@ -159,9 +165,10 @@ def load_tokenizer(place: Path | str) -> Any:
         raise UsageError(f"there is no tokenizer at {place} ({said}); name a model's directory or its name") from None
 
 
-def _probe(chat: ChatFormat) -> str:
+def _probe(chat: ChatFormat) -> tuple[int, ...]:
     """A text that tells vocabularies apart: words, digits and signs, and the control tokens of a conversation."""
-    return chat.prompt("You answer questions.", "Who paid 1,095 dollars to the harbour, and when?", []).text + chat.end
+    prompt = chat.prompt("You answer questions.", "Who paid 1,095 dollars to the harbour, and when?", [])
+    return (*prompt.ids, *chat.stop_ids)
 
 
 def _is_address(text: str) -> bool:

@@ -8,9 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.episode import EpisodeLimits, run_episode
@@ -45,6 +45,11 @@ class Settings:
     sampling: Sampling = field(default_factory=Sampling)
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     concurrency: int = 64
+
+    @property
+    def of_an_episode(self) -> dict[str, Any]:
+        """What decides how an episode goes, beside its scenario and the policy."""
+        return {"seed": self.seed, **asdict(self.sampling), **asdict(self.limits)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +96,12 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> Rollo
             environment = EmailEnvironment(index, scenario, limits.max_turns)
             seed = f"{settings.seed}/{scenario.id}/{sample}/{attempt}"
             with speak(environment, seed) as speaker:
-                return await run_episode(speaker, environment, sample, limits, threads)
+                trajectory = await run_episode(speaker, environment, sample, limits, threads)
+            trajectory.settings = settings.of_an_episode
+            return trajectory
 
         engine = RolloutEngine(episode, settings.concurrency)
-        with _opened(path, settings.samples, name.version) as (file, there):
+        with _opened(path, settings, name.version) as (file, there):
             missing = [scenario for scenario in chosen if scenario.id not in there]
             advance(total=len(missing) * settings.samples)
             with _shown(engine.progress, advance):
@@ -179,26 +186,27 @@ def _is_cut(path: Path) -> bool:
 
 
 @contextmanager
-def _opened(path: Path, samples: int, policy: str) -> Iterator[tuple[BinaryIO, set[str]]]:
+def _opened(path: Path, settings: Settings, policy: str) -> Iterator[tuple[BinaryIO, set[str]]]:
     """A file of trajectories to add to, and the ids of the scenarios whose groups it has whole.
 
     What a run that was killed left of its last group is taken out of it, with a line that was cut off. No other
     process can do the same until the block, or this process, ends.
 
     Raises:
-        TrajectoryFileError: another process has it; or a line is not a trajectory, or another policy's, or of a group
-            that had fewer samples.
+        TrajectoryFileError: another process has it; or a line is not a trajectory, or another policy's, or was run
+            with other settings, or is of a group that had fewer samples.
     """
     with ExitStack() as held:
         with explained(path):
-            file, there = _repaired(path, samples, policy, held)
+            file, there = _repaired(path, settings, policy, held)
         yield file, there
 
 
-def _repaired(path: Path, samples: int, policy: str, held: ExitStack) -> tuple[BinaryIO, set[str]]:
+def _repaired(path: Path, settings: Settings, policy: str, held: ExitStack) -> tuple[BinaryIO, set[str]]:
     """The file, and the scenarios whose groups it has whole, with nothing else in it. It is `held` from here on."""
     file = held.enter_context(_held(path))
-    owners = _owners(file, path, policy)
+    samples = settings.samples
+    owners = _owners(file, path, policy, settings.of_an_episode)
     counts = Counter(owner for owner in owners if owner)
     whole = {owner for owner, count in counts.items() if count >= samples}
     last = next((owner for owner in reversed(owners) if owner), None)
@@ -221,10 +229,9 @@ def _repaired(path: Path, samples: int, policy: str, held: ExitStack) -> tuple[B
     return file, {owner for owner in whole if owner}
 
 
-def _owners(file: BinaryIO, path: Path, policy: str) -> list[str | None]:
+def _owners(file: BinaryIO, path: Path, policy: str, settings: dict[str, Any]) -> list[str | None]:
     """The scenario of each line of a file; None for a line that is empty, or was cut off."""
     owners: list[str | None] = []
-    policies: set[str] = set()
     file.seek(0)
     for number, line in enumerate(file, 1):
         if not line.strip() or not line.endswith(b"\n"):
@@ -232,10 +239,13 @@ def _owners(file: BinaryIO, path: Path, policy: str) -> list[str | None]:
             continue
         found = Trajectory.from_json(line, f"{path}:{number}")
         owners.append(sys.intern(found.scenario))
-        policies.add(found.policy)
-    others = sorted(policies - {policy, ""})
-    if others:
-        raise TrajectoryFileError(f"{path} holds trajectories of {', '.join(others)}; choose another file for {policy}")
+        if found.policy not in (policy, ""):
+            raise TrajectoryFileError(f"{path} holds trajectories of {found.policy}; choose another file for {policy}")
+        others = [f"{name} {value}" for name, value in found.settings.items() if settings.get(name, value) != value]
+        if others:
+            raise TrajectoryFileError(
+                f"{path} holds trajectories that were run with {', '.join(others)}; choose another file, or run it so"
+            )
     return owners
 
 

@@ -58,6 +58,8 @@ class Trajectory:
     tool_seconds: float
     tries: int = 1
     """Episodes that it took; those before this one failed for want of infrastructure."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What it was run with, by name: the rollout's seed, its sampling, and the bounds on an episode."""
     rewards: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -105,6 +107,7 @@ class Trajectory:
                 for each in fields.pop("segments")
             ]
             made = cls(**{**fields, "segments": segments, "record": Record(**fields.pop("record"))})
+            dict[str, Any](**made.settings)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TrajectoryFileError(f"{where}: this is not a trajectory ({error})") from None
         if made.ending not in get_args(Ending):

@@ -24,13 +24,16 @@ _SETTLING = 50  # rounds of the event loop in which conversations that take the 
 class TransformersPolicy:
     """A model of `transformers`, with an adapter of `peft` or without.
 
-    `member()` gives one conversation's share in it. A batch runs when every member has asked or left.
+    `member()` gives one conversation's share in it. A batch runs when every member has asked or left. `version` is
+    what its turns name as theirs: the model as given, and the adapter, unless it is told.
 
     Raises:
         UsageError: there is no such model, or no adapter for it in that directory.
     """
 
-    def __init__(self, model: Path | str, adapter: Path | None = None, *, device: str | None = None) -> None:
+    def __init__(
+        self, model: Path | str, adapter: Path | None = None, *, version: str | None = None, device: str | None = None
+    ) -> None:
         place = find_model(model, "config.json")
         if adapter is not None:
             find_model(adapter, "adapter_config.json")  # before the seconds that the imports take
@@ -59,7 +62,7 @@ class TransformersPolicy:
                 f"{model} has layers that do not attend to all tokens; give it to vLLM, and name its server"
             )
         self._model = loaded.to(self._device).eval()
-        self._version = f"{Path(model).name}#{adapter.name}" if adapter else Path(model).name
+        self._version = version or (f"{model}#{adapter}" if adapter else str(model))
         self.vocabulary: int = self._model.get_input_embeddings().num_embeddings
         """Ids that the model has, from 0."""
         self._members: list[Member] = []

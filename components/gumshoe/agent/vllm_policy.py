@@ -18,6 +18,9 @@ _TRY_AGAIN = {408, 409, 425, 429}
 _GONE = {502, 503}  # what a proxy says whose server is not there, and a server that is not ready
 _NEVER = {501, 505}  # of all that begin with a 5, those that no second try helps
 
+_PROBED = 16  # tokens: a model is not sure of all of them
+_SURE = -1e-3  # of a token, where no other could be sampled
+
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +91,11 @@ class VLLMPolicy:
         its own ends vLLM's CPU build (0.31: "CPU Generator does not use offset"), and batches of changing size make
         no promise of the same tokens anyway.
         """
-        request = {
+        request = self._request(prompt_ids, sampling, stop_ids)
+        return self._checked(await self._answer(request), request, sampling)
+
+    def _request(self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]) -> dict[str, Any]:
+        return {
             "model": self._model,
             "prompt": list(prompt_ids),
             "temperature": sampling.temperature,
@@ -108,7 +115,6 @@ class VLLMPolicy:
             "n": 1,
             "stream": False,
         }
-        return self._checked(await self._answer(request), request, sampling)
 
     async def check(self, context: int) -> None:
         """See whether every server has the model, and takes requests of `context` tokens, answer included.
@@ -165,6 +171,27 @@ class VLLMPolicy:
                 raise UsageError(
                     f"{client.base_url} serves {self._model!r} with another vocabulary than this tokenizer's "
                     f"({(other + missing)[0]}); give the tokenizer of the model that it serves"
+                )
+
+    async def check_logprobs(self, prompt_ids: Sequence[int], stop_ids: Sequence[int]) -> None:
+        """See whether every server's log-probabilities are those of the distribution that it samples from: where one
+        token alone is left to choose from (top-k 1), they are 0.
+
+        Raises:
+            UsageError: one gives those of the model as it is.
+            PolicyError: one does not answer.
+        """
+        greedy = Sampling(top_k=1, max_tokens=_PROBED)
+        request = self._request(prompt_ids, greedy, stop_ids)
+        for client in self._clients:
+            try:
+                probed = self._checked(await self._tried(client, request), request, greedy)
+            except _TryAgainError as error:
+                raise PolicyError(str(error)) from None
+            if min(probed.logprobs) < _SURE:
+                raise UsageError(
+                    f"{client.base_url} gives log-probabilities of another distribution than it samples from; start it "
+                    "with --logprobs-mode processed_logprobs"
                 )
 
     async def _answer(self, request: dict[str, Any]) -> Any:

@@ -142,7 +142,7 @@ class VLLMServer:
                 f"{self.url}{path}", json=body, timeout=self._options.adapter_deadline, trust_env=False
             )
         except httpx.TransportError as error:
-            raise ServerError(f"vLLM does not answer ({error}); {self._last_words()}") from None
+            raise ServerError(f"vLLM does not answer ({error}); {self.last_words()}") from None
         if response.status_code != httpx.codes.OK:
             raise AdapterError(f"vLLM refused {body} with {response.status_code}: {response.text[:500]}")
 
@@ -177,14 +177,15 @@ class VLLMServer:
         started = time.monotonic()
         while time.monotonic() - started < self._options.start_deadline:
             if not self.is_running():
-                raise ServerError(f"vLLM ended while it started; {self._last_words()}")
+                raise ServerError(f"vLLM ended while it started; {self.last_words()}")
             with suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == httpx.codes.OK:
                     return
             time.sleep(0.25)
-        raise ServerError(f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self._last_words()}")
+        raise ServerError(f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self.last_words()}")
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The last lines of the log."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join([f"the last lines of {self._log}:", *lines])
 

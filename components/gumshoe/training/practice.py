@@ -17,7 +17,7 @@ from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.mail import MAIL as MAIL_FILE
 from gumshoe.synthesis.mail import SyntheticMail, synthesize_mail, write_mail
-from gumshoe.training.teacher import DOCUMENTS, MAIL, Slip, Teacher, listed
+from gumshoe.training.teacher import DOCUMENTS, MAIL, Listing, Slip, Teacher, listed
 from gumshoe.training.warm_start import Example
 
 MAX_TURNS = 10
@@ -75,7 +75,7 @@ class Collection:
             words.pop()
         self._ids |= {document(hit.message_id): hit.message_id for hit in hits}
         return (
-            "\n".join(f"{hit.subject}\n  {hit.snippet}\n  id: {document(hit.message_id)}" for hit in hits)
+            "\n".join(str(Listing(hit.subject, hit.snippet, document(hit.message_id))) for hit in hits)
             or "Nothing found."
         )
 

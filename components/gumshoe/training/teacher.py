@@ -85,7 +85,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class Listing:
     """One hit of a search's result, as the environments write it."""
 
     head: str
@@ -100,9 +100,9 @@ class Hit:
         return f"{self.head}\n  {self.snippet}\n  id: {self.source}"
 
 
-def listed(result: str) -> list[Hit]:
+def listed(result: str) -> list[Listing]:
     """The hits that a search's result lists."""
-    return [Hit(*found) for found in _HIT.findall(result)]
+    return [Listing(*found) for found in _HIT.findall(result)]
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class Teacher:
         text = yield Move(self.dialect.reading(right[0].source))
         yield self._answer(self._value(text), right[0].source)
 
-    def _searching(self) -> Generator[Move, str, list[Hit]]:
+    def _searching(self) -> Generator[Move, str, list[Listing]]:
         """Search until a right source is listed, with fewer words each time; or once with too few."""
         exact = self._phrases(self.background.about, self.background.asked)
         named = self._phrases(self.background.about)
@@ -152,7 +152,7 @@ class Teacher:
         tries = [exact, named, words[:2], words[:1]]
         if exact != words[:1] and self._slips("few keywords"):
             tries = [words[:1]]
-        hits: list[Hit] = []
+        hits: list[Listing] = []
         for number, keywords in enumerate(tries):
             if keywords not in tries[:number]:
                 hits = listed((yield Move(self.dialect.searching(keywords))))
