@@ -259,7 +259,9 @@ def search_large(directory: Path, copies: int, number: int) -> None:
     same = sum(find(index, query, "date") == plain_search(database, query, "sent DESC, id") for query in queries)
     rows = []
     for order, by in (("date", "sent DESC, id"), ("relevance", "rank")):
-        index = MailIndex(ours)  # which remembers nothing yet
+        index = MailIndex(ours)
+        for query in queries:  # in use for a while, but asked for other results than it will remember
+            find(index, query, order, limit=1)
         mine = measure(queries, lambda query, index=index, order=order: find(index, query, order))  # type: ignore[misc]
         theirs = measure(queries, lambda query, by=by: plain_search(database, query, by))  # type: ignore[misc]
         for kind in (*mine.by_kind, "all"):
@@ -277,9 +279,9 @@ def search_large(directory: Path, copies: int, number: int) -> None:
     console.print(f"Memory of a searching process beside the page cache: {memory(ours, queries):.0f} MiB")
 
 
-def find(index: MailIndex, query: Query, order: Any) -> list[str]:
+def find(index: MailIndex, query: Query, order: Any, limit: int = 10) -> list[str]:
     _, inbox, keywords, after, before = query
-    hits = index.search(inbox, keywords, sent_after=after, sent_before=before, order=order)
+    hits = index.search(inbox, keywords, sent_after=after, sent_before=before, order=order, limit=limit)
     return [hit.message_id for hit in hits]
 
 

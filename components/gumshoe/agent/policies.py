@@ -104,7 +104,8 @@ async def open_policy(
     if name.kind == "vllm":
         async with VLLMPolicy(name.urls, name.model) as served:
             await served.check(limits.max_context)
-            await served.check_vocabulary(codec, chat.shown(probe := _probe(chat)), chat.stop_ids)
+            probe = _probe(chat)
+            await served.check_vocabulary(codec, chat.shown(probe), chat.stop_ids)
             await served.check_logprobs(probe[: len(probe) // 2], chat.stop_ids)
             yield lambda environment, seed: nullcontext(speaker(served, environment, seed))
         return
@@ -142,9 +143,9 @@ async def _tiny() -> AsyncIterator[PolicyName]:
         try:
             await asyncio.to_thread(server.__enter__)
             yield PolicyName("vllm", "tiny", (server.url,))
-        finally:
             if not server.is_running():
-                _log.warning("vLLM ended; %s", server.last_words())
+                _log.warning("vLLM has ended; %s", server.last_words())
+        finally:
             await asyncio.to_thread(server.stop)
 
 
