@@ -102,7 +102,7 @@ def test_a_rollout_with_a_real_model_is_whole_and_token_exact(
     chat = ChatFormat(load_tokenizer(model_directory))
     for each in found:
         check_tokens(each, chat, MAX_TOKENS)
-    assert {each.policy for each in found} == {"base" if kind == "vllm" else model_directory.name}
+    assert {each.policy for each in found} == {"base" if kind == "vllm" else str(model_directory)}
     assert len({tuple(each.ids) for each in found}) == COUNT * SAMPLES, "no two samples are one"
     fields = {name for line in out.read_text().splitlines() for name in json.loads(line)}
     assert fields == set(Trajectory.__slots__)
@@ -175,7 +175,8 @@ def test_a_vllm_that_is_killed_under_64_rollouts_and_started_again_costs_no_grou
         arguments = [sys.executable, "-m", "gumshoe", *map(str, command)]
         pipe, apart = subprocess.PIPE, True
         rollout = subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, start_new_session=apart)
-        wait_until(lambda: begun(first.url) == count * samples, rollout)
+        looks = 1  # at the server's log-probabilities, before all turns
+        wait_until(lambda: begun(first.url) == looks + count * samples, rollout)
         before.add(rollout.pid)
         kill_what_was_started(before)
     try:
