@@ -51,6 +51,14 @@ def test_the_program_ends_with_who_asked_for_it(end: "Callable[[subprocess.Popen
         assert not is_there(program)
 
 
+def test_a_program_that_will_not_end_is_ended_at_once_where_that_is_asked() -> None:
+    deaf = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); "
+    with guarded(f"{deaf}time.sleep(600)") as (guardian, program):
+        guardian.send_signal(signal.SIGQUIT)
+        assert guardian.wait(5) == 143
+        assert not is_there(program)
+
+
 def test_an_interrupt_is_left_to_who_asked_for_it() -> None:
     with guarded() as (guardian, program):
         guardian.send_signal(signal.SIGINT)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,23 @@ def test_a_port_that_another_program_has_is_told_of_before_anything_is_started(
         with pytest.raises(ServerError, match=f"port {port} cannot be had"), server:
             pass
     assert not log.exists()
+
+
+def test_a_server_that_is_still_starting_is_stopped_at_once(model_directory: Path, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    server = VLLMServer(model_directory, log=log, options=ServerOptions(max_model_len=256))
+    before = set(descendants(os.getpid()))
+    with ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(server.__enter__)
+        waited_until(lambda: log.exists() and b"non-default args" in log.read_bytes())
+        started = set(descendants(os.getpid())) - before
+        stopped = time.monotonic()
+        server.stop()
+        assert time.monotonic() - stopped < 3
+        with pytest.raises(ServerError, match="ended while it started"):
+            starting.result()
+    assert len(started) >= 2, "the guardian, and the server"
+    waited_until(lambda: not any(map(is_alive, started)))
 
 
 PARENT = """

@@ -2,6 +2,7 @@
 
 `python -m gumshoe.agent.guardian PROGRAM ARGUMENT...` holds one end of a pipe as its standard input. The pipe closes
 when the asking process closes it, ends, or is killed; a kill is the one ending that no handler of its own could see.
+The program is given some seconds to end by itself, and none after a SIGQUIT.
 """
 
 import os
@@ -26,15 +27,15 @@ def main(command: list[str]) -> int:
     while program.poll() is None:
         readable, _, _ = select.select([sys.stdin], [], [], _LOOK)
         if asked_to_end or (readable and not os.read(sys.stdin.fileno(), 1024)):
-            return _end(program)
+            return _end(program, 0.0 if signal.SIGQUIT in asked_to_end else _PATIENCE)
     _signal_group(program, signal.SIGKILL)  # what it left behind
     return program.returncode
 
 
-def _end(program: "subprocess.Popen[bytes]") -> int:
+def _end(program: "subprocess.Popen[bytes]", patience: float) -> int:
     _signal_group(program, signal.SIGTERM)
     started = time.monotonic()
-    while program.poll() is None and time.monotonic() - started < _PATIENCE:
+    while program.poll() is None and time.monotonic() - started < patience:
         time.sleep(0.05)
     _signal_group(program, signal.SIGKILL)
     program.wait()

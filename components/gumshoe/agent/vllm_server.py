@@ -1,6 +1,7 @@
 """A vLLM server as a child process, for the CPU or the GPU, whichever build is installed."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -73,10 +74,11 @@ class VLLMServer:
         self._options = options or ServerOptions()
         self._used: set[str] = {self._options.name}
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = False
         self.url = ""
 
     def __enter__(self) -> "VLLMServer":
-        port = _free_port(self._options.port)
+        port, self._started = _free_port(self._options.port), False
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "gumshoe.agent.guardian", *self._command(port)]
         with self._log.open("ab") as log:
@@ -101,13 +103,18 @@ class VLLMServer:
         self.stop()
 
     def stop(self) -> None:
-        """End the server and wait until it is gone. Does nothing where it is gone already."""
-        if self._process is None:
+        """End the server and wait until it is gone. Does nothing where it is gone already.
+
+        One that is still starting is not given time to end by itself: vLLM does not until it has started.
+        """
+        process, self._process = self._process, None
+        if process is None:
             return
-        if self._process.stdin is not None:
-            self._process.stdin.close()  # the guardian ends the rest
-        self._process.wait()
-        self._process = None
+        if not self._started:
+            process.send_signal(signal.SIGQUIT)
+        if process.stdin is not None:
+            process.stdin.close()  # the guardian ends the rest
+        process.wait()
 
     def is_running(self) -> bool:
         """Whether the server's process is there."""
@@ -180,6 +187,7 @@ class VLLMServer:
                 raise ServerError(f"vLLM ended while it started; {self.last_words()}")
             with suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == httpx.codes.OK:
+                    self._started = True
                     return
             time.sleep(0.25)
         raise ServerError(f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self.last_words()}")
