@@ -111,6 +111,8 @@ WRONG: list[dict[str, Any]] = [
     {"segments": [{**WHOLE["segments"][0], "ids": None}]},
     {"record": None},
     {"record": {"more": 1}},
+    {"settings": None},
+    {"settings": ["seed"]},
 ]
 
 

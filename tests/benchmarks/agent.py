@@ -61,13 +61,13 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What episodes take place in. What they spend on the index and on encoding is in `seconds`, by part."""
+    """What episodes take place in."""
 
     index: MailIndex
-    chat: ChatFormat
     tokenizer: Any
     scenarios: list[Scenario]
     seconds: dict[str, float]
+    """What the engine spent on the index and on encoding, by part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,7 @@ def make_place(directory: Path, groups: int) -> Place:
     build_index([f"jsonl:{directory / MAIL}"], directory / "index")
     seconds: dict[str, float] = defaultdict(float)
     tokenizer = make_tokenizer(mail)
-    index, chat = TimedIndex(directory / "index", seconds), TimedFormat(tokenizer, seconds)
-    return Place(index, chat, tokenizer, list(mail.scenarios)[:groups], seconds)
+    return Place(MailIndex(directory / "index"), tokenizer, list(mail.scenarios)[:groups], seconds)
 
 
 def make_tokenizer(mail: SyntheticMail) -> Any:
@@ -106,14 +105,18 @@ def make_tokenizer(mail: SyntheticMail) -> Any:
 
 
 def run_all(place: Place, policy: Callable[[Scenario], Policy], samples: int, at_once: int) -> Run:
-    """A group of each question, so many episodes at once; all have to end with an answer."""
+    """A group of each question, so many episodes at once; all have to end with an answer.
+
+    Index and format are new ones: they remember nothing of another run.
+    """
+    index, chat = TimedIndex(place.index.path.parent, place.seconds), TimedFormat(place.tokenizer, place.seconds)
     threads = ToolThreads()
 
     async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
-        environment = EmailEnvironment(place.index, about, LIMITS.max_turns)
-        prompt = place.chat.prompt(environment.system_prompt(), about.question, environment.toolbox.schemas())
+        environment = EmailEnvironment(index, about, LIMITS.max_turns)
+        prompt = chat.prompt(environment.system_prompt(), about.question, environment.toolbox.schemas())
         seed = f"{about.id}/{sample}/{attempt}"
-        speaker = TokenSpeaker(policy(about), place.chat, prompt, Sampling(), LIMITS.max_context, seed)
+        speaker = TokenSpeaker(policy(about), chat, prompt, Sampling(), LIMITS.max_context, seed)
         return await run_episode(speaker, environment, sample, LIMITS, threads)
 
     async def run() -> Run:
@@ -135,9 +138,10 @@ def engine_alone(place: Place, samples: int, runs: int) -> None:
 
     codec = place.tokenizer.backend_tokenizer
     encode = cache(lambda text: tuple(codec.encode(text, add_special_tokens=False).ids))
+    finds = {about.id: looked_up(place.index, about) for about in place.scenarios}
 
     def policy(about: Scenario) -> Policy:
-        return Searcher(about, encode)
+        return Searcher(finds[about.id], encode)
 
     run_all(place, policy, 1, AT_ONCE)  # so that no run is the first to read the index
     together, apart, alone = [], [], []
@@ -215,16 +219,25 @@ async def rollouts(place: Place, name: PolicyName, scenarios: list[Scenario], at
         return len(groups) / (time.perf_counter() - started)
 
 
-class Searcher:
-    """A policy that answers at once: searches with two words of the question, reads the right message, answers.
+def looked_up(index: MailIndex, about: Scenario) -> dict[str, list[str]]:
+    """For some words of a question, the ids that a search for each lists."""
+    words = sorted(set(re.findall(r"\w{4,}", about.question)), key=lambda word: (-len(word), word))[:6]
+    environment = EmailEnvironment(index, about, LIMITS.max_turns)
+    return {word: re.findall(r"^  id: (<\S+@\S+>)", environment.search_inbox([word]), re.M) for word in words}
 
-    One an episode; the seed decides about the words, so that the samples of one question do not all search alike.
+
+class Searcher:
+    """A policy that answers at once: two searches with words of the question, a third where they found nothing, a
+    message read, an answer. One an episode: it knows beforehand what its searches find, and has its words ready.
+
+    The seed decides about words and messages: the samples of one question do not all do the same.
     """
 
-    def __init__(self, about: Scenario, encode: Callable[[str], tuple[int, ...]]) -> None:
-        self._encode, self._about = encode, about
-        self._words = sorted(set(re.findall(r"\w{4,}", about.question)), key=lambda word: (-len(word), word))[:6]
-        self._turn = 0
+    def __init__(self, finds: dict[str, list[str]], encode: Callable[[str], tuple[int, ...]]) -> None:
+        self._finds, self._encode = finds, encode
+        self._found: list[str] = []
+        self._searches = 0
+        self._has_read = False
 
     async def sample(
         self,
@@ -234,17 +247,20 @@ class Searcher:
         stop_ids: Sequence[int],
         seed: int,
     ) -> Completion:
-        self._turn += 1
         ids = (*self._encode(self._next(seed)), *stop_ids[:1])
         assert len(ids) <= sampling.max_tokens
         return Completion(ids, (0.0,) * len(ids), "stop", "searcher")
 
     def _next(self, seed: int) -> str:
-        if self._turn < 3:
-            return call("search_inbox", keywords=[self._words[seed % len(self._words)]])
-        if self._turn == 3:
-            return call("read_email", message_id=self._about.message_ids[0])
-        return call("return_final_answer", answer="It is done.", message_ids=list(self._about.message_ids))
+        if self._searches < (2 if self._found else 3):
+            self._searches += 1
+            word = list(self._finds)[seed % len(self._finds)]
+            self._found += self._finds[word]
+            return call("search_inbox", keywords=[word])
+        if self._found and not self._has_read:
+            self._has_read = True
+            return call("read_email", message_id=self._found[seed % len(self._found)])
+        return call("return_final_answer", answer="It is done.", message_ids=self._found[:1])
 
 
 @contextmanager

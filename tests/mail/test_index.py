@@ -5,7 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gumshoe.mail.schema import IndexFileError
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 
 BOB = "bob@example.com"
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 def ids(index: MailIndex, keywords: list[str], inbox: str = BOB, **options: Any) -> list[int]:
@@ -234,13 +235,14 @@ def test_signs_round_words_change_nothing_that_is_matched(index: MailIndex, word
 
 
 def test_many_threads_share_one_index(index: MailIndex) -> None:
-    alone = [index.search(BOB, ["pipeline"]), index.search("carol@example.com", ["pipeline"])]
+    inboxes = (BOB, "carol@example.com")
+    alone = [index.search(inbox, ["pipeline"], sent_before=LATER) for inbox in inboxes]
     start = threading.Barrier(8)
 
     def run(which: int) -> bool:
         start.wait()
-        inbox = [BOB, "carol@example.com"][which % 2]
-        return all(index.search(inbox, ["pipeline"]) == alone[which % 2] for _ in range(50))
+        ends = [LATER + timedelta(seconds=1 + 8 * number + which) for number in range(50)]  # none is remembered
+        return all(index.search(inboxes[which % 2], ["pipeline"], sent_before=end) == alone[which % 2] for end in ends)
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(run, range(8)))
@@ -263,7 +265,7 @@ _shared: MailIndex | None = None
 
 def _count_inherited(inbox: str) -> int:
     assert _shared is not None
-    return len(_shared.search(inbox, ["pipeline"]))
+    return len(_shared.search(inbox, ["pipeline"], limit=9))  # which nobody asked before the fork
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -272,7 +274,25 @@ def test_an_open_index_survives_a_fork(index: MailIndex, monkeypatch: pytest.Mon
     monkeypatch.setattr("tests.mail.test_index._shared", index)
     with get_context("fork").Pool(2) as pool:
         assert pool.map(_count_inherited, [BOB] * 8, chunksize=1) == [5] * 8
-    assert len(index.search(BOB, ["pipeline"])) == 5
+    assert len(index.search(BOB, ["pipeline"], limit=9)) == 5
+
+
+def test_what_is_done_to_a_result_is_not_seen_by_the_next_that_asks_for_it(index: MailIndex) -> None:
+    hits = index.search(BOB, ["houston"])
+    kept = list(hits)
+    assert kept
+    hits.clear()
+    assert index.search(BOB, ["houston"]) == kept
+
+
+def test_what_one_inbox_was_shown_is_not_remembered_for_another(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1, body="Gas.")])
+    for _ in range(2):
+        assert len(index.search(BOB, ["gas"])) == 1
+        assert index.read(BOB, "<1@example.com>").body == "Gas."
+        assert index.search("eve@example.com", ["gas"]) == []
+        with pytest.raises(MessageNotFoundError):
+            index.read("eve@example.com", "<1@example.com>")
 
 
 def test_an_index_that_is_not_there_says_how_to_build_one(tmp_path: Path) -> None:

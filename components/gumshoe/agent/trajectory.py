@@ -107,7 +107,8 @@ class Trajectory:
                 for each in fields.pop("segments")
             ]
             made = cls(**{**fields, "segments": segments, "record": Record(**fields.pop("record"))})
-            dict[str, Any](**made.settings)
+            if not isinstance(made.settings, dict):
+                raise TypeError("its settings are no object")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TrajectoryFileError(f"{where}: this is not a trajectory ({error})") from None
         if made.ending not in get_args(Ending):
