@@ -589,14 +589,15 @@ from gumshoe.artifacts.hub import DatasetError
 from gumshoe.mail.sources import open_source
 
 for uri in sys.argv[1:]:
-    items, error, started = [], "", time.monotonic()
+    items, error, status, started = [], "", 0, time.monotonic()
     try:
         for item in open_source(uri).read(lambda amount: None):
             items.append([item.message_id, item.sent, item.utc_offset, item.sender])
             items[-1] += [each.address for each in item.recipients]
     except DatasetError as failure:
-        error = str(failure)
-    print(json.dumps({"items": items, "error": error, "seconds": time.monotonic() - started}), flush=True)
+        error, status = str(failure), failure.exit_status
+    outcome = {"items": items, "error": error, "status": status, "seconds": time.monotonic() - started}
+    print(json.dumps(outcome), flush=True)
 """
 
 
@@ -606,6 +607,8 @@ class Outcome:
 
     items: list[list[Any]]
     error: str
+    status: int
+    """What a command that meets the error ends with."""
     seconds: float
 
 
@@ -759,24 +762,25 @@ def test_a_dataset_in_a_directory_is_streamed_by_its_split(outcomes: dict[str, O
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "said", "status"),
     [
-        ("secret", "401"),
-        ("missing", "404"),
-        ("busy", "503"),
-        ("silent", "timed out"),
-        ("good@nonsense", "nonsense"),
-        ("empty", "empty"),
-        ("damaged", "parquet"),
+        ("secret", "401", 1),
+        ("missing", "404", 1),
+        ("busy", "503", 75),
+        ("silent", "timed out", 75),
+        ("good@nonsense", "nonsense", 1),
+        ("empty", "empty", 1),
+        ("damaged", "parquet", 1),
     ],
 )
 def test_a_dataset_that_cannot_be_loaded_is_a_clear_error_soon(
-    name: str, said: str, outcomes: dict[str, Outcome]
+    name: str, said: str, status: int, outcomes: dict[str, Outcome]
 ) -> None:
     error = outcomes[name].error
     assert re.match(rf"hf:\S*/{name}: the dataset cannot be loaded", error)
     assert said in error.lower()
-    assert "HF_TOKEN" in error
+    assert ("HF_TOKEN" if status == 1 else "check the network, or try again later") in error
+    assert outcomes[name].status == status
     assert outcomes[name].seconds < 15
 
 
@@ -786,3 +790,4 @@ def test_without_a_network_a_dataset_is_a_clear_error_and_a_directory_is_read(tm
     found = read_datasets([here, there], tmp_path / "home", f"http://127.0.0.1:{free_port()}")
     assert (found[here].items, found[here].error) == (rows(1, 2, 3), "")
     assert found[there].error.startswith("hf:acme/mail: the dataset cannot be loaded")
+    assert (found[there].error.endswith("check the network, or try again later"), found[there].status) == (True, 75)

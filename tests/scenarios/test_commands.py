@@ -231,6 +231,8 @@ def test_a_file_can_be_split_in_place(gumshoe: Run, source: str) -> None:
         (["load", "FILE", "--out", "DIR"], "is a directory; name a file"),
         (["load", "FILE", "--out", "DIR/no/x"], "is in no directory"),
         (["load", "DIR/missing.jsonl", "--out", "X"], "missing.jsonl"),
+        (["load", "hf:", "--out", "X"], "'hf:' names no dataset; write hf:OWNER/NAME"),
+        (["load", "hf:@train", "--out", "X"], "'hf:@train' names no dataset; write hf:OWNER/NAME"),
         (["load", "WRONG", "--out", "X"], "wrong.jsonl:3: not JSON"),
         (["load", "FILE", "--out", "X", "--split", "dev"], "no split 'dev'; write one of train, validation, test"),
         (["load", "FILE", "--out", "X", "--limit", "train"], "write it as train=500"),

@@ -106,14 +106,15 @@ def test_a_file_without_scenarios_is_an_error(tmp_path: Path, data: bytes) -> No
         (json.dumps(question(4)).encode("utf-16"), "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"1" * 5000, "not JSON"),
-        (b"[]", "a JSON list, not an object"),
-        (b"null", "a JSON NoneType, not an object"),
+        (b"[]", "a list, not an object"),
+        (b"null", "null, not an object"),
         (b"{}", "id is missing; question is missing; answer is missing"),
         (b'{"id": "q4", "question": "Q?", "answer": "A"}', "give either message_ids or document_ids, at least one"),
         (json.dumps(question(4, query_date=None)).encode(), "a question about mail needs query_date"),
         (json.dumps(question(4, how_realistic=2)).encode(), "how_realistic: input should be less than or equal to 1"),
         (json.dumps(question(4, split="x" * 90)).encode(), "(it is 'xxx"),
         (json.dumps(question(4, message_ids=[["a"]])).encode(), "message_ids.0: input should be a valid string"),
+        (json.dumps(question(4, message_ids="a")).encode(), "message_ids: input should be a list (it is 'a')"),
         (json.dumps(question(4, inbox_address="ann")).encode(), "inbox_address: 'ann' is not a whole address"),
         (json.dumps(question(4, splits="test")).encode(), "there is no field 'splits'; did you mean 'split'?"),
         (json.dumps(question(4, note="\ud800")).encode(), "cannot be written as JSON"),
@@ -292,7 +293,7 @@ def test_a_dataset_with_splits_of_other_names_asks_for_one_that_is_known(
     error = outcomes[name].error
     assert error is not None
     assert error[0] == "ScenarioError"
-    assert "(holdout); name one of train, validation, test" in error[1]
+    assert "(holdout); name one of train, validation, test, as other@test" in error[1]
     assert len(outcomes["other@train"].lines) == 1
 
 

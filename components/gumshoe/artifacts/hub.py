@@ -7,13 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.A)
 
 
 class DatasetError(GumshoeError):
     """A dataset of the Hugging Face hub could not be loaded."""
+
+
+class DatasetNameError(UsageError, DatasetError):
+    """What is given as a dataset's name is none."""
+
+
+class DatasetUnavailableError(UnavailableError, DatasetError):
+    """The hub does not answer."""
 
 
 class ModelPlaceError(UsageError):
@@ -72,9 +80,9 @@ def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
     Raises:
         DatasetError: there is no such dataset or split, or the hub does not give it.
     """
+    name, named = _parts(uri)
     import datasets  # takes seconds to import
 
-    name, named = _parts(uri)
     with dataset_errors_explained(uri):
         _check_reachable(name, "dataset")
         records: Iterable[Any] = _patiently(datasets.load_dataset, name, split=named or split, streaming=True)
@@ -87,11 +95,11 @@ def split_names(uri: str) -> list[str]:
     Raises:
         DatasetError: there is no such dataset, or the hub does not tell.
     """
-    import datasets
-
     name, named = _parts(uri)
     if named:
         return [named]
+    import datasets
+
     with dataset_errors_explained(uri):
         _check_reachable(name, "dataset")
         return list(_patiently(datasets.get_dataset_split_names, name))
@@ -110,7 +118,11 @@ def _patiently(ask: Callable[..., Any], name: str, **options: Any) -> Any:
 def _parts(uri: str) -> tuple[str, str]:
     place = uri.removeprefix("hf:")
     name, _, split = place.rpartition("@") if "@" in place else (place, "", "")
-    return (place, "") if "/" in split else (name, split)  # a directory may have an @ in its path
+    if "/" in split:  # a directory may have an @ in its path
+        name, split = place, ""
+    if not name.strip():
+        raise DatasetNameError(f"{uri!r} names no dataset; write hf:OWNER/NAME, or hf:DIRECTORY")
+    return name, split
 
 
 def _check_reachable(name: str, kind: Literal["dataset", "model"]) -> None:
@@ -137,12 +149,16 @@ def _limit_wait(request: Any) -> None:
 @contextmanager
 def dataset_errors_explained(uri: str) -> Iterator[None]:
     """Turn what loading or reading a dataset raises into DatasetError."""
+    import httpx
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined] # of the client that the hub's library has
 
     try:
         yield
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
+        said = f"{uri}: the dataset cannot be loaded ({type(error).__name__}: {error})"
+        answer = getattr(error, "response", None)
+        if isinstance(error, httpx.TransportError) or (answer is not None and answer.status_code >= 500):
+            raise DatasetUnavailableError(f"{said}; check the network, or try again later") from error
         raise DatasetError(
-            f"{uri}: the dataset cannot be loaded ({type(error).__name__}: {error}); check its name and split, "
-            "HF_TOKEN if it is private, and that HF_HUB_OFFLINE is not set"
+            f"{said}; check its name and split, HF_TOKEN if it is private, and that HF_HUB_OFFLINE is not set"
         ) from error

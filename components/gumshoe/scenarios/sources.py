@@ -15,6 +15,7 @@ from gumshoe.mail.message import normal_address
 from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split, seeded
 
 _SHOWN = 5  # malformed lines told of in one error
+_KINDS = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def _rows(uri: str) -> Iterator[Line]:
     if unknown:
         raise ScenarioError(
             f"{uri} has splits that no scenario can be in ({', '.join(unknown)}); name one of {', '.join(SPLITS)}, "
-            f"as {uri}@test"
+            f"as {uri.removesuffix('@' + names[0])}@test"
         )
     for name in names:
         place = uri if uri.endswith(f"@{name}") else f"{uri.removesuffix('@')}@{name}"
@@ -102,7 +103,7 @@ def _rows(uri: str) -> Iterator[Line]:
 
 def _line(record: Any, where: str) -> Line:
     if not isinstance(record, dict):
-        return Line(where, None, f"a JSON {type(record).__name__}, not an object; write one object a line")
+        return Line(where, None, f"{_KINDS[type(record)]}, not an object; write one object a line")
     said = {name: value for name, value in record.items() if value is not None}
     try:
         return Line(where, Scenario.model_validate(said))
@@ -113,7 +114,7 @@ def _line(record: Any, where: str) -> Line:
 def _explained(error: Any) -> str:
     field_name = ".".join(map(str, error["loc"]))
     said = error["msg"].removeprefix("Value error, ")
-    said = said[:1].lower() + said[1:]
+    said = said[:1].lower() + said[1:].replace("valid tuple", "list")
     if error["type"] == "missing":
         return f"{field_name} is missing"
     if not field_name:
