@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,17 +54,18 @@ def searched(place: EmailEnvironment, *keywords: str, **arguments: Any) -> list[
 
 
 def noted(place: EmailEnvironment) -> dict[str, Any]:
-    """What the record holds beyond an empty one."""
+    """What the record holds beyond an empty one, and beyond the deeds."""
     plain = asdict(Record())
-    return {name: value for name, value in asdict(place.record).items() if value != plain[name]}
+    return {name: value for name, value in asdict(place.record).items() if value != plain[name] and name != "deeds"}
 
 
 def test_the_prompt_says_whose_mail_it_is_what_day_it_is_and_how_many_turns_there_are(index: MailIndex) -> None:
-    asked = scenario(1, inbox_address="Bob@Example.com", query_date="2001-05-10")
-    prompt = EmailEnvironment(index, asked, 7).system_prompt()
-    assert "the mail of bob@example.com." in prompt
-    assert "Today is Thursday, 2001-05-10." in prompt
-    assert "at most 7 turns" in prompt
+    asked = scenario(1, inbox_address="Bob@Example.com", query_date="2001-05-10", question="Who {paid}?")
+    place = EmailEnvironment(index, asked, 7)
+    assert "the mail of bob@example.com." in place.system_prompt()
+    assert "Today is Thursday, 2001-05-10." in place.system_prompt()
+    assert "at most 7 turns" in place.system_prompt()
+    assert place.user_prompt() == "Who {paid}?"
     assert "xyzzy{}@example.com" in environment(index, inbox_address="xyzzy{}@example.com").system_prompt()
 
 
@@ -315,6 +317,47 @@ def test_right_sources_are_noted_once_each_where_they_were_found_and_read(index:
     for message_id in ("<2@example.com>", "1@example.com", " <1@example.com> "):
         place.toolbox.run(Call("read_email", {"message_id": message_id}))
     assert (place.record.read, place.record.read_others) == (["<1@example.com>"], 1)
+
+
+def test_the_best_place_at_which_a_search_lists_a_right_source_is_noted(index: MailIndex) -> None:
+    place = environment(index, 8)
+    numbers = searched(place, "gas")
+    assert place.record.best_rank == numbers.index(8) + 1 > 1
+    assert searched(place, "power")[0] == 8
+    searched(place, "gas")
+    assert place.record.best_rank == 1
+    other = environment(index, 99)
+    searched(other, "gas")
+    assert other.record.best_rank is None
+
+
+def test_what_each_call_did_is_noted(index: MailIndex) -> None:
+    place = environment(index, 1)
+    searched(place, "oil")
+    searched(place, "oil")
+    searched(place, "gas")
+    searched(place, "gas")
+    searched(place, "gas", sender="bob@example.com")
+    for message_id in ("<2@example.com>", "1@example.com", "<1@example.com>", "<2@example.com>", "none"):
+        with suppress(ToolError):
+            place.toolbox.run(Call("read_email", {"message_id": message_id}))
+    with suppress(ToolError):
+        searched(place, "gas", sent_after="soon")
+    place.toolbox.run(Call("return_final_answer", {"answer": "42", "message_ids": []}))
+    assert place.record.deeds == [
+        ["searched", "in vain"],
+        ["searched again", "in vain"],
+        ["searched", "found"],
+        ["searched again"],
+        ["searched"],
+        ["read another"],
+        ["read"],
+        ["read again"],
+        ["read again"],
+        ["invalid id"],
+        ["searched"],
+        ["answered"],
+    ]
 
 
 def test_an_answer_is_recorded_with_its_sources_and_ends_the_conversation(index: MailIndex) -> None:

@@ -3,7 +3,7 @@
 import re
 from datetime import UTC, datetime
 
-from gumshoe.agent.environment import Record
+from gumshoe.agent.environment import Deed, Record
 from gumshoe.agent.tools import Toolbox, ToolError
 from gumshoe.mail.arguments import SearchArgumentError, check_period
 from gumshoe.mail.index import Hit, MailIndex, Message, MessageNotFoundError
@@ -42,11 +42,16 @@ class EmailEnvironment:
         self._inbox, self._until = scenario.inbox_address, scenario.visible_before
         self._gold = {self._kept_id(message_id): message_id for message_id in scenario.message_ids}
         self._searched: set[str] = set()
+        self._opened: set[str] = set()
 
     def system_prompt(self) -> str:
         """Whose mail it is, what day it is, and how many turns there are."""
         today = self.scenario.query_date
         return _PROMPT.format(inbox=self._inbox, today=f"{today:%A}, {today}", turns=self._max_turns)
+
+    def user_prompt(self) -> str:
+        """The question."""
+        return self.scenario.question
 
     def search_inbox(
         self,
@@ -65,7 +70,7 @@ class EmailEnvironment:
             sent_after: Only messages sent on this day or later, as YYYY-MM-DD.
             sent_before: Only messages sent before this day, as YYYY-MM-DD.
         """
-        self._count_search(keywords, sender, recipient, sent_after, sent_before)
+        deeds = self._count_search(keywords, sender, recipient, sent_after, sent_before)
         try:
             after, before = check_period(sent_after, sent_before)
             end = int(self._until.timestamp())
@@ -84,9 +89,14 @@ class EmailEnvironment:
             raise ToolError(str(error)) from None
         if not hits:
             self.record.empty_searches += 1
+            deeds.append("in vain")
             return "Nothing found."
-        for hit in hits:
-            self._note(self.record.found, hit.message_id)
+        before = len(self.record.found)
+        right = [rank for rank, hit in enumerate(hits, 1) if self._note(self.record.found, hit.message_id)]
+        if right:
+            self.record.best_rank = min(right[0], self.record.best_rank or right[0])
+        if len(self.record.found) > before:
+            deeds.append("found")
         return "\n".join(map(_listed, hits))
 
     def read_email(self, message_id: str) -> str:
@@ -95,12 +105,18 @@ class EmailEnvironment:
         Args:
             message_id: The id of a message, as a search lists it.
         """
+        deeds = self._begun()
         message = self._visible(message_id)
         if message is None:
             self.record.invalid_ids += 1
+            deeds.append("invalid id")
             raise ToolError(f"there is no message {message_id!r} in this inbox; use an id as a search lists it")
-        if not self._note(self.record.read, message.message_id):
+        right = self._note(self.record.read, message.message_id)
+        if not right:
             self.record.read_others += 1
+        again = message.message_id in self._opened
+        deeds.append("read again" if again else "read" if right else "read another")
+        self._opened.add(message.message_id)
         return _shown(message)
 
     def return_final_answer(self, answer: str, message_ids: list[str]) -> str:
@@ -110,6 +126,7 @@ class EmailEnvironment:
             answer: The answer, as short as it can be; "I don't know" if it is not to be found.
             message_ids: The ids of the messages that hold the answer.
         """
+        self._begun("answered")
         record = self.record
         record.answer, record.sources = answer.strip(), list(dict.fromkeys(message_ids))
         record.does_not_know = bool(_DOES_NOT_KNOW.match(answer))
@@ -142,11 +159,18 @@ class EmailEnvironment:
             noted.append(gold)
         return gold is not None
 
-    def _count_search(self, *arguments: object) -> None:
+    def _begun(self, *deeds: Deed) -> list[Deed]:
+        """What the call that begins has done; more may be added."""
+        self.record.deeds.append([*deeds])
+        return self.record.deeds[-1]
+
+    def _count_search(self, *arguments: object) -> list[Deed]:
         self.record.searches += 1
         asked = repr(arguments)
-        self.record.repeated_searches += asked in self._searched
+        again = asked in self._searched
+        self.record.repeated_searches += again
         self._searched.add(asked)
+        return self._begun("searched again" if again else "searched")
 
 
 def _bare(message_id: str) -> str:

@@ -6,14 +6,23 @@ from typing import Literal, Protocol
 from gumshoe.agent.tools import Toolbox
 from gumshoe.scenarios.scenario import Scenario
 
-Ending = Literal["answer", "max turns", "context full", "unparseable call", "no call", "unknown tool", "bad arguments"]
-"""Why an episode is over. The last four are calls that cannot be used."""
+Unusable = Literal["unparseable call", "no call", "unknown tool", "bad arguments"]
+"""Why a call cannot be used."""
+Ending = Literal["answer", "max turns", "context full", Unusable]
+"""Why an episode is over."""
+Deed = Literal[
+    "searched", "searched again", "in vain", "found", "read", "read again", "read another", "invalid id", "answered"
+]
+"""What a call of a tool did. A search is new or was made before, finds nothing at all ("in vain"), or lists a right
+source that no search had listed. Reading is of a right source, of what was read before, or of something else."""
 
 
 @dataclass(slots=True)
 class Record:
     """What happened in an episode, for rewards and metrics."""
 
+    deeds: list[list[Deed]] = field(default_factory=list)
+    """What each call did, in the order of the turns."""
     searches: int = 0
     repeated_searches: int = 0
     """Searches with the very arguments of an earlier one."""
@@ -23,6 +32,8 @@ class Record:
     """Calls that a tool refused, and told the model why."""
     found: list[str] = field(default_factory=list)
     """Right sources that a search listed, in the order found."""
+    best_rank: int | None = None
+    """The best place, from 1, at which a search listed a right source."""
     read: list[str] = field(default_factory=list)
     """Right sources that were read."""
     read_others: int = 0
@@ -56,5 +67,9 @@ class Environment(Protocol):
     """The model has given its final answer."""
 
     def system_prompt(self) -> str:
-        """What the model is told before the question."""
+        """What the model is told first. Where it is the same in many episodes, it is encoded and computed once."""
+        ...
+
+    def user_prompt(self) -> str:
+        """What the user says: the question, and what else belongs to this episode alone."""
         ...

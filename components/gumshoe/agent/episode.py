@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gumshoe.agent.chat_format import ChatFormat, Encoded, NoCallError, UnusableCallError, parse_call
-from gumshoe.agent.environment import Ending, Environment
+from gumshoe.agent.environment import Ending, Environment, Unusable
 from gumshoe.agent.policy import Policy, PolicyError, Sampling
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.tools import BadArgumentsError, Call, ToolError, UnknownToolError
 from gumshoe.agent.trajectory import Segment, Trajectory
 
-_UNUSABLE: dict[type[Exception], Ending] = {
+_UNUSABLE: dict[type[Exception], Unusable] = {
     NoCallError: "no call",
     UnusableCallError: "unparseable call",
     UnknownToolError: "unknown tool",
@@ -91,7 +91,7 @@ class TokenSpeaker:
         if room < _LEAST_ROOM:
             return None
         self._ids += self._coming.ids
-        asked = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, room))
+        asked = self._sampling if self._sampling.max_tokens <= room else replace(self._sampling, max_tokens=room)
         seed = int(hashlib.sha256(f"{self._seed}/{self._turn}".encode()).hexdigest()[:8], 16) >> 1
         completion = await self._policy.sample(self._ids, asked, stop_ids=self._chat.stop_ids, seed=seed)
         self._turn += 1

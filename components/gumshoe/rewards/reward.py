@@ -1,0 +1,178 @@
+"""Reward functions: what they are given, how one is named, and how its settings are checked before anything starts.
+
+A reward function is decorated, takes a trajectory and its scenario, or a whole group and its scenario, and gives a
+number each: NaN where it does not apply. It may be `async`. What stands after `*` in its signature are its settings:
+
+    @reward
+    def brevity(trajectory: Trajectory, scenario: Scenario, *, longest: int = 100) -> float:
+        return 1 - min(len(trajectory.record.answer or ""), longest) / longest
+
+In a configuration it is named as `brevity` where Gumshoe has it, and as `my_package.rewards:brevity` elsewhere.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from gumshoe.agent.trajectory import Trajectory
+from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.scenarios.scenario import Scenario
+
+BUILT_IN = ("gumshoe.rewards.functions",)
+"""Modules whose reward functions are named without their module."""
+
+
+class RewardNameError(UsageError):
+    """There is no such reward function, or it takes no such settings."""
+
+
+class RewardError(GumshoeError):
+    """A reward function gave what is no reward: a defect in it."""
+
+
+class RewardSettings(BaseModel):
+    """A reward function as a configuration names it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A function that `reward` or `group_reward` marked."""
+
+    function: Callable[..., Any]
+    of_group: bool
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        """As the function itself."""
+        return self.function(*arguments, **settings)
+
+    @property
+    def inputs(self) -> int:
+        """How many arguments it takes that are no settings."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
+
+    @cached_property
+    def settings(self) -> type[BaseModel]:
+        """What its settings must be: the arguments after `*`, with their types and defaults."""
+        parameters = inspect.signature(self.function, eval_str=True).parameters.values()
+        fields: dict[str, Any] = {
+            each.name: (each.annotation, ... if each.default is each.empty else each.default)
+            for each in parameters
+            if each.kind is each.KEYWORD_ONLY
+        }
+        config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_default=True)
+        return create_model(self.function.__name__, __config__=config, **fields)
+
+
+def reward(function: Callable[..., Any]) -> RewardFunction:
+    """Mark a function of a trajectory and its scenario."""
+    return RewardFunction(function, of_group=False)
+
+
+def group_reward(function: Callable[..., Any]) -> RewardFunction:
+    """Mark a function of a group's trajectories and their scenario, which gives a number for each of them."""
+    return RewardFunction(function, of_group=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward function with its settings."""
+
+    name: str
+    function: RewardFunction
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    async def of(self, group: Sequence[Trajectory], scenario: Scenario) -> list[float]:
+        """[group]: a number each; NaN where it does not apply.
+
+        Raises:
+            RewardError: the function gave something else.
+            Exception: whatever it raises; UnavailableError where a judge gave no answer.
+        """
+        if self.function.of_group:
+            given = await _awaited(self.function(group, scenario, **self.settings))
+            values = list(given) if isinstance(given, Sequence) else [given]
+        else:
+            values = await asyncio.gather(*(_awaited(self.function(each, scenario, **self.settings)) for each in group))
+        if len(values) != len(group):
+            raise RewardError(f"the reward {self.name} gave {len(values)} numbers for a group of {len(group)}")
+        return [self._checked(value, scenario) for value in values]
+
+    def _checked(self, value: Any, scenario: Scenario) -> float:
+        if isinstance(value, int | float) and not math.isinf(value):
+            return float(value)
+        raise RewardError(
+            f"the reward {self.name} gave {value!r} for an episode of scenario {scenario.id}; it must give a finite "
+            "number, or NaN where it does not apply"
+        )
+
+
+def load_reward(wanted: RewardSettings) -> Reward:
+    """The reward function of that name, with these settings.
+
+    Raises:
+        RewardNameError: there is none, or its settings are others; the message says what there is.
+    """
+    function = _found(wanted.name)
+    try:
+        checked = function.settings.model_validate(wanted.arguments)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors()]
+        takes = ", ".join(map(_described, function.settings.model_fields.items())) or "no arguments"
+        raise RewardNameError(f"the reward {wanted.name}: {'; '.join(faults)}; it takes {takes}") from None
+    return Reward(wanted.name, function, {name: getattr(checked, name) for name in function.settings.model_fields})
+
+
+def built_in() -> dict[str, RewardFunction]:
+    """The reward functions that come with Gumshoe, by name."""
+    modules = [vars(import_module(module)) for module in BUILT_IN]
+    return {name: each for found in modules for name, each in found.items() if isinstance(each, RewardFunction)}
+
+
+def _found(name: str) -> RewardFunction:
+    known = built_in()
+    if name in known:
+        return known[name]
+    place, _, attribute = name.rpartition(":")
+    if not place:
+        raise RewardNameError(
+            f"there is no reward {name!r}; there are {', '.join(sorted(known))}, and one's own, named as "
+            "my_package.rewards:name"
+        )
+    try:
+        function = getattr(import_module(place), attribute, None)
+    except ImportError as error:
+        raise RewardNameError(f"the reward {name}: {place} cannot be imported ({error}); check its name") from None
+    if not isinstance(function, RewardFunction):
+        raise RewardNameError(
+            f"the reward {name}: {place} has no reward function {attribute!r}; decorate it with "
+            "gumshoe.rewards.reward.reward, or group_reward"
+        )
+    if function.inputs != 2:
+        raise RewardNameError(
+            f"the reward {name} takes {function.inputs} inputs before its settings, and is given two: a trajectory "
+            "or a group, and the scenario"
+        )
+    return function
+
+
+def _described(item: tuple[str, Any]) -> str:
+    name, described = item
+    kind = getattr(described.annotation, "__name__", str(described.annotation))
+    return f"{name} ({kind})" if described.is_required() else f"{name} ({kind}, {described.default!r} unless given)"
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

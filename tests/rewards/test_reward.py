@@ -1,0 +1,167 @@
+"""Reward functions: by name, with settings, of a trajectory or a group; and what the built-in ones give, by hand."""
+
+import asyncio
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gumshoe.agent.environment import Deed, Ending, Record
+from gumshoe.agent.trajectory import Segment, Trajectory
+from gumshoe.errors import UsageError
+from gumshoe.rewards.reward import RewardError, RewardNameError, RewardSettings, load_reward
+from tests.agent.talk import call
+from tests.scenarios.questions import scenario
+
+OWN = "tests.rewards.own"
+
+
+def episode(*said: str, sample: int = 0, settings: dict[str, Any] | None = None, **noted: Any) -> Trajectory:
+    """A trajectory in which that was sampled, turn after turn, and that was noted."""
+    segments = [Segment("prompt", "Q?", (1,))]
+    for text in said:
+        segments += [Segment("sampled", text, (2,), (0.0,)), Segment("injected", "Nothing found.", (3,))]
+    about, turns = scenario(1).id, len(said)
+    settings = {"max_turns": 10} if settings is None else settings
+    return Trajectory(about, sample, "p", "answer", "", segments[:-1], Record(**noted), turns, 0, 0, settings=settings)
+
+
+def scores(name: str, *group: Trajectory, **arguments: Any) -> list[float]:
+    """What a reward function gives a group."""
+    return asyncio.run(load_reward(RewardSettings(name=name, arguments=arguments)).of(group, scenario(1)))
+
+
+RIGHT: dict[str, Any] = {
+    "found": ["<1@example.com>"],
+    "read": ["<1@example.com>"],
+    "right_sources": ["<1@example.com>"],
+}
+ANSWER, SOURCE = scenario(1).answer, ["<1@example.com>"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "noted", "turns", "expected"),
+    [
+        ("unparseable call", {}, 1, -1.9),
+        ("unknown tool", {"deeds": [["invalid id"]]}, 1, -1.9),
+        ("bad arguments", {"found": SOURCE}, 1, -1.6),
+        ("no call", RIGHT, 1, -1.4),
+        ("max turns", {}, 10, 0.1),
+        ("context full", {"found": SOURCE, "read": SOURCE}, 4, 0.3),
+        ("answer", {"answer": "I don't know", "does_not_know": True, "found": SOURCE}, 3, 0.2),
+        ("answer", {"answer": "Something else.", "sources": SOURCE, **RIGHT}, 3, -0.6),
+        ("answer", {"answer": "Something else.", "sources": ["<9@x>"], "invalid_ids": 1}, 3, -0.9),
+        ("answer", {"answer": ANSWER, "sources": SOURCE, **RIGHT}, 4, 1 + 0.3 + 0.1 + 0.1 * 0.6),
+        ("answer", {"answer": ANSWER, "sources": [*SOURCE, "b"], "right_sources": SOURCE}, 10, 1 + 0.3 + 0.05),
+        ("answer", {"answer": ANSWER, "sources": ["b", "c", "d", "e"]}, 5, 1 + 0.025 + 0.05),
+        ("answer", {"answer": ANSWER}, 10, 1),
+    ],
+)
+def test_the_rubric_as_worked_by_hand(ending: Ending, noted: dict[str, Any], turns: int, expected: float) -> None:
+    done = replace(episode(*"a" * turns, **noted), ending=ending)
+    assert scores("rubric", done) == pytest.approx([expected])
+
+
+def test_every_number_of_the_rubric_is_a_setting() -> None:
+    done = episode("a", answer=ANSWER, sources=SOURCE, **RIGHT)
+    numbers = {"correct": 2, "correct_source": 0, "few_sources": 0, "few_turns": 0}
+    assert scores("rubric", done, **numbers) == [2]
+    assert scores("rubric", replace(done, ending="no call"), no_call=-5, found=0, read=0, source=0) == [-4.9]
+
+
+def test_a_source_is_right_where_all_are_needed_only_with_the_others() -> None:
+    both = [f"<{number}@example.com>" for number in (1, 2)]
+    about = scenario(1, message_ids=both, needs_all=True)
+    rubric = load_reward(RewardSettings(name="rubric"))
+    some, every = (episode("a", answer=ANSWER, sources=both, right_sources=given) for given in (both[:1], both))
+    assert asyncio.run(rubric.of([some, every], about)) == pytest.approx([1 + 0.05 + 0.09, 1.3 + 0.05 + 0.09])
+
+
+def test_exact_is_one_for_a_correct_answer() -> None:
+    group = [episode("a", answer=ANSWER.upper()), episode("a", answer="No."), episode("a")]
+    assert scores("exact", *group) == [1, 0, 0]
+
+
+def test_a_judge_that_there_is_none_of_is_refused() -> None:
+    with pytest.raises(UsageError, match="'oracle' names no judge"):
+        scores("exact", episode("a"), judge="oracle")
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(None, 0), (1, 1), (4, 0.25)])
+def test_mrr_is_the_reciprocal_of_the_best_place(rank: int | None, expected: float) -> None:
+    assert scores("mrr", episode("a", best_rank=rank)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([], 0),
+        (["I think so."], 0),
+        ([call("look"), call("look")], 1),
+        ([call("look"), call("look") + call("look"), "<tool_call>{", f"Well. {call('look')}<|im_end|>"], 0.5),
+    ],
+)
+def test_format_is_the_share_of_turns_with_one_call(said: list[str], expected: float) -> None:
+    assert scores("format", episode(*said)) == [expected]
+
+
+def test_turns_is_what_is_left_of_them() -> None:
+    assert scores("turns", episode("a", "b", "c"), episode(*"abcdefghij")) == pytest.approx([0.7, 0])
+    assert math.isnan(scores("turns", episode("a", settings={}))[0])
+
+
+def test_repetition_costs_and_costs_more_where_it_was_in_vain() -> None:
+    deeds: list[list[Deed]] = [
+        ["searched", "in vain"],
+        ["searched again", "in vain"],
+        ["searched", "found"],
+        ["searched again"],
+        ["read"],
+        ["searched again"],
+        ["answered"],
+    ]
+    assert scores("repetition", episode("a", deeds=deeds), episode("a")) == pytest.approx([-0.4, 0])
+    assert scores("repetition", episode("a", deeds=deeds), again=0, again_in_vain=-1) == [-1]
+
+
+def test_one_s_own_is_named_by_its_module_and_given_its_settings() -> None:
+    assert scores(f"{OWN}:length", episode("a", answer="four"), unit="km", times=2) == [16]
+    assert scores(f"{OWN}:length", episode("a", answer="four"), unit="") == [6]
+    assert scores(f"{OWN}:slow", *(episode("a", sample=number) for number in range(3))) == [0, 1, 2]
+    assert scores(f"{OWN}:place", episode("a"), episode("b")) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("lenght", {}, "no reward 'lenght'; there are .*mrr.*, and one's own, named as my_package"),
+        ("os.path:join", {}, "os.path has no reward function 'join'; decorate it"),
+        (f"{OWN}:nothing", {}, "has no reward function 'nothing'"),
+        (f"{OWN}:undecorated", {}, "has no reward function 'undecorated'; decorate it"),
+        (f"{OWN}:lonely", {}, "takes 1 inputs before its settings, and is given two"),
+        ("no_such_module:x", {}, "no_such_module cannot be imported"),
+        ("mrr", {"k": 1}, r"the reward mrr: k: extra inputs are not permitted; it takes no arguments"),
+        ("repetition", {"agian": 1}, r"agian: .*; it takes again \(float, -0\.1 unless given\), again_in_vain"),
+        ("repetition", {"again": "much"}, "again: input should be a valid number"),
+        (f"{OWN}:length", {}, r"unit: field required; it takes times \(float, 1\.0 unless given\), unit \(str\)"),
+    ],
+)
+def test_a_wrong_name_or_setting_is_refused_with_what_there_is(name: str, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(RewardNameError, match=said):
+        load_reward(RewardSettings(name=name, arguments=arguments))
+
+
+@pytest.mark.parametrize("value", [None, "1", math.inf, -math.inf, [1.0]])
+def test_what_is_no_number_is_a_defect_and_no_reward(value: object) -> None:
+    with pytest.raises(RewardError, match=r"own:given gave .* for an episode of scenario q1"):
+        scores(f"{OWN}:given", episode("a"), value=value)
+
+
+def test_nan_says_that_a_function_does_not_apply() -> None:
+    assert math.isnan(scores(f"{OWN}:given", episode("a"), value=math.nan)[0])
+
+
+def test_a_number_too_few_is_a_defect() -> None:
+    with pytest.raises(RewardError, match="gave 1 numbers for a group of 2"):
+        scores(f"{OWN}:too_few", episode("a"), episode("b"))
