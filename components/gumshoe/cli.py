@@ -3,6 +3,8 @@
 Exit status: 0 done, 1 failed, 2 bad usage, 3 the answer is no, 75 try again.
 """
 
+import atexit
+import gc
 import sys
 from importlib import import_module
 from typing import Any
@@ -77,6 +79,7 @@ def _read_dotenv() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
+    atexit.register(gc.freeze)  # to search all of torch for cycles as the process ends takes a second
     try:
         _read_dotenv()
         app(argv)

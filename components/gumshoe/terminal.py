@@ -53,7 +53,8 @@ class _RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text(f"{speed:,.0f}/s" if speed else "", style="progress.data.speed")
+        shown = f"{speed:,.{0 if speed >= 10 else 1}f}/s" if speed else ""
+        return Text(shown, style="progress.data.speed")
 
 
 class Advance(Protocol):

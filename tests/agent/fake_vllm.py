@@ -92,7 +92,7 @@ STOP = encoded(END)
 
 def next_call(question: str, results: list[str]) -> tuple[str, dict[str, Any]]:
     """What a model that knows its trade calls next: it searches, reads, and answers with what it read."""
-    about = re.findall(r"\d+", question)[0]
+    about = re.findall(r"\d+", question)[-1]
     if not results:
         return "search_inbox", {"keywords": ["body", about]}
     message_id = (re.findall(r"<\d+@example\.com>", results[0]) or ["<none>"])[0]

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from gumshoe.agent.chat_format import ChatFormat, ChatTemplateError, NoCallError, UnusableCallError, parse_call
 from gumshoe.agent.tools import Call, Toolbox
@@ -72,6 +74,16 @@ def test_a_template_from_which_no_glue_can_be_derived_is_refused_with_its_name(
 ) -> None:
     with pytest.raises(ChatTemplateError, match=f"^the chat template of {NAME} {why}"):
         ChatFormat(make_tokenizer(chat_template))
+
+
+def test_a_tokenizer_whose_turns_have_no_ids_of_their_own_is_refused(tokenizer: Any) -> None:
+    """As Phi-3's, whose end of a turn takes in the line end behind it."""
+    core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    core.add_special_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
+    made: Any = PreTrainedTokenizerFast
+    greedy = made(tokenizer_object=core, chat_template=QWEN2_5, name_or_path=NAME)
+    with pytest.raises(ChatTemplateError, match=f"^the chat template of {NAME} ends turns with .* stands alone"):
+        ChatFormat(greedy)
 
 
 def test_the_prompt_is_the_templates_own(tokenizer: Any, chat: ChatFormat) -> None:

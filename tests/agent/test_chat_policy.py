@@ -17,7 +17,19 @@ from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import NotTokenExactError, Trajectory
 from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
-from tests.agent.fake_vllm import Act, FakeVLLM, altered, chat_turn, cut_body, cut_json, raw, reset, stall, status
+from tests.agent.fake_vllm import (
+    Act,
+    FakeVLLM,
+    altered,
+    chat_turn,
+    cut_body,
+    cut_json,
+    raw,
+    reset,
+    stall,
+    status,
+    trickle,
+)
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import scenario
 
@@ -44,16 +56,23 @@ COOL = Sampling(0.3, 0.9, max_tokens=99)
 
 
 def converse(
-    server: FakeVLLM, index: MailIndex, *, retries: int = 1, model: str = "chat", sampling: Sampling = COOL
+    server: FakeVLLM,
+    index: MailIndex,
+    *,
+    retries: int = 1,
+    model: str = "chat",
+    sampling: Sampling = COOL,
+    deadline: float = 60,
 ) -> Trajectory:
     """One episode of a chat model, about message 3."""
 
     async def run() -> Trajectory:
         environment = EmailEnvironment(index, scenario(3), 6)
-        async with chat_client(f"{server.address}/v1", timeout=1, retries=retries) as client:
-            told = environment.system_prompt(), environment.scenario.question, environment.toolbox.schemas()
-            speaker = ChatSpeaker(client, model, *told, sampling)
-            return await run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6), ToolThreads())
+        address = f"{server.address}/v1"
+        async with chat_client(address, timeout=1, retries=retries) as client, ToolThreads() as threads:
+            told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
+            speaker = ChatSpeaker(client, model, *told, sampling, deadline)
+            return await run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6), threads)
 
     return asyncio.run(run())
 
@@ -190,6 +209,12 @@ def test_no_answer_or_none_that_is_whole_is_a_failure_of_infrastructure(
     assert len(server.requests) == 2
 
 
+def test_an_answer_that_never_ends_is_given_up(server: FakeVLLM, index: MailIndex) -> None:
+    server.inject(trickle, after=1)
+    with pytest.raises(PolicyError, match=r"^chat did not answer in 0\.5 seconds"):
+        converse(server, index, deadline=0.5)
+
+
 @pytest.mark.parametrize("code", [401, 403, 404])
 def test_what_the_user_must_put_right_is_no_failure_of_infrastructure(
     server: FakeVLLM, index: MailIndex, code: int
@@ -273,10 +298,10 @@ def test_a_word_that_names_no_policy_is_refused_with_the_forms_there_are(word: s
 def test_a_policy_by_name_is_the_one_that_is_asked(server: FakeVLLM, index: MailIndex) -> None:
     async def run() -> Trajectory:
         name, limits = PolicyName.parse(f"chat:chat@{server.address}/v1"), EpisodeLimits()
-        async with open_policy(name, None, Sampling(), limits) as speak:
+        async with open_policy(name, None, Sampling(), limits) as speak, ToolThreads() as threads:
             environment = EmailEnvironment(index, scenario(5), 6)
             with speak(environment, "1") as speaker:
-                return await run_episode(speaker, environment, 0, limits, ToolThreads())
+                return await run_episode(speaker, environment, 0, limits, threads)
 
     assert asyncio.run(run()).record.answer == "Body of message 5"
 

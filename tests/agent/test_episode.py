@@ -100,20 +100,25 @@ def episode(
     seed: str = "1",
     deadline: float = 30,
 ) -> Trajectory:
-    prompt = chat.prompt(place.system_prompt(), place.scenario.question, place.toolbox.schemas())
+    prompt = chat.prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas())
     speaker = TokenSpeaker(policy, chat, prompt, sampling, limits.max_context, seed)
-    return asyncio.run(run_episode(speaker, place, 3, limits, ToolThreads(2, deadline)))
+
+    async def run() -> Trajectory:
+        async with ToolThreads(2, deadline) as threads:
+            return await run_episode(speaker, place, 3, limits, threads)
+
+    return asyncio.run(run())
 
 
 def prompt_length(chat: ChatFormat, place: Environment) -> int:
-    return len(chat.prompt(place.system_prompt(), place.scenario.question, place.toolbox.schemas()).ids)
+    return len(chat.prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas()).ids)
 
 
 def rendered(tokenizer: Any, place: Environment, *said_and_results: str) -> list[int]:
     """The template's own rendering of a conversation that a result, or a turn, ends."""
     messages = [
         {"role": "system", "content": place.system_prompt()},
-        {"role": "user", "content": place.scenario.question},
+        {"role": "user", "content": place.user_prompt()},
         *(
             {"role": role, "content": text}
             for role, text in zip(itertools.cycle(["assistant", "tool"]), said_and_results, strict=False)
@@ -351,6 +356,9 @@ class Waiting:
     def system_prompt(self) -> str:
         return "Wait."
 
+    def user_prompt(self) -> str:
+        return "Well?"
+
     def wait(self) -> str:
         """Wait."""
         time.sleep(self._seconds)
@@ -387,13 +395,13 @@ def test_tools_do_not_hold_up_other_episodes(tokenizer: Any, chat: ChatFormat) -
             for _ in range(2)
         )
         meeting = threading.Barrier(2, timeout=10)
-        limits, threads = EpisodeLimits(max_turns=1), ToolThreads()
-        await asyncio.gather(
-            *(
-                run_episode(each, Waiting(0, lambda: str(meeting.wait())), 0, limits, threads)
-                for each in (first, second)
+        async with ToolThreads() as threads:
+            await asyncio.gather(
+                *(
+                    run_episode(each, Waiting(0, lambda: str(meeting.wait())), 0, EpisodeLimits(max_turns=1), threads)
+                    for each in (first, second)
+                )
             )
-        )
 
     asyncio.run(both())
 

@@ -75,14 +75,14 @@ def whole(groups: list[Group]) -> dict[str, list[int]]:
     return {group.scenario: [each.sample for each in group.trajectories] for group in groups if not group.dropped}
 
 
-def real_episodes(policy: Policy, chat: ChatFormat, index: MailIndex, seed: int = 0) -> RunEpisode:
+def real_episodes(
+    policy: Policy, chat: ChatFormat, index: MailIndex, threads: ToolThreads, seed: int = 0
+) -> RunEpisode:
     """Episodes of a policy over an index, as `gumshoe rollout` runs them."""
-
-    threads = ToolThreads()
 
     async def run(about: Scenario, sample: int, attempt: int) -> Trajectory:
         environment = EmailEnvironment(index, about, LIMITS.max_turns)
-        told = environment.system_prompt(), about.question, environment.toolbox.schemas()
+        told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
         prompt = await asyncio.to_thread(chat.prompt, *told)
         name = f"{seed}/{about.id}/{sample}/{attempt}"
         speaker: Speaker = TokenSpeaker(policy, chat, prompt, Sampling(max_tokens=400), LIMITS.max_context, name)
@@ -102,8 +102,8 @@ def roll(
     """A rollout on vLLM servers: its groups, and where it ended."""
 
     async def run() -> tuple[list[Group], Progress]:
-        async with VLLMPolicy(addresses, "adapter", limits) as policy:
-            engine = RolloutEngine(real_episodes(policy, chat, index))
+        async with VLLMPolicy(addresses, "adapter", limits) as policy, ToolThreads() as threads:
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads))
             return await collect(engine, about, samples), engine.progress
 
     return asyncio.run(run())
@@ -308,8 +308,9 @@ def test_cancelling_stops_everything_within_a_second(
     leave: Callable[[RolloutEngine, FakeVLLM], Awaitable[float]], chat: ChatFormat, index: MailIndex
 ) -> None:
     async def run(server: FakeVLLM) -> float:
-        async with VLLMPolicy([server.address], "adapter", RequestLimits(deadline=60)) as policy:
-            engine = RolloutEngine(real_episodes(policy, chat, index), 16)
+        patient = RequestLimits(deadline=60)
+        async with VLLMPolicy([server.address], "adapter", patient) as policy, ToolThreads() as threads:
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads), 16)
             moment = await leave(engine, server)
             assert engine.progress.running == 0
             assert len(asyncio.all_tasks()) == 1
@@ -334,6 +335,9 @@ class _Sleeper:
     def system_prompt(self) -> str:
         return ""
 
+    def user_prompt(self) -> str:
+        return ""
+
     def sleep(self) -> str:
         """Sleep."""
         time.sleep(0.6)
@@ -352,7 +356,7 @@ class _Caller:
 
 def test_tools_do_not_hold_up_the_event_loop() -> None:
     async def run() -> float:
-        longest, stop, threads = 0.0, asyncio.Event(), ToolThreads()
+        longest, stop = 0.0, asyncio.Event()
 
         async def beat() -> None:
             nonlocal longest
@@ -364,10 +368,11 @@ def test_tools_do_not_hold_up_the_event_loop() -> None:
         async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
             return await run_episode(_Caller(), _Sleeper(about), sample, LIMITS, threads)
 
-        beating = asyncio.create_task(beat())
-        assert len(whole(await collect(RolloutEngine(episode), scenarios(4)))) == 4
-        stop.set()
-        await beating
+        async with ToolThreads() as threads:
+            beating = asyncio.create_task(beat())
+            assert len(whole(await collect(RolloutEngine(episode), scenarios(4)))) == 4
+            stop.set()
+            await beating
         return longest
 
     assert asyncio.run(run()) < 0.5
@@ -433,8 +438,8 @@ def test_a_server_that_is_killed_in_the_middle_and_started_again_costs_no_group(
     server.start()
 
     async def run() -> tuple[list[Group], Progress, int]:
-        async with VLLMPolicy([server.address], "adapter", patient) as policy:
-            engine = RolloutEngine(real_episodes(policy, chat, index), 64)
+        async with VLLMPolicy([server.address], "adapter", patient) as policy, ToolThreads() as threads:
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads), 64)
             task = asyncio.create_task(collect(engine, scenarios(16), 4))
             while engine.progress.done < 1:
                 await asyncio.sleep(0.005)
@@ -468,9 +473,13 @@ def test_the_same_seeds_give_the_same_trajectories_however_many_run_at_once(
 ) -> None:
     policy = ScriptedPolicy(load_tokenizer(write_tokenizer(tmp_path / "model")), _dice)
 
+    async def rolled(concurrency: int, seed: int) -> list[Group]:
+        async with ToolThreads() as threads:
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads, seed), concurrency)
+            return await collect(engine, scenarios(6), 3)
+
     def run(concurrency: int, seed: int) -> dict[tuple[str, int], str]:
-        engine = RolloutEngine(real_episodes(policy, chat, index, seed), concurrency)
-        groups = asyncio.run(collect(engine, scenarios(6), 3))
+        groups = asyncio.run(rolled(concurrency, seed))
         plain = [replace(each, policy_seconds=0, tool_seconds=0) for group in groups for each in group.trajectories]
         return {(each.scenario, each.sample): each.to_json() for each in plain}
 

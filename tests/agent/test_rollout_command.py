@@ -1,5 +1,6 @@
 """`gumshoe rollout` and `gumshoe trajectories`, as they are typed, against a real server and a real index."""
 
+import asyncio
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.run import read_trajectories
+from gumshoe.agent.run import Settings, read_trajectories, run_to_file
 from gumshoe.agent.trajectory import TrajectoryFileError
 from gumshoe.cli import main
 from tests.agent.fake_vllm import FakeVLLM, after, altered, fewer_logprobs, stall, status, write_tokenizer
@@ -97,6 +98,26 @@ def groups(out: Path) -> dict[str, list[int]]:
     for each in read_trajectories(out):
         found.setdefault(each.scenario, []).append(each.sample)
     return found
+
+
+def test_progress_counts_episodes_and_says_how_fast_and_what_failed(place: Place, tmp_path: Path) -> None:
+    told: list[tuple[float, str | None, float | None]] = []
+
+    def advance(amount: float = 0, *, note: str | None = None, total: float | None = None) -> None:
+        told.append((amount, note, total))
+
+    with FakeVLLM() as server:
+        server.inject(status(400), after=5)
+        settings = Settings(
+            place.index, str(place.scenarios), adapter(server), str(place.tokenizer), samples=2, concurrency=2
+        )
+        report = asyncio.run(run_to_file(settings, tmp_path / "t.jsonl", advance))
+    assert (report.done, report.retried) == (2 * COUNT, 1)
+    assert sum(amount for amount, _, _ in told) == max(total or 0 for _, _, total in told) == 2 * COUNT
+    notes = [note for _, note, _ in told if note]
+    assert all(re.fullmatch(r"[\d,]+ tokens/s, \d running, [01] again, 0 dropped", note) for note in notes)
+    assert notes[-1].startswith("0") is False
+    assert notes[-1].endswith("0 running, 1 again, 0 dropped")
 
 
 WHOLE = {f"q{number}": [0, 1, 2] for number in range(1, COUNT + 1)}

@@ -104,23 +104,22 @@ def make_tokenizer(mail: SyntheticMail) -> Any:
     return made(tokenizer_object=train(texts, VOCABULARY), chat_template=QWEN2_5, name_or_path="benchmark")
 
 
-def run_all(place: Place, policy: Callable[[Scenario], Policy], samples: int, at_once: int) -> Run:
+async def run_all(place: Place, policy: Callable[[Scenario], Policy], samples: int, at_once: int) -> Run:
     """A group of each question, so many episodes at once; all have to end with an answer.
 
     Index and format are new ones: they remember nothing of another run.
     """
     index, chat = TimedIndex(place.index.path.parent, place.seconds), TimedFormat(place.tokenizer, place.seconds)
-    threads = ToolThreads()
 
     async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
         environment = EmailEnvironment(index, about, LIMITS.max_turns)
-        prompt = chat.prompt(environment.system_prompt(), about.question, environment.toolbox.schemas())
+        prompt = chat.prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
         seed = f"{about.id}/{sample}/{attempt}"
         speaker = TokenSpeaker(policy(about), chat, prompt, Sampling(), LIMITS.max_context, seed)
         return await run_episode(speaker, environment, sample, LIMITS, threads)
 
-    async def run() -> Run:
-        episodes = calls = tokens = 0
+    episodes = calls = tokens = 0
+    async with ToolThreads() as threads:
         started = time.perf_counter()
         async for group in RolloutEngine(episode, at_once).run(place.scenarios, samples):
             for trajectory in group.trajectories:
@@ -129,8 +128,6 @@ def run_all(place: Place, policy: Callable[[Scenario], Policy], samples: int, at
                 calls += trajectory.turns
                 tokens += trajectory.prompt_tokens + trajectory.sampled_tokens
         return Run(episodes, calls, tokens, time.perf_counter() - started)
-
-    return asyncio.run(run())
 
 
 def engine_alone(place: Place, samples: int, runs: int) -> None:
@@ -143,14 +140,14 @@ def engine_alone(place: Place, samples: int, runs: int) -> None:
     def policy(about: Scenario) -> Policy:
         return Searcher(finds[about.id], encode)
 
-    run_all(place, policy, 1, AT_ONCE)  # so that no run is the first to read the index
+    asyncio.run(run_all(place, policy, 1, AT_ONCE))  # so that no run is the first to read the index
     together, apart, alone = [], [], []
     parts: list[dict[str, float]] = []
     for _ in range(runs):
-        together.append(run_all(place, policy, samples, AT_ONCE))
-        apart.append(run_all(place, policy, 1, AT_ONCE))
+        together.append(asyncio.run(run_all(place, policy, samples, AT_ONCE)))
+        apart.append(asyncio.run(run_all(place, policy, 1, AT_ONCE)))
         place.seconds.clear()
-        alone.append(run_all(place, policy, samples, 1))
+        alone.append(asyncio.run(run_all(place, policy, samples, 1)))
         parts.append(place.seconds.copy())
     first = together[0]
     paces = {
@@ -205,8 +202,8 @@ def with_the_tiny_policy(place: Place, runs: int) -> None:
 
 async def rollouts(place: Place, name: PolicyName, scenarios: list[Scenario], at_once: int) -> float:
     """Rollouts a second of a policy, so many at once."""
-    limits, threads = EpisodeLimits(), ToolThreads()
-    async with open_policy(name, TINY, Sampling(max_tokens=160), limits) as speak:
+    limits = EpisodeLimits()
+    async with open_policy(name, TINY, Sampling(max_tokens=160), limits) as speak, ToolThreads() as threads:
 
         async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
             environment = EmailEnvironment(place.index, about, limits.max_turns)
@@ -289,12 +286,12 @@ class TimedIndex(MailIndex):
 
 class TimedFormat(ChatFormat):
     def __init__(self, tokenizer: Any, seconds: dict[str, float]) -> None:
-        super().__init__(tokenizer)
         self._seconds = seconds
+        super().__init__(tokenizer)
 
-    def prompt(self, system: str, question: str, tools: list[dict[str, Any]]) -> Encoded:
+    def prompt(self, system: str, user: str, tools: list[dict[str, Any]]) -> Encoded:
         with noted(self._seconds, "encoding"):
-            return super().prompt(system, question, tools)
+            return super().prompt(system, user, tools)
 
     def glue(self, result: str) -> Encoded:
         with noted(self._seconds, "encoding"):

@@ -74,7 +74,7 @@ class ChatFormat:
 
     Raises:
         ChatTemplateError: the template rewrites earlier turns, changes results, or has calls of another form than
-            `<tool_call>` with JSON. Its message names the tokenizer.
+            `<tool_call>` with JSON; or a turn's ids depend on what comes after it. Its message names the tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -91,10 +91,11 @@ class ChatFormat:
             raise ChatTemplateError(f"{_name(tokenizer)} has no one token {self._glue.end!r} that ends a turn")
         self.stop_ids: tuple[int, ...] = (stop,)
         """Sampling one of these ends a turn."""
+        self._check_joints()
 
-    def prompt(self, system: str, question: str, tools: list[dict[str, Any]]) -> Encoded:
-        """What an episode begins with: system prompt, tools, question, and the first turn's header."""
-        return self._rendered(system, question, json.dumps(tools))
+    def prompt(self, system: str, user: str, tools: list[dict[str, Any]]) -> Encoded:
+        """What an episode begins with: system prompt, tools, what the user says, and the first turn's header."""
+        return self._rendered(system, user, json.dumps(tools))
 
     def glue(self, result: str) -> Encoded:
         """What stands between a turn that ended and the next: a tool's result, and the next turn's header."""
@@ -116,20 +117,33 @@ class ChatFormat:
             text = broken
         return text
 
-    def _render(self, system: str, question: str, tools: str) -> Encoded:
+    def _render(self, system: str, user: str, tools: str) -> Encoded:
         messages = [
             {"role": "system", "content": self.defused(system)},
-            {"role": "user", "content": self.defused(question)},
+            {"role": "user", "content": self.defused(user)},
         ]
         text = self._tokenizer.apply_chat_template(
             messages, tools=json.loads(tools), tokenize=False, add_generation_prompt=True
         )
-        return self._encode(text)
+        told, end, rest = text.partition(self.end)  # system prompt and tools are most of it, and often the same
+        return Encoded(text, (*self._encoded(told + end).ids, *self._encode(rest).ids))
 
     def _encode(self, text: str) -> Encoded:
         # The batch call works outside the interpreter's lock; the one without offsets takes half as long.
         found = self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return Encoded(text, tuple(found[0].ids))
+
+    def _check_joints(self) -> None:
+        """Texts that are encoded each on its own, with a turn's end between them, have the ids of the whole."""
+        prompt, turn = self.prompt("S", "U", [_TOOL]), self._encode(_TURNS[0])
+        for probe in _PROBES:
+            glue = self.glue(probe)
+            whole = self._encode(prompt.text + turn.text + self.end + glue.text)
+            if whole.ids != (*prompt.ids, *turn.ids, *self.stop_ids, *glue.ids):
+                raise ChatTemplateError(
+                    f"{_name(self._tokenizer)} ends turns with {self.end!r}, a token that takes in the space beside "
+                    "it, so that turns have no ids of their own; use a tokenizer where it stands alone"
+                )
 
 
 def parse_call(text: str) -> Call:

@@ -1,5 +1,6 @@
 """Any chat model behind an OpenAI-compatible address: to compare with, and to write expert trajectories."""
 
+import asyncio
 import json
 import os
 import re
@@ -19,7 +20,8 @@ class ChatSpeaker:
     """A chat model's side of one conversation. Its turns have text and no ids: nothing can be trained on them.
 
     Tool calls come back through the API's own fields; a turn is shown in the text form that token policies use, so
-    that everything behind it is the same. `sampling` is sent as far as the API knows it.
+    that everything behind it is the same. `sampling` is sent as far as the API knows it. `deadline`, in seconds, is for
+    one turn with all its tries.
     """
 
     def __init__(
@@ -30,8 +32,10 @@ class ChatSpeaker:
         question: str,
         tools: list[Any],
         sampling: Sampling,
+        deadline: float = 900,
     ) -> None:
         self._client, self._model, self._tools, self._sampling = client, model, tools, sampling
+        self._deadline = deadline
         self._messages: list[Any] = [
             {"role": "system", "content": system},
             {"role": "user", "content": question},
@@ -63,14 +67,17 @@ class ChatSpeaker:
     async def _answer(self) -> tuple[str, list[dict[str, Any]]] | None:
         """The text and the calls of the next turn; None where the context is full."""
         try:
-            answer: Any = await self._client.chat.completions.create(
-                model=self._model,
-                messages=self._messages,
-                tools=self._tools,
-                temperature=_unless_plain(self._sampling.temperature),
-                top_p=_unless_plain(self._sampling.top_p),
-                max_completion_tokens=self._sampling.max_tokens,
-            )
+            async with asyncio.timeout(self._deadline):  # the client's own is for each read
+                answer: Any = await self._client.chat.completions.create(
+                    model=self._model,
+                    messages=self._messages,
+                    tools=self._tools,
+                    temperature=_unless_plain(self._sampling.temperature),
+                    top_p=_unless_plain(self._sampling.top_p),
+                    max_completion_tokens=self._sampling.max_tokens,
+                )
+        except TimeoutError:
+            raise PolicyError(f"{self._model} did not answer in {self._deadline:g} seconds") from None
         except APIStatusError as error:
             if error.code == "context_length_exceeded" or _TOO_LONG.search(str(error)):
                 return None

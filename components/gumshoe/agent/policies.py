@@ -142,11 +142,19 @@ async def _tiny() -> AsyncIterator[PolicyName]:
         server = VLLMServer(TINY, log=Path(logs) / "vllm.log", options=ServerOptions(name="tiny"))
         try:
             await asyncio.to_thread(server.__enter__)
-            yield PolicyName("vllm", "tiny", (server.url,))
-            if not server.is_running():
-                _log.warning("vLLM has ended; %s", server.last_words())
+            watching = asyncio.create_task(_tell_when_it_ends(server))
+            try:
+                yield PolicyName("vllm", "tiny", (server.url,))
+            finally:
+                watching.cancel()
         finally:
             await asyncio.to_thread(server.stop)
+
+
+async def _tell_when_it_ends(server: VLLMServer) -> None:
+    while server.is_running():
+        await asyncio.sleep(1)
+    _log.warning("vLLM has ended; %s", server.last_words())
 
 
 def load_tokenizer(place: Path | str) -> Any:
@@ -181,4 +189,4 @@ def _is_address(text: str) -> bool:
 
 
 def _told(environment: Environment) -> tuple[str, str, list[dict[str, Any]]]:
-    return environment.system_prompt(), environment.scenario.question, environment.toolbox.schemas()
+    return environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()

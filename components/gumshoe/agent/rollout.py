@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 
 from gumshoe.agent.trajectory import Group, Trajectory
 from gumshoe.errors import UnavailableError
@@ -45,39 +46,41 @@ class RolloutEngine:
     progress: Progress = field(default_factory=Progress)
 
     async def run(self, scenarios: Iterable[Scenario], samples: int = 1) -> AsyncGenerator[Group, None]:
-        """Each scenario's group as it finishes. Leaving the iteration early cancels what still runs."""
-        slots = asyncio.Semaphore(self.concurrency)
-        finished: asyncio.Queue[Group | BaseException] = asyncio.Queue()
-        waiting = [asyncio.create_task(self._group(each, samples, slots, finished)) for each in scenarios]
-        try:
-            for _ in range(len(waiting)):
-                group = await finished.get()
-                if isinstance(group, BaseException):
-                    raise group
-                yield group
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+        """Each scenario's group as it finishes. Leaving the iteration early cancels what still runs.
 
-    async def _group(
-        self,
-        scenario: Scenario,
-        samples: int,
-        slots: asyncio.Semaphore,
-        finished: "asyncio.Queue[Group | BaseException]",
-    ) -> None:
-        """Run one group and put it, or what ended it, into the queue."""
+        Groups begin in the order of their scenarios, one as each is taken: no more of them run, or wait to be taken,
+        than there may be episodes at once.
+        """
+        slots = asyncio.Semaphore(self.concurrency)
+        finished: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()
+        coming, running = iter(scenarios), set[asyncio.Task[Group]]()
+
+        def begin(count: int) -> None:
+            for scenario in islice(coming, count):
+                task = asyncio.create_task(self._group(scenario, samples, slots))
+                task.add_done_callback(finished.put_nowait)
+                running.add(task)
+
+        begin(self.concurrency)
+        try:
+            while running:
+                task = await finished.get()
+                running.discard(task)
+                begin(1)
+                yield task.result()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _group(self, scenario: Scenario, samples: int, slots: asyncio.Semaphore) -> Group:
         episodes = [asyncio.create_task(self._episode(scenario, sample, slots)) for sample in range(samples)]
         try:
-            trajectories = await asyncio.gather(*episodes)
-            await finished.put(Group(scenario.id, tuple(trajectories)))
+            return Group(scenario.id, tuple(await asyncio.gather(*episodes)))
         except UnavailableError as error:
             self.progress.dropped += 1
             self.progress.causes[type(error).__name__] += 1
-            await finished.put(Group(scenario.id, dropped=f"{type(error).__name__}: {error}"))
-        except BaseException as error:  # noqa: BLE001 - handed on, to be raised where the groups are read
-            finished.put_nowait(error)  # a cancelled episode too, or the reader would wait for ever
+            return Group(scenario.id, dropped=f"{type(error).__name__}: {error}")
         finally:
             for episode in episodes:
                 episode.cancel()

@@ -89,8 +89,7 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> Rollo
     limits = settings.limits
     for scenario in chosen:
         EmailEnvironment(index, scenario, limits.max_turns)  # raises where it is not about mail
-    async with open_policy(name, settings.tokenizer, settings.sampling, limits) as speak:
-        threads = ToolThreads()
+    async with open_policy(name, settings.tokenizer, settings.sampling, limits) as speak, ToolThreads() as threads:
 
         async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
             environment = EmailEnvironment(index, scenario, limits.max_turns)
@@ -132,18 +131,22 @@ def _shown(state: Progress, advance: Advance) -> Iterator[None]:
     """Keep the progress line up to date while the block runs."""
     started = time.monotonic()
 
-    async def show() -> None:
+    def show() -> None:
+        pace = state.sampled_tokens / (time.monotonic() - started + _LOOK)
+        counts = f"{state.running} running, {state.retried} again, {state.dropped} dropped"
+        advance(note=f"{pace:,.0f} tokens/s, {counts}")
+
+    async def keep_showing() -> None:
         while True:
-            pace = state.sampled_tokens / (time.monotonic() - started + _LOOK)
-            counts = f"{state.running} running, {state.retried} again, {state.dropped} dropped"
-            advance(note=f"{pace:,.0f} tokens/s, {counts}")
+            show()
             await asyncio.sleep(_LOOK)
 
-    showing = asyncio.create_task(show())
+    showing = asyncio.create_task(keep_showing())
     try:
         yield
     finally:
         showing.cancel()
+        show()
 
 
 def _chosen(settings: Settings) -> ScenarioSet:

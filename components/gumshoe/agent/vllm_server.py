@@ -15,6 +15,7 @@ from types import TracebackType
 
 import httpx
 
+from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 BASE = "base"
@@ -78,6 +79,7 @@ class VLLMServer:
         self.url = ""
 
     def __enter__(self) -> "VLLMServer":
+        self._model = find_model(self._model, "config.json").name  # vLLM says so late, and in many lines
         port, self._started = _free_port(self._options.port), False
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "gumshoe.agent.guardian", *self._command(port)]

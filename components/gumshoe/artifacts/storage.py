@@ -350,6 +350,25 @@ def is_partial(name: str) -> bool:
     return name.startswith(_PARTIAL[0]) and name.endswith(_PARTIAL[1])
 
 
+def writable_directory(place: str) -> Path:
+    """A directory, made where it is missing and seen to take files: before long work, not after it.
+
+    Raises:
+        UsageError: it cannot be made, or takes none.
+    """
+    if not place:
+        raise UsageError("the directory's name is empty; name one, or . for this one")
+    directory = Path(place)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except FileExistsError:
+        raise UsageError(f"{directory} is a file; name a directory") from None
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be written to ({error.strerror}); choose another place") from None
+    return directory
+
+
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turn the operating system's errors about a file into errors that say what to do."""

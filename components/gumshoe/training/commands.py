@@ -1,14 +1,12 @@
 """`gumshoe tiny`: the small policy that stands where a large one does."""
 
 from dataclasses import asdict
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from gumshoe.artifacts.storage import explained
+from gumshoe.artifacts.storage import writable_directory
 from gumshoe.errors import UsageError
 from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
 
@@ -22,7 +20,7 @@ def _group() -> None:
 
 @tiny.command()
 def build(
-    directory: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the policy goes.")],
+    place: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the policy goes.")],
     seed: Annotated[int, typer.Option(help="Decides the mail it learns from, its weights and the order.")],
     companies: Annotated[int, typer.Option(min=1, help="Invented companies to practise on.")] = 72,
     copy_steps: Annotated[int, typer.Option(min=1, help="Steps of learning to copy.")] = 300,
@@ -35,11 +33,9 @@ def build(
     It learns to copy first, and then from episodes of a scripted expert that uses the tools properly and errs on
     purpose. Takes about half an hour on two cores.
     """
-    with explained(directory):  # before that half hour
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()) and not replace:
-            raise UsageError(f"{directory} holds files; choose another, or write into it (--replace)")
-        TemporaryFile(dir=directory).close()
+    directory = writable_directory(place)  # before that half hour
+    if any(directory.iterdir()) and not replace:
+        raise UsageError(f"{directory} holds files; choose another, or write into it (--replace)")
     try:
         from gumshoe.training.tiny import Schooling, build_tiny
     except ModuleNotFoundError as error:

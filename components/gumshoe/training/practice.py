@@ -63,6 +63,10 @@ class Collection:
         """What day it is, and how many turns there are."""
         return _DOCUMENTS.format(today=f"{self.scenario.query_date:%A, %Y-%m-%d}", turns=MAX_TURNS)
 
+    def user_prompt(self) -> str:
+        """The question."""
+        return self.scenario.question
+
     def search_documents(self, query: str) -> str:
         """Search the documents: up to ten passages, the best first.
 
@@ -226,7 +230,7 @@ class Practice:
 
     def _prompt(self, environment: Environment, form: Form) -> tuple[int, ...]:
         tools = environment.toolbox.schemas() if form.prompt == "whole" else []
-        ids = self.chat.prompt(environment.system_prompt(), environment.scenario.question, tools).ids
+        ids = self.chat.prompt(environment.system_prompt(), environment.user_prompt(), tools).ids
         begins = ids[0]  # what each message begins with; the second one's is the question
         return ids[ids.index(begins, 1) :] if form.prompt == "question" else ids
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from gumshoe.artifacts.storage import explained
 from gumshoe.synthesis.dice import Dice
@@ -99,6 +100,7 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
         StorageError: the directory cannot be written to.
     """
     started = time.monotonic()
+    disable_progress_bar()  # type: ignore[no-untyped-call] # of saving, which takes no time
     with tempfile.TemporaryDirectory(prefix="gumshoe-tiny-") as scratch:
         companies = []
         with watch("Inventing", schooling.companies) as advance:
