@@ -130,10 +130,16 @@ def test_a_request_that_cannot_be_answered_is_an_error_of_infrastructure(server:
         asyncio.run(run())
 
 
+def test_a_model_that_is_not_there_is_told_of_before_anything_is_started(tmp_path: Path) -> None:
+    server = VLLMServer(tmp_path / "no-model", log=tmp_path / "server.log")
+    with pytest.raises(UsageError, match=r"there is no directory .*no-model; name a model's directory"), server:
+        pass
+    assert not (tmp_path / "server.log").exists()
+
+
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    options = ServerOptions(start_deadline=120)
-    server = VLLMServer(tmp_path / "no-model", log=log, options=options)
+    (tmp_path / "no-model").mkdir()
+    server = VLLMServer(tmp_path / "no-model", log=tmp_path / "server.log", options=ServerOptions(start_deadline=120))
     with pytest.raises(ServerError, match=r"ended while it started(.|\n)*the last lines of") as failed, server:
         pass
     assert "no-model" in str(failed.value)
