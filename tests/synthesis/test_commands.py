@@ -65,9 +65,25 @@ def test_what_cannot_be_made_is_told_of(options: list[object], said: str, gumsho
     assert not (tmp_path / "new").exists()
 
 
-def test_a_directory_that_cannot_be_made_is_told_of(gumshoe: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("file", "file is a file; name a directory"),
+        ("file/below", "file/below cannot be written to"),
+        ("taken", "taken/mail.jsonl is a directory"),
+        ("/proc/1/task", "/proc/1/task cannot be written to"),
+        ("", "the directory's name is empty"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_told_of_before_the_work(
+    place: str, said: str, gumshoe: Command, tmp_path: Path
+) -> None:
+    """So many messages take minutes."""
     (tmp_path / "file").write_text("")
-    refused = gumshoe(*SMALL, "--out", tmp_path / "file")
-    assert refused.status in {1, 2}
-    assert str(tmp_path / "file") in refused.err
+    (tmp_path / "taken" / "mail.jsonl").mkdir(parents=True)
+    many = ["--mailboxes", 12, "--messages", 200_000, "--replace"]
+    refused = gumshoe(*SMALL, *many, "--out", place, cwd=tmp_path)
+    assert refused.status == 2
+    assert said in refused.err
     assert "Traceback" not in refused.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]

@@ -92,7 +92,7 @@ def _rows(uri: str) -> Iterator[Line]:
     if unknown:
         raise ScenarioError(
             f"{uri} has splits that no scenario can be in ({', '.join(unknown)}); name one of {', '.join(SPLITS)}, "
-            f"as {uri.removesuffix('@' + names[0])}@test"
+            f"as {uri.removesuffix('@').removesuffix('@' + names[0])}@test"
         )
     for name in names:
         place = uri if uri.endswith(f"@{name}") else f"{uri.removesuffix('@')}@{name}"

@@ -54,7 +54,7 @@ def synthesize_mail(
     Raises:
         UsageError: there are too few mailboxes or messages, or too many.
     """
-    _check_size(mailboxes, messages)
+    check_size(mailboxes, messages)
     casting = Casting(Dice(seed, "company"))
     first = datetime(Dice(seed, "year").between(2015, 2023), 1, 1, tzinfo=timezone(_offset(casting)))
     asker = Asker(Dice(seed, level, "questions"), LEVELS[level])
@@ -94,7 +94,12 @@ def write_mail(made: SyntheticMail, directory: Path) -> None:
         write_atomically(directory / SCENARIOS, io.BytesIO(made.scenarios.to_jsonl()))
 
 
-def _check_size(mailboxes: int, messages: int) -> None:
+def check_size(mailboxes: int, messages: int) -> None:
+    """Refuse what cannot be made.
+
+    Raises:
+        UsageError: there are too few mailboxes or messages, or too many.
+    """
     if not MIN_MAILBOXES <= mailboxes <= MAX_MAILBOXES:
         raise UsageError(
             f"{mailboxes:,} mailboxes cannot be made; ask for {MIN_MAILBOXES} (one for each split) to {MAX_MAILBOXES:,}"
