@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import expand, load_text, sentence
 
-TEXTS = ["bulletins", "chatter", "facts", "filler", "letters", "matters"]
+TEXTS = ["bulletins", "chatter", "facts", "filler", "letters", "matters", "seasons"]
 # What the generator fills in beside the word lists; `text/*.toml` may use no other slot.
 FILLED = {
     *("friend", "colleague", "other", "office", "company", "floor", "weekday", "month", "me", "it", "name", "short"),

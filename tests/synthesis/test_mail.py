@@ -1,12 +1,13 @@
 """Synthetic mail: the same for the same seed, and with questions that it answers."""
 
+import itertools
 import os
 import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from statistics import median
 
 import pytest
@@ -18,12 +19,15 @@ from gumshoe.scenarios.sources import load_scenarios, read_scenarios
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.grammar import load_text
 from gumshoe.synthesis.mail import MAX_MAILBOXES, synthesize_mail
+from gumshoe.synthesis.questions import Background
+from gumshoe.synthesis.seasons import BRITAIN, in_season
 from tests.synthesis.conftest import Made
 from tests.synthesis.searcher import first_hit
+from tests.synthesis.test_grammar import templates
 
 # Of `PROGRAM`, on every version of Python. It changes when a text or a rule of the generator does: print the new one
 # with `python -c PROGRAM`, on two versions where there are two.
-DIGEST = "a57cfc8366c974e35ed96e657fb4b55d6e7bbce9255edf38a7a5601e85a508d3"
+DIGEST = "d9757995c949024c4129088852ed01dcd3e516d78d6ba4bd62e58cf734969447"
 PROGRAM = """
 import hashlib
 from gumshoe.synthesis.mail import synthesize_mail
@@ -125,15 +129,24 @@ def test_no_other_message_up_to_the_query_date_says_a_code_or_an_amount_of_the_a
             assert {hit.message_id for hit in hits} <= set(scenario.message_ids), scenario
 
 
+def wording(question: str, background: Background) -> str:
+    """A question without what it asks for, and without names and numbers."""
+    for word in (background.about, background.asked):
+        question = re.sub(rf"\b{re.escape(word)}\b", "_", question, flags=re.IGNORECASE)
+    return re.sub(r"(?<!^)\b[A-Z]\w+|\d+", "_", question)
+
+
 def test_there_are_fourteen_kinds_of_question_each_in_several_wordings(made: Made) -> None:
-    wordings: defaultdict[str, set[str]] = defaultdict(set)
+    wordings: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for scenario in made.mail.scenarios:
-        wordings[str(scenario.kind)].add(" ".join(scenario.question.split()[:3]))
+        wordings[str(scenario.kind)][wording(scenario.question, made.mail.backgrounds[scenario.id])] += 1
     assert set(wordings) == {
         *("who", "when", "where", "how much", "how many", "which", "why", "contact", "reference"),
         *("yes or no", "what changed", "who decided", "latest", "before a date"),
     }
-    assert {kind: found for kind, found in wordings.items() if len(found) < 2} == {}
+    assert {kind: found for kind, found in wordings.items() if len(found) < 3} == {}
+    most = {kind: found.most_common(1)[0] for kind, found in wordings.items()}
+    assert {kind: each for kind, each in most.items() if each[1] > 0.6 * wordings[kind].total()} == {}
 
 
 def test_a_fact_that_changed_is_asked_for_by_its_date(make: Callable[..., Made]) -> None:
@@ -162,8 +175,8 @@ def day_named(text: str, after: str) -> str:
     """The first such day, as ISO 8601, on or after a message was sent: people leave out the year."""
     found = re.search(r"(\d+) ([A-Z][a-z]+)", text)
     assert found, text
-    years = [int(after[:4]), int(after[:4]) + 1]
-    days = [datetime.strptime(f"{found[0]} {year} +0000", "%d %B %Y %z").date().isoformat() for year in years]
+    month = datetime.strptime(found[2], "%B").month  # noqa: DTZ007 - a month alone
+    days = [f"{year}-{month:02}-{int(found[1]):02}" for year in (int(after[:4]), int(after[:4]) + 1)]
     return next(day for day in days if day >= after[:10])
 
 
@@ -192,6 +205,114 @@ def test_days_are_moved_before_they_have_come(made: Made) -> None:
 def own_text(body: str) -> str:
     """What a message says itself, without what it quotes."""
     return re.split(r"\n\n(?:-----Original|---------- Forwarded|On \w{3}, \d)", body)[0]
+
+
+def test_a_postscript_stands_below_the_name(made: Made) -> None:
+    found = 0
+    for each in made.mail.messages:
+        above, mark, _ = own_text(each["body"]).partition("\n\nPS ")
+        if mark:
+            found += 1
+            assert above.endswith(f"\n{each['x_from'].split()[0]}"), each["body"]
+    assert found > 10
+
+
+def test_every_host_name_is_valid_and_nobody_s(made: Made) -> None:
+    addresses = {address for each in made.mail.messages for address in (each["from"], *each["to"], *each["cc"])}
+    assert [each for each in addresses if not re.fullmatch(r"[a-z.-]+@[a-z0-9-]+\.example", each)] == []
+    assert len(addresses) > 50
+
+
+@pytest.mark.parametrize(
+    ("moment", "hours"),
+    [
+        ("2021-01-15T12:00", 0),
+        ("2021-03-28T00:59", 0),
+        ("2021-03-28T02:00", 1),
+        ("2021-07-15T12:00", 1),
+        ("2021-10-31T00:59", 1),
+        ("2021-10-31T02:00", 0),
+        ("2020-03-29T12:00", 1),
+        ("2020-10-25T12:00", 0),
+    ],
+)
+def test_the_clock_is_that_of_london(moment: str, hours: int) -> None:
+    there = datetime.fromisoformat(moment).replace(tzinfo=BRITAIN)
+    assert there.utcoffset() == timedelta(hours=hours)
+    assert there.tzname() == ("BST" if hours else "GMT")
+
+
+def test_mail_is_written_in_one_country(made: Made) -> None:
+    """Its clock, its money, and its cities but for those of a trip."""
+    abroad = re.compile(rf"\b(?:{'|'.join(load_text('names')['destination'])})\b")
+    for each in made.mail.messages:
+        sent = datetime.fromisoformat(each["date"])
+        assert sent.utcoffset() == sent.replace(tzinfo=BRITAIN).utcoffset()
+        assert not re.search(r"[€$]", each["body"])
+        assert not abroad.search(each["body"]) or re.search(r"\b(trip|visit)\b", each["body"]), each["body"]
+
+
+def test_the_weather_is_that_of_the_season(made: Made) -> None:
+    elsewhere = " ".join(text for name in ("bulletins", "chatter", "filler") for text in templates(load_text(name)))
+    months: defaultdict[str, set[str]] = defaultdict(set)
+    for season in load_text("seasons")["season"]:
+        for word in season["weather"]:
+            months[word] |= set(season["months"])
+    told = re.compile(rf"\b(?:{'|'.join(word for word in months if word not in elsewhere)})\b")
+    met: Counter[str] = Counter()
+    for each in made.mail.messages:
+        sent = datetime.fromisoformat(each["date"])
+        about = {f"{sent:%B}", f"{sent - timedelta(days=5):%B}"}  # some letters are planned days before
+        for word in told.findall(own_text(each["body"])):
+            met[word] += 1
+            assert months[word] & about, (word, each["date"], each["body"])
+    assert len(met) > 5
+
+
+def test_a_text_of_a_season_waits_for_it() -> None:
+    described = ["any", {"months": ["May", "June"], "text": "early summer"}, {"text": "always"}]
+    assert in_season(described, datetime(2020, 5, 1, tzinfo=BRITAIN)) == described
+    assert in_season(described, datetime(2020, 1, 1, tzinfo=BRITAIN)) == [described[0], described[2]]
+
+
+def test_who_writes_for_a_firm_outside_signs_as_what_they_are_said_to_be() -> None:
+    assert [each for each in load_text("facts")["lists"]["outside_title"] if not each.endswith("Account Manager")] == []
+
+
+def test_no_two_messages_have_the_same_text(made: Made) -> None:
+    bodies = Counter(each["body"] for each in made.mail.messages)
+    assert [body for body, count in bodies.items() if count > 1] == []
+
+
+def test_who_goes_on_in_a_thread_need_not_name_the_matter_again(make: Callable[..., Made]) -> None:
+    short = re.compile(r" (?:for|of|on|to|at) (?:this|the) ([\w-]+)[?:]")
+    found = 0
+    for each in make("normal").mail.messages:
+        if each["subject"].startswith("Re: ") and (word := short.search(own_text(each["body"]))):
+            found += word[1] in each["subject"]
+    assert found > 2
+
+
+def test_a_line_parts_what_is_quoted_from_what_that_quotes(make: Callable[..., Made]) -> None:
+    parted = 0
+    for each in make("hard").mail.messages:
+        lines = each["body"].split("\n")
+        for above, line in itertools.pairwise(lines):
+            if head := re.match(r"((?:> )+)On \w{3}, \d", line):
+                parted += 1
+                assert above == head[1].rstrip(), each["body"]
+    assert parted > 5
+
+
+def test_no_turn_of_phrase_comes_too_often(make: Callable[..., Made]) -> None:
+    """In the words that begin a sentence, 1,200 messages."""
+    openings: Counter[str] = Counter()
+    for each in make("hard").mail.messages[:1200]:
+        for line in own_text(each["body"]).split("\n"):
+            words = line.split()
+            if len(words) > 5 and line[-1] in ".?!" and words[0] != "The":
+                openings[" ".join(words[:4])] += 1
+    assert openings.most_common(1)[0][1] <= 15, openings.most_common(8)
 
 
 def test_nobody_is_told_of_themselves_in_the_third_person(made: Made) -> None:

@@ -8,7 +8,8 @@ from functools import partial
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import Value, expand, load_text, sentence
 from gumshoe.synthesis.letters import Letter, Paragraph, Post
-from gumshoe.synthesis.people import Cast, Manner, Person, small_talk_values
+from gumshoe.synthesis.people import Cast, Manner, Person, domain_of, small_talk_values
+from gumshoe.synthesis.seasons import in_season
 
 _NO_MANNER = Manner("", "", signs=False, quotes_by_line=False, chatty=0)
 
@@ -27,8 +28,7 @@ class Chatter:
         return self._talk(moment)[:most] if kind == "talk" else [self._bulletin(kind, moment)]
 
     def _talk(self, moment: datetime) -> list[Letter]:
-        month = f"{moment:%B}"
-        talk = self.dice.pick([each for each in load_text("chatter")["talk"] if month in each.get("months", [month])])
+        talk = self.dice.pick(in_season(load_text("chatter")["talk"], moment))
         owner, friend = self.cast.owner, self.dice.pick(self.cast.colleagues)
         sender, reader = (friend, owner) if self.dice.chance(0.75) else (owner, friend)
         values = self._values(moment, sender, reader)
@@ -44,12 +44,13 @@ class Chatter:
         described = self.dice.pick(load_text("bulletins")[kind])
         company, owner = self.post.company, self.cast.owner
         publisher = described.get("publisher")
-        domain = f"{publisher.lower().replace(' ', '')}.example" if publisher else company.domain
+        domain = domain_of(publisher) if publisher else company.domain
         address, firm = f"{described['address']}@{domain}", publisher or company.name
         sender = Person(described["title"], "", "", firm, address, "", "", _NO_MANNER)
         if kind == "newsletter":
-            items = self.dice.sample(described["item"], self.dice.between(3, 5))
-            parts = [self.dice.pick(described["opening"]), *items, self.dice.pick(described["closing"])]
+            items = self.dice.sample(in_season(described["item"], moment), self.dice.between(3, 5))
+            texts = [item if isinstance(item, str) else item["text"] for item in items]
+            parts = [self.dice.pick(described["opening"]), *texts, self.dice.pick(described["closing"])]
         else:
             parts = [self.dice.pick(described["body"])]
         subject, texts = self._filled(self.dice.pick(described["subject"]), parts, self._values(moment, owner, owner))
@@ -73,5 +74,5 @@ class Chatter:
 
     def _values(self, moment: datetime, sender: Person, reader: Person) -> dict[str, Value]:
         """The slots of one conversation: the same day, month, floor and people all through it."""
-        values = small_talk_values(self.dice, self.cast, self.post.company, sender, reader)
+        values = small_talk_values(self.dice, self.cast, self.post.company, sender, reader, moment)
         return {**values, "weekday": self.dice.pick(load_text("letters")["weekday"]), "month": f"{moment:%B}"}

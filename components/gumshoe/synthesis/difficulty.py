@@ -35,6 +35,8 @@ class Difficulty:
     """Chance that something is asked for in a matter and granted or refused."""
     continues: float
     """Chance that a change comes as an answer in an old thread."""
+    short_names: float
+    """Chance that such an answer calls the matter by its short name: "the refit"."""
     siblings: float
     """Chance that a matter shares part of its name with the one before."""
     twins: float
@@ -57,13 +59,14 @@ LEVELS: dict[Level, Difficulty] = {
         filler=(0, 1),
         depth=1,
         tables=0.2,
-        asked=0.1,
+        asked=0.2,
         passed_on=0.3,
         open_questions=0,
         echoes=0.0,
         changes=0.2,
         approvals=0.2,
         continues=0.1,
+        short_names=0.8,
         siblings=0.0,
         twins=0.0,
         own_words=1.0,
@@ -84,11 +87,12 @@ LEVELS: dict[Level, Difficulty] = {
         changes=0.35,
         approvals=0.3,
         continues=0.3,
+        short_names=0.6,
         siblings=0.25,
         twins=0.2,
         own_words=0.9,
         history=0.5,
-        oblique=0.35,
+        oblique=0.4,
         indirect=0.1,
     ),
     "hard": Difficulty(
@@ -104,6 +108,7 @@ LEVELS: dict[Level, Difficulty] = {
         changes=0.5,
         approvals=0.35,
         continues=0.5,
+        short_names=0.4,
         siblings=0.5,
         twins=0.4,
         own_words=0.7,

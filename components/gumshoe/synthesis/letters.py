@@ -18,6 +18,8 @@ class Paragraph:
 
     text: str
     states: frozenset[str] = frozenset()
+    postscript: bool = False
+    """It stands below the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ def _quoted_by_line(letters: list[Letter]) -> str:
     lines = []
     for level, letter in enumerate(letters):
         prefix = "> " * level
+        if level:
+            lines.append(prefix.rstrip())
         lines.append(f"{prefix}On {letter.sent:%a, %d %b %Y} at {letter.sent:%H:%M}, {letter.sender.name} wrote:")
         lines += [f"{prefix}> {line}".rstrip() for line in letter.own.split("\n")]
     return "\n".join(lines)
@@ -142,8 +146,10 @@ class Post:
         forms = load_text("letters")
         greeting = sender.manner.greeting if len(to) == 1 else forms["group"][len(sender.name) % len(forms["group"])]
         values = {"friend": to[0].first, "me": sender.first}
-        parts = [expand(greeting, self.dice, values), *(paragraph.text for paragraph in text)]
+        parts = [expand(greeting, self.dice, values)]
+        parts += [paragraph.text for paragraph in text if not paragraph.postscript]
         parts.append(expand(sender.manner.farewell, self.dice, values))
+        parts += [paragraph.text for paragraph in text if paragraph.postscript]
         if sender.manner.signs:
             parts.append(signature(sender, self.dice))
         states = frozenset().union(*(paragraph.states for paragraph in text))

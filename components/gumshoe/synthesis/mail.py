@@ -1,11 +1,12 @@
 """Synthetic mail: an invented company, one mailbox after another, and questions about what they hold."""
 
+import hashlib
 import io
 import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gumshoe.synthesis.letters import Letter, Post
 from gumshoe.synthesis.matters import Inventor, Matter, matter_kinds
 from gumshoe.synthesis.people import Cast, Casting
 from gumshoe.synthesis.questions import Archive, Asker, Background
+from gumshoe.synthesis.seasons import BRITAIN
 from gumshoe.synthesis.stories import Story, Teller
 
 MIN_MAILBOXES = 3  # one for each split
@@ -56,12 +58,12 @@ def synthesize_mail(
     """
     check_size(mailboxes, messages)
     casting = Casting(Dice(seed, "company"))
-    first = datetime(Dice(seed, "year").between(2015, 2023), 1, 1, tzinfo=timezone(_offset(casting)))
+    first = datetime(Dice(seed, "year").between(2015, 2023), 1, 1, tzinfo=BRITAIN)
     asker = Asker(Dice(seed, level, "questions"), LEVELS[level])
     records: list[tuple[datetime, str, dict[str, Any]]] = []
     asked: list[tuple[Scenario, Background]] = []
     ids: set[str] = set()
-    contents: set[tuple[str, str, str]] = set()
+    contents: set[bytes] = set()
     for number, split in enumerate(_splits(seed, mailboxes), 1):
         dice = Dice(seed, level, "mailbox", number)
         cast = casting.cast(_COLLEAGUES, _OUTSIDERS)
@@ -81,19 +83,6 @@ def synthesize_mail(
     )
 
 
-def write_mail(made: SyntheticMail, directory: Path) -> None:
-    """Write `mail.jsonl` and `scenarios.jsonl` into a directory, made where it is missing.
-
-    Raises:
-        StorageError: it cannot be written to.
-    """
-    lines = "".join(f"{json.dumps(message, ensure_ascii=False)}\n" for message in made.messages)
-    with explained(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / MAIL, io.BytesIO(lines.encode()))
-        write_atomically(directory / SCENARIOS, io.BytesIO(made.scenarios.to_jsonl()))
-
-
 def check_size(mailboxes: int, messages: int) -> None:
     """Refuse what cannot be made.
 
@@ -111,8 +100,17 @@ def check_size(mailboxes: int, messages: int) -> None:
         )
 
 
-def _offset(casting: Casting) -> timedelta:
-    return timedelta(minutes=casting.company.utc_offset)
+def write_mail(made: SyntheticMail, directory: Path) -> None:
+    """Write `mail.jsonl` and `scenarios.jsonl` into a directory, made where it is missing.
+
+    Raises:
+        StorageError: it cannot be written to.
+    """
+    lines = "".join(f"{json.dumps(message, ensure_ascii=False)}\n" for message in made.messages)
+    with explained(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / MAIL, io.BytesIO(lines.encode()))
+        write_atomically(directory / SCENARIOS, io.BytesIO(made.scenarios.to_jsonl()))
 
 
 def _splits(seed: int, mailboxes: int) -> list[Split]:
@@ -135,8 +133,8 @@ class _Mailbox:
     casting: Casting
     level: Level
     first: datetime
-    contents: set[tuple[str, str, str]]
-    """Of all mailboxes: an index drops what repeats."""
+    contents: set[bytes]
+    """Digests of the bodies in all mailboxes: no two messages say the same."""
     stories: list[Story] = field(default_factory=list)
     letters: list[Letter] = field(default_factory=list)
 
@@ -144,7 +142,7 @@ class _Mailbox:
         """Write exactly so many letters: stories for the share that the level says, and chatter for the rest."""
         difficulty = LEVELS[self.level]
         post = Post(self.dice, self.casting.company)
-        inventor = Inventor(self.dice, self.cast, self.casting.company)
+        inventor = Inventor(self.dice, self.cast)
         teller = Teller(self.dice, self.cast, post, inventor, difficulty)
         about = round(count * (1 - difficulty.noise))
         kinds = list(matter_kinds())
@@ -162,6 +160,7 @@ class _Mailbox:
             for each in [matter, inventor.twin(matter)] if twin else [matter]:
                 self._tell(teller.tell(each), count, advance)
         chatter = Chatter(self.dice, self.cast, post)
+        # It ends: when all small talk has been had, there are still newsletters, billions of each.
         while len(self.letters) < count:
             moment = post.clock(self.first + timedelta(days=self.dice.below(_DAYS)))
             self._take(chatter.some(moment, count - len(self.letters)), advance)
@@ -171,8 +170,8 @@ class _Mailbox:
             self.stories.append(story)
 
     def _take(self, letters: list[Letter], advance: Callable[[int], object]) -> bool:
-        """Take letters in, unless one of them says what another said: an index would drop it."""
-        contents = [(letter.subject, letter.body, letter.sender.address) for letter in letters]
+        """Take letters in, unless the text of one of them is the text of another."""
+        contents = [hashlib.sha256(letter.body.encode()).digest() for letter in letters]
         if len(set(contents)) < len(contents) or not self.contents.isdisjoint(contents):
             return False
         self.contents.update(contents)

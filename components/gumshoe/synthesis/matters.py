@@ -10,11 +10,12 @@ from typing import Any
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import Value, expand, load_text
 from gumshoe.synthesis.letters import is_working_day
-from gumshoe.synthesis.people import Cast, Company, Person
+from gumshoe.synthesis.people import Cast, Person
 
 _PLACES = {"address", "room", "venue", "dock", "desk", "hotel"}
 _TYPES = {"time": "date", "firm": "choice", **dict.fromkeys(_PLACES, "place")}
 _TRIES = 400  # to find a name that is free
+_POUNDS = "£"
 _LETTERS = "ABCDEFGHJKLMNPRSTUVWXYZ"
 
 
@@ -156,7 +157,6 @@ class Inventor:
 
     dice: Dice
     cast: Cast
-    company: Company
     _names: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
     """For each kind of matter, its names and the words chosen for each."""
     _used: set[str] = field(default_factory=set)
@@ -254,7 +254,7 @@ class Inventor:
                 )
                 return Version(key, f"{day:%A} {day.day} {day:%B}{hour}", day=day.date())
             case "money":
-                return Version(key, f"{self.company.currency}{_rounded(self._number(fact)):,}")
+                return Version(key, f"{_POUNDS}{_rounded(self._number(fact)):,}")
             case "count":
                 return Version(key, f"{self._number(fact)} {kind.details['unit']}")
         return Version(key, self._value(kind))

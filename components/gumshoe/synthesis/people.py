@@ -1,12 +1,14 @@
 """The invented company, those who work there, and those it deals with."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import Value, expand, load_text
+from gumshoe.synthesis.seasons import words_in_season
 
-_CURRENCIES = ("£", "€", "$")
 # Numbers that Ofcom keeps free for drama: they ring nowhere.
 # https://www.ofcom.org.uk/phones-and-broadband/phone-numbers/numbers-for-drama
 _MOBILE = "07700 900"
@@ -52,9 +54,6 @@ class Company:
     name: str
     short: str
     domain: str
-    currency: str
-    utc_offset: int
-    """Minutes east of UTC, all year round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +80,8 @@ class Casting:
     def __post_init__(self) -> None:
         short = self.dice.pick(self._names["firm"])
         name = f"{short} {self.dice.pick(self._lists['business'])}"
-        domain = f"{name.lower().replace(' ', '')}.example"
         self._taken.add(short)
-        self.company = Company(name, short, domain, self.dice.pick(_CURRENCIES), 60 * self.dice.between(0, 2))
+        self.company = Company(name, short, domain_of(name))
 
     def cast(self, colleagues: int, outsiders: int) -> Cast:
         """A new mailbox's owner and their circle.
@@ -112,7 +110,7 @@ class Casting:
         while True:
             firm = self.dice.pick(self._names["firm"])
             surname = self._surname(first, last)
-            address = f"{first[0]}.{surname}@{firm}.example".lower()
+            address = f"{first[0]}.{surname}@{domain_of(firm)}".lower()
             if firm != self.company.short and address not in self._taken:
                 break
         self._taken.add(address)
@@ -139,11 +137,18 @@ class Casting:
         return last
 
 
-def small_talk_values(dice: Dice, cast: Cast, company: Company, me: Person, friend: Person) -> dict[str, Value]:
-    """What the slots of everyday text take in one message from `me` to `friend`."""
+def domain_of(firm: str) -> str:
+    """Where a firm has its mail: a valid host name, and one that nobody can own."""
+    return f"{re.sub(r'[^a-z0-9-]', '', firm.lower())}.example"
+
+
+def small_talk_values(
+    dice: Dice, cast: Cast, company: Company, me: Person, friend: Person, moment: datetime
+) -> dict[str, Value]:
+    """What the slots of everyday text take in one message from `me` to `friend`, written about that moment."""
     others = [person.first for person in cast.colleagues if person not in (me, friend)]
     colleague, other = dice.sample(others, 2)
-    words: dict[str, Value] = dict(load_text("words"))
+    words: dict[str, Value] = dict(words_in_season(moment))
     words |= {name: load_text("letters")[name] for name in ("weekday", "month")}
     floor = dice.pick(load_text("facts")["lists"]["storey"])
     return {

@@ -15,6 +15,7 @@ from gumshoe.synthesis.stories import Story
 
 _WAIT = 60  # days after the answer was written within which it is asked for
 _TRIES = 12
+_ASKED_APART = {"person", "firm"}  # types of value after which nobody asks "what"
 _KINDS = {
     "person": "who",
     "money": "how much",
@@ -220,11 +221,11 @@ def _about_fact(fact: Fact, mailbox: Archive, dice: Dice) -> Iterator[_Candidate
     if fact.change is None or changed is None:
         return
     asked = load_text("facts")["asked"]
-    second, person = fact.versions[1], "_person" if kind.type == "person" else ""
+    second, sort_of = fact.versions[1], f"_{kind.type}" if kind.type in _ASKED_APART else ""
     told_of = frozenset([fact.change.key])
     went = [
-        ("latest", asked[f"latest{person}"], kind.oblique, second.value, frozenset([second.key])),
-        ("what changed", asked["changed"], [], f"From {first.value} to {second.value}.", told_of),
+        ("latest", asked[f"latest{sort_of}"], kind.oblique, second.value, frozenset([second.key])),
+        ("what changed", asked[f"changed{sort_of}"], [], f"From {first.value} to {second.value}.", told_of),
         ("why", asked["why"], [], fact.change.reason, told_of),
         ("who decided", asked["decided"], [], fact.change.decider.name, told_of),
     ]
@@ -232,7 +233,7 @@ def _about_fact(fact: Fact, mailbox: Archive, dice: Dice) -> Iterator[_Candidate
     if between > 1:
         then = told + timedelta(days=dice.between(1, between - 1))
         slots["then"] = f"{then.day} {then:%B %Y}"
-        went.append(("before a date", asked[f"before{person}"], [], first.value, told_of | {first.key}))
+        went.append(("before a date", asked[f"before{sort_of}"], [], first.value, told_of | {first.key}))
     for sort, direct, oblique, answer, stated in went:
         until = second.day if sort == "latest" else None
         yield _Candidate(sort, kind.id, direct, oblique, answer, stated, changed, until, slots, changed=True)

@@ -1,5 +1,6 @@
 """How a matter is written about, from the first enquiry to the last change."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,6 +11,8 @@ from gumshoe.synthesis.grammar import Value, load_text, sentence
 from gumshoe.synthesis.letters import Letter, Paragraph, Post
 from gumshoe.synthesis.matters import Fact, Inventor, Matter
 from gumshoe.synthesis.people import Cast, Person, small_talk_values
+
+_UNDER_WAY = 5  # days at most until a letter that is thought of is sent: two working days, and a long weekend
 
 
 @dataclass(slots=True)
@@ -30,8 +33,8 @@ class Teller:
     post: Post
     inventor: Inventor
     difficulty: Difficulty
-    said: set[str] = field(default_factory=set)
-    """Sentences that the mailbox has had."""
+    said: Counter[str] = field(default_factory=Counter)
+    """How often the mailbox has had each of the templates that stand out when they are repeated."""
 
     def tell(self, matter: Matter) -> Story:
         """All letters about a matter."""
@@ -79,7 +82,7 @@ class _Telling:
     def _open_question(self) -> None:
         sender = self._insider()
         text = self._line(self._filler["pending"][self._matter.kind.id], sender, self._cast.owner)
-        self._send(sender, [Paragraph(text)])
+        self._send(sender, [Paragraph(text)], asking=True)
 
     def _plainly(self, fact: Fact) -> None:
         self._pass(fact)
@@ -101,7 +104,7 @@ class _Telling:
             else f"- {label}: {value}"
             for label, value in rows
         ]
-        intro = sentence(self._dice.pick(self._forms["table"]), self._dice, values)
+        intro = sentence(self._fresh(self._forms["table"]), self._dice, values)
         keys = frozenset().union(*(self._keys(fact) for fact in facts))
         text = [Paragraph(intro), Paragraph("\n".join(lines), keys)]
         self._send(self._insider(*facts), text, avoid=_named(*facts))
@@ -113,8 +116,9 @@ class _Telling:
         asks, knows = self._cast.owner, self._insider(fact, colleague=True)
         if self._matter.kind.id != "trip" and self._dice.chance(0.25):
             asks, knows = knows, asks
-        question = sentence(self._dice.pick(fact.kind.ask), self._dice, self._matter.values())
-        asked = self._go_on(asks, [Paragraph(question)], knows, asking=True)
+        thread = self._thread(asks, knows)
+        question = sentence(self._dice.pick(fact.kind.ask), self._dice, self._called(thread))
+        asked = self._go_on(thread, asks, [Paragraph(question)], knows, asking=True)
         self._move_on((0, 1))
         answer = self._fill(fact, fact.kind.reply)
         self._reply(asked, knows, [Paragraph(answer, self._keys(fact))])
@@ -123,7 +127,7 @@ class _Telling:
         """The firm outside writes to a colleague, who passes it on."""
         self._pass(fact)
         colleague, owner = self._insider(fact, colleague=True), self._cast.owner
-        intro = sentence(self._dice.pick(self._forms["from_outside"]), self._dice, self._matter.values())
+        intro = sentence(self._fresh(self._forms["from_outside"]), self._dice, self._matter.values())
         text = [Paragraph(intro), Paragraph(self._fill(fact, fact.kind.outside), self._keys(fact))]
         letter = self._post.write(self._matter.outsider, [colleague], [], self._subject(), text, self._now)
         self._move_on((0, 1))
@@ -134,8 +138,8 @@ class _Telling:
     def _remark(self, texts: list[str], fact: Fact | None = None, **slots: str) -> None:
         """Somebody talks about a thing in a line or two without saying what it is."""
         self._move_on((0, 3))
-        text = sentence(self._dice.pick(texts), self._dice, {**self._matter.values(), **slots})
         sender = self._insider(*([fact] if fact else []), colleague=True)
+        text = self._line(texts, sender, self._cast.owner, **slots)
         self._send(sender, [Paragraph(text)], short=True)
 
     def _change(self) -> None:
@@ -150,8 +154,11 @@ class _Telling:
         change = fact.change
         assert change is not None  # noqa: S101 - the line above made it
         old, new = fact.versions
+        knows = self._insider(fact, avoid=[change.decider])
+        avoid = [change.decider, *(version.person for version in fact.versions if version.person)]
+        thread = self._thread(knows, self._cast.owner, avoid)
         values: dict[str, Value] = {
-            **self._matter.values(),
+            **self._called(thread),
             "noun": fact.kind.noun,
             "old": old.value,
             "value": new.value,
@@ -159,17 +166,16 @@ class _Telling:
             "decider": change.decider.name,
         }
         forms = texts[fact.kind.changes_as]
-        text = sentence(forms[0] if self._own_words() else self._dice.pick(forms), self._dice, values)
+        forms = [form for form in forms if "change" in form.casefold()] if self._own_words() else forms
+        text = sentence(self._fresh(forms), self._dice, values)
         keys = frozenset([change.key, new.key])
-        knows = self._insider(fact, avoid=[change.decider])
-        avoid = [change.decider, *(version.person for version in fact.versions if version.person)]
-        self._go_on(knows, [Paragraph(text, keys)], self._cast.owner, avoid=avoid)
+        self._go_on(thread, knows, [Paragraph(text, keys)], self._cast.owner, avoid=avoid)
         if self._dice.chance(self._difficulty.echoes):
             self._remark(self._forms["echo_change"], fact, noun=fact.kind.noun)
 
     def _is_past(self, fact: Fact) -> bool:
         day = fact.versions[0].day
-        return day is not None and day <= self._now.date() + timedelta(days=1)
+        return day is not None and day <= self._now.date() + timedelta(days=_UNDER_WAY)
 
     def _approval(self) -> None:
         self._move_on((2, 9))
@@ -178,7 +184,7 @@ class _Telling:
         values = {**self._matter.values(), "request": approval.request, "decider": approval.decider.name}
         verdict = "yes" if approval.granted else "no"
         approval.evidence = sentence(self._dice.pick(texts[verdict]), self._dice, values)
-        because = f"{self._dice.pick(texts[f'because_{verdict}'])}."
+        because = f"{self._fresh(texts[f'because_{verdict}'])}."
         core = [Paragraph(f"{approval.evidence} {because}", frozenset([approval.key]))]
         if self._dice.chance(self._difficulty.echoes):
             self._remark(texts["open"], request=approval.request)
@@ -242,8 +248,11 @@ class _Telling:
             return self._cast.owner
         return self._dice.pick(team or [person for person in self._cast.colleagues if person not in (*named, *avoid)])
 
-    def _subject(self) -> str:
-        return sentence(self._dice.pick(self._matter.kind.subject), self._dice, self._matter.values())
+    def _subject(self, *, asking: bool = False, remark: bool = False) -> str:
+        """One that suits the letter: what announces or states a thing has another than what asks for it."""
+        others = self._forms["subject"]
+        forms = others["asks"] if asking else others["remarks"] if remark else self._matter.kind.subject
+        return sentence(self._dice.pick(forms), self._dice, self._matter.values())
 
     def _send(
         self,
@@ -268,17 +277,36 @@ class _Telling:
         others = [person for person in self._matter.team if person is not sender and person not in to]
         cc = self._dice.sample(others, self._dice.between(0, 2)) if self._dice.chance(0.4) else []
         text = core if short else self._surrounded(core, sender, to[0], asking)
-        return self._add(self._post.write(sender, to, cc, self._subject(), text, self._now))
+        subject = self._subject(asking=asking, remark=short)
+        return self._add(self._post.write(sender, to, cc, subject, text, self._now))
 
-    def _go_on(
-        self, sender: Person, core: list[Paragraph], to: Person, *, asking: bool = False, avoid: Sequence[Person] = ()
-    ) -> Letter:
-        """An answer in the last thread, where these two are in it (and none of `avoid`) and go on, or a new letter."""
+    def _thread(self, sender: Person, to: Person, avoid: Sequence[Person] = ()) -> Letter | None:
+        """The last letter, where these two are in it (and none of `avoid`) and go on from there."""
         last = self._story.letters[-1] if self._story.letters else None
         people = set(last.people) if last else set()
         fits = {sender, to} <= people and people.isdisjoint(avoid)
-        if last and fits and self._dice.chance(self._difficulty.continues):
-            return self._reply(last, sender, core)
+        return last if fits and self._dice.chance(self._difficulty.continues) else None
+
+    def _called(self, thread: Letter | None) -> dict[str, Value]:
+        """The matter's slots; within a thread people need not call it by its whole name again."""
+        values = self._matter.values()
+        if thread and self._dice.chance(self._difficulty.short_names):
+            values["it"] = f"{self._dice.pick(['this', 'the'])} {self._matter.short}"
+        return values
+
+    def _go_on(
+        self,
+        thread: Letter | None,
+        sender: Person,
+        core: list[Paragraph],
+        to: Person,
+        *,
+        asking: bool = False,
+        avoid: Sequence[Person] = (),
+    ) -> Letter:
+        """An answer in the thread, or a new letter."""
+        if thread:
+            return self._reply(thread, sender, core)
         return self._send(sender, core, to=[to] if to is not sender else None, asking=asking, avoid=avoid)
 
     def _reply(self, letter: Letter, sender: Person, core: list[Paragraph]) -> Letter:
@@ -303,7 +331,8 @@ class _Telling:
         if not asking and self._dice.chance(0.4):
             after.append(Paragraph(self._line(life["closing"], sender, reader)))
         if self._dice.chance(sender.manner.chatty):
-            after.append(Paragraph(self._line(life["aside"], sender, reader)))
+            aside = self._line(life["aside"], sender, reader)
+            after.append(Paragraph(aside, postscript=aside.startswith("PS ")))
         return [*before, *core, *after]
 
     def _fillers(self) -> list[list[str]]:
@@ -311,13 +340,18 @@ class _Telling:
         own, general = self._filler["filler"][self._matter.kind.id], self._filler["filler"]["general"]
         return [own if self._dice.chance(0.7) else general for _ in range(count)]
 
-    def _line(self, templates: list[str], sender: Person, reader: Person) -> str:
-        """One of the sentences, not one that this story has had, as long as there are others."""
-        fresh = [template for template in templates if template not in self._said] or templates
-        template = self._dice.pick(fresh)
-        self._said.add(template)
-        values = small_talk_values(self._dice, self._cast, self._post.company, sender, reader)
-        return sentence(template, self._dice, {**values, **self._matter.values()})
+    def _line(self, templates: list[str], sender: Person, reader: Person, **slots: str) -> str:
+        """One of the sentences of small talk, filled."""
+        template = self._fresh(templates)
+        values = small_talk_values(self._dice, self._cast, self._post.company, sender, reader, self._now)
+        return sentence(template, self._dice, {**values, **self._matter.values(), **slots})
+
+    def _fresh(self, templates: list[str]) -> str:
+        """One of those that the mailbox has had least often."""
+        fewest = min(self._said[template] for template in templates)
+        template = self._dice.pick([each for each in templates if self._said[each] == fewest])
+        self._said[template] += 1
+        return template
 
 
 def _named(*facts: Fact) -> list[Person]:
