@@ -62,11 +62,11 @@ def noted(place: EmailEnvironment) -> dict[str, Any]:
 def test_the_prompt_says_whose_mail_it_is_what_day_it_is_and_how_many_turns_there_are(index: MailIndex) -> None:
     asked = scenario(1, inbox_address="Bob@Example.com", query_date="2001-05-10", question="Who {paid}?")
     place = EmailEnvironment(index, asked, 7)
-    assert "the mail of bob@example.com." in place.system_prompt()
-    assert "Today is Thursday, 2001-05-10." in place.system_prompt()
     assert "at most 7 turns" in place.system_prompt()
-    assert place.user_prompt() == "Who {paid}?"
-    assert "xyzzy{}@example.com" in environment(index, inbox_address="xyzzy{}@example.com").system_prompt()
+    assert place.user_prompt() == "I am bob@example.com. Today is Thursday, 2001-05-10.\n\nWho {paid}?"
+    other = EmailEnvironment(index, scenario(2, inbox_address="xyzzy{}@example.com"), 7)
+    assert other.user_prompt().startswith("I am xyzzy{}@example.com.")
+    assert other.system_prompt() == place.system_prompt(), "a server computes it once"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,9 @@ def test_each_question_is_practised_in_its_forms(played: Played) -> None:
         assert len(lessons) == pytest.approx(form.share * asked, rel=0.2)
         for lesson in lessons:
             text = played.text(lesson)
-            assert f"<|im_start|>user\n{lesson.scenario.question}<|im_end|>" in text
+            told = "" if form.prompt == "question" else r"(?:I am \S+@\S+\. )?Today is \w+, \d{4}-\d\d-\d\d\.\n\n"
+            question = re.escape(lesson.scenario.question)
+            assert re.search(rf"<\|im_start\|>user\n{told}{question}<\|im_end\|>", text)
             assert ("<|im_start|>system" in text) == (form.prompt != "question")
             assert ("# Tools" in text) == (form.prompt == "whole")
             assert len(calls_in(text)) <= form.turns
@@ -188,7 +190,7 @@ def test_an_episode_is_the_tokens_that_the_agent_would_see(played: Played) -> No
             continue
         environment = EmailEnvironment(played.company.index, lesson.scenario, MAX_TURNS)
         schemas = environment.toolbox.schemas()
-        prompt = chat.prompt(environment.system_prompt(), lesson.scenario.question, schemas).ids
+        prompt = chat.prompt(environment.system_prompt(), environment.user_prompt(), schemas).ids
         ids = list(lesson.example.ids)
         assert tuple(ids[: len(prompt)]) == prompt
         glue = chat.glue(environment.toolbox.run(calls_in(text)[0])).ids

@@ -9,12 +9,16 @@ from gumshoe.mail.arguments import SearchArgumentError, check_period
 from gumshoe.mail.index import Hit, MailIndex, Message, MessageNotFoundError
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 
-_PROMPT = """\
-You are an assistant that answers questions about the mail of {inbox}. Today is {today}.
+_SYSTEM = """\
+You are an assistant that answers questions about the mail in the user's inbox.
 
 Use the tools to find the answer: search the inbox, read what looks right, and when you have found the answer, \
 return it with the ids of the messages that hold it. Make exactly one call in each turn. You have at most {turns} \
 turns. If the answer is not to be found, return "I don't know" and no ids."""
+_USER = """\
+I am {inbox}. Today is {today}.
+
+{question}"""
 _FIRST = -62135596800  # the beginning of the year 1, UTC
 _DOES_NOT_KNOW = re.compile(r"\W*i (?:do not|don['\u2019]?t) know\b", re.I)
 
@@ -45,13 +49,13 @@ class EmailEnvironment:
         self._opened: set[str] = set()
 
     def system_prompt(self) -> str:
-        """Whose mail it is, what day it is, and how many turns there are."""
-        today = self.scenario.query_date
-        return _PROMPT.format(inbox=self._inbox, today=f"{today:%A}, {today}", turns=self._max_turns)
+        """What to do, and in how many turns: the same for every scenario, so that a server computes it once."""
+        return _SYSTEM.format(turns=self._max_turns)
 
     def user_prompt(self) -> str:
-        """The question."""
-        return self.scenario.question
+        """Whose mail it is, what day it is, and the question."""
+        today = self.scenario.query_date
+        return _USER.format(inbox=self._inbox, today=f"{today:%A}, {today}", question=self.scenario.question)
 
     def search_inbox(
         self,

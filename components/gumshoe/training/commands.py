@@ -24,7 +24,7 @@ def build(
     seed: Annotated[int, typer.Option(help="Decides the mail it learns from, its weights and the order.")],
     companies: Annotated[int, typer.Option(min=1, help="Invented companies to practise on.")] = 72,
     copy_steps: Annotated[int, typer.Option(min=1, help="Steps of learning to copy.")] = 300,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of learning from the expert.")] = 3200,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of learning from the expert.")] = 3400,
     replace: Annotated[bool, typer.Option("--replace", help="Write into a directory that holds files.")] = False,
     json: JsonFlag = False,
 ) -> None:

@@ -24,11 +24,15 @@ MAX_TURNS = 10
 _MAILBOXES, _MESSAGES = 3, 900  # small and many, so that no name or address is worth learning by heart
 _TOLD_OFTEN = 30  # so that a tokenizer has whole words for it
 _DOCUMENTS = """\
-You answer questions from a collection of documents. Today is {today}.
+You are an assistant that answers questions from a collection of documents.
 
 Use the tools to find the answer: search the documents, read what looks right, and return the answer with the ids of \
 the documents that hold it. Make exactly one call in each turn. You have at most {turns} turns. If the answer is not \
 to be found, return "I don't know" and no ids."""
+_ASKED = """\
+Today is {today}.
+
+{question}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,12 @@ class Collection:
         self._index, self._ids = index, dict[str, str]()
 
     def system_prompt(self) -> str:
-        """What day it is, and how many turns there are."""
-        return _DOCUMENTS.format(today=f"{self.scenario.query_date:%A, %Y-%m-%d}", turns=MAX_TURNS)
+        """What is asked for, and how many turns there are."""
+        return _DOCUMENTS.format(turns=MAX_TURNS)
 
     def user_prompt(self) -> str:
-        """The question."""
-        return self.scenario.question
+        """What day it is, and the question."""
+        return _ASKED.format(today=f"{self.scenario.query_date:%A, %Y-%m-%d}", question=self.scenario.question)
 
     def search_documents(self, query: str) -> str:
         """Search the documents: up to ten passages, the best first.
@@ -230,9 +234,10 @@ class Practice:
 
     def _prompt(self, environment: Environment, form: Form) -> tuple[int, ...]:
         tools = environment.toolbox.schemas() if form.prompt == "whole" else []
-        ids = self.chat.prompt(environment.system_prompt(), environment.user_prompt(), tools).ids
-        begins = ids[0]  # what each message begins with; the second one's is the question
-        return ids[ids.index(begins, 1) :] if form.prompt == "question" else ids
+        if form.prompt != "question":
+            return self.chat.prompt(environment.system_prompt(), environment.user_prompt(), tools).ids
+        ids = self.chat.prompt(environment.system_prompt(), environment.scenario.question, tools).ids
+        return ids[ids.index(ids[0], 1) :]  # from where the second message begins
 
 
 def spoken(company: Company) -> Iterator[str]:
@@ -245,7 +250,8 @@ def spoken(company: Company) -> Iterator[str]:
             yield from map(written, calls)
     first = company.mail.scenarios.scenarios[0]
     for environment in (EmailEnvironment(company.index, first, MAX_TURNS), Collection(company.index, first)):
-        yield from [environment.system_prompt(), *map(json.dumps, environment.toolbox.schemas())] * _TOLD_OFTEN
+        prompts = environment.system_prompt(), environment.user_prompt()
+        yield from [*prompts, *map(json.dumps, environment.toolbox.schemas())] * _TOLD_OFTEN
 
 
 def written(call: Call) -> str:

@@ -69,7 +69,7 @@ class Schooling:
     companies: int = 72
     """Whose mail it practises on, 3 mailboxes each."""
     copy_steps: int = 300
-    steps: int = 3200
+    steps: int = 3400
 
 
 @dataclass(frozen=True, slots=True)
