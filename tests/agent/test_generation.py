@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from gumshoe.agent.generation import Past, Turn, sample_turns
+from gumshoe.agent.generation import Past, Turn, common_beginning, sample_turns
 from gumshoe.agent.policy import Sampling
 from tests.models import random_model
 
@@ -60,6 +60,31 @@ def test_a_past_of_something_else_is_not_used(model: Any) -> None:
     assert other.known == 0
     sample_turns(model, [other, anew])
     agree(other, anew)
+
+
+def test_what_conversations_begin_with_alike_is_read_once_and_changes_no_token(model: Any) -> None:
+    alike = [place % 40 + 9 for place in range(50)]
+    asked = [[*alike, *prompt] for prompt in prompts(5)] + [[*alike, 9], [*alike, 9]]
+    sampling = Sampling(1.0, max_tokens=12)
+    past = common_beginning(model, asked)
+    assert past is not None
+    assert past.ids == alike
+    together = [turn(prompt, sampling, seed, past) for seed, prompt in enumerate(asked)]
+    assert [each.known for each in together] == [50] * 7
+    sample_turns(model, together)
+    for each in together:
+        alone = turn(each.prompt, sampling, each.seed)
+        sample_turns(model, [alone])
+        agree(each, alone)
+
+
+def test_a_beginning_leaves_each_conversation_a_token_and_is_not_made_of_a_few(model: Any) -> None:
+    whole = common_beginning(model, [[9] * 60, [9] * 60, [9] * 90])
+    assert whole is not None
+    assert whole.ids == [9] * 59
+    assert turn([9] * 59, Sampling(), past=whole).known == 0
+    assert common_beginning(model, [[9] * 20 + [10] * 60, [9] * 80]) is None
+    assert common_beginning(model, [[9], [9] * 80]) is None
 
 
 def test_turns_of_different_lengths_end_each_at_its_own_time(model: Any) -> None:

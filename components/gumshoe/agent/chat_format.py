@@ -125,7 +125,8 @@ class ChatFormat:
         text = self._tokenizer.apply_chat_template(
             messages, tools=json.loads(tools), tokenize=False, add_generation_prompt=True
         )
-        return self._encode(text)
+        told, end, rest = text.partition(self.end)  # system prompt and tools are most of it, and often the same
+        return Encoded(text, (*self._encoded(told + end).ids, *self._encode(rest).ids))
 
     def _encode(self, text: str) -> Encoded:
         # The batch call works outside the interpreter's lock; the one without offsets takes half as long.

@@ -67,7 +67,7 @@ class Environment(Protocol):
     """The model has given its final answer."""
 
     def system_prompt(self) -> str:
-        """What the model is told first."""
+        """What the model is told first. Where it is the same in many episodes, it is encoded and computed once."""
         ...
 
     def user_prompt(self) -> str:

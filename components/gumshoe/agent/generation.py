@@ -12,10 +12,12 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from gumshoe.agent.policy import Sampling
 
+_WORTH = 32  # tokens that a beginning has at least
+
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a conversation's earlier turns left in the model."""
+    """What a conversation's earlier turns, or what it begins with, left in the model."""
 
     ids: list[int]
     """[tokens]"""
@@ -33,7 +35,7 @@ class Turn:
     stop_ids: tuple[int, ...]
     seed: int
     past: Past | None
-    """What the turn before left; afterwards, what this one leaves."""
+    """What came before it left, if that went through the model; afterwards, what this one leaves."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
@@ -42,7 +44,8 @@ class Turn:
     def known(self) -> int:
         """How many tokens of the prompt are in the past."""
         past = self.past
-        return len(past.ids) if past and self.prompt[: len(past.ids)] == past.ids else 0
+        fits = past and len(past.ids) < len(self.prompt) and self.prompt[: len(past.ids)] == past.ids
+        return len(past.ids) if past and fits else 0
 
     def take(self, token: int, logprob: float) -> None:
         """Add a sampled token."""
@@ -52,6 +55,24 @@ class Turn:
             self.finish = "stop"
         elif len(self.ids) >= self.sampling.max_tokens:
             self.finish = "length"
+
+
+@torch.inference_mode()
+def common_beginning(model: Any, prompts: Sequence[list[int]]) -> Past | None:
+    """What prompts [tokens] begin with alike, once through the model; None where that is too little to be worth it.
+
+    At least one token of each is left for its own turn.
+    """
+    first, last = min(prompts), max(prompts)  # what these two begin with alike, all do
+    shortest = min(map(len, prompts)) - 1
+    alike = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), shortest)
+    ids = first[: min(alike, shortest)]
+    if len(ids) < _WORTH:
+        return None
+    cache = DynamicCache()
+    model(input_ids=torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    layers: list[Any] = cache.layers
+    return Past(ids, [(layer.keys[0], layer.values[0]) for layer in layers])
 
 
 @torch.inference_mode()

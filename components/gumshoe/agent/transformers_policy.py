@@ -66,6 +66,8 @@ class TransformersPolicy:
         self.vocabulary: int = self._model.get_input_embeddings().num_embeddings
         """Ids that the model has, from 0."""
         self._members: list[Member] = []
+        self._beginning: Past | None = None
+        """What conversations begin with alike; forgotten with the last of them, since weights may change then."""
         self._running = False
         self._stop = threading.Event()
 
@@ -79,6 +81,7 @@ class TransformersPolicy:
         if member in self._members:
             self._members.remove(member)
             if not self._members:
+                self._beginning = None
                 self._stop.set()
             self._look()
 
@@ -104,11 +107,9 @@ class TransformersPolicy:
 
     async def _answer(self, waiting: "list[tuple[Member, Turn, asyncio.Future[Completion]]]") -> None:
         """Sample a batch of turns, and tell those who wait for them, whatever happens."""
-        from gumshoe.agent.generation import sample_turns
-
         self._stop = stop = threading.Event()
         try:
-            await asyncio.to_thread(sample_turns, self._model, [turn for _, turn, _ in waiting], stop.is_set)
+            await asyncio.to_thread(self._sample, [turn for _, turn, _ in waiting], stop)
         except Exception as error:  # noqa: BLE001 - who waits is told
             # Torch's own: out of memory, a device that is gone.
             failure = PolicyError(f"{self._version} failed ({error})") if isinstance(error, RuntimeError) else error
@@ -123,6 +124,17 @@ class TransformersPolicy:
                     answer.set_result(Completion(tuple(turn.ids), tuple(turn.logprobs), finish, self._version))
         finally:
             stop.set()  # where this was cancelled, the thread is still at it
+
+    def _sample(self, turns: "list[Turn]", stop: threading.Event) -> None:
+        from gumshoe.agent.generation import common_beginning, sample_turns
+
+        new, known = [turn for turn in turns if turn.past is None], self._beginning
+        if new and not (known and all(turn.prompt[: len(known.ids)] == known.ids for turn in new)):
+            known = common_beginning(self._model, [turn.prompt for turn in new])
+            self._beginning = known
+        for turn in new:
+            turn.past = known
+        sample_turns(self._model, turns, stop.is_set)
 
 
 class Member:
