@@ -281,7 +281,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server = self._owner()
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answers = {"/v1/completions": _completion, "/v1/chat/completions": _chat_completion}
+        answers = {
+            "/v1/completions": _completion,
+            "/v1/chat/completions": server.chat,
+            "/v1/embeddings": server.embeddings,
+        }
         exchange = Exchange(self, server, request, {})
         if self.path == "/tokenize" and server.tokenize is not None:
             server.tokenize(exchange)
@@ -340,7 +344,7 @@ def logprobs_of(ids: list[int]) -> list[float]:
     return [-(each % 7) / 8 for each in ids]
 
 
-def _chat_completion(request: dict[str, Any]) -> dict[str, Any]:
+def chat_completion(request: dict[str, Any]) -> dict[str, Any]:
     messages = request["messages"]
     results = [each["content"] for each in messages if each["role"] == "tool"]
     question = next(each["content"] for each in messages if each["role"] == "user")
@@ -358,6 +362,13 @@ def chat_turn(content: str | None, *calls: tuple[str, str], call: str = "call") 
     finish = "tool_calls" if made else "stop"
     choices = [{"index": 0, "message": message, "finish_reason": finish}]
     return {"id": "chat-1", "object": "chat.completion", "created": 1, "model": "chat-2026", "choices": choices}
+
+
+def letter_counts(request: dict[str, Any]) -> dict[str, Any]:
+    """Embeddings: how often each letter occurs, so that texts of like letters are alike."""
+    counts = [[text.casefold().count(chr(97 + letter)) for letter in range(26)] for text in request["input"]]
+    data = [{"object": "embedding", "index": at, "embedding": row} for at, row in enumerate(counts)]
+    return {"object": "list", "model": request["model"], "data": data, "usage": {"prompt_tokens": 1, "total_tokens": 1}}
 
 
 class _Server(ThreadingHTTPServer):
@@ -398,6 +409,10 @@ class FakeVLLM:
     port: int = 0
     probe: Act = forward
     """Answers requests for the likeliest tokens alone; they are no turns."""
+    chat: Callable[[dict[str, Any]], dict[str, Any]] = chat_completion
+    """The answer to a request for a turn of a chat."""
+    embeddings: Callable[[dict[str, Any]], dict[str, Any]] = letter_counts
+    """The answer to a request for embeddings."""
     tokenize: Act | None = tokenize
     """Answers requests for the ids of a text; None where the server has no such route."""
     requests: list[dict[str, Any]] = field(default_factory=list)

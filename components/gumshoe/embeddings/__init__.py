@@ -1,0 +1,1 @@
+"""Text to vectors, for documents and for similarity."""

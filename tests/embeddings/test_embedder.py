@@ -1,0 +1,194 @@
+"""Embeddings: a real model without a network, an endpoint over a real socket, and each text once on disk."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gumshoe.embeddings.embedder import (
+    OFFLINE,
+    CachedEmbedder,
+    Embedder,
+    EmbeddingError,
+    EndpointEmbedder,
+    SentenceEmbedder,
+    Use,
+    Vectors,
+    open_embedder,
+)
+from gumshoe.errors import UsageError
+from tests.agent import fake_vllm
+from tests.agent.fake_vllm import FakeVLLM, altered, status
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Embedder:
+    return open_embedder(OFFLINE)
+
+
+def test_a_real_model_finds_like_meanings_alike(minilm: Embedder) -> None:
+    texts = ["The invoice is due on Friday.", "Payment must be made by Friday.", "Penguins live in the south."]
+    found = minilm.embed(texts, "similarity")
+    assert found.shape == (3, 384)
+    assert found.dtype == np.float32
+    assert np.linalg.norm(found, axis=1) == pytest.approx([1, 1, 1], abs=1e-5)
+    alike, unlike = float(found[0] @ found[1]), float(found[0] @ found[2])
+    assert alike > unlike + 0.3
+    assert minilm.embed([], "query").shape[0] == 0
+
+
+def test_texts_in_any_number_give_the_same_vectors_as_one_by_one(minilm: Embedder) -> None:
+    texts = [f"Message {number} is about {'mail ' * (number % 7)}" for number in range(150)]
+    together = minilm.embed(texts, "passage")
+    for number in (0, 63, 64, 149):
+        assert together[number] == pytest.approx(minilm.embed([texts[number]], "passage")[0], abs=1e-5)
+
+
+class Recorder:
+    """Stands in the place of a model of sentence-transformers, to see what it is given."""
+
+    prompts: dict[str, str] | None = None
+
+    def encode(self, texts: list[str], *, prompt: str, **_: Any) -> Any:
+        self.given = [prompt + text for text in texts]
+        return np.ones((len(texts), 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "expected"),
+    [
+        ("intfloat/e5-base-v2", None, ("query: a", "passage: a", "query: a")),
+        ("intfloat/multilingual-e5-large", None, ("query: a", "passage: a", "query: a")),
+        ("models/e5_small", {"query": "other: "}, ("query: a", "passage: a", "query: a")),
+        ("intfloat/multilingual-e5-large-instruct", None, ("a", "a", "a")),
+        ("somebody/grape5-base", None, ("a", "a", "a")),
+        ("somebody/own", {"query": "Q: ", "document": "D: ", "STS": "S: "}, ("Q: a", "D: a", "S: a")),
+        ("somebody/own", {"query": "Q: ", "passage": "P: "}, ("Q: a", "P: a", "a")),
+    ],
+)
+def test_the_prefixes_that_a_model_was_trained_with(
+    name: str,
+    prompts: dict[str, str] | None,
+    expected: tuple[str, str, str],
+    minilm: SentenceEmbedder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Recorder()
+    model.prompts = prompts
+    monkeypatch.setattr(minilm, "_model", model)
+    monkeypatch.setattr(minilm, "name", name)
+    given = []
+    for use in ("query", "passage", "similarity"):
+        minilm.embed(["a"], use)
+        given += model.given
+    assert tuple(given) == expected
+
+
+def test_a_model_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no directory"):
+        open_embedder(str(tmp_path / "none"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="empty cannot be loaded"):
+        open_embedder(str(tmp_path / "empty"))
+
+
+def embedded(server: FakeVLLM, *texts: str, model: str = "base", use: Use = "query", **bounds: Any) -> Vectors:
+    """What an endpoint makes of texts."""
+    with closing(EndpointEmbedder(model, f"{server.address}/v1", **bounds)) as made:
+        return made.embed(texts, use)
+
+
+def test_an_endpoint_is_asked_in_parts_and_its_vectors_are_put_in_order() -> None:
+    def turned(request: dict[str, Any]) -> dict[str, Any]:
+        answer = fake_vllm.letter_counts(request)
+        answer["data"].reverse()
+        return answer
+
+    with FakeVLLM(embeddings=turned) as server:
+        with closing(open_embedder(f"openai:base@{server.address}/v1")) as made:
+            found = made.embed([chr(97 + number % 26) for number in range(600)], "passage")
+        sizes = [len(request["input"]) for request in server.requests]
+    assert found.argmax(axis=1).tolist() == [number % 26 for number in range(600)]
+    assert sum(sizes) == 600
+    assert max(sizes) <= 256
+
+
+def test_an_endpoint_s_e5_has_its_prefixes() -> None:
+    with FakeVLLM(models=("intfloat/e5-base-v2",)) as server:
+        embedded(server, "a", model="intfloat/e5-base-v2", use="passage")
+        assert server.requests[0]["input"] == ["passage: a"]
+
+
+def drop_one(answer: dict[str, Any]) -> None:
+    answer["data"].pop()
+
+
+def repeat_one(answer: dict[str, Any]) -> None:
+    answer["data"][1]["index"] = 0
+
+
+def empty_one(answer: dict[str, Any]) -> None:
+    answer["data"][0]["embedding"] = [0.0] * 26
+
+
+def shorter_one(answer: dict[str, Any]) -> None:
+    answer["data"][0]["embedding"] = [1.0]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        fake_vllm.cut_json,
+        fake_vllm.raw(b"<html>", "text/html"),
+        altered(drop_one),
+        altered(repeat_one),
+        altered(empty_one),
+        altered(shorter_one),
+    ],
+)
+def test_vectors_that_cannot_be_used_are_an_error(act: fake_vllm.Act) -> None:
+    with FakeVLLM() as server:
+        server.inject(act, times=None)
+        with pytest.raises(EmbeddingError, match="base"):
+            embedded(server, "ab", "cd", attempts=1)
+
+
+@pytest.mark.parametrize("act", [fake_vllm.reset, status(429), status(500)])
+def test_a_fault_that_passes_is_tried_again(act: fake_vllm.Act) -> None:
+    with FakeVLLM() as server:
+        server.inject(act)
+        assert embedded(server, "ab").shape == (1, 26)
+
+
+def test_an_endpoint_that_does_not_answer_or_does_not_know_the_model() -> None:
+    with FakeVLLM() as server:
+        server.inject(fake_vllm.stall, times=None)
+        with pytest.raises(EmbeddingError, match="base"):
+            embedded(server, "a", deadline=0.5, attempts=1)
+        with pytest.raises(UsageError, match="check its name"):
+            embedded(server, "a", model="other")
+
+
+def test_openai_itself_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UsageError, match="OPENAI_API_KEY is not set"):
+        open_embedder("openai:text-embedding-3-small")
+
+
+def test_each_text_is_embedded_once_for_each_use(tmp_path: Path) -> None:
+    cache = tmp_path / "vectors.sqlite"
+    with FakeVLLM() as server:
+        word = f"openai:base@{server.address}/v1"
+        with closing(open_embedder(word, cache)) as made:
+            first = made.embed(["ab", "cd", "ab"], "query")
+        assert server.requests[0]["input"] == ["ab", "cd"]
+        again = open_embedder(word, cache)
+        assert isinstance(again, CachedEmbedder)
+        assert again.embed(["cd", "ab", "ef"], "query")[:2] == pytest.approx(first[[1, 0]])
+        assert server.requests[1]["input"] == ["ef"]
+        again.embed(["ab"], "passage")
+        assert len(server.requests) == 3
+        assert again.embed([], "query").shape[0] == 0
+        again.close()
