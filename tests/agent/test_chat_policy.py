@@ -118,6 +118,7 @@ def test_nothing_can_be_trained_on_what_a_chat_model_wrote(server: FakeVLLM, ind
         assert (each.mask, each.sampled_tokens, each.prompt_tokens) == ([], 0, 0)
         origins = [segment.origin for segment in each.segments]
         assert origins == ["prompt", "sampled", "injected", "sampled", "injected", "sampled"]
+        assert '"name": "search_inbox"' in each.segments[0].text, "all that it was given is on record"
         assert not any(segment.logprobs for segment in each.segments)
     assert done.segments[1].text == (
         '<tool_call>\n{"name": "search_inbox", "arguments": {"keywords": ["body", "3"]}}\n</tool_call>'

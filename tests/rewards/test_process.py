@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from gumshoe.agent.environment import Deed, Ending, Unusable
-from gumshoe.rewards.judge import ExactJudge
+from gumshoe.rewards.judges import ExactJudge
 from gumshoe.rewards.process import TurnValues, turn_rewards
 from tests.rewards.test_reward import ANSWER, episode
 from tests.scenarios.questions import scenario

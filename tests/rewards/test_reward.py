@@ -11,6 +11,7 @@ from gumshoe.agent.environment import Deed, Ending, Record
 from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.errors import UsageError
 from gumshoe.rewards.reward import RewardError, RewardNameError, RewardSettings, load_reward
+from tests.agent.fake_vllm import FakeVLLM, letter_counts
 from tests.agent.talk import call
 from tests.scenarios.questions import scenario
 
@@ -29,7 +30,15 @@ def episode(*said: str, sample: int = 0, settings: dict[str, Any] | None = None,
 
 def scores(name: str, *group: Trajectory, **arguments: Any) -> list[float]:
     """What a reward function gives a group."""
-    return asyncio.run(load_reward(RewardSettings(name=name, arguments=arguments)).of(group, scenario(1)))
+    found = load_reward(RewardSettings(name=name, arguments=arguments))
+
+    async def closing() -> list[float]:
+        try:
+            return await found.of(group, scenario(1))
+        finally:
+            await found.aclose()
+
+    return asyncio.run(closing())
 
 
 RIGHT: dict[str, Any] = {
@@ -81,6 +90,29 @@ def test_a_source_is_right_where_all_are_needed_only_with_the_others() -> None:
 def test_exact_is_one_for_a_correct_answer() -> None:
     group = [episode("a", answer=ANSWER.upper()), episode("a", answer="No."), episode("a")]
     assert scores("exact", *group) == [1, 0, 0]
+
+
+def test_answers_are_judged_by_their_meaning_unless_another_judge_is_asked_for() -> None:
+    said = episode("a", answer=f"It says: {ANSWER}.")
+    assert scores("exact", said) == [1]
+    assert scores("exact", said, judge="exact") == [0]
+
+
+def test_answer_similarity_is_the_cosine_and_never_less_than_nothing() -> None:
+    def opposed(request: dict[str, Any]) -> dict[str, Any]:
+        answer = letter_counts(request)
+        answer["data"][0]["embedding"] = [-each for each in answer["data"][1]["embedding"]]
+        return answer
+
+    with FakeVLLM() as server:
+        model = f"openai:base@{server.address}/v1"
+        group = [episode("a", answer=ANSWER.upper()), episode("a", answer="Zzz"), episode("a")]
+        alike, unlike, none = scores("answer_similarity", *group, model=model)
+        assert alike == pytest.approx(1)
+        assert unlike == none == 0
+        assert scores("answer_similarity", episode("a", answer="?", does_not_know=True), model=model) == [0]
+    with FakeVLLM(embeddings=opposed) as server:
+        assert scores("answer_similarity", group[0], model=f"openai:base@{server.address}/v1") == [0]
 
 
 def test_a_judge_that_there_is_none_of_is_refused() -> None:

@@ -41,7 +41,8 @@ class ChatSpeaker:
             {"role": "user", "content": question},
         ]
         self._called: str | None = None
-        self._coming = Segment("prompt", f"{system}\n\n{question}")
+        described = [json.dumps(tool, ensure_ascii=False) for tool in tools]
+        self._coming = Segment("prompt", "\n\n".join([system, *described, question]))
 
     def hear(self, result: str) -> None:
         """As `Speaker.hear`."""
@@ -126,5 +127,5 @@ def chat_client(url: str | None, *, timeout: float = 120, retries: int = 4) -> A
     """
     key = os.environ.get("OPENAI_API_KEY") or ("none" if url else "")
     if not key:
-        raise UsageError("OPENAI_API_KEY is not set; set it, or name a server of your own as chat:MODEL@URL")
+        raise UsageError("OPENAI_API_KEY is not set; set it, or name a server of your own, as MODEL@URL")
     return AsyncOpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=retries)

@@ -1,10 +1,15 @@
 """The reward functions that come with Gumshoe."""
 
+import asyncio
+from collections.abc import Sequence
+
 from gumshoe.agent.chat_format import NoCallError, UnusableCallError, parse_call
 from gumshoe.agent.environment import Unusable
 from gumshoe.agent.trajectory import Trajectory
-from gumshoe.rewards.judge import NamedJudge
-from gumshoe.rewards.reward import reward
+from gumshoe.embeddings.embedder import DEFAULT, NamedEmbedder
+from gumshoe.rewards.judges import NamedJudge
+from gumshoe.rewards.reward import group_reward, reward
+from gumshoe.rewards.ruler import NamedRuler
 from gumshoe.scenarios.scenario import Scenario
 
 
@@ -13,7 +18,7 @@ async def rubric(
     trajectory: Trajectory,
     scenario: Scenario,
     *,
-    judge: NamedJudge = "exact",  # type: ignore[assignment] # pydantic makes a judge of it
+    judge: NamedJudge = "heuristic",  # type: ignore[assignment] # pydantic makes a judge of it
     unparseable: float = -2.0,
     unknown_tool: float = -1.9,
     bad_arguments: float = -1.8,
@@ -68,13 +73,34 @@ async def exact(
     trajectory: Trajectory,
     scenario: Scenario,
     *,
-    judge: NamedJudge = "exact",  # type: ignore[assignment] # pydantic makes a judge of it
+    judge: NamedJudge = "heuristic",  # type: ignore[assignment] # pydantic makes a judge of it
 ) -> float:
     """1 for a correct answer, 0 for any other and for none."""
     answer = trajectory.record.answer
     if answer is None or trajectory.record.does_not_know:
         return 0.0
     return float((await judge.verdict(scenario, answer)).correct)
+
+
+@reward
+async def answer_similarity(
+    trajectory: Trajectory,
+    scenario: Scenario,
+    *,
+    model: NamedEmbedder = DEFAULT,  # type: ignore[assignment] # pydantic makes an embedder of it
+) -> float:
+    """The cosine of the embeddings of answer and reference, 0 where that is negative or there is no answer."""
+    answer = trajectory.record.answer
+    if not answer or trajectory.record.does_not_know:
+        return 0.0
+    one, other = await asyncio.to_thread(model.embed, [answer, scenario.answer], "similarity")
+    return max(0.0, float(one @ other))
+
+
+@group_reward
+async def ruler(group: Sequence[Trajectory], scenario: Scenario, *, judge: NamedRuler) -> list[float]:  # noqa: ARG001
+    """What a chat model thinks of each, from 0 to 1, relative to the others of the group."""
+    return (await judge.scores(group)).scores
 
 
 @reward

@@ -1,13 +1,14 @@
-"""Who says whether an answer is right."""
+"""What a judge is: who says whether an answer is right."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, runtime_checkable
+from datetime import date
+from typing import Protocol, runtime_checkable
 
-from pydantic import BeforeValidator
+from gumshoe.errors import UnavailableError
 
-from gumshoe.errors import UsageError
-from gumshoe.rewards.exact import is_exact
-from gumshoe.scenarios.scenario import Scenario
+
+class JudgeError(UnavailableError):
+    """A judge gave no verdict, or no scores, that can be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,42 +17,31 @@ class Verdict:
 
     correct: bool
     why: str
+    """What decided: a rule, a similarity, or what a model gave as its reason."""
+
+
+class Asked(Protocol):
+    """A question with its reference answer, as a scenario is one."""
+
+    @property
+    def question(self) -> str: ...
+    @property
+    def answer(self) -> str: ...
+    @property
+    def query_date(self) -> date | None: ...
 
 
 @runtime_checkable
 class Judge(Protocol):
-    """Compares an answer with a scenario's own. What an answer says is data: nothing in it instructs the judge."""
+    """Compares an answer with the reference answer. What an answer says is data: nothing in it instructs the judge."""
 
-    async def verdict(self, scenario: Scenario, answer: str) -> Verdict:
+    async def verdict(self, asked: Asked, answer: str) -> Verdict:
         """
         Raises:
-            UnavailableError: there is no verdict that can be used.
+            JudgeError: there is no verdict that can be used.
         """
         ...
 
-
-class ExactJudge:
-    """Takes nothing but the reference answer itself, as `is_exact` compares them."""
-
-    async def verdict(self, scenario: Scenario, answer: str) -> Verdict:
-        """As `Judge.verdict`."""
-        if is_exact(answer, scenario.answer):
-            return Verdict(correct=True, why="it is the reference answer")
-        return Verdict(correct=False, why="it is not the reference answer, word for word")
-
-
-def open_judge(word: Any) -> Any:
-    """The judge of that name; one that is a judge already is left as it is.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if isinstance(word, Judge):
-        return word
-    if word == "exact":
-        return ExactJudge()
-    raise UsageError(f"{word!r} names no judge; write exact")
-
-
-NamedJudge = Annotated[Judge, BeforeValidator(open_judge)]
-"""A judge, as a reward function's setting."""
+    async def aclose(self) -> None:
+        """Close what it holds, if anything."""
+        ...

@@ -13,11 +13,11 @@ In a configuration it is named as `brevity` where Gumshoe has it, and as `my_pac
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -25,6 +25,7 @@ from gumshoe.agent.trajectory import Trajectory
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.scenarios.scenario import Scenario
 
+Result = TypeVar("Result")
 BUILT_IN = ("gumshoe.rewards.functions",)
 """Modules whose reward functions are named without their module."""
 
@@ -105,10 +106,18 @@ class Reward:
             given = await _awaited(self.function(group, scenario, **self.settings))
             values = list(given) if isinstance(given, Sequence) else [given]
         else:
-            values = await asyncio.gather(*(_awaited(self.function(each, scenario, **self.settings)) for each in group))
+            values = await all_of(_awaited(self.function(each, scenario, **self.settings)) for each in group)
         if len(values) != len(group):
             raise RewardError(f"the reward {self.name} gave {len(values)} numbers for a group of {len(group)}")
         return [self._checked(value, scenario) for value in values]
+
+    async def aclose(self) -> None:
+        """Close the judges and embedders among its settings."""
+        for setting in self.settings.values():
+            if hasattr(setting, "aclose"):
+                await setting.aclose()
+            elif hasattr(setting, "close"):
+                setting.close()
 
     def _checked(self, value: Any, scenario: Scenario) -> float:
         if isinstance(value, int | float) and not math.isinf(value):
@@ -117,6 +126,17 @@ class Reward:
             f"the reward {self.name} gave {value!r} for an episode of scenario {scenario.id}; it must give a finite "
             "number, or NaN where it does not apply"
         )
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The results in their order; where one fails, the others are stopped."""
+    running = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 def load_reward(wanted: RewardSettings) -> Reward:

@@ -1,0 +1,260 @@
+"""Chat models that judge: one question, one checked JSON answer, its cost counted."""
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from openai import APIError, APIStatusError, AsyncOpenAI
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from gumshoe.agent.chat_policy import chat_client
+from gumshoe.artifacts.cache import Cache, cache_key, default_cache
+from gumshoe.errors import UsageError
+from gumshoe.rewards.judge import JudgeError
+
+Reply = TypeVar("Reply", bound=BaseModel)
+Question = tuple[str, type[Reply]]
+"""What the user says, and the form of the answer: the same names once each, and nothing else."""
+Positive = Annotated[float, Field(gt=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+_ALSO = {"response_format": ("json_schema", "structured output", "guided")}  # how servers name what they do not take
+_ASK_AGAIN = 2  # seconds: the longest pause before a model is asked again after an answer that cannot be used
+
+
+class _UnusableError(Exception):
+    """One answer cannot be used; the next may be better."""
+
+
+class ModelSettings(BaseModel):
+    """Which chat model, behind which OpenAI-compatible address, within which bounds. Its key is OPENAI_API_KEY."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    url: str | None = None
+    """OpenAI's own where there is none."""
+    concurrency: AtLeastOne = 16
+    """Requests at once."""
+    deadline: Positive = 120
+    """Seconds for one question, with all its tries."""
+    attempts: AtLeastOne = 4
+    """Tries where the server fails; and tries where an answer cannot be used."""
+    max_tokens: AtLeastOne = 2048
+    """Most tokens of an answer."""
+    prompt_price: Annotated[float, Field(ge=0)] = 0
+    completion_price: Annotated[float, Field(ge=0)] = 0
+    """Dollars for a million tokens."""
+    cache: Path | None = Field(default_factory=lambda: default_cache("judge"))
+    """Answers that were given are kept here, and not asked for again; None keeps none."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """What asking came to."""
+
+    requests: int = 0
+    """Answers that came from the model, usable or not."""
+    cached: int = 0
+    """Questions that were answered from the cache."""
+    retried: int = 0
+    """Requests that were sent again because the server failed."""
+    unusable: int = 0
+    """Answers that could not be used."""
+    failed: int = 0
+    """Questions that got no answer."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    """Dollars."""
+    seconds: list[float] = field(default_factory=list)
+    """[requests]: how long each took."""
+
+    @property
+    def latency(self) -> float:
+        """The median of the requests' seconds."""
+        return statistics.median(self.seconds) if self.seconds else 0.0
+
+
+class JudgeModel:
+    """A chat model that answers in JSON, in one form, or not at all.
+
+    Where the server knows structured output it is asked for; where it does not, the answer must be that JSON anyway.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self.settings = settings
+        self.usage = Usage()
+        self._client: AsyncOpenAI = chat_client(settings.url, timeout=settings.deadline, retries=settings.attempts - 1)
+        self._cache = Cache(settings.cache) if settings.cache else None
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._refused: set[str] = set()
+        """Settings of a request that this server does not take."""
+
+    async def ask(
+        self,
+        version: str,
+        system: str,
+        question: Callable[[int], Question[Reply]],
+        check: Callable[[Reply], str | None] = lambda _: None,
+    ) -> Reply:
+        """What the model answers.
+
+        `question` gives what it is asked at each try, from 0. `check` says what is wrong with an answer, if anything.
+        `version` names the prompt, so that a new one is asked anew.
+
+        Raises:
+            JudgeError: no answer could be used, or the server failed, or it took too long.
+            UsageError: the server does not know the model, or the key.
+        """
+        name, deadline = self.settings.model, self.settings.deadline
+        tries = AsyncRetrying(
+            stop=stop_after_attempt(self.settings.attempts),
+            wait=wait_random_exponential(max=_ASK_AGAIN),
+            retry=retry_if_exception_type(_UnusableError),
+            reraise=True,
+        )
+        try:
+            async with self._slots, asyncio.timeout(deadline):
+                async for attempt in tries:
+                    with attempt:
+                        user, reply = question(attempt.retry_state.attempt_number - 1)
+                        return await self._answer(version, system, user, reply, check)
+        except TimeoutError:
+            failure = f"did not answer in {deadline:g} seconds"
+        except _UnusableError as error:
+            failure = f"gave no answer that can be used in {self.settings.attempts} tries; the last: {error}"
+        except APIStatusError as error:
+            if error.status_code in {400, 401, 403, 404}:
+                hint = "check its name, OPENAI_API_KEY and the address"
+                raise UsageError(f"{name} cannot be asked ({error}); {hint}") from None
+            failure = f"failed ({error})"
+        except APIError as error:
+            failure = f"failed ({error})"
+        self.usage.failed += 1
+        raise JudgeError(f"the judge {name} {failure}")
+
+    async def aclose(self) -> None:
+        """Close the connections and the cache."""
+        await self._client.close()
+        if self._cache:
+            self._cache.close()
+
+    async def _answer(
+        self,
+        version: str,
+        system: str,
+        user: str,
+        reply: type[Reply],
+        check: Callable[[Reply], str | None],
+    ) -> Reply:
+        key = cache_key(self.settings.model, self.settings.url, version, system, user, reply.model_json_schema())
+        kept = self._cache.get([key]).get(key) if self._cache else None
+        text = kept.decode() if kept else await self._requested(system, user, reply)
+        try:
+            answer = reply.model_validate(json.loads(_unfenced(text), object_pairs_hook=_once))
+            wrong = check(answer)
+        except ValidationError as error:
+            wrong = faults_of(error)
+        except (ValueError, RecursionError) as error:
+            wrong = str(error)
+        if wrong:
+            self.usage.unusable += 1
+            raise _UnusableError(wrong)
+        if kept:
+            self.usage.cached += 1
+        elif self._cache:
+            self._cache.put({key: text.encode()})
+        return answer
+
+    async def _requested(self, system: str, user: str, reply: type[BaseModel]) -> str:
+        while True:
+            options = {name: value for name, value in self._options(reply).items() if name not in self._refused}
+            started = time.monotonic()
+            try:
+                raw = await self._client.chat.completions.with_raw_response.create(
+                    model=self.settings.model,
+                    messages=[{"role": "system", "content": system}, {"role": "user", "content": user}],
+                    **options,
+                )
+            except APIStatusError as error:
+                unknown = [name for name in options if any(word in str(error) for word in (name, *_ALSO.get(name, ())))]
+                if error.status_code not in {400, 422} or not unknown:
+                    raise
+                self._refused.update(unknown)
+                continue
+            self.usage.seconds.append(time.monotonic() - started)
+            self.usage.requests += 1
+            self.usage.retried += raw.retries_taken
+            try:
+                return self._read(raw.parse())
+            except ValueError as error:
+                raise _UnusableError(f"it is no JSON ({error})") from None
+
+    def _options(self, reply: type[BaseModel]) -> dict[str, Any]:
+        """What makes the answer the same each time, and of the right form, where a server takes it."""
+        form = {"name": reply.__name__, "schema": reply.model_json_schema(), "strict": True}
+        return {
+            "temperature": 0,
+            "max_completion_tokens": self.settings.max_tokens,
+            "response_format": {"type": "json_schema", "json_schema": form},
+        }
+
+    def _read(self, answer: Any) -> str:
+        """The text of an answer, once its tokens are counted."""
+        used = getattr(answer, "usage", None)
+        prompt, completion = (getattr(used, name, None) or 0 for name in ("prompt_tokens", "completion_tokens"))
+        self.usage.prompt_tokens += prompt
+        self.usage.completion_tokens += completion
+        self.usage.cost += (prompt * self.settings.prompt_price + completion * self.settings.completion_price) / 1e6
+        try:
+            choice = answer.choices[0]
+            text, refusal, finish = (
+                choice.message.content,
+                getattr(choice.message, "refusal", None),
+                choice.finish_reason,
+            )
+        except (AttributeError, IndexError, TypeError):
+            raise _UnusableError("it is no answer of a chat") from None
+        if refusal or not isinstance(text, str) or finish == "length":
+            raise _UnusableError("it refused" if refusal else "it is cut off" if finish == "length" else "it is empty")
+        return text
+
+
+def model_named(word: str) -> dict[str, Any]:
+    """The settings in MODEL or MODEL@URL."""
+    model, _, url = word.partition("@")
+    return {"model": model} | ({"url": url} if url else {})
+
+
+def faults_of(error: ValidationError, most: int = 5) -> str:
+    """What is wrong, and where."""
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors()[:most])
+
+
+def as_data(value: object) -> str:
+    """A value as JSON in which no text can end anything, or look like a tag, whatever it holds."""
+    text = json.dumps(value, ensure_ascii=False)
+    return (
+        text.replace("<", "\\u003c").replace(">", "\\u003e").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    )
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which no name comes twice: of two scores under one id, none can be told to be meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _unfenced(text: str) -> str:
+    """An answer without the fence that some models put round JSON."""
+    lines = text.strip().splitlines()
+    return "\n".join(lines[1:-1]) if len(lines) > 2 and lines[0] in ("```", "```json") and lines[-1] == "```" else text

@@ -1,0 +1,203 @@
+"""Judges at work on files: trajectories to score, and labelled answers to measure a judge with."""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gumshoe.agent.run import read_trajectories
+from gumshoe.agent.trajectory import Trajectory
+from gumshoe.artifacts.lines import read_lines
+from gumshoe.errors import UsageError
+from gumshoe.rewards.judge import Judge, JudgeError
+from gumshoe.rewards.model import faults_of
+from gumshoe.rewards.reward import all_of
+from gumshoe.rewards.ruler import GroupScores, Ruler
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.terminal import Advance
+
+_AT_ONCE = 64
+Thing = TypeVar("Thing")
+Result = TypeVar("Result")
+
+
+class LabelledAnswerError(UsageError):
+    """A line is no labelled answer."""
+
+
+class LabelledAnswer(BaseModel):
+    """An answer of which somebody has said whether it is right."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    question: str
+    reference: str
+    query_date: date | None = None
+    given: str = Field(alias="answer")
+    correct: bool
+    kind: str = ""
+    """In what way it is right or wrong."""
+
+    @property
+    def answer(self) -> str:
+        """The reference answer, as judges are asked with."""
+        return self.reference
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One episode's verdict. Without an answer, or with "I don't know", it is wrong and no judge is asked."""
+
+    scenario: str
+    sample: int
+    answer: str | None
+    correct: bool | None
+    """None where the judge gave no verdict."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """A group's relative scores, or why it has none."""
+
+    scenario: str
+    samples: list[int]
+    scores: GroupScores | None
+    dropped: str = ""
+
+
+@dataclass(slots=True)
+class Calibration:
+    """How a judge does on labelled answers."""
+
+    table: Counter[tuple[bool, bool]] = field(default_factory=Counter)
+    """How many by (what they are, what the judge says)."""
+    kinds: dict[str, Counter[bool]] = field(default_factory=lambda: defaultdict(Counter))
+    """By kind, how many the judge got right, and wrong."""
+    mistakes: list[tuple[LabelledAnswer, str]] = field(default_factory=list)
+    """With what decided."""
+    failed: int = 0
+    """Answers without a verdict."""
+
+    @property
+    def accuracy(self) -> float:
+        """The share of verdicts that agree with the label; 0 without any."""
+        return sum(count for (is_so, said), count in self.table.items() if is_so == said) / max(1, self.table.total())
+
+
+async def judge_trajectories(path: Path, scenarios: str, judge: Judge, advance: Advance) -> list[Judged]:
+    """[trajectories]: the verdicts on a file's answers.
+
+    Raises:
+        UsageError: the file or the scenarios cannot be read, or do not belong together.
+    """
+    found = list(read_trajectories(path))
+    by_id = _scenarios_of(found, scenarios, path)
+
+    async def judged(each: Trajectory) -> Judged:
+        answer = each.record.answer
+        if answer is None or each.record.does_not_know:
+            return Judged(
+                each.scenario, each.sample, answer, False, each.ending if answer is None else "it does not know"
+            )
+        try:
+            verdict = await judge.verdict(by_id[each.scenario], answer)
+        except JudgeError as error:
+            return Judged(each.scenario, each.sample, answer, None, str(error))
+        return Judged(each.scenario, each.sample, answer, verdict.correct, verdict.why)
+
+    return await _all(judged, found, advance)
+
+
+async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[ScoredGroup]:
+    """[groups]: the relative scores of a file's groups.
+
+    Raises:
+        UsageError: the file cannot be read, or has no group of two.
+    """
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for each in read_trajectories(path):
+        groups[each.scenario].append(each)
+    if not any(len(group) > 1 for group in groups.values()):
+        raise UsageError(f"{path} has no group of two or more; roll it out with --samples 4, say")
+
+    async def scored(group: list[Trajectory]) -> ScoredGroup:
+        samples = [each.sample for each in group]
+        try:
+            return ScoredGroup(group[0].scenario, samples, await ruler.scores(group))
+        except JudgeError as error:
+            return ScoredGroup(group[0].scenario, samples, None, str(error))
+
+    whole = [group for group in groups.values() if len(group) > 1]
+    return await _all(scored, whole, advance)
+
+
+async def calibrate(answers: Sequence[LabelledAnswer], judge: Judge, advance: Advance) -> Calibration:
+    """What a judge says of labelled answers, against what they are."""
+    found = Calibration()
+
+    async def judged(each: LabelledAnswer) -> tuple[LabelledAnswer, bool | None, str]:
+        try:
+            verdict = await judge.verdict(each, each.given)
+        except JudgeError as error:
+            return each, None, str(error)
+        return each, verdict.correct, verdict.why
+
+    for each, said, why in await _all(judged, answers, advance):
+        if said is None:
+            found.failed += 1
+            continue
+        found.table[each.correct, said] += 1
+        found.kinds[each.kind][each.correct == said] += 1
+        if each.correct != said:
+            found.mistakes.append((each, why))
+    return found
+
+
+def read_labelled(place: str) -> list[LabelledAnswer]:
+    """The labelled answers of a JSONL file.
+
+    Raises:
+        LabelledAnswerError: a line is none, or there is none; it says which.
+    """
+    found = []
+    for number, line in enumerate(read_lines(place), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(LabelledAnswer.model_validate_json(line))
+        except ValidationError as error:
+            raise LabelledAnswerError(f"{place}:{number}: this is no labelled answer ({faults_of(error)})") from None
+    if not found:
+        raise LabelledAnswerError(f"{place} holds no labelled answer")
+    return found
+
+
+def _scenarios_of(found: Iterable[Trajectory], scenarios: str, path: Path) -> dict[str, Scenario]:
+    by_id = {each.id: each for each in load_scenarios(scenarios)}
+    unknown = next((each.scenario for each in found if each.scenario not in by_id), None)
+    if unknown is not None:
+        raise UsageError(
+            f"{path} has an episode of scenario {unknown}, which {scenarios} does not hold; name its own file"
+        )
+    return by_id
+
+
+async def _all(work: Callable[[Thing], Awaitable[Result]], things: Sequence[Thing], advance: Advance) -> list[Result]:
+    """[things]: the result for each; many at once."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+    advance(total=len(things))
+
+    async def one(thing: Thing) -> Result:
+        async with slots:
+            result = await work(thing)
+        advance(1)
+        return result
+
+    return await all_of(map(one, things))

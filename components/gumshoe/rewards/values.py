@@ -1,0 +1,253 @@
+"""Typed values in a text (dates, times, money, numbers), so that two ways to write one are the same value."""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from decimal import Decimal
+from typing import Literal
+
+from text_to_num import alpha2digit
+
+Kind = Literal["address", "date", "time", "phone", "code", "ordinal", "number"]
+Meanings = frozenset[object]
+
+_AMOUNT = r"(?P<amount>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
+_TIMES = r"(?:(?:\s?(?P<times>k|m|mn|bn)|[ -](?P<spelt>thousand|million|billion|1000|1000000|1000000000))\b)?"
+_DAY, _YEAR = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?", r"(?P<year>\d{4}|'\d\d)"
+_MONTH = (
+    r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
+    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
+)
+_WEEKDAY = r"\b(?P<weekday>mon|tue|wed|thu|fri|sat|sun)(?:s|nes|rs|ur)?days?\b"
+_ON = r"(?:\b(?P<weekday>mon|tue|wed|thu|fri|sat|sun)(?:s|nes|r|rs|ur)?(?:day)?\b\.?,?\s+)?"
+_HALF = (
+    r"(?:\s?(?P<half>[ap])\.?m\b\.?|\s?h(?:rs|ours)?\b|\s+(?:in the|at)\s+(?P<told>morning|afternoon|evening|night)\b)"
+)
+_UNITS = {"$": "$", "us$": "$", "usd": "$", "dol": "$", "cen": "$", "£": "£", "gbp": "£", "pou": "£", "pen": "£"}
+_UNITS |= {"qui": "£", "€": "€", "eur": "€", "%": "%", "per": "%", "pct": "%"}  # by the first three letters
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_WEEKDAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+_MANY = {"k": 10**3, "thousand": 10**3, "million": 10**6, "m": 10**6, "mn": 10**6, "billion": 10**9, "bn": 10**9}
+_NEAR = 45  # days round the day of the question, within which "the 15th" is looked for
+_HALF_DOZEN, _DOZEN = re.compile(r"\bhalf a dozen\b", re.I), re.compile(r"\b(?:a|1) dozen\b", re.I)
+_DASHES = (0x2010, 0x2011, 0x2012, 0x2013, 0x2014, 0x2212)
+_PLAIN = str.maketrans(dict.fromkeys(map(chr, _DASHES), "-") | {"\u2018": "'", "\u2019": "'"})
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Something that can be written in several ways."""
+
+    kind: Kind
+    means: Meanings
+    """All that it can mean: 5/8 is a day in May, or in August."""
+    weekday: int | None = None
+    """Of a date that names it: 0, Monday, to 6."""
+    unit: str | None = None
+    """Of a number: a currency, %, or a unit of time."""
+    is_whole: bool = True
+    """False for a date that is nothing but a weekday."""
+    start: int = 0
+    end: int = 0
+    """Where it stands in the text."""
+
+    def agrees(self, reference: "Value") -> bool:
+        """Whether it is what a reference says. Of dates and numbers, what is left out does no harm."""
+        if self.kind != reference.kind:
+            return {self.kind, reference.kind} == {"number", "phone"} and bool(self._digits() & reference._digits())
+        if None not in (self.weekday, reference.weekday) and self.weekday != reference.weekday:
+            return False
+        if None not in (self.unit, reference.unit) and self.unit != reference.unit:
+            return False
+        if not reference.is_whole:
+            return self.weekday is not None or reference.weekday in {
+                day.weekday() for day in self.means if isinstance(day, date)
+            }
+        if self.kind == "phone":
+            return any(_is_same_line(one, other) for one in self._digits() for other in reference._digits())
+        return bool(self.means & reference.means)
+
+    def _digits(self) -> set[str]:
+        return {re.sub(r"\D", "", f"{each:f}" if isinstance(each, Decimal) else str(each)) for each in self.means}
+
+
+def normalised(text: str) -> str:
+    """A text with plain dashes, quotes and spaces, and digits for numbers that are spelt out."""
+    plain = " ".join(unicodedata.normalize("NFKC", text).translate(_PLAIN).split())
+    digits: str = alpha2digit(_HALF_DOZEN.sub("6", plain), "en", 0)
+    return _DOZEN.sub("12", digits)
+
+
+def values_in(text: str, asked: date | None) -> Iterator[Value]:
+    """The values of a normalised text, in order; what is no part of one is left.
+
+    Dates without a year, and "tomorrow", are those near the day on which it was `asked`; without one, a year that is
+    not said may be any of the last hundred.
+    """
+    found: list[Value] = []
+    for kind, pattern, read in _RULES:
+        for match in pattern.finditer(text):
+            start, end = match.span()
+            if all(end <= each.start or each.end <= start for each in found):
+                value = read(match, asked)
+                if value is not None:
+                    found.append(replace(value, kind=kind, start=start, end=end))
+    return iter(sorted(found, key=lambda each: each.start))
+
+
+def _named(match: re.Match[str]) -> dict[str, str]:
+    """What the groups of a match hold, in small letters; those that hold nothing are left out."""
+    return {name: text.casefold() for name, text in match.groupdict().items() if text}
+
+
+def _address(match: re.Match[str], _: date | None) -> Value:
+    return Value("address", frozenset({match[0].casefold().rstrip(".")}))
+
+
+def _number(match: re.Match[str], _: date | None) -> Value:
+    said = _named(match)
+    times = said.get("times") or said.get("spelt") or "1"
+    amount = Decimal(said["amount"].replace(",", "")) * (_MANY.get(times) or int(times))
+    unit = said.get("unit", "")
+    if unit.startswith(("cent", "pence")):
+        amount /= 100
+    return Value("number", frozenset({amount.normalize()}), unit=_UNITS.get(unit[:3].strip(), unit) or None)
+
+
+def _phone(match: re.Match[str], _: date | None) -> Value:
+    return Value("phone", frozenset({re.sub(r"\D", "", match[0])}))
+
+
+def _code(match: re.Match[str], _: date | None) -> Value:
+    letters = re.sub(r"[^a-z0-9]", "", match[0].casefold())
+    return Value("code", frozenset({re.sub(r"^x(?=\d+$)", "", letters)}))  # x39804 is an extension
+
+
+def _date(match: re.Match[str], asked: date | None) -> Value | None:
+    said = _named(match)
+    month, day = said["month"], int(said["day"])
+    number = int(month) if month.isdigit() else _MONTHS.index(month[:3]) + 1
+    orders = {(number, day), (day, number)} if "between" in said else {(number, day)}
+    weekday = _WEEKDAYS.index(said["weekday"]) if "weekday" in said else None
+    days = {each for year in _years(said.get("year"), asked) for order in orders for each in _existing(year, *order)}
+    return _on(weekday, days) if days else None
+
+
+def _on(weekday: int | None, days: set[date]) -> Value:
+    """A date on that weekday if there is one among the days it can be; else it is said wrongly, and stays so."""
+    right = {each for each in days if each.weekday() == weekday}
+    return Value("date", frozenset(right or days), weekday)
+
+
+def _day_of_month(match: re.Match[str], asked: date | None) -> Value | None:
+    said = _named(match)
+    weekday = _WEEKDAYS.index(said["weekday"]) if "weekday" in said else None
+    near = _around(asked, -_NEAR, _NEAR)
+    days = {each for each in near if each.day == int(said["day"])}
+    return _on(weekday, days) if days else None
+
+
+def _weekday(match: re.Match[str], asked: date | None) -> Value:
+    weekday = _WEEKDAYS.index(_named(match)["weekday"])
+    days = frozenset(each for each in _around(asked, 1, 7) if each.weekday() == weekday)
+    return Value("date", days, weekday, is_whole=False)
+
+
+def _relative(match: re.Match[str], asked: date | None) -> Value | None:
+    away = {"yesterday": -1, "today": 0, "tomorrow": 1, "a week today": 7, "a week tomorrow": 8}.get(
+        match[0].casefold(), 2
+    )
+    return Value("date", frozenset(_around(asked, away, away))) if asked else None
+
+
+def _time(match: re.Match[str], _: date | None) -> Value | None:
+    said = _named(match)
+    if "named" in said:
+        return Value("time", frozenset({0 if said["named"] == "midnight" else 720}))
+    hour, minute = int(said["hour"]), int(said.get("minute", "0"))
+    if "part" in said:
+        part = {"quarter": 15, "half": 30}.get(said["part"]) or int(said["part"])
+        minute = part if said["way"] == "past" else -part
+    half = said.get("half") or {"morning": "a", None: None}.get(said.get("told"), "p")
+    if not 0 <= hour <= 24 or (half and hour > 12):
+        return None
+    hours = {hour % 12} if half == "a" else {hour % 12 + 12} if half == "p" else {hour % 24}
+    if not half and 1 <= hour <= 12:
+        hours = {hour % 12, hour % 12 + 12}
+    return Value("time", frozenset((each * 60 + minute) % 1440 for each in hours))
+
+
+def _existing(year: int, month: int, day: int) -> Iterator[date]:
+    try:
+        yield date(year, month, day)
+    except ValueError:
+        return
+
+
+def _years(said: str | None, asked: date | None) -> range:
+    if said is None:
+        return range(asked.year - 1, asked.year + 2) if asked else range(1950, 2050)
+    year = int(said.removeprefix("'"))
+    if year < 100:
+        year += 2000 if year < 50 else 1900
+    return range(year, year + 1)
+
+
+def _around(asked: date | None, first: int, last: int) -> list[date]:
+    return [asked + timedelta(days) for days in range(first, last + 1)] if asked else []
+
+
+def _is_same_line(one: str, other: str) -> bool:
+    """Whether two numbers are one telephone's, with or without the code of the country or the place."""
+    short, long = sorted((one.lstrip("0"), other.lstrip("0")), key=len)
+    return len(short) >= _LINE and long.endswith(short)
+
+
+_LINE = 7  # digits of a telephone number without any code
+_Reader = Callable[[re.Match[str], date | None], Value | None]
+_PATTERNS: tuple[tuple[Kind, str, _Reader], ...] = (
+    ("address", r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?:\w+://|www\.)[^\s<>\"')]+", _address),
+    ("date", r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)(?!\d)", _date),
+    (
+        "date",
+        rf"{_ON}(?<![\d/.])(?P<day>\d\d?)(?P<between>[/.])(?P<month>\d\d?)(?P=between)(?P<year>\d{{4}})(?!\d)",
+        _date,
+    ),
+    ("date", rf"{_ON}(?<![\d/.])(?P<day>\d\d?)(?P<between>/)(?P<month>\d\d?)(?![\d/])", _date),
+    ("date", rf"{_ON}(?:the\s+)?\b{_DAY}(?:\s+of\s+|\s+|-){_MONTH}(?:(?:,?\s+|-){_YEAR}\b)?", _date),
+    ("date", rf"{_ON}\b{_MONTH}(?:\s+|(?<=\.))(?:the\s+)?{_DAY}\b(?!:)(?:,?\s+{_YEAR}\b(?!:))?", _date),
+    (
+        "date",
+        rf"{_ON}the\s+(?P<day>\d\d?)(?:st|nd|rd|th)(?=\s*(?:[.,;:)]|$|at\b|from\b|for\b|to\b|and\b))",
+        _day_of_month,
+    ),
+    ("date", rf"(?:(?:next|this|coming)\s+)?{_WEEKDAY}", _weekday),
+    ("date", r"\b(?:the day after tomorrow|(?:a week )?(?:today|tomorrow)|yesterday)\b", _relative),
+    ("time", rf"(?<![\d.:])(?P<hour>\d\d?)[:.](?P<minute>[0-5]\d){_HALF}", _time),
+    ("time", r"(?<![\d.:])(?P<hour>[01]?\d|2[0-4]):(?P<minute>[0-5]\d)(?![\d:])", _time),
+    ("time", r"(?<=\bat )(?P<hour>\d\d?)\.(?P<minute>[0-5]\d)(?!\d)", _time),
+    ("time", rf"\b(?P<part>quarter|half|\d\d?)\s+(?P<way>past|to)\s+(?P<hour>\d\d?)\b{_HALF}?", _time),
+    ("time", rf"(?<![\d.:,])(?P<hour>\d\d?)(?:\s+o'clock)?(?:{_HALF}|(?<=o'clock))", _time),
+    ("time", r"\b(?P<named>noon|midday|midnight)\b", _time),
+    ("number", rf"(?P<unit>[$£€]|\b(?:us\$|usd|gbp|eur)\s?){_AMOUNT}{_TIMES}", _number),
+    (
+        "number",
+        rf"{_AMOUNT}{_TIMES}\s?(?P<unit>[£€]|(?:dollar|pound|euro|quid|usd|gbp|eur|cents?\b|pence))s?(?!\w)",
+        _number,
+    ),
+    ("number", rf"{_AMOUNT}\s?(?P<unit>%|percent\b|per cent\b|pct\b)", _number),
+    ("number", rf"{_AMOUNT}[ -](?P<unit>minute|hour|day|night|week|month|year)s?\b", _number),
+    ("number", rf"{_AMOUNT} (?P<spelt>1000|1000000|1000000000)\b", _number),
+    ("phone", r"(?<![\w.])\+?\(?\d(?:[ ().-]{0,2}\d){6,}(?!\w)", _phone),
+    (
+        "code",
+        r"\b(?:[a-z]{1,5}-|[a-z]+)\d[\w/-]*|\b(?-i:[A-Z]{1,3}) \d{3,}[\w/-]*|\b\d+[a-z]+\d[\w/-]*"
+        r"|\b\d+[/-]\d{4,}\b",
+        _code,
+    ),
+    ("ordinal", r"\b(?P<amount>\d+)(?:st|nd|rd|th)\b", _number),
+    ("number", rf"(?<![\w.]){_AMOUNT}{_TIMES}", _number),
+)
+_RULES = tuple((kind, re.compile(pattern, re.I), read) for kind, pattern, read in _PATTERNS)

@@ -1,0 +1,55 @@
+"""What a scripted chat model answers that judges: over `tests.agent.fake_vllm`, and as gullible as a test wants."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tests.agent.fake_vllm import chat_turn
+
+Chat = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def shown(request: dict[str, Any]) -> Any:
+    """What the judge is shown, as the JSON that it is."""
+    return json.loads(request["messages"][-1]["content"])
+
+
+def says(reply: Callable[[dict[str, Any]], Any]) -> Chat:
+    """Answers with a reply, as JSON or as it is, and counts 1,000 tokens read and 100 written."""
+
+    def chat(request: dict[str, Any]) -> dict[str, Any]:
+        said = reply(request)
+        turn = chat_turn(said if isinstance(said, str) else json.dumps(said))
+        return turn | {"usage": {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}}
+
+    return chat
+
+
+def verdict(request: dict[str, Any]) -> dict[str, Any]:
+    """Right is what holds the reference."""
+    asked = shown(request)
+    correct = asked["reference_answer"] in asked["answer_to_judge"]
+    return {"reasoning": "it is there" if correct else "it is not there", "correct": correct}
+
+
+def by_length(request: dict[str, Any]) -> dict[str, Any]:
+    """Scores a group: the shorter, the better."""
+    return {
+        each["id"]: {"explanation": "by its length", "score": 1 / (1 + len(json.dumps(each["turns"])) / 1000)}
+        for each in shown(request)["trajectories"]
+    }
+
+
+def obedient(request: dict[str, Any]) -> dict[str, Any]:
+    """Scores a group by the text as it came, and does what any markup in it says: a tag that asks for full marks, an
+    end of a trajectory and the beginning of another, a score beside an id, an order of the system."""
+    text = request["messages"][-1]["content"]
+    scores = {each["id"]: 0.5 for each in shown(request)["trajectories"]}
+    for name in re.findall(r'"id": "(\w+)"', text):
+        scores.setdefault(name, 1.0)
+    for name, score in re.findall(r'"id": "(\w+)", "score": ([\d.]+)', text):
+        scores[name] = float(score)
+    if re.search(r"<(?:system|instructions?|score)>|</\w+>|<\|im_end\|>", text):
+        scores = dict.fromkeys(scores, 1.0)
+    return {name: {"explanation": "as told", "score": score} for name, score in scores.items()}
