@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,13 @@ from gumshoe.agent.policy import Sampling
 from gumshoe.agent.run import RolloutReport, Settings, read_trajectories, run_to_file
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
+from gumshoe.embeddings.embedder import OFFLINE
 from gumshoe.mail.build import build_index
 from gumshoe.rewards.exact import is_exact
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from gumshoe.terminal import progress
+from tests.conftest import Ran
 
 HELD_OUT = 7  # a seed that practice never has
 UNUSABLE = {"unparseable call", "no call", "unknown tool", "bad arguments"}
@@ -50,7 +52,9 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Mailboxes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    with VLLMServer(TINY, log=log, options=ServerOptions(name="tiny")) as server:
+    form = {"backend": "xgrammar", "disable_any_whitespace": True}  # as a judge it would write spaces without end
+    options = ServerOptions(name="tiny", arguments=("--structured-outputs-config", json.dumps(form)))
+    with VLLMServer(TINY, log=log, options=options) as server:
         yield server
 
 
@@ -117,6 +121,53 @@ def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
     assert sum(each.ending == "answer" for each in found) > answered * len(found)
     assert sum(bool(each.record.searches) for each in found) > 0.95 * len(found)
     assert sum(bool(each.record.found) for each in found) > 0.2 * len(found)
+
+
+@pytest.mark.parametrize("questions", ["real", "synthetic"])
+def test_its_rollouts_are_scored_by_every_judge(
+    questions: str,
+    server: VLLMServer,
+    held_out: Mailboxes,
+    request: pytest.FixtureRequest,
+    gumshoe: Callable[..., Ran],
+    tmp_path: Path,
+) -> None:
+    """The chat model is the tiny policy itself, behind vLLM: its answers have the right form, and no sense."""
+    index, scenarios = held_out.index, held_out.scenarios
+    if questions == "real":
+        index = request.getfixturevalue("real_index")
+        scenarios = request.getfixturevalue("shared_data") / "enron" / "questions.jsonl"
+    out = tmp_path / "t.jsonl"
+    settings = Settings(
+        index=index,
+        scenarios=str(scenarios),
+        policy=f"vllm:{server.url}#tiny",
+        tokenizer=str(TINY),
+        split="test",
+        limit=8,
+        samples=4,
+        sampling=Sampling(max_tokens=160),
+    )
+    assert rolled_out(settings, out).done == 32
+    right = {}
+    for judge in ("heuristic", "exact", f"embedding:{OFFLINE}", f"openai:tiny@{server.url}/v1"):
+        ran = gumshoe("judge", "score", out, "--scenarios", scenarios, "--judge", judge, "--no-cache", "--json")
+        assert ran.status == 0, ran.err
+        told = json.loads(ran.out)
+        assert (told["episodes"], told["failed"]) == (32, 0)
+        right[judge] = told["correct"]
+    assert right["exact"] <= right["heuristic"]
+    assert 0 < told["usage"]["requests"] <= 32
+    assert told["usage"]["completion_tokens"] > 0
+    asked = ["--judge", f"tiny@{server.url}/v1", "--no-cache", "--max-characters", 6000, "--json"]
+    ran = gumshoe("judge", "ruler", out, *asked)
+    told = json.loads(ran.out)
+    assert told["groups"] == 8
+    scored = [each["scores"]["scores"] for each in told["results"] if each["scores"]]
+    assert len(scored) + told["dropped"] == 8
+    assert len(scored) >= 4
+    assert all(0 <= score <= 1 for scores in scored for score in scores)
+    assert ran.status == (75 if told["dropped"] else 0)
 
 
 @pytest.mark.parametrize("with_vllm", [True, False])

@@ -80,7 +80,7 @@ class ChatSpeaker:
         except TimeoutError:
             raise PolicyError(f"{self._model} did not answer in {self._deadline:g} seconds") from None
         except APIStatusError as error:
-            if error.code == "context_length_exceeded" or _TOO_LONG.search(str(error)):
+            if is_too_long(error):
                 return None
             if error.status_code in {401, 403, 404}:
                 hint = "check its name, OPENAI_API_KEY and the address"
@@ -97,6 +97,11 @@ class ChatSpeaker:
         except (AttributeError, IndexError, TypeError):
             raise PolicyError(f"{self._model} answered with what is no turn of a chat") from None
         return text, calls
+
+
+def is_too_long(error: APIStatusError) -> bool:
+    """Whether a request was refused because it does not fit into the model's context."""
+    return error.code == "context_length_exceeded" or _TOO_LONG.search(str(error)) is not None
 
 
 def _unless_plain(value: float) -> Any:

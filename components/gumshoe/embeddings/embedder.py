@@ -70,7 +70,9 @@ class SentenceEmbedder:
         self.name = str(model)
 
         from sentence_transformers import SentenceTransformer
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             self._model: Any = SentenceTransformer(place.name, device=device, local_files_only=place.local_files_only)
         except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from openai import APIError, APIStatusError, AsyncOpenAI
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from gumshoe.agent.chat_policy import chat_client
+from gumshoe.agent.chat_policy import chat_client, is_too_long
 from gumshoe.artifacts.cache import Cache, cache_key, default_cache
 from gumshoe.errors import UsageError
 from gumshoe.rewards.judge import JudgeError
@@ -24,7 +24,14 @@ Question = tuple[str, type[Reply]]
 Positive = Annotated[float, Field(gt=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 
-_ALSO = {"response_format": ("json_schema", "structured output", "guided")}  # how servers name what they do not take
+_UNKNOWN = {
+    "maxLength": ("maxLength",),
+    "response_format": ("response_format", "json_schema", "structured output", "guided"),
+    "temperature": ("temperature",),
+    "max_completion_tokens": ("max_completion_tokens",),
+}
+"""How servers name what they do not take; it is then left out."""
+_LONGEST = 600  # characters of a text in an answer, where a server can hold a model to that
 _ASK_AGAIN = 2  # seconds: the longest pause before a model is asked again after an answer that cannot be used
 
 
@@ -46,7 +53,7 @@ class ModelSettings(BaseModel):
     """Seconds for one question, with all its tries."""
     attempts: AtLeastOne = 4
     """Tries where the server fails; and tries where an answer cannot be used."""
-    max_tokens: AtLeastOne = 2048
+    max_tokens: AtLeastOne = 4096
     """Most tokens of an answer."""
     prompt_price: Annotated[float, Field(ge=0)] = 0
     completion_price: Annotated[float, Field(ge=0)] = 0
@@ -131,10 +138,10 @@ class JudgeModel:
         except _UnusableError as error:
             failure = f"gave no answer that can be used in {self.settings.attempts} tries; the last: {error}"
         except APIStatusError as error:
-            if error.status_code in {400, 401, 403, 404}:
+            if error.status_code in {400, 401, 403, 404} and not is_too_long(error):
                 hint = "check its name, OPENAI_API_KEY and the address"
                 raise UsageError(f"{name} cannot be asked ({error}); {hint}") from None
-            failure = f"failed ({error})"
+            failure = f"has no room for this; show it less ({error})" if is_too_long(error) else f"failed ({error})"
         except APIError as error:
             failure = f"failed ({error})"
         self.usage.failed += 1
@@ -156,13 +163,13 @@ class JudgeModel:
     ) -> Reply:
         key = cache_key(self.settings.model, self.settings.url, version, system, user, reply.model_json_schema())
         kept = self._cache.get([key]).get(key) if self._cache else None
-        text = kept.decode() if kept else await self._requested(system, user, reply)
         try:
+            text = kept.decode() if kept else await self._requested(system, user, reply)
             answer = reply.model_validate(json.loads(_unfenced(text), object_pairs_hook=_once))
             wrong = check(answer)
         except ValidationError as error:
             wrong = faults_of(error)
-        except (ValueError, RecursionError) as error:
+        except (_UnusableError, ValueError, RecursionError) as error:
             wrong = str(error)
         if wrong:
             self.usage.unusable += 1
@@ -175,7 +182,7 @@ class JudgeModel:
 
     async def _requested(self, system: str, user: str, reply: type[BaseModel]) -> str:
         while True:
-            options = {name: value for name, value in self._options(reply).items() if name not in self._refused}
+            options = self._options(reply)
             started = time.monotonic()
             try:
                 raw = await self._client.chat.completions.with_raw_response.create(
@@ -184,27 +191,32 @@ class JudgeModel:
                     **options,
                 )
             except APIStatusError as error:
-                unknown = [name for name in options if any(word in str(error) for word in (name, *_ALSO.get(name, ())))]
-                if error.status_code not in {400, 422} or not unknown:
+                unknown = next(
+                    (name for name, words in _UNKNOWN.items() if any(word in str(error) for word in words)), ""
+                )
+                if error.status_code not in {400, 422} or not unknown or unknown in self._refused:
                     raise
-                self._refused.update(unknown)
+                self._refused.add(unknown)
                 continue
             self.usage.seconds.append(time.monotonic() - started)
             self.usage.requests += 1
             self.usage.retried += raw.retries_taken
-            try:
-                return self._read(raw.parse())
-            except ValueError as error:
-                raise _UnusableError(f"it is no JSON ({error})") from None
+            return self._read(raw.parse())
 
     def _options(self, reply: type[BaseModel]) -> dict[str, Any]:
         """What makes the answer the same each time, and of the right form, where a server takes it."""
-        form = {"name": reply.__name__, "schema": reply.model_json_schema(), "strict": True}
-        return {
+        schema = reply.model_json_schema()
+        for described in [] if "maxLength" in self._refused else [schema, *schema.get("$defs", {}).values()]:
+            for each in described["properties"].values():
+                if each.get("type") == "string":
+                    each["maxLength"] = _LONGEST
+        form = {"name": reply.__name__.strip("_"), "schema": schema, "strict": True}
+        options = {
             "temperature": 0,
             "max_completion_tokens": self.settings.max_tokens,
             "response_format": {"type": "json_schema", "json_schema": form},
         }
+        return {name: value for name, value in options.items() if name not in self._refused}
 
     def _read(self, answer: Any) -> str:
         """The text of an answer, once its tokens are counted."""

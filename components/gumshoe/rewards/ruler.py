@@ -59,7 +59,8 @@ class _Score(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     explanation: str
-    score: float
+    # Where a server can hold a model to a form, small ones would else write digits without end.
+    score: Annotated[float, Field(json_schema_extra={"enum": [each / 100 for each in range(101)]})]
 
 
 @dataclass(frozen=True, slots=True)
