@@ -15,8 +15,9 @@ from gumshoe.synthesis.grammar import expand, load_text, sentence
 TEXTS = ["bulletins", "chatter", "facts", "filler", "letters", "matters", "seasons"]
 # What the generator fills in beside the word lists; `text/*.toml` may use no other slot.
 FILLED = {
-    *("friend", "colleague", "other", "office", "company", "floor", "weekday", "month", "me", "it", "name", "short"),
+    *("friend", "colleague", "other", "office", "company", "floor", "weekday", "month", "day", "me", "it", "name"),
     *("title", "firm", "phone", "address", "noun", "old", "value", "reason", "decider", "request", "then", "person"),
+    "short",
 }
 
 

@@ -18,6 +18,7 @@ from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios, read_scenarios
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.grammar import load_text
+from gumshoe.synthesis.letters import is_working_day
 from gumshoe.synthesis.mail import MAX_MAILBOXES, synthesize_mail
 from gumshoe.synthesis.questions import Background
 from gumshoe.synthesis.seasons import BRITAIN, in_season
@@ -27,7 +28,7 @@ from tests.synthesis.test_grammar import templates
 
 # Of `PROGRAM`, on every version of Python. It changes when a text or a rule of the generator does: print the new one
 # with `python -c PROGRAM`, on two versions where there are two.
-DIGEST = "d9757995c949024c4129088852ed01dcd3e516d78d6ba4bd62e58cf734969447"
+DIGEST = "01331e9680efd8c4440b58f5dc4328c0bcf92726d137aa79e9008cc4c58a165b"
 PROGRAM = """
 import hashlib
 from gumshoe.synthesis.mail import synthesize_mail
@@ -186,6 +187,39 @@ def test_nobody_asks_when_a_thing_will_be_that_has_been(made: Made) -> None:
     assert len(asked) > 10
     for scenario in asked:
         assert str(scenario.query_date) <= day_named(scenario.answer, dates[scenario.message_ids[0]]), scenario
+
+
+def test_nobody_asks_how_a_meeting_or_party_will_be_that_has_been(made: Made) -> None:
+    dates = {each["message_id"]: each["date"] for each in made.mail.messages}
+    checked = 0
+    for scenario in made.mail.scenarios:
+        if scenario.kind in ("what changed", "why", "who decided", "before a date"):
+            continue
+        others = made.mail.backgrounds[scenario.id].neighbours
+        slots = [other for other in others if re.fullmatch(r"\w+day \d+ \w+ at \d+:\d\d", other)]
+        if slots:  # two, where it was moved
+            checked += 1
+            last = max(day_named(slot, dates[scenario.message_ids[0]]) for slot in slots)
+            assert str(scenario.query_date) <= last, (scenario, slots)
+    assert checked > 10
+
+
+def test_nobody_says_good_morning_in_the_afternoon(made: Made) -> None:
+    greeted = Counter[tuple[str, bool]]()
+    for each in made.mail.messages:
+        found = re.match(r"(Morning|Afternoon) \w+,\n", own_text(each["body"]))
+        if found:
+            greeted[found[1], datetime.fromisoformat(each["date"]).hour < 12] += 1
+    assert set(greeted) == {("Morning", True), ("Afternoon", False)}
+
+
+@pytest.mark.parametrize(
+    "holiday",
+    ["2024-03-29", "2024-04-01", "2024-05-06", "2024-05-27", "2024-08-26", "2024-12-26", "2018-01-01", "2024-06-01"],
+)
+def test_nobody_works_on_a_holiday(holiday: str) -> None:
+    assert not is_working_day(datetime.fromisoformat(holiday))
+    assert all(is_working_day(datetime.fromisoformat(day)) for day in ("2024-04-02", "2024-05-13", "2024-08-19"))
 
 
 def test_days_are_moved_before_they_have_come(made: Made) -> None:

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import expand, load_text
 from gumshoe.synthesis.people import Company, Person, signature
 
 _LONGEST = 4500  # characters of a body; an index leaves out bodies over 5,000
-_OPENS, _CLOSES = 8, 18  # hours of the working day
+_OPENS, _NOON, _CLOSES = 8, 12, 18  # hours of the working day
+_EASTER = {2014: (4, 20), 2015: (4, 5), 2016: (3, 27), 2017: (4, 16), 2018: (4, 1), 2019: (4, 21), 2020: (4, 12)}
+_EASTER |= {2021: (4, 4), 2022: (4, 17), 2023: (4, 9), 2024: (3, 31), 2025: (4, 20), 2026: (4, 5)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +106,14 @@ class Post:
         sent: datetime,
     ) -> Letter:
         """A new letter."""
-        own, states = self._compose(sender, to, text)
+        own, states = self._compose(sender, to, text, sent)
         return Letter(sent, sender, tuple(to), tuple(cc), subject, own, states)
 
     def reply(self, letter: Letter, sender: Person, text: Sequence[Paragraph], sent: datetime, *, depth: int) -> Letter:
         """An answer to all, quoting as deep as `depth`; 0 quotes nothing."""
         to = [letter.sender] if letter.sender is not sender else list(letter.to)
         cc = [person for person in dict.fromkeys((*letter.to, *letter.cc)) if person is not sender and person not in to]
-        own, states = self._compose(sender, to, text)
+        own, states = self._compose(sender, to, text, sent)
         answer = Letter(sent, sender, tuple(to), tuple(cc), _prefixed("Re: ", letter.subject), own, states)
         return replace(answer, quoted=letter if depth else None, depth=depth)
 
@@ -119,7 +121,7 @@ class Post:
         self, letter: Letter, sender: Person, to: Sequence[Person], text: Sequence[Paragraph], sent: datetime
     ) -> Letter:
         """A letter passed on whole."""
-        own, states = self._compose(sender, to, text)
+        own, states = self._compose(sender, to, text, sent)
         subject = _prefixed(self.dice.pick(["Fw: ", "FW: ", "Fwd: "]), letter.subject)
         return Letter(sent, sender, tuple(to), (), subject, own, states, quoted=letter, forwarded=True)
 
@@ -142,10 +144,12 @@ class Post:
         """A working moment on that day or the next working day."""
         return self.later(day - timedelta(days=1), days=(1, 1))
 
-    def _compose(self, sender: Person, to: Sequence[Person], text: Sequence[Paragraph]) -> tuple[str, frozenset[str]]:
+    def _compose(
+        self, sender: Person, to: Sequence[Person], text: Sequence[Paragraph], sent: datetime
+    ) -> tuple[str, frozenset[str]]:
         forms = load_text("letters")
         greeting = sender.manner.greeting if len(to) == 1 else forms["group"][len(sender.name) % len(forms["group"])]
-        values = {"friend": to[0].first, "me": sender.first}
+        values = {"friend": to[0].first, "me": sender.first, "day": "morning" if sent.hour < _NOON else "afternoon"}
         parts = [expand(greeting, self.dice, values)]
         parts += [paragraph.text for paragraph in text if not paragraph.postscript]
         parts.append(expand(sender.manner.farewell, self.dice, values))
@@ -157,8 +161,13 @@ class Post:
 
 
 def is_working_day(day: datetime) -> bool:
-    """Monday to Friday, and none of the holidays that everybody has."""
-    return day.weekday() < 5 and (day.month, day.day) not in {(12, 25), (12, 26), (1, 1)}
+    """Monday to Friday, and none of England's bank holidays."""
+    easter = date(day.year, *_EASTER[day.year])
+    if day.weekday() >= 5 or (day.month, day.day) in {(12, 25), (12, 26), (1, 1)}:
+        return False
+    if day.weekday() == 0 and ((day.month == 5 and not 7 < day.day < 25) or (day.month == 8 and day.day >= 25)):
+        return False
+    return day.date() - easter not in (timedelta(-2), timedelta(1))
 
 
 def _prefixed(prefix: str, subject: str) -> str:

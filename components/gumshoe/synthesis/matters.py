@@ -60,6 +60,8 @@ class MatterKind:
     subject: list[str]
     requests: list[str]
     facts: tuple[FactKind, ...]
+    ends: str = ""
+    """The fact that names its day, where there is one after which nobody plans or asks any more."""
     yearly: bool = False
     """There may have been one of the same name a year before."""
 
@@ -131,6 +133,12 @@ class Matter:
     approval: Approval | None = None
     twin: bool = False
     """Another of the same name lies a year before or after it."""
+
+    @property
+    def over(self) -> date | None:
+        """The day it is about, once that is settled, where it has one."""
+        days = [fact.versions[-1].day for fact in self.facts if fact.versions and fact.kind.id == self.kind.ends]
+        return days[0] if days else None
 
     def values(self) -> dict[str, Value]:
         """The slots that are the same in everything said of this matter."""

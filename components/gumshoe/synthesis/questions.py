@@ -187,8 +187,9 @@ def _background(candidate: _Candidate, matter: Matter) -> Background:
 
 
 def _candidates(story: Story, mailbox: Archive, dice: Dice) -> Iterator[_Candidate]:
+    over = story.matter.over
     for fact in story.matter.facts:
-        yield from _about_fact(fact, mailbox, dice)
+        yield from _about_fact(fact, over, mailbox, dice)
     approval = story.matter.approval
     if approval is None:
         return
@@ -198,16 +199,16 @@ def _candidates(story: Story, mailbox: Archive, dice: Dice) -> Iterator[_Candida
     keys = frozenset([approval.key])
     verdict = "Yes" if approval.granted else "No"
     answer = f"{verdict}. {approval.evidence}"
-    yield _Candidate("yes or no", "approval", texts["question"], texts["oblique"], answer, keys, told, None, slots)
+    yield _Candidate("yes or no", "approval", texts["question"], texts["oblique"], answer, keys, told, over, slots)
     decided = texts["decided_yes" if approval.granted else "decided_no"]
     yield _Candidate("who decided", "approval", decided, [], approval.decider.name, keys, told, None, slots)
 
 
-def _about_fact(fact: Fact, mailbox: Archive, dice: Dice) -> Iterator[_Candidate]:
+def _about_fact(fact: Fact, over: date | None, mailbox: Archive, dice: Dice) -> Iterator[_Candidate]:
     kind, first = fact.kind, fact.versions[0]
     told = mailbox.first(first.key)
     changed = mailbox.first(fact.change.key) if fact.change else None
-    until = min(filter(None, [changed, first.day]), default=None)  # nobody asks when a thing will be that has been
+    until = min(filter(None, [changed, first.day, over]), default=None)  # nobody asks how what has been will be
     slots = {"noun": kind.noun, "person": first.person.name if first.person else ""}
     sort = _KINDS.get(kind.type, "where")
     # Whoever is asked for by name has the same number in every matter.
@@ -235,5 +236,5 @@ def _about_fact(fact: Fact, mailbox: Archive, dice: Dice) -> Iterator[_Candidate
         slots["then"] = f"{then.day} {then:%B %Y}"
         went.append(("before a date", asked[f"before{sort_of}"], [], first.value, told_of | {first.key}))
     for sort, direct, oblique, answer, stated in went:
-        until = second.day if sort == "latest" else None
+        until = min(filter(None, [second.day, over]), default=None) if sort == "latest" else None
         yield _Candidate(sort, kind.id, direct, oblique, answer, stated, changed, until, slots, changed=True)

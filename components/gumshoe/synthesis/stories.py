@@ -63,9 +63,12 @@ class _Telling:
         if tabled:
             self._table(facts[:tabled])
         for fact in facts[tabled:]:
+            if self._is_over():
+                break
             self._dice.weighted(self._ways(fact))(fact)
             if self._dice.chance(self._difficulty.echoes):
                 self._remark(self._forms["echo"], fact, noun=fact.kind.noun)
+        self._matter.facts = [fact for fact in facts if fact.versions]
         later = {self._change: self._difficulty.changes, self._approval: self._difficulty.approvals}
         for tell_on in self._dice.shuffled(list(later)):
             if self._dice.chance(later[tell_on]):
@@ -147,7 +150,7 @@ class _Telling:
         self._move_on((4, 12))
         texts = load_text("facts")["change"]
         can = [fact for fact in self._matter.facts if fact.kind.changes_as in texts and not self._is_past(fact)]
-        if not can:
+        if not can or self._is_over():
             return
         fact = self._dice.pick(can)
         self._inventor.change(self._matter, fact, self._now)
@@ -177,8 +180,15 @@ class _Telling:
         day = fact.versions[0].day
         return day is not None and day <= self._now.date() + timedelta(days=_UNDER_WAY)
 
+    def _is_over(self) -> bool:
+        """Whether the day that the matter is about has come, or is too near for plans."""
+        over = self._matter.over
+        return over is not None and over <= self._now.date() + timedelta(days=_UNDER_WAY)
+
     def _approval(self) -> None:
         self._move_on((2, 9))
+        if self._is_over():
+            return
         self._matter.approval = approval = self._inventor.approval(self._matter)
         texts = load_text("facts")["approval"]
         values = {**self._matter.values(), "request": approval.request, "decider": approval.decider.name}
