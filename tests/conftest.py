@@ -24,6 +24,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept to be used again is kept for this session of tests alone."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("GUMSHOE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an S3 server (moto's, which keeps everything in its memory)."""

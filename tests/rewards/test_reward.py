@@ -105,14 +105,17 @@ def test_answer_similarity_is_the_cosine_and_never_less_than_nothing() -> None:
         return answer
 
     with FakeVLLM() as server:
-        model = f"openai:base@{server.address}/v1"
+        model = {"model": f"openai:base@{server.address}/v1", "cache": None}
         group = [episode("a", answer=ANSWER.upper()), episode("a", answer="Zzz"), episode("a")]
         alike, unlike, none = scores("answer_similarity", *group, model=model)
         assert alike == pytest.approx(1)
         assert unlike == none == 0
         assert scores("answer_similarity", episode("a", answer="?", does_not_know=True), model=model) == [0]
     with FakeVLLM(embeddings=opposed) as server:
-        assert scores("answer_similarity", group[0], model=f"openai:base@{server.address}/v1") == [0]
+        model = {"model": f"openai:base@{server.address}/v1", "cache": None}
+        assert scores("answer_similarity", group[0], model=model) == [0]
+    with pytest.raises(RewardNameError, match=r"answer_similarity: model.*cash: extra inputs are not permitted"):
+        scores("answer_similarity", group[0], model={"model": "x", "cash": None})
 
 
 def test_a_judge_that_there_is_none_of_is_refused() -> None:

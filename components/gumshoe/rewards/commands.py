@@ -37,7 +37,9 @@ Concurrency = Annotated[int, typer.Option(min=1, help="Requests at once.")]
 Deadline = Annotated[float, typer.Option(min=1, help="Seconds for one question, with all its tries.")]
 CachePath = Annotated[
     Path | None,
-    typer.Option("--cache", metavar="FILE", help="Where a model's answers are kept; in the user's cache unless given."),
+    typer.Option(
+        "--cache", metavar="FILE", help="Where answers and vectors are kept; in the user's cache unless given."
+    ),
 ]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Ask again what was asked before.")]
 OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Each result goes here, as JSONL.")]
@@ -207,7 +209,8 @@ def _judge(word: str, threshold: float | None, model: dict[str, Any]) -> "Judge"
     if name == "openai":
         settings |= model
     elif name == "embedding":
-        settings |= {"cache": model.get("cache")} | ({} if threshold is None else {"threshold": threshold})
+        kept = {"cache": model["cache"]} if "cache" in model else {}
+        settings |= kept | ({} if threshold is None else {"threshold": threshold})
     return open_judge({name: settings})
 
 

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from gumshoe.embeddings.embedder import DEFAULT, Embedder, open_embedder
+from gumshoe.embeddings.embedder import Embedder, EmbedderSettings, open_embedder
 from gumshoe.errors import UsageError
 from gumshoe.rewards.exact import is_exact
 from gumshoe.rewards.heuristic import HeuristicJudge
@@ -75,15 +74,10 @@ class OpenAIJudge:
         await self.model.aclose()
 
 
-class EmbeddingSettings(BaseModel):
+class EmbeddingSettings(EmbedderSettings):
     """Which embeddings, and how alike an answer has to be."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str = DEFAULT
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.8
-    cache: Path | None = None
-    """Vectors are kept here; None keeps none."""
 
 
 class EmbeddingJudge:
