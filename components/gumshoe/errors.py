@@ -4,7 +4,10 @@ A message says what was wrong, where, and what to do; the command line prints it
 ends with the class's exit status.
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class GumshoeError(Exception):
@@ -29,3 +32,8 @@ class UnavailableError(GumshoeError):
     """Something outside did not answer; the same request may succeed later. Exit status 75 (EX_TEMPFAIL)."""
 
     exit_status = 75
+
+
+def faults_of(error: "ValidationError", most: int = 5) -> str:
+    """What is wrong in data that was checked, and where."""
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors()[:most])

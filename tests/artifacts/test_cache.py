@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,25 @@ def test_several_processes_write_at_once(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", code, path, name]) for name in "abc"]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     assert len(Cache(path).get(f"{name}-{number}" for name in "abc" for number in range(50))) == 150
+
+
+def test_several_threads_use_one(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache.sqlite")
+
+    def write(number: int) -> int:
+        cache.put({f"{number}": b"x"})
+        return len(cache.get([f"{number}"]))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(write, range(300))) == 300
+
+
+def test_what_cannot_be_put_leaves_nothing_behind(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache.sqlite")
+    with pytest.raises(StorageError, match="cannot be used as a cache"):
+        cache.put({"a": b"x", "b": object()})  # type: ignore[dict-item] # that is the point
+    cache.put({"c": b"y"})
+    assert cache.get("abc") == {"c": b"y"}
 
 
 def test_a_file_that_is_none_is_told_of(tmp_path: Path) -> None:

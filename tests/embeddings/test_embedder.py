@@ -51,8 +51,8 @@ class Recorder:
 
     prompts: dict[str, str] | None = None
 
-    def encode(self, texts: list[str], *, prompt: str, **_: Any) -> Any:
-        self.given = [prompt + text for text in texts]
+    def encode(self, texts: list[str], *, prompt: str | None, **_: Any) -> Any:
+        self.given = [(prompt or "") + text for text in texts]
         return np.ones((len(texts), 2), np.float32)
 
 
@@ -63,6 +63,7 @@ class Recorder:
         ("intfloat/multilingual-e5-large", None, ("query: a", "passage: a", "query: a")),
         ("models/e5_small", {"query": "other: "}, ("query: a", "passage: a", "query: a")),
         ("intfloat/multilingual-e5-large-instruct", None, ("a", "a", "a")),
+        ("home/e5-user/all-minilm", None, ("a", "a", "a")),
         ("somebody/grape5-base", None, ("a", "a", "a")),
         ("somebody/own", {"query": "Q: ", "document": "D: ", "STS": "S: "}, ("Q: a", "D: a", "S: a")),
         ("somebody/own", {"query": "Q: ", "passage": "P: "}, ("Q: a", "P: a", "a")),
@@ -78,7 +79,7 @@ def test_the_prefixes_that_a_model_was_trained_with(
     model = Recorder()
     model.prompts = prompts
     monkeypatch.setattr(minilm, "_model", model)
-    monkeypatch.setattr(minilm, "name", name)
+    monkeypatch.setattr(minilm, "_family", Path(name).name)
     given = []
     for use in ("query", "passage", "similarity"):
         minilm.embed(["a"], use)

@@ -117,7 +117,7 @@ def test_score_refuses_what_does_not_belong_together(gumshoe: Run, trajectories:
     assert "has an episode of scenario q2, which" in ran.err
     ran = gumshoe("judge", "score", trajectories, "--scenarios", others, "--threshold", 0.5)
     assert ran.status == 2
-    assert "--threshold is of the judge embedding, not of heuristic" in ran.err
+    assert "the judge heuristic has no --threshold; leave that out" in ran.err
     ran = gumshoe("judge", "score", trajectories, "--scenarios", others, "--judge", "wise")
     assert ran.status == 2
     assert "'wise' names no judge" in ran.err

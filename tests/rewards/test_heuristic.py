@@ -49,6 +49,7 @@ WHY, CAUSE = "Why did the date change?", "there is a rail strike on the first da
         (WHO, KIM, "From: Bo Ek\nSubject: Audit\n\nThe chair is Kim Nguyen.", False, "dump"),
         (WHO, KIM, "The chair is Kim Nguyen. Best wishes, Bo", False, "dump"),
         (WHO, KIM, f"Kim Nguyen. {'He likes apples and pears. ' * 12}", False, "dump"),
+        (WHO, KIM, "Subject: Kim Nguyen", True, "words"),
         (WHO, KIM, f"The audit? {'Who chairs the audit? ' * 120} Kim Nguyen", False, "dump"),
         (WHO, "Kim Nguyen, who joined in May, chairs it with verve.", "Kim Nguyen", True, "words"),
         (WHO, "Kim Nguyen, 713 853 6388", "Kim Nguyen, 713 853 6389", False, "values"),
@@ -81,6 +82,31 @@ WHY, CAUSE = "Why did the date change?", "there is a rail strike on the first da
         (WHERE, PLACE, "Saddler Quay, Colchester", False, "values"),
         (WHERE, PLACE, "38 Saddler Quay, Derby", False, "words"),
         (WHERE, "14 Elm Rd", "14 Elm Road", True, "words"),
+        ("What is it?", "Option A", "Option B", False, "words"),
+        ("What is it?", "A", "banana", False, "words"),
+        (WHO, "John J. Lavorato", "John Lavorato", True, "words"),
+        (WHO, "Jos\u00e9 Garc\u00eda", "Dr. Jose Garcia", True, "words"),
+        (WHO, KIM, "Kim Nguyen, Senior Counsel", True, "words"),
+        (WHO, "Kay", "Kay Mark Sara Tom Ann Bob Lee Dan", False, "candidates"),
+        (WHO, KIM, "bo ek, ann lee, kim nguyen, cy ay, di fo", False, "candidates"),
+        (WHO, KIM, "- Bo Ek\n- Kim Nguyen\n- Ann Lee\n- Cy Ay", False, "candidates"),
+        (WHO, KIM, "Kim Nguyen versus Bo Ek", False, "alternatives"),
+        (WHO, KIM, "Kim Nguyen is wrong", False, "denied"),
+        (WHO, KIM, "It used to be Kim Nguyen", False, "denied"),
+        (WHO, KIM, "Bo Ek replaced Kim Nguyen", False, "denied"),
+        (WHO, KIM, "Most likely Kim Nguyen", False, "hedge"),
+        ("Is it Acme or Apex?", "Acme", "Apex. Acme.", False, "alternatives"),
+        ("Is it Acme or Apex?", "Acme", "Acme, not Apex", True, "words"),
+        (HOW_MUCH, "$5", "$5/MMBtu", True, "words"),
+        (HOW_MUCH, SUM, "previously $298,000, now $310,000", False, "denied"),
+        ("How many?", "7 people", "1, 2, 3, 4, 5, 6, 7, 8", False, "candidates"),
+        ("How many?", "7 people", "5%, 6%, 7%", False, "values"),
+        ("How many?", "10", "at least 10", False, "values"),
+        ("When?", "May 8", "May 8-31", False, "values"),
+        (MAY, YES, "Yes and no", False, "yes or no"),
+        (MAY, NO, "no evidence", False, "no answer"),
+        ("Will Kay attend?", "Yes, on May 8", "Kay will attend.", True, "yes or no"),
+        ("Will Kay attend?", "Yes, on May 8", "Yes, on May 9", False, "yes or no"),
         (WHY, CAUSE, "A rail strike falls on the first date.", True, "words"),
         (WHY, CAUSE, "the venue was flooded", False, "words"),
     ],
@@ -102,7 +128,7 @@ def test_it_agrees_with_the_labels_of_synthetic_answers() -> None:
     found = calibrated(answers)
     assert found.accuracy > 0.97
     assert found.table[False, True] <= 2, "what is wrong is hardly ever taken for right"
-    assert found.failed == 0
+    assert not found.failures
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     cells = " | ".join(str(found.table[label, said]) for label in (True, False) for said in (True, False))
     assert f"| synthetic | {found.accuracy:.1%} | {cells} |" in readme

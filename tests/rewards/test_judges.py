@@ -54,6 +54,8 @@ def test_judges_by_name() -> None:
         ({"openai": {"model": "a"}, "exact": {}}, "names no judge"),
         (3, "names no judge"),
         ({"openai": {"url": "http://a"}}, "the judge openai: model: field required"),
+        ("openai:@http://127.0.0.1:1/v1", "the judge openai: model: string should have at least 1 character"),
+        ("openai:m@http://[::1", "the judge openai: url: input should be a valid url"),
         ({"openai": {"model": "a", "patience": 1}}, "patience: extra inputs are not permitted"),
         ({"openai": {"model": "a", "deadline": -1}}, "deadline: input should be greater than 0"),
         ({"embedding": {"threshold": 2}}, "the judge embedding: threshold"),
@@ -144,7 +146,7 @@ def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_no_verdict(act
         with pytest.raises(JudgeError, match="the judge base"):
             judged(asked, ASKED.answer)
     assert asked.model.usage.failed == 1
-    assert len(server.requests) <= 2 + 4
+    assert len(server.requests) == 2 + 2
 
 
 @pytest.mark.parametrize("act", [fake_vllm.stall, fake_vllm.trickle])
@@ -174,6 +176,50 @@ def test_a_server_that_does_not_know_a_setting_is_asked_without_it(unknown: str)
         asked = judge(server)
         assert [each.correct for each in judged(asked, "a", "b")] == [True, True]
         assert asked.model.usage.unusable == 0
+
+
+def test_many_at_once_learn_together_what_a_server_does_not_take() -> None:
+    def strict(exchange: fake_vllm.Exchange) -> None:
+        exchange.pause(0.2)
+        if "response_format" in exchange.request:
+            exchange.reply({"error": {"message": "response_format is not supported"}}, 400)
+        else:
+            fake_vllm.forward(exchange)
+
+    with FakeVLLM(chat=says(verdict)) as server:
+        server.inject(strict, times=None)
+        assert len(judged(judge(server), *map(str, range(8)))) == 8
+        assert server.most_at_once == 8
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The response was filtered: content policy",
+        "'max_completion_tokens' is too large: maximum context length is 8192 tokens",
+        "bad request " + "x" * 400 + " unsupported response_format",
+    ],
+)
+def test_one_text_that_is_refused_is_no_verdict_and_changes_nothing_for_the_others(said: str) -> None:
+    def picky(exchange: fake_vllm.Exchange) -> None:
+        if "poison" in exchange.request["messages"][-1]["content"]:
+            exchange.reply({"error": {"message": said}}, 400)
+        else:
+            fake_vllm.forward(exchange)
+
+    with FakeVLLM(chat=says(verdict)) as server:
+        server.inject(picky, times=None)
+        asked = judge(server)
+
+        async def both() -> Verdict:
+            with pytest.raises(JudgeError):
+                await asked.verdict(ASKED, "poison: unsupported response_format")
+            found = await asked.verdict(ASKED, ASKED.answer)
+            await asked.aclose()
+            return found
+
+        assert asyncio.run(both()).correct
+        assert {"response_format", "temperature", "max_completion_tokens"} <= set(server.requests[-1])
 
 
 def test_no_more_requests_at_once_than_are_allowed_and_waiting_for_them_is_no_delay() -> None:
@@ -212,6 +258,15 @@ def test_what_is_alike_enough_is_right() -> None:
         asyncio.run(likeness.aclose())
     assert right == Verdict(True, "similarity 1.000, 0.9 is enough")
     assert not wrong.correct
+
+
+def test_an_endpoint_that_gives_no_vectors_is_no_verdict() -> None:
+    with FakeVLLM() as server:
+        server.inject(status(500), times=None)
+        likeness = EmbeddingJudge(EndpointEmbedder("base", f"{server.address}/v1", attempts=1), 0.9)
+        with pytest.raises(JudgeError, match="base"):
+            asyncio.run(likeness.verdict(ASKED, "x"))
+        asyncio.run(likeness.aclose())
 
 
 def test_a_judge_can_be_the_setting_of_a_reward() -> None:

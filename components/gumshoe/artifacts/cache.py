@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ _WAIT = 30  # seconds for another process to have written
 
 
 class Cache:
-    """A file of answers by key. Several processes may use it; only its owner can read it, for it may hold mail.
+    """A file of answers by key, for several threads and processes. Only its owner can read it, for it may hold mail.
 
     Raises:
         StorageError: the file cannot be used.
@@ -23,6 +24,7 @@ class Cache:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()
         with self._told():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600)
@@ -37,15 +39,19 @@ class Cache:
         for start in range(0, len(wanted), _AT_ONCE):
             part = wanted[start : start + _AT_ONCE]
             marks = ",".join("?" * len(part))
-            with self._told():
+            with self._lock, self._told():
                 found.update(self._base.execute(f"SELECT key, value FROM answers WHERE key IN ({marks})", part))  # noqa: S608
         return found
 
     def put(self, answers: Mapping[str, bytes]) -> None:
         """Keep answers."""
-        with self._told():
+        with self._lock, self._told():
             self._base.execute("BEGIN IMMEDIATE")
-            self._base.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", answers.items())
+            try:
+                self._base.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", answers.items())
+            except BaseException:
+                self._base.execute("ROLLBACK")
+                raise
             self._base.execute("COMMIT")
 
     def close(self) -> None:

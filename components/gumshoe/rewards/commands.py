@@ -31,10 +31,10 @@ JudgeWord = Annotated[
 Threshold = Annotated[
     float | None, typer.Option(min=-1, max=1, help="Of an embedding judge: the similarity that is enough.")
 ]
-PromptPrice = Annotated[float, typer.Option(min=0, help="Dollars for a million tokens that a model reads.")]
-CompletionPrice = Annotated[float, typer.Option(min=0, help="Dollars for a million tokens that it writes.")]
-Concurrency = Annotated[int, typer.Option(min=1, help="Requests at once.")]
-Deadline = Annotated[float, typer.Option(min=1, help="Seconds for one question, with all its tries.")]
+PromptPrice = Annotated[float | None, typer.Option(min=0, help="Dollars for a million tokens that a model reads.")]
+CompletionPrice = Annotated[float | None, typer.Option(min=0, help="Dollars for a million tokens that it writes.")]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests at once.")]
+Deadline = Annotated[float | None, typer.Option(min=1, help="Seconds for one question, with all its tries.")]
 CachePath = Annotated[
     Path | None,
     typer.Option(
@@ -56,10 +56,10 @@ def score(
     scenarios: Annotated[str, typer.Option(metavar="FILE", help="The scenarios that were rolled out.")],
     judge: JudgeWord = "heuristic",
     threshold: Threshold = None,
-    prompt_price: PromptPrice = 0,
-    completion_price: CompletionPrice = 0,
-    concurrency: Concurrency = 16,
-    deadline: Deadline = 120,
+    prompt_price: PromptPrice = None,
+    completion_price: CompletionPrice = None,
+    concurrency: Concurrency = None,
+    deadline: Deadline = None,
     cache: CachePath = None,
     no_cache: NoCache = False,
     results: OutFile = None,
@@ -98,10 +98,10 @@ def ruler(
         int, typer.Option(min=1000, help="Longest group that is shown; results are shortened to it.")
     ] = 200_000,
     seed: Annotated[int, typer.Option(help="Decides orders and ids.")] = 0,
-    prompt_price: PromptPrice = 0,
-    completion_price: CompletionPrice = 0,
-    concurrency: Concurrency = 16,
-    deadline: Deadline = 120,
+    prompt_price: PromptPrice = None,
+    completion_price: CompletionPrice = None,
+    concurrency: Concurrency = None,
+    deadline: Deadline = None,
     cache: CachePath = None,
     no_cache: NoCache = False,
     results: OutFile = None,
@@ -148,10 +148,10 @@ def calibrate(
     judge: JudgeWord = "heuristic",
     threshold: Threshold = None,
     mistakes: Annotated[int, typer.Option(min=0, help="Show so many verdicts that are wrong.")] = 0,
-    prompt_price: PromptPrice = 0,
-    completion_price: CompletionPrice = 0,
-    concurrency: Concurrency = 16,
-    deadline: Deadline = 120,
+    prompt_price: PromptPrice = None,
+    completion_price: CompletionPrice = None,
+    concurrency: Concurrency = None,
+    deadline: Deadline = None,
     cache: CachePath = None,
     no_cache: NoCache = False,
     json: JsonFlag = False,
@@ -177,7 +177,7 @@ def calibrate(
                 "accuracy": found.accuracy,
                 "confusion": confusion,
                 "kinds": kinds,
-                "failed": found.failed,
+                "failed": len(found.failures),
                 "usage": _usage(made),
             }
         )
@@ -197,32 +197,36 @@ def calibrate(
                 soft_wrap=True,
             )
         _print_usage(made)
-    _refuse_failures(found.failed, "answers have no verdict", "run this again for them")
+    _refuse_failures(len(found.failures), "answers have no verdict", next(iter(found.failures), ""))
 
 
 def _judge(word: str, threshold: float | None, model: dict[str, Any]) -> "Judge":
     from gumshoe.rewards.judges import named_settings, open_judge
 
     name, settings = named_settings(word)
-    if threshold is not None and name != "embedding":
-        raise UsageError(f"--threshold is of the judge embedding, not of {name}")
-    if name == "openai":
-        settings |= model
-    elif name == "embedding":
-        kept = {"cache": model["cache"]} if "cache" in model else {}
-        settings |= kept | ({} if threshold is None else {"threshold": threshold})
-    return open_judge({name: settings})
+    takes = {"openai": set(model), "embedding": {"cache", "threshold"}}.get(name, set())
+    given = model | ({} if threshold is None else {"threshold": threshold})
+    refused = ", ".join(f"--{each.replace('_', '-')}" for each in given if each not in takes and each != "cache")
+    if refused:
+        raise UsageError(f"the judge {name} has no {refused}; leave that out, or take another judge")
+    return open_judge({name: settings | {each: value for each, value in given.items() if each in takes}})
 
 
 def _model(
-    prompt_price: float, completion_price: float, concurrency: int, deadline: float, cache: Path | None, no_cache: bool
+    prompt_price: float | None,
+    completion_price: float | None,
+    concurrency: int | None,
+    deadline: float | None,
+    cache: Path | None,
+    no_cache: bool,
 ) -> dict[str, Any]:
     """The settings of a model that the options give."""
     if cache and no_cache:
         raise UsageError("--cache and --no-cache exclude each other")
     kept = {"cache": None} if no_cache else {"cache": cache} if cache else {}
-    prices = {"prompt_price": prompt_price, "completion_price": completion_price}
-    return {**prices, "concurrency": concurrency, "deadline": deadline, **kept}
+    bounds = {"concurrency": concurrency, "deadline": deadline}
+    given = {"prompt_price": prompt_price, "completion_price": completion_price, **bounds}
+    return {name: value for name, value in given.items() if value is not None} | kept
 
 
 def _run(work: Coroutine[Any, Any, Result], made: "Judge | Ruler") -> Result:

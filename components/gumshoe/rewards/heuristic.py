@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
+from itertools import pairwise
 
 from gumshoe.rewards.exact import is_exact
 from gumshoe.rewards.judge import Asked, Verdict
@@ -20,9 +21,12 @@ _COVERED = 0.7  # of a reference's words, so that an answer says what it says
 _OVERLAP = 0.6  # token F1 that is enough as well
 _ALL_VALUES = 0.75  # of a reference's values, where there are more than three
 _MOST = 24  # content words that an answer may have beyond those of question and reference
-_LONGEST = 2000  # characters that an answer may have beyond the reference's
-_RIVALS = 2  # other values beside the right one that are taken for context
+_LONGEST = 800  # characters that an answer may have beyond the reference's
+_RIVALS = 1  # other values beside the right one that are taken for context
 _NEWS = 2  # content words that a sentence has which says something else
+_PARTS = 2  # new short parts, or new names in a row, that make a list
+_PART = 4  # words of a short part
+_RESTATED = 0.5  # of a question's words, in an answer that says them again
 _SHORT = 4  # content words of a reference that is a value or a name, and no sentence
 _LISTED = 6  # of what is needed: whoever needs more is given a list anyway
 
@@ -33,10 +37,13 @@ def _pattern(*words: str) -> re.Pattern[str]:
 
 
 _UNKNOWN = _pattern(
-    r"i (?:do not|don't) know", r"no (?:answer|information)", r"(?:not|cannot|could not|couldn't) be found"
+    r"i (?:do not|don't) know|no (?:answer|information|evidence|idea|results?|mention|relevant \w+|matching \w+)",
+    r"(?:not|cannot|could not|couldn't) (?:be )?(?:found|known|stated|specified|mentioned)|nothing (?:was )?found",
+    r"unknown|(?:not|n't) (?:mention|say|state|specify)\w*",
 )
 _HEDGE = _pattern(
-    r"either|1 of|guess\w*|hard to say",
+    r"either|1 of|guess\w*|hard to say|(?:most )?likely|apparently|seem\w* to|appears? to|my best bet",
+    r"unverified|assum\w+|if i (?:recall|remember)",
     r"un(?:sure|certain|clear|confirmed)|not\b[^.;]{0,20} (?:sure|certain|clear)|if i had to",
     r"(?:cannot|can't|could not|couldn't|not able to|unable to|don't|do not|wasn't able to)\b[^.;]{0,20} "
     r"(?:confirm|verify|find|tell|say|let me say|settle)\w*",
@@ -48,15 +55,17 @@ _REFUSED = _pattern(
     r"against it|disallow\w*|forbid\w*|forbade",
 )
 _AGREED = _pattern(
-    r"agree\w*|approv\w+|accept\w*|allow\w*|permit\w*|permission|grant\w*|sign\w* (?:\w+ ){0,2}off|go-?ahead",
-    r"green light|ok(?:ay)?(?:ed|'d)?|confirm\w*|authori[sz]\w+|said yes|clear\w*|consent\w*|nod",
+    r"agree(?:d|s|ing)?|approv\w+|accept\w*|allow\w*|permit\w*|permission|grant\w*|sign\w* (?:\w+ ){0,2}off",
+    r"go-?ahead|green light|ok(?:ay)?(?:ed|'d)?|authori[sz]\w+|said yes|cleared|consent\w*|gave (?:a|the) nod",
 )
 _NEGATED = re.compile(r"(?:\b(?:not|never|no|nobody|without|nor|cannot)|n't)\s+(?:\w+\s+){0,3}$", re.I)
 _SAYS_NOT = re.compile(r"(?:\b(?:not|never|cannot)|n't)\b", re.I)
 _DENIED = re.compile(
     r"(?:\b(?:not|never|no longer|(?:anyone|anything|1) but|except|other than|instead of|rather than)|n't)\b", re.I
 )
-_NO_LONGER = re.compile(r"\W*(?:is|was|are|were|has|does|did)?\s*(?:not|no longer|n't)\b(?! only)", re.I)
+_NO_LONGER = re.compile(
+    r"\W*(?:(?:is|was|are|were|has|does|did)(?:n't|\s+not|\s+no longer)|no longer)\b(?! only)", re.I
+)
 _PAST = re.compile(
     r"\b(?:from|instead of|rather than|replac\w+|not|no longer|previously|formerly|originally|until|used to be|was|"
     r"were|before|earlier|old|than|over from)\W+(?:\w+\W+){0,3}$",
@@ -67,18 +76,39 @@ _TURNED = re.compile(
     r"previously|formerly|originally|until|used to|before|(?:up|down) from|no longer|not)\b",
     re.I,
 )
+_INSTEAD = re.compile(r"\b(?:instead of|rather than|over|not|than|and no|never)\W+(?:\w+\W+){0,2}$", re.I)
+_PAST_WORDS = _pattern(r"previously|formerly|originally|used to|was|were|until")
+_WAS = re.compile(
+    r"\b(?:previously|formerly|originally|used to be|replac(?:ed|es|ing)(?! by)|besides?)\W+(?:\w+\W+){0,2}$",
+    re.I,
+)
+_NOW = re.compile(r"\W*(?:(?:but|and|,)?\s*(?:it )?(?:is|are) now|until)\b", re.I)
+_WRONG = _pattern(r"(?:is|was|are|were|be)\s+(?:wrong|incorrect|false|untrue|out of date|mistaken)")
+_BOUND = re.compile(
+    r"\b(?:at least|at most|more than|less than|fewer than|over|under|up to|between)\s+(?:the\s+)?$", re.I
+)
+_BOUNDED = re.compile(r"-|\b(?:least|most|than|over|under|up to|between|to|through|until|till)\b", re.I)
+_RANGE = re.compile(r"\s?(?:-|to|through|until)\s?\d", re.I)
+_LISTS = re.compile(r"[,;|\u2022\n]|\b(?:and|or|versus|vs)\b|(?<=[.!?])\s|\s-\s")
+_POSTS = frozenset(
+    "senior junior vice president manager director counsel officer head chief lead leader analyst associate engineer "  # noqa: SIM905
+    "assistant coordinator partner chairman secretary managing general group chair".split()
+)
 _BEFORE = re.compile(r"^\W*(?:before(?:hand)?|previously|originally|formerly|at first|earlier)\b(?=\W*[,;.])", re.I)
 _CHANGE = re.compile(r"from (.+?) to (.+)", re.I | re.S)
-_YES_OR_NO = re.compile(r"(?:^|[.:;!?]\s+)\W*(yes|yeah|yep|no|nope)\b", re.I)
+_YES_OR_NO = re.compile(r"(?:^|[.:;!?]\s+)\W*(yes|yeah|yep|correct|right|indeed|affirmative|no|nope)\b", re.I)
+_BOTH = re.compile(
+    r"\byes\b\W*(?:and|or|but)?\W*(?:actually |then )?\bno\b|\bno\b\W*(?:and|or|but)\W*\byes\b|\bif (?:yes|no)\b", re.I
+)
 _AGAIN = re.compile(r"\b(\w+)(?:\W+\1\b){5,}", re.I)
-_IT_DID = re.compile(r"\W*(?:we|they|it|he|she) (?:did|do|have|has|was|is)\b", re.I)
+_IT_DID = re.compile(r"\W*\w+ (?:did|do|does|have|has)\b\W*(?:[.,!;]|$)", re.I)
 _WHO = re.compile(r"\W*who(?:m|se)?\b(?!.*\band (?:where|when|what|which|how|why)\b)", re.I)
 _QUOTED = re.compile(r"^>|^-+ ?(?:forwarded|original) message|^(?:from|sent|to|subject|date|cc): ", re.I | re.M)
 _CLOSED = _pattern(
     r"(?:best wishes|(?:kind|best) regards|regards|many thanks|speak soon|sincerely|cheers|thanks),?\s+[A-Z]\w+"
 )
 _JOINING = re.compile(r"[^\w\s]|\b(?:and|or|also|the|both)\b", re.I)
-_OR = re.compile(r"\b(?:or|and/or)\b|/", re.I)
+_OR = re.compile(r"\b(?:or|and/or|versus|vs)\b|/", re.I)
 
 
 @dataclass(frozen=True)
@@ -131,6 +161,8 @@ class Case:
 
 def judged(question: str, reference: str, answer: str, asked: date | None = None) -> Verdict:
     """Whether an answer says what the reference says, and which rule says so."""
+    if len(answer) > _LONGEST + len(reference):
+        return Verdict(correct=False, why=f"dump: it has {len(answer):,} characters")
     asking, right, said = (Text(normalised(each), asked) for each in (question, reference, answer))
     case = Case(asking, right, said, answer)
     for rule in _RULES:
@@ -169,18 +201,16 @@ def _hedge(case: Case) -> _Decision:
     text = case.answer.text
     first, last = case.answer.sentence(case.place[0]) if case.place else (0, len(text))
     for match in [*_HEDGE.finditer(text), *_MODAL.finditer(text, first, last)]:
-        if match[0].casefold() not in case.reference.text.casefold():
+        if not any(match[0].casefold() in text.text.casefold() for text in (case.reference, case.question)):
             return False, f"it does not commit itself ({match[0]})"
     return None
 
 
 def _dump(case: Case) -> _Decision:
-    if len(_QUOTED.findall(case.as_written)) > len(_QUOTED.findall(case.reference.text)) or (
+    if len(_QUOTED.findall(case.as_written)) > 1 + len(_QUOTED.findall(case.reference.text)) or (
         _CLOSED.search(case.answer.text) and not _CLOSED.search(case.reference.text)
     ):
         return False, "it quotes a message"
-    if len(case.as_written) > _LONGEST + len(case.reference.text):
-        return False, f"it has {len(case.as_written):,} characters"
     if _AGAIN.search(case.answer.text) and not _AGAIN.search(case.reference.text):
         return False, "it says one word again and again"
     new = sum(map(case.is_new, case.answer.items))
@@ -199,8 +229,13 @@ def _yes_or_no(case: Case) -> _Decision:
     if not _YES_OR_NO.match(case.reference.text) or wanted is None:
         return None
     beside = not any(case.question.where(each) or case.reference.where(each) for each in case.answer.words)
+    if said is None and _restates(case):
+        said = True
     if said is None or (beside and len(case.answer.words) > _SHORT):
         return False, "it says neither yes nor no to what was asked"
+    other = _other_value(case)
+    if said == wanted and other:
+        return False, other
     return said == wanted, f"it says {'yes' if said else 'no'}"
 
 
@@ -223,12 +258,16 @@ def _change(case: Case) -> _Decision:
 
 def _values(case: Case) -> _Decision:
     """Of the values that are needed, all must be there (nearly all where there are many), and no other instead."""
-    for other in filter(case.is_new, case.answer.values):
-        own = [each for each in case.reference.values if (each.kind, each.unit) == (other.kind, other.unit)]
-        said = [each for each in case.answer.values if case.reference.where(each)]
-        lost = [each for each in own if not case.answer.where(each)]
-        if lost or sum(each.kind == other.kind for each in said) < len(own):
-            return False, f"{_shown(case.answer, other)} is not {_shown(case.reference, (lost or own)[0])}"
+    other = _other_value(case)
+    if other:
+        return False, other
+    for each, found in case.given:
+        for place in found if isinstance(each, Value) else []:
+            text = case.answer.text
+            if _BOUND.search(text[: place.start]) and not _BOUNDED.search(case.reference.text):
+                return False, f"it only bounds {_shown(case.reference, each)}"
+            if _RANGE.match(text, place.end) and not _BOUNDED.search(case.reference.text):
+                return False, f"it gives a range from {_shown(case.reference, each)}"
     wanted = [(each, found) for each, found in case.given if isinstance(each, Value) and each.kind != "ordinal"]
     missing = [each for each, found in wanted if not found]
     if missing and (len(wanted) <= 3 or len(missing) > (1 - _ALL_VALUES) * len(wanted)):
@@ -236,12 +275,28 @@ def _values(case: Case) -> _Decision:
     return None
 
 
+def _other_value(case: Case) -> str | None:
+    """A value in the place of one that the reference has."""
+    for other in filter(case.is_new, case.answer.values):
+        own = [each for each in case.reference.values if (each.kind, each.unit) == (other.kind, other.unit)]
+        said = [each for each in case.answer.values if case.reference.where(each)]
+        lost = [each for each in own if not case.answer.where(each)]
+        if lost or sum(each.kind == other.kind for each in said) < len(own):
+            return f"{_shown(case.answer, other)} is not {_shown(case.reference, (lost or own)[0])}"
+    return None
+
+
 def _denied(case: Case) -> _Decision:
-    """What the answer says not to be so is not what it answers."""
+    """What the answer says not to be so, or to have been so, is not what it answers."""
     if case.place is None or _SAYS_NOT.search(case.reference.text):
         return None
-    denials = _DENIED.finditer(case.answer.text, 0, case.place[0])
-    if any(case.stands_beside(*match.span()) for match in denials) or _NO_LONGER.match(case.answer.text, case.place[1]):
+    text, (first, last) = case.answer.text, case.place
+    if (_WAS.search(text[:first]) or _NOW.match(text, last)) and not _PAST_WORDS.search(case.reference.text):
+        return False, "it says that it was so"
+    if _WRONG.search(text, last, case.answer.sentence(last)[1]) and not _WRONG.search(case.reference.text):
+        return False, "it says that it is wrong"
+    denials = _DENIED.finditer(text, 0, first)
+    if any(case.stands_beside(*match.span()) for match in denials) or _NO_LONGER.match(text, last):
         return False, "it says that it is not so"
     return None
 
@@ -250,8 +305,27 @@ def _alternatives(case: Case) -> _Decision:
     """This or that is no answer."""
     for match in [] if _OR.search(case.reference.text) else _OR.finditer(case.answer.text):
         inside = any(each.start <= match.start() < each.end for each in case.answer.values)
-        if not inside and case.stands_beside(*match.span()):
+        if not inside and case.stands_beside(*match.span()) and _parts_choices(case, match):
             return False, "it says what else it may be"
+    return _other_choice(case)
+
+
+def _parts_choices(case: Case, match: re.Match[str]) -> bool:
+    """Whether "or" or a slash parts what is right from something else; a slash may be a "per", or part of a name."""
+    if match[0] != "/" or case.answer.text[match.start() - 1 : match.end() + 1] == " / ":
+        return True
+    return any(abs(match.end() - start) <= 1 or abs(match.start() - end) <= 1 for start, end in _rivals(case))
+
+
+def _other_choice(case: Case) -> _Decision:
+    """Where the question lets one choose, the other choice is a rival too."""
+    for match in _OR.finditer(case.question.text):
+        before = [each for each in case.question.items if each.end <= match.start()][-1:]
+        after = [each for each in case.question.items if each.start >= match.end()][:1]
+        for choice in (*before, *after):
+            others = [] if case.reference.where(choice) else case.answer.where(choice)
+            if case.place and any(not _INSTEAD.search(case.answer.text[: each.start]) for each in others):
+                return False, f"it says {_shown(case.question, choice)} as well"
     return None
 
 
@@ -259,6 +333,9 @@ def _candidates(case: Case) -> _Decision:
     """Other values of the kind, or other names, beside the right one: in a list with it, or said of the same."""
     if case.place is None or len(case.needed) > _LISTED:
         return None
+    listed = _listed(case)
+    if listed:
+        return False, listed
     rivals = list(_rivals(case))
     for start, end in rivals:
         sentence = case.answer.sentence(start)
@@ -275,6 +352,8 @@ def _words(case: Case) -> _Decision:
     """The reference's words, or enough that is the same on both sides."""
     needed = [(each, found) for each, found in case.given if isinstance(each, Word) and not _is_unit(case, each)]
     if not needed:
+        if not any(isinstance(each, Value) and found for each, found in case.given):
+            return False, "it is not the reference answer, which has no word to look for"
         return True, "the values are those of the reference"
     there = sum(bool(found) for _, found in needed)
     names = [each for each, found in needed if each.is_name and not found]
@@ -305,26 +384,65 @@ _RULES: tuple[Callable[[Case], _Decision], ...] = (
 
 def _rivals(case: Case) -> Iterator[tuple[int, int]]:
     """Where the answer has other values of a kind that is needed, or other names."""
-    wanted = [each for each in case.needed if isinstance(each, Value)]
+    wanted = [each for each in case.needed if isinstance(each, Value) and each.kind != "ordinal"]
     for value in case.answer.values:
-        if case.is_new(value) and any(value.kind == each.kind and value.unit == each.unit for each in wanted):
+        if case.is_new(value) and any(map(value.could_be, wanted)):
             yield value.start, value.end
     if all(isinstance(each, Word) and each.is_name for each in case.needed):
         for name in case.answer.names():
-            if all(map(case.is_new, name)):
+            if all(map(case.is_new, name)) and not all(word.key in _POSTS for word in name):
                 yield name[0].start, name[-1].end
+
+
+def _listed(case: Case) -> str | None:
+    """What is wrong with an answer that is a list of short parts, or of names in a row, most of them new."""
+    news = 0
+    for first, last in _parts(case):
+        new = any(case.is_new(each) for each in case.answer.items if first <= each.start < last)
+        news += new and len(case.answer.text[first:last].split()) <= _PART
+    if news > _PARTS:
+        return f"it lists {news} other things"
+    for name in case.answer.names():
+        others = [word for word in name if case.is_new(word) and word.key not in _POSTS]
+        if _PARTS <= len(others) < len(name) and case.place and name[0].start <= case.place[0] < name[-1].end:
+            return f"it names {case.answer.text[others[0].start : others[-1].end]} as well"
+    return None
+
+
+def _parts(case: Case) -> Iterator[tuple[int, int]]:
+    """The parts of the sentence that says what is needed, as of a list; and the other sentences."""
+    for first, last in case.answer.sentences:
+        if case.place and first <= case.place[0] < last:
+            cuts = [match.span() for match in _LISTS.finditer(case.answer.text, first, last)]
+            outside = [
+                cut for cut in cuts if not any(each.start < cut[1] and cut[0] < each.end for each in case.answer.values)
+            ]
+            yield from pairwise([first, *(cut[1] for cut in outside), last])
+        else:
+            yield first, last
+
+
+def _restates(case: Case) -> bool:
+    """Whether the answer says again what was asked, as a fact."""
+    asked = [each for each in case.question.words if each.key not in ("yes", "no")]
+    said = sum(bool(case.answer.where(each)) for each in asked)
+    return bool(asked) and said > _RESTATED * len(asked)
 
 
 def _is_listed(case: Case, start: int, end: int) -> bool:
     """Whether a rival stands in a list with what is right: between them is little but a comma, "and" or "or"."""
     first, last = case.place or (start, end)
+    if case.answer.sentence(first) != case.answer.sentence(start):
+        return False
     between = case.answer.text[last:start] if start >= last else case.answer.text[end:first]
     return len(_JOINING.sub("", between).split()) <= 1 or bool(_OR.search(between))
 
 
 def _polarity(text: str) -> bool | None:
     """Whether a text says yes or no; None where it says neither, or both."""
-    plainly = {match[1].casefold().startswith("y") for match in _YES_OR_NO.finditer(text)}
+    if _BOTH.search(text):
+        return None
+    plainly = {not match[1].casefold().startswith("n") for match in _YES_OR_NO.finditer(text)}
     told = {not _NEGATED.search(text[: match.start()]) for match in _AGREED.finditer(text)}
     told |= {bool(_NEGATED.search(text[: match.start()])) for match in _REFUSED.finditer(text)}
     if len(plainly) == 1 and told != {True not in plainly}:

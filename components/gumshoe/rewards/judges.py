@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from gumshoe.embeddings.embedder import Embedder, EmbedderSettings, open_embedder
-from gumshoe.errors import UsageError
+from gumshoe.embeddings.embedder import Embedder, EmbedderSettings, EmbeddingError, open_embedder
+from gumshoe.errors import UsageError, faults_of
 from gumshoe.rewards.exact import is_exact
 from gumshoe.rewards.heuristic import HeuristicJudge
-from gumshoe.rewards.judge import Asked, Judge, Verdict
-from gumshoe.rewards.model import JudgeModel, ModelSettings, as_data, faults_of, model_named
+from gumshoe.rewards.judge import Asked, Judge, JudgeError, Verdict
+from gumshoe.rewards.model import JudgeModel, ModelSettings, as_data, model_named
 
 _VERSION = "verdict 1"
 _SYSTEM = """\
@@ -88,7 +88,10 @@ class EmbeddingJudge:
 
     async def verdict(self, asked: Asked, answer: str) -> Verdict:
         """As `Judge.verdict`."""
-        one, other = await asyncio.to_thread(self._embedder.embed, [answer, asked.answer], "similarity")
+        try:
+            one, other = await asyncio.to_thread(self._embedder.embed, [answer, asked.answer], "similarity")
+        except EmbeddingError as error:
+            raise JudgeError(str(error)) from None
         likeness = float(one @ other)
         return Verdict(likeness >= self._threshold, f"similarity {likeness:.3f}, {self._threshold:g} is enough")
 
@@ -130,11 +133,13 @@ def named_settings(named: Any) -> tuple[str, dict[str, Any]]:
     """The name of a judge and its settings, from a word or a mapping."""
     if isinstance(named, Mapping) and len(named) == 1:
         name, settings = next(iter(named.items()))
-        return str(name), dict(settings or {})
-    name, _, word = str(named).partition(":")
-    if not word:
-        return name, {}
-    return name, model_named(word) if name == "openai" else {"model": word}
+    else:
+        name, _, settings = str(named).partition(":")
+    if isinstance(settings, Mapping):
+        return str(name), dict(settings)
+    if settings in (None, ""):
+        return str(name), {}
+    return str(name), model_named(str(settings)) if name == "openai" else {"model": str(settings)}
 
 
 NamedJudge = Annotated[Judge, BeforeValidator(open_judge)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -10,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from openai import APIError, APIStatusError, AsyncOpenAI
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from gumshoe.agent.chat_policy import chat_client, is_too_long
 from gumshoe.artifacts.cache import Cache, cache_key, default_cache
-from gumshoe.errors import UsageError
+from gumshoe.errors import UsageError, faults_of
 from gumshoe.rewards.judge import JudgeError
 
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -24,15 +25,21 @@ Question = tuple[str, type[Reply]]
 Positive = Annotated[float, Field(gt=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 
-_UNKNOWN = {
-    "maxLength": ("maxLength",),
-    "response_format": ("response_format", "json_schema", "structured output", "guided"),
-    "temperature": ("temperature",),
-    "max_completion_tokens": ("max_completion_tokens",),
+_OPTIONS = {
+    "maxLength": "maxLength",
+    "response_format": "response_format|json_schema|structured output|guided",
+    "temperature": "temperature",
+    "max_completion_tokens": "max_completion_tokens",
 }
-"""How servers name what they do not take; it is then left out."""
+"""What a request can do without, and how servers name it when they do not take it."""
+_NOT_TAKEN = (
+    r"unsupported|not support|does not support|unknown|unrecognized|unexpected|extra|not permitted|not allowed|invalid"
+)
+_SAID = 300  # characters of an error that say what is wrong; a server may repeat the request after them
+_USAGE = {401, 403, 404}
+_TRY_AGAIN = {408, 409, 425, 429}
 _LONGEST = 600  # characters of a text in an answer, where a server can hold a model to that
-_ASK_AGAIN = 2  # seconds: the longest pause before a model is asked again after an answer that cannot be used
+_PAUSE = 8  # seconds: the longest between two tries
 
 
 class _UnusableError(Exception):
@@ -44,15 +51,15 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str
-    url: str | None = None
+    model: Annotated[str, Field(min_length=1)]
+    url: HttpUrl | None = None
     """OpenAI's own where there is none."""
     concurrency: AtLeastOne = 16
     """Requests at once."""
     deadline: Positive = 120
     """Seconds for one question, with all its tries."""
     attempts: AtLeastOne = 4
-    """Tries where the server fails; and tries where an answer cannot be used."""
+    """Tries of one question, whether the server fails or an answer cannot be used."""
     max_tokens: AtLeastOne = 4096
     """Most tokens of an answer."""
     prompt_price: Annotated[float, Field(ge=0)] = 0
@@ -98,7 +105,8 @@ class JudgeModel:
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
         self.usage = Usage()
-        self._client: AsyncOpenAI = chat_client(settings.url, timeout=settings.deadline, retries=settings.attempts - 1)
+        url = str(settings.url) if settings.url else None
+        self._client: AsyncOpenAI = chat_client(url, timeout=settings.deadline, retries=0)
         self._cache = Cache(settings.cache) if settings.cache else None
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._refused: set[str] = set()
@@ -123,8 +131,9 @@ class JudgeModel:
         name, deadline = self.settings.model, self.settings.deadline
         tries = AsyncRetrying(
             stop=stop_after_attempt(self.settings.attempts),
-            wait=wait_random_exponential(max=_ASK_AGAIN),
-            retry=retry_if_exception_type(_UnusableError),
+            wait=wait_random_exponential(max=_PAUSE),
+            retry=retry_if_exception(_may_pass),
+            before_sleep=self._count,
             reraise=True,
         )
         try:
@@ -138,7 +147,7 @@ class JudgeModel:
         except _UnusableError as error:
             failure = f"gave no answer that can be used in {self.settings.attempts} tries; the last: {error}"
         except APIStatusError as error:
-            if error.status_code in {400, 401, 403, 404} and not is_too_long(error):
+            if error.status_code in _USAGE:
                 hint = "check its name, OPENAI_API_KEY and the address"
                 raise UsageError(f"{name} cannot be asked ({error}); {hint}") from None
             failure = f"has no room for this; show it less ({error})" if is_too_long(error) else f"failed ({error})"
@@ -146,6 +155,10 @@ class JudgeModel:
             failure = f"failed ({error})"
         self.usage.failed += 1
         raise JudgeError(f"the judge {name} {failure}")
+
+    def _count(self, state: RetryCallState) -> None:
+        failed = state.outcome.exception() if state.outcome else None
+        self.usage.retried += isinstance(failed, APIError)
 
     async def aclose(self) -> None:
         """Close the connections and the cache."""
@@ -161,52 +174,53 @@ class JudgeModel:
         reply: type[Reply],
         check: Callable[[Reply], str | None],
     ) -> Reply:
-        key = cache_key(self.settings.model, self.settings.url, version, system, user, reply.model_json_schema())
+        url = str(self.settings.url)
+        key = cache_key(self.settings.model, url, version, system, user, reply.model_json_schema())
         kept = self._cache.get([key]).get(key) if self._cache else None
-        try:
-            text = kept.decode() if kept else await self._requested(system, user, reply)
-            answer = reply.model_validate(json.loads(_unfenced(text), object_pairs_hook=_once))
-            wrong = check(answer)
-        except ValidationError as error:
-            wrong = faults_of(error)
-        except (_UnusableError, ValueError, RecursionError) as error:
-            wrong = str(error)
-        if wrong:
-            self.usage.unusable += 1
-            raise _UnusableError(wrong)
         if kept:
-            self.usage.cached += 1
-        elif self._cache:
+            try:
+                answer = _read(kept.decode(), reply, check)
+            except _UnusableError:  # what is asked for has changed since: ask anew
+                pass
+            else:
+                self.usage.cached += 1
+                return answer
+        try:
+            text = await self._requested(system, user, reply)
+            answer = _read(text, reply, check)
+        except _UnusableError:
+            self.usage.unusable += 1
+            raise
+        if self._cache:
             self._cache.put({key: text.encode()})
         return answer
 
     async def _requested(self, system: str, user: str, reply: type[BaseModel]) -> str:
         while True:
-            options = self._options(reply)
+            left_out = frozenset(self._refused)  # others may add to it while this waits
             started = time.monotonic()
             try:
-                raw = await self._client.chat.completions.with_raw_response.create(
+                answer: Any = await self._client.chat.completions.create(
                     model=self.settings.model,
                     messages=[{"role": "system", "content": system}, {"role": "user", "content": user}],
-                    **options,
+                    **self._options(reply, left_out),
                 )
             except APIStatusError as error:
-                unknown = next(
-                    (name for name, words in _UNKNOWN.items() if any(word in str(error) for word in words)), ""
-                )
-                if error.status_code not in {400, 422} or not unknown or unknown in self._refused:
+                unknown = _not_taken(error) - left_out
+                if not unknown:
                     raise
-                self._refused.add(unknown)
+                self._refused |= unknown
                 continue
+            except ValueError as error:  # openai passes on what JSON's parser says
+                raise _UnusableError(f"it is no JSON ({error})") from None
             self.usage.seconds.append(time.monotonic() - started)
             self.usage.requests += 1
-            self.usage.retried += raw.retries_taken
-            return self._read(raw.parse())
+            return self._text(answer)
 
-    def _options(self, reply: type[BaseModel]) -> dict[str, Any]:
+    def _options(self, reply: type[BaseModel], left_out: frozenset[str]) -> dict[str, Any]:
         """What makes the answer the same each time, and of the right form, where a server takes it."""
         schema = reply.model_json_schema()
-        for described in [] if "maxLength" in self._refused else [schema, *schema.get("$defs", {}).values()]:
+        for described in [] if "maxLength" in left_out else [schema, *schema.get("$defs", {}).values()]:
             for each in described["properties"].values():
                 if each.get("type") == "string":
                     each["maxLength"] = _LONGEST
@@ -216,9 +230,9 @@ class JudgeModel:
             "max_completion_tokens": self.settings.max_tokens,
             "response_format": {"type": "json_schema", "json_schema": form},
         }
-        return {name: value for name, value in options.items() if name not in self._refused}
+        return {name: value for name, value in options.items() if name not in left_out}
 
-    def _read(self, answer: Any) -> str:
+    def _text(self, answer: Any) -> str:
         """The text of an answer, once its tokens are counted."""
         used = getattr(answer, "usage", None)
         prompt, completion = (getattr(used, name, None) or 0 for name in ("prompt_tokens", "completion_tokens"))
@@ -239,15 +253,44 @@ class JudgeModel:
         return text
 
 
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same question may be answered the next time."""
+    if isinstance(error, APIStatusError):
+        return error.status_code in _TRY_AGAIN or error.status_code >= 500
+    return isinstance(error, _UnusableError | APIError)
+
+
+def _not_taken(error: APIStatusError) -> set[str]:
+    """The options of a request that a server says it does not take."""
+    if error.status_code not in {400, 422} or is_too_long(error):
+        return set()
+    said = str(error)[:_SAID]
+    named = {name for name, words in _OPTIONS.items() if error.param == name or re.search(words, said)}
+    return named if error.param in named or re.search(_NOT_TAKEN, said, re.I) else set()
+
+
+def _read(text: str, reply: type[Reply], check: Callable[[Reply], str | None]) -> Reply:
+    """The answer in a text.
+
+    Raises:
+        _UnusableError: there is none, or something is wrong with it.
+    """
+    try:
+        answer = reply.model_validate(json.loads(_unfenced(text), object_pairs_hook=_once))
+        wrong = check(answer)
+    except ValidationError as error:
+        wrong = faults_of(error)
+    except (ValueError, RecursionError) as error:
+        wrong = str(error)
+    if wrong:
+        raise _UnusableError(wrong)
+    return answer
+
+
 def model_named(word: str) -> dict[str, Any]:
     """The settings in MODEL or MODEL@URL."""
     model, _, url = word.partition("@")
     return {"model": model} | ({"url": url} if url else {})
-
-
-def faults_of(error: ValidationError, most: int = 5) -> str:
-    """What is wrong, and where."""
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors()[:most])
 
 
 def as_data(value: object) -> str:

@@ -1,6 +1,7 @@
 """A text as it is compared with another: its values, its names, and the words that carry meaning."""
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -14,13 +15,14 @@ from gumshoe.rewards.values import Value, values_in
 _WORD = re.compile(r"[^\W\d_]+(?:['&][^\W\d_]+)*")
 _SENTENCE = re.compile(r"[.!?;:](?=\s|$)")
 _SMALL = frozenset(
-    "a about after all also am an and any are as at be been being but by did do does for from had has have he her here "  # noqa: SIM905
-    "him his how i in into is it it's its me my now of off on or our out she so some than that the their them then "
-    "there they this to up us was we were what when where which who whom whose why will with would you your".split()
+    "a about all also am an and any are as at be been being but by did do does for from had has have he her here "  # noqa: SIM905
+    "him his how i in into is it it's its me my now of on or our she so some than that the their them then "
+    "there they this to us was we were what when where which who whom whose why will with would you your".split()
 )
 _SAME = {"rd": "road", "st": "street", "ave": "avenue", "blvd": "boulevard", "sq": "square", "conf": "conference"}
-_SAME |= {"rm": "room", "dept": "department", "prof": "professor", "apt": "apartment", "intl": "international"}
-_TITLES = frozenset({"mr", "mrs", "ms", "miss", "sir", "madam"})
+_SAME |= {"rm": "room", "dept": "department", "apt": "apartment", "intl": "international"}
+_EMPTY = _SMALL | {"mr", "mrs", "ms", "miss", "sir", "madam", "dr", "prof", "phd", "esq", "jr"}
+_NAME_FOLLOWS = re.compile(r" (?=[^\W\d_])[^a-z\W]")
 _LIST = re.compile(r"(?:[\s,.;&-]|\b(?:and|the|mr|mrs|ms|dr)\b)*", re.I)
 
 
@@ -54,18 +56,27 @@ class Text:
 
     @cached_property
     def words(self) -> list[Word]:
-        """Those that carry meaning."""
+        """Those that carry meaning. Accents do not, and neither do titles and the initials between names."""
         taken = [(each.start, each.end) for each in self.values]
-        found = []
+        found: list[Word] = []
         for match in _WORD.finditer(self.text):
-            key = match[0].casefold().removesuffix("'s")
+            key = _unaccented(match[0].casefold().removesuffix("'s"))
             key = _SAME.get(key, key)
-            if key in _SMALL or key in _TITLES or any(start <= match.start() < end for start, end in taken):
+            is_name = match[0][0].isupper()
+            after_name = bool(found) and found[-1].is_name and self.text[found[-1].end : match.start()] == " "
+            before_name = _NAME_FOLLOWS.match(self.text, match.end()) is not None
+            is_initial = is_name and len(key) == 1 and self.text[match.end() : match.end() + 1] == "."
+            is_part = is_name and ((len(key) == 1 and after_name) or (key == "will" and before_name))  # Option A
+            if (
+                is_initial
+                or (key in _EMPTY and not is_part)
+                or any(start <= match.start() < end for start, end in taken)
+            ):
                 continue
-            found.append(Word(key, match[0][0].isupper(), *match.span()))
+            found.append(Word(key, is_name, *match.span()))
         return found
 
-    @property
+    @cached_property
     def items(self) -> list[Item]:
         return sorted([*self.values, *self.words], key=lambda each: each.start)
 
@@ -78,7 +89,9 @@ class Text:
         """Names of several words."""
         run: list[Word] = []
         for word in [*self.words, Word("", False, len(self.text) + 9, len(self.text) + 9)]:
-            if run and not (word.is_name and re.fullmatch(r"[\s&.-]*", self.text[run[-1].end : word.start])):
+            if run and not (
+                word.is_name and re.fullmatch(r"(?:[\s&-]|\b[A-Z]\.)*", self.text[run[-1].end : word.start])
+            ):
                 if len(run) > 1:
                     yield run
                 run = []
@@ -94,10 +107,19 @@ class Text:
             found.append(word)
         return found
 
+    @cached_property
+    def sentences(self) -> list[tuple[int, int]]:
+        """Where each sentence begins and ends."""
+        ends = [0, *(match.end() for match in _SENTENCE.finditer(self.text)), len(self.text)]
+        return list(pairwise(ends))
+
     def sentence(self, start: int) -> tuple[int, int]:
         """Where the sentence round a place begins and ends."""
-        ends = [0, *(match.end() for match in _SENTENCE.finditer(self.text)), len(self.text)]
-        return next((one, other) for one, other in pairwise(ends) if one <= start < other or other == len(self.text))
+        return next((one, other) for one, other in self.sentences if one <= start < other or other == len(self.text))
+
+
+def _unaccented(text: str) -> str:
+    return "".join(sign for sign in unicodedata.normalize("NFKD", text) if not unicodedata.combining(sign))
 
 
 _STEMMER = stemmer("english")

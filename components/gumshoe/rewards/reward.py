@@ -17,12 +17,13 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from numbers import Real
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from gumshoe.agent.trajectory import Trajectory
-from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.errors import GumshoeError, UsageError, faults_of
 from gumshoe.scenarios.scenario import Scenario
 
 Result = TypeVar("Result")
@@ -69,7 +70,10 @@ class RewardFunction:
         """What its settings must be: the arguments after `*`, with their types and defaults."""
         parameters = inspect.signature(self.function, eval_str=True).parameters.values()
         fields: dict[str, Any] = {
-            each.name: (each.annotation, ... if each.default is each.empty else each.default)
+            each.name: (
+                Any if each.annotation is each.empty else each.annotation,
+                ... if each.default is each.empty else each.default,
+            )
             for each in parameters
             if each.kind is each.KEYWORD_ONLY
         }
@@ -104,7 +108,7 @@ class Reward:
         """
         if self.function.of_group:
             given = await _awaited(self.function(group, scenario, **self.settings))
-            values = list(given) if isinstance(given, Sequence) else [given]
+            values = list(given) if isinstance(given, Iterable) else [given]
         else:
             values = await all_of(_awaited(self.function(each, scenario, **self.settings)) for each in group)
         if len(values) != len(group):
@@ -120,7 +124,7 @@ class Reward:
                 setting.close()
 
     def _checked(self, value: Any, scenario: Scenario) -> float:
-        if isinstance(value, int | float) and not math.isinf(value):
+        if isinstance(value, Real) and not math.isinf(value):
             return float(value)
         raise RewardError(
             f"the reward {self.name} gave {value!r} for an episode of scenario {scenario.id}; it must give a finite "
@@ -147,12 +151,17 @@ def load_reward(wanted: RewardSettings) -> Reward:
     """
     function = _found(wanted.name)
     try:
-        checked = function.settings.model_validate(wanted.arguments)
+        settings = function.settings
+    except NameError as error:
+        raise RewardNameError(
+            f"the reward {wanted.name}: {error}; import what its settings' types are named by when it runs, too"
+        ) from None
+    try:
+        checked = settings.model_validate(wanted.arguments)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors()]
-        takes = ", ".join(map(_described, function.settings.model_fields.items())) or "no arguments"
-        raise RewardNameError(f"the reward {wanted.name}: {'; '.join(faults)}; it takes {takes}") from None
-    return Reward(wanted.name, function, {name: getattr(checked, name) for name in function.settings.model_fields})
+        takes = ", ".join(map(_described, settings.model_fields.items())) or "no arguments"
+        raise RewardNameError(f"the reward {wanted.name}: {faults_of(error)}; it takes {takes}") from None
+    return Reward(wanted.name, function, {name: getattr(checked, name) for name in settings.model_fields})
 
 
 def built_in() -> dict[str, RewardFunction]:
@@ -173,8 +182,10 @@ def _found(name: str) -> RewardFunction:
         )
     try:
         function = getattr(import_module(place), attribute, None)
-    except ImportError as error:
-        raise RewardNameError(f"the reward {name}: {place} cannot be imported ({error}); check its name") from None
+    except Exception as error:  # noqa: BLE001 - a module of somebody else's may fail in any way
+        raise RewardNameError(
+            f"the reward {name}: {place} cannot be imported ({type(error).__name__}: {error}); check its name and code"
+        ) from None
     if not isinstance(function, RewardFunction):
         raise RewardNameError(
             f"the reward {name}: {place} has no reward function {attribute!r}; decorate it with "

@@ -13,16 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gumshoe.agent.run import read_trajectories
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.artifacts.lines import read_lines
-from gumshoe.errors import UsageError
+from gumshoe.errors import UsageError, faults_of
 from gumshoe.rewards.judge import Judge, JudgeError
-from gumshoe.rewards.model import faults_of
 from gumshoe.rewards.reward import all_of
 from gumshoe.rewards.ruler import GroupScores, Ruler
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
 
-_AT_ONCE = 64
+_AT_ONCE = 1024  # things at work; how many requests that makes is the judge's to say
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
 
@@ -82,8 +81,8 @@ class Calibration:
     """By kind, how many the judge got right, and wrong."""
     mistakes: list[tuple[LabelledAnswer, str]] = field(default_factory=list)
     """With what decided."""
-    failed: int = 0
-    """Answers without a verdict."""
+    failures: list[str] = field(default_factory=list)
+    """Why answers have no verdict."""
 
     @property
     def accuracy(self) -> float:
@@ -151,7 +150,7 @@ async def calibrate(answers: Sequence[LabelledAnswer], judge: Judge, advance: Ad
 
     for each, said, why in await _all(judged, answers, advance):
         if said is None:
-            found.failed += 1
+            found.failures.append(why)
             continue
         found.table[each.correct, said] += 1
         found.kinds[each.kind][each.correct == said] += 1

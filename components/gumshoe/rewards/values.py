@@ -13,8 +13,8 @@ from text_to_num import alpha2digit
 Kind = Literal["address", "date", "time", "phone", "code", "ordinal", "number"]
 Meanings = frozenset[object]
 
-_AMOUNT = r"(?P<amount>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
-_TIMES = r"(?:(?:\s?(?P<times>k|m|mn|bn)|[ -](?P<spelt>thousand|million|billion|1000|1000000|1000000000))\b)?"
+_AMOUNT = r"(?<![\d.,])(?P<amount>(?:\d{1,3}(?:,\d{3})+|\d++)(?:\.\d++)?)"
+_TIMES = r"(?:(?:\s?(?P<times>k|m|mm|mn|mil|bn)|[ -](?P<spelt>thousand|million|billion|1000|1000000|1000000000))\b)?"
 _DAY, _YEAR = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?", r"(?P<year>\d{4}|'\d\d)"
 _MONTH = (
     r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
@@ -29,7 +29,17 @@ _UNITS = {"$": "$", "us$": "$", "usd": "$", "dol": "$", "cen": "$", "£": "£", 
 _UNITS |= {"qui": "£", "€": "€", "eur": "€", "%": "%", "per": "%", "pct": "%"}  # by the first three letters
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _WEEKDAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
-_MANY = {"k": 10**3, "thousand": 10**3, "million": 10**6, "m": 10**6, "mn": 10**6, "billion": 10**9, "bn": 10**9}
+_MANY = {
+    "k": 10**3,
+    "thousand": 10**3,
+    "million": 10**6,
+    "m": 10**6,
+    "mm": 10**6,
+    "mil": 10**6,
+    "mn": 10**6,
+    "billion": 10**9,
+    "bn": 10**9,
+}
 _NEAR = 45  # days round the day of the question, within which "the 15th" is looked for
 _HALF_DOZEN, _DOZEN = re.compile(r"\bhalf a dozen\b", re.I), re.compile(r"\b(?:a|1) dozen\b", re.I)
 _DASHES = (0x2010, 0x2011, 0x2012, 0x2013, 0x2014, 0x2212)
@@ -56,10 +66,10 @@ class Value:
     def agrees(self, reference: "Value") -> bool:
         """Whether it is what a reference says. Of dates and numbers, what is left out does no harm."""
         if self.kind != reference.kind:
-            return {self.kind, reference.kind} == {"number", "phone"} and bool(self._digits() & reference._digits())
+            return {self.kind, reference.kind} <= _DIGITS and bool(self._digits() & reference._digits())
         if None not in (self.weekday, reference.weekday) and self.weekday != reference.weekday:
             return False
-        if None not in (self.unit, reference.unit) and self.unit != reference.unit:
+        if self.unit != reference.unit and (self.unit == "%" or None not in (self.unit, reference.unit)):
             return False
         if not reference.is_whole:
             return self.weekday is not None or reference.weekday in {
@@ -69,8 +79,15 @@ class Value:
             return any(_is_same_line(one, other) for one in self._digits() for other in reference._digits())
         return bool(self.means & reference.means)
 
+    def could_be(self, wanted: "Value") -> bool:
+        """Whether it is of the sort that is wanted, so that one can be given for the other."""
+        like = self.kind == wanted.kind or {self.kind, wanted.kind} <= {"number", "ordinal", "phone", "date"}
+        return like and (self.unit == wanted.unit or None in (self.unit, wanted.unit))
+
     def _digits(self) -> set[str]:
-        return {re.sub(r"\D", "", f"{each:f}" if isinstance(each, Decimal) else str(each)) for each in self.means}
+        """What it is written with, where that is digits."""
+        written = {f"{each:f}" if isinstance(each, Decimal) else str(each) for each in self.means}
+        return {each for each in written if each.isdigit()}
 
 
 def normalised(text: str) -> str:
@@ -188,7 +205,7 @@ def _existing(year: int, month: int, day: int) -> Iterator[date]:
 
 def _years(said: str | None, asked: date | None) -> range:
     if said is None:
-        return range(asked.year - 1, asked.year + 2) if asked else range(1950, 2050)
+        return range(max(1, asked.year - 1), min(9999, asked.year + 1) + 1) if asked else range(1950, 2050)
     year = int(said.removeprefix("'"))
     if year < 100:
         year += 2000 if year < 50 else 1900
@@ -196,7 +213,9 @@ def _years(said: str | None, asked: date | None) -> range:
 
 
 def _around(asked: date | None, first: int, last: int) -> list[date]:
-    return [asked + timedelta(days) for days in range(first, last + 1)] if asked else []
+    if asked is None or not date.min.year < asked.year < date.max.year:
+        return []
+    return [asked + timedelta(days) for days in range(first, last + 1)]
 
 
 def _is_same_line(one: str, other: str) -> bool:
@@ -206,13 +225,14 @@ def _is_same_line(one: str, other: str) -> bool:
 
 
 _LINE = 7  # digits of a telephone number without any code
+_DIGITS = frozenset({"number", "phone", "code"})  # an extension may be any of these
 _Reader = Callable[[re.Match[str], date | None], Value | None]
 _PATTERNS: tuple[tuple[Kind, str, _Reader], ...] = (
     ("address", r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?:\w+://|www\.)[^\s<>\"')]+", _address),
-    ("date", r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)(?!\d)", _date),
+    ("date", r"(?<!\d)(?P<year>\d{4})[-/](?P<month>\d\d?)[-/](?P<day>\d\d?)(?!\d)", _date),
     (
         "date",
-        rf"{_ON}(?<![\d/.])(?P<day>\d\d?)(?P<between>[/.])(?P<month>\d\d?)(?P=between)(?P<year>\d{{4}})(?!\d)",
+        rf"{_ON}(?<![\d/.])(?P<day>\d\d?)(?P<between>[/.-])(?P<month>\d\d?)(?P=between)(?P<year>\d{{4}}|\d\d)(?![\d-])",
         _date,
     ),
     ("date", rf"{_ON}(?<![\d/.])(?P<day>\d\d?)(?P<between>/)(?P<month>\d\d?)(?![\d/])", _date),
@@ -243,11 +263,11 @@ _PATTERNS: tuple[tuple[Kind, str, _Reader], ...] = (
     ("phone", r"(?<![\w.])\+?\(?\d(?:[ ().-]{0,2}\d){6,}(?!\w)", _phone),
     (
         "code",
-        r"\b(?:[a-z]{1,5}-|[a-z]+)\d[\w/-]*|\b(?-i:[A-Z]{1,3}) \d{3,}[\w/-]*|\b\d+[a-z]+\d[\w/-]*"
-        r"|\b\d+[/-]\d{4,}\b",
+        r"\b(?:[a-z]{1,5}-|[a-z]+)\d[\w/-]*|\b(?-i:[A-Z]{1,3}) #?\d{3,}[\w/-]*|\b\d+[a-z]+\d[\w/-]*"
+        r"|\b\d+[/-]\d{4,}\b|\b\d+(?-i:[A-Z])\b",
         _code,
     ),
     ("ordinal", r"\b(?P<amount>\d+)(?:st|nd|rd|th)\b", _number),
-    ("number", rf"(?<![\w.]){_AMOUNT}{_TIMES}", _number),
+    ("number", rf"(?<!\w){_AMOUNT}{_TIMES}(?!\w)", _number),
 )
 _RULES = tuple((kind, re.compile(pattern, re.I), read) for kind, pattern, read in _PATTERNS)

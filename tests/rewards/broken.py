@@ -1,0 +1,3 @@
+"""A module of somebody's that fails while it is imported."""
+
+BROKEN = 1 / 0
