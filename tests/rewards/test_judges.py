@@ -108,6 +108,8 @@ BROKEN = [
     '{"reasoning": "x", "correct": "yes"}',
     '{"reasoning": "x", "correct": true, "score": 1}',
     '{"reasoning": "x", "correct": true',
+    '{"correct": true, "reasoning": "x"}',
+    '{"reasoning": "x", "correct": true, "correct": false}',
     '[{"reasoning": "x", "correct": true}]',
     "",
 ]

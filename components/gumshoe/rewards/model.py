@@ -36,6 +36,7 @@ _NOT_TAKEN = (
     r"unsupported|not support|does not support|unknown|unrecognized|unexpected|extra|not permitted|not allowed|invalid"
 )
 _SAID = 300  # characters of an error that say what is wrong; a server may repeat the request after them
+_VERDICTS = {"correct", "score"}
 _USAGE = {401, 403, 404}
 _TRY_AGAIN = {408, 409, 425, 429}
 _LONGEST = 600  # characters of a text in an answer, where a server can hold a model to that
@@ -302,10 +303,14 @@ def as_data(value: object) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which no name comes twice: of two scores under one id, none can be told to be meant."""
+    """An object in which no name comes twice, for of two scores under one id none can be told to be meant; and no
+    verdict before its reason, which would be made up for it.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name comes twice")
+    if len(pairs) > 1 and pairs[0][0] in _VERDICTS:
+        raise ValueError(f"{pairs[0][0]} comes before its reason")
     return found
 
 
