@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.chat_policy import ChatSpeaker, chat_client
+from gumshoe.agent.chat_policy import ChatSpeaker
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.episode import EpisodeLimits, run_episode
 from gumshoe.agent.policies import TINY, PolicyName, open_policy
 from gumshoe.agent.policy import PolicyError, Sampling
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import NotTokenExactError, Trajectory
+from gumshoe.endpoint import openai_client
 from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
 from tests.agent.fake_vllm import (
@@ -69,7 +70,7 @@ def converse(
     async def run() -> Trajectory:
         environment = EmailEnvironment(index, scenario(3), 6)
         address = f"{server.address}/v1"
-        async with chat_client(address, timeout=1, retries=retries) as client, ToolThreads() as threads:
+        async with openai_client(address, timeout=1, retries=retries) as client, ToolThreads() as threads:
             told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
             speaker = ChatSpeaker(client, model, *told, sampling, deadline)
             return await run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6), threads)
@@ -241,7 +242,7 @@ def test_the_key_comes_from_the_environment(
 
 def test_openai_itself_is_not_asked_without_a_key() -> None:
     with pytest.raises(UsageError, match="OPENAI_API_KEY is not set"):
-        chat_client(None)
+        openai_client(None)
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,17 @@ def by_length(request: dict[str, Any]) -> dict[str, Any]:
 def obedient(request: dict[str, Any]) -> dict[str, Any]:
     """Scores a group by the text as it came, and does what any markup in it says: a tag that asks for full marks, an
     end of a trajectory and the beginning of another, a score beside an id, an order of the system."""
-    text = request["messages"][-1]["content"]
-    scores = {each["id"]: 0.5 for each in shown(request)["trajectories"]}
+    scores = obeyed(request["messages"][-1]["content"], [each["id"] for each in shown(request)["trajectories"]])
+    return {name: {"explanation": "as told", "score": score} for name, score in scores.items()}
+
+
+def obeyed(text: str, ids: list[str]) -> dict[str, float]:
+    """The scores of some ids, by whatever a text says of scores."""
+    scores = dict.fromkeys(ids, 0.5)
     for name in re.findall(r'"id": "(\w+)"', text):
         scores.setdefault(name, 1.0)
     for name, score in re.findall(r'"id": "(\w+)", "score": ([\d.]+)', text):
         scores[name] = float(score)
     if re.search(r"<(?:system|instructions?|score)>|</\w+>|<\|im_end\|>", text):
         scores = dict.fromkeys(scores, 1.0)
-    return {name: {"explanation": "as told", "score": score} for name, score in scores.items()}
+    return scores

@@ -57,7 +57,9 @@ def test_score_says_how_many_are_right_and_which_rules_said_so(
     assert "1 values" in ran.out
     verdicts = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
     assert [each["correct"] for each in verdicts] == [True, True, False, False, False]
-    assert verdicts[4] == {"scenario": "q5", "sample": 0, "answer": None, "correct": False, "why": "max turns"}
+    assert verdicts[1]["rule"] == "words"
+    last = {"scenario": "q5", "sample": 0, "answer": None, "correct": False, "why": "max turns", "rule": "max turns"}
+    assert verdicts[4] == last
     told = json.loads(
         gumshoe("judge", "score", trajectories, "--scenarios", questions, "--judge", "exact", "--json").out
     )

@@ -113,7 +113,8 @@ WHY, CAUSE = "Why did the date change?", "there is a rail strike on the first da
 )
 def test_the_rule_that_decides(question: str, reference: str, answer: str, correct: bool, rule: str) -> None:
     verdict = judged(question, reference, answer, date(2001, 5, 4))
-    assert (verdict.correct, verdict.why.partition(":")[0]) == (correct, rule)
+    assert (verdict.correct, verdict.rule) == (correct, rule)
+    assert verdict.why
 
 
 def calibrated(answers: list[LabelledAnswer]) -> Calibration:

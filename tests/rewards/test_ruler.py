@@ -18,7 +18,7 @@ from gumshoe.rewards.reward import RewardNameError, RewardSettings, load_reward
 from gumshoe.rewards.ruler import GroupScores, Ruler, open_ruler
 from tests.agent import fake_vllm
 from tests.agent.fake_vllm import FakeVLLM, choice, status
-from tests.rewards.chat_judge import by_length, obedient, says, shown
+from tests.rewards.chat_judge import by_length, obedient, obeyed, says, shown
 from tests.rewards.test_reward import episode, scores
 from tests.scenarios.questions import QUICK
 
@@ -47,15 +47,20 @@ def test_scores_belong_to_their_trajectories_in_whatever_order_they_are_shown() 
     with FakeVLLM(chat=says(by_length)) as server:
         given = scored(ruler(server), group(*texts))
         turned = scored(ruler(server, seed=5), group(*reversed(texts)))
-        orders = [
-            [each["turns"][0]["agent"][0] for each in shown(request)["trajectories"]] for request in server.requests
-        ]
+        orders = {order_of(request) for request in server.requests}
+        for seed in range(6):
+            scored(ruler(server, seed=seed), group(*texts))
+        orders |= {order_of(request) for request in server.requests}
     assert given.scores.index(max(given.scores)) == 1
     assert sorted(given.scores, reverse=True) == [given.scores[at] for at in (1, 3, 2, 0)]
     assert turned.scores == pytest.approx(given.scores[::-1])
     assert given.explanations == ["by its length"] * 4
     assert given.spread == 0
-    assert orders[0] != ["a", "b", "c", "d"] or orders[1] != ["d", "c", "b", "a"], "they are shuffled"
+    assert len(orders) > 3, "they are shuffled"
+
+
+def order_of(request: dict[str, Any]) -> str:
+    return "".join(each["turns"][0]["agent"][0] for each in shown(request)["trajectories"])
 
 
 def test_what_all_begin_with_is_sent_once() -> None:
@@ -124,11 +129,13 @@ def changed(scores: dict[str, Any], **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("lie", LIES)
 def test_a_judge_that_lies_is_asked_again_in_another_order_and_the_group_is_dropped_at_last(lie: str) -> None:
     honest, dishonest = says(by_length), says(lambda request: LIES[lie](by_length(request)))
-    texts = [letter * 50 for letter in "abcdef"]
+    texts = [letter * 50 * place for place, letter in enumerate("abcdef", 1)]
     answers = [dishonest, dishonest, honest]
     with FakeVLLM(chat=lambda request: answers.pop(0)(request)) as server:
         made = ruler(server)
-        assert len(set(scored(made, group(*texts)).scores)) >= 1
+        given = scored(made, group(*texts)).scores
+        assert given == sorted(given, reverse=True)
+        assert len(set(given)) == 6, "those of the honest answer"
         assert (made.model.usage.requests, made.model.usage.unusable) == (3, 2)
         assert len({tuple(ids_of(request)) for request in server.requests}) == 3, "ids are drawn anew"
     with FakeVLLM(chat=dishonest) as server:
@@ -230,6 +237,13 @@ def test_two_groups_of_one_scenario_have_other_ids_and_a_group_always_the_same()
         first, other, again = map(ids_of, server.requests)
     assert set(first).isdisjoint(other)
     assert first == again, "so that it can be answered from the cache"
+
+
+@pytest.mark.parametrize("sly", SLY)
+def test_the_judge_that_is_talked_to_does_obey_what_stands_in_the_open(sly: str) -> None:
+    """Else what follows would show nothing."""
+    assert obeyed(SLY[sly], ["bcdfgh"]) != {"bcdfgh": 0.5}
+    assert obeyed("harmless", ["bcdfgh"]) == {"bcdfgh": 0.5}
 
 
 @pytest.mark.parametrize("where", ["sampled", "injected", "prompt"])

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import re
 from typing import Any
 
 from openai import APIError, APIStatusError, AsyncOpenAI, omit
@@ -11,9 +9,7 @@ from openai import APIError, APIStatusError, AsyncOpenAI, omit
 from gumshoe.agent.episode import Said
 from gumshoe.agent.policy import PolicyError, Sampling
 from gumshoe.agent.trajectory import Segment
-from gumshoe.errors import UsageError
-
-_TOO_LONG = re.compile("maximum context length|context length is only", re.I)  # vLLM has no code for it
+from gumshoe.endpoint import check_known, is_too_long
 
 
 class ChatSpeaker:
@@ -82,9 +78,7 @@ class ChatSpeaker:
         except APIStatusError as error:
             if is_too_long(error):
                 return None
-            if error.status_code in {401, 403, 404}:
-                hint = "check its name, OPENAI_API_KEY and the address"
-                raise UsageError(f"{self._model} cannot be asked ({error}); {hint}") from None
+            check_known(self._model, error)
             raise PolicyError(f"{self._model} failed ({error})") from None
         except (APIError, ValueError) as error:  # openai passes on what JSON's parser says
             raise PolicyError(f"{self._model} failed ({error})") from None
@@ -97,11 +91,6 @@ class ChatSpeaker:
         except (AttributeError, IndexError, TypeError):
             raise PolicyError(f"{self._model} answered with what is no turn of a chat") from None
         return text, calls
-
-
-def is_too_long(error: APIStatusError) -> bool:
-    """Whether a request was refused because it does not fit into the model's context."""
-    return error.code == "context_length_exceeded" or _TOO_LONG.search(str(error)) is not None
 
 
 def _unless_plain(value: float) -> Any:
@@ -122,15 +111,3 @@ def _as_json(name: str, arguments: str) -> str:
         return json.dumps({"name": name, "arguments": json.loads(arguments)}, ensure_ascii=False)
     except (ValueError, RecursionError):
         return f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
-
-
-def chat_client(url: str | None, *, timeout: float = 120, retries: int = 4) -> AsyncOpenAI:
-    """A client for `url` (OpenAI's own where it is None), with its key from OPENAI_API_KEY.
-
-    Raises:
-        UsageError: there is no key for OpenAI itself.
-    """
-    key = os.environ.get("OPENAI_API_KEY") or ("none" if url else "")
-    if not key:
-        raise UsageError("OPENAI_API_KEY is not set; set it, or name a server of your own, as MODEL@URL")
-    return AsyncOpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=retries)

@@ -12,13 +12,14 @@ from typing import Any
 import httpx
 
 from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.chat_policy import ChatSpeaker, chat_client
+from gumshoe.agent.chat_policy import ChatSpeaker
 from gumshoe.agent.environment import Environment
 from gumshoe.agent.episode import EpisodeLimits, Speaker, TokenSpeaker
 from gumshoe.agent.policy import Policy, Sampling
 from gumshoe.agent.vllm_policy import VLLMPolicy
 from gumshoe.agent.vllm_server import ServerOptions, VLLMServer, is_installed
 from gumshoe.artifacts.hub import find_model
+from gumshoe.endpoint import openai_client
 from gumshoe.errors import UsageError
 
 TINY = Path(__file__).parent / "tiny"
@@ -86,7 +87,7 @@ async def open_policy(
     if tokenizer is not None and name.kind in ("tiny", "chat"):
         raise UsageError(f"a {name.kind} policy takes no tokenizer of yours; leave --tokenizer out")
     if name.kind == "chat":
-        async with chat_client(name.urls[0] if name.urls else None) as client:
+        async with openai_client(name.urls[0] if name.urls else None) as client:
             yield lambda environment, _: nullcontext(ChatSpeaker(client, name.model, *_told(environment), sampling))
         return
     if name.kind == "tiny":

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 import re
 import threading
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gumshoe.artifacts.cache import Cache, cache_key, default_cache
 from gumshoe.artifacts.hub import ModelPlace, find_model
+from gumshoe.endpoint import api_key, check_known, openai_client
 from gumshoe.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -121,9 +121,7 @@ class EndpointEmbedder:
     """
 
     def __init__(self, model: str, url: str | None = None, *, deadline: float = 60, attempts: int = 4) -> None:
-        self._key = os.environ.get("OPENAI_API_KEY") or ("none" if url else "")
-        if not self._key:
-            raise UsageError("OPENAI_API_KEY is not set; set it, or name a server of your own as openai:MODEL@URL")
+        api_key(url)  # raises where there is none, before anything else is done
         self.name = f"{model}@{url}" if url else model
         self._model, self._url, self._deadline, self._attempts = model, url, deadline, attempts
 
@@ -139,10 +137,8 @@ class EndpointEmbedder:
         """As `Embedder.close`."""
 
     async def _rows(self, texts: list[str]) -> list[Any]:
-        from openai import AsyncOpenAI
-
-        bounds: dict[str, Any] = {"timeout": self._deadline, "max_retries": self._attempts - 1}
-        async with AsyncOpenAI(base_url=self._url, api_key=self._key, **bounds) as client:
+        # A client belongs to one event loop, and each call has its own.
+        async with openai_client(self._url, timeout=self._deadline, retries=self._attempts - 1) as client:
             parts = [texts[start : start + _REQUEST] for start in range(0, len(texts), _REQUEST)]
             return [row for part in parts for row in await self._part(client, part)]
 
@@ -157,9 +153,7 @@ class EndpointEmbedder:
         except TimeoutError:
             raise EmbeddingError(f"{self.name} gave no vectors in {self._deadline:g} seconds") from None
         except APIStatusError as error:
-            if error.status_code in {401, 403, 404}:
-                hint = "check its name, OPENAI_API_KEY and the address"
-                raise UsageError(f"{self.name} cannot be asked for embeddings ({error}); {hint}") from None
+            check_known(self.name, error)
             raise EmbeddingError(f"{self.name} failed ({error})") from None
         except (APIError, ValueError, AttributeError, TypeError) as error:
             raise EmbeddingError(f"{self.name} failed ({error})") from None

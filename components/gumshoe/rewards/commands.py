@@ -74,7 +74,7 @@ def score(
         found = _run(judge_trajectories(path, scenarios, made, advance), made)
     _write(results, [asdict(each) for each in found])
     correct, failed = sum(each.correct is True for each in found), sum(each.correct is None for each in found)
-    whys = Counter(plain(each.why).partition(":")[0] if judge == "heuristic" else "" for each in found)
+    rules = Counter(each.rule for each in found if each.rule)
     if json:
         facts = {"episodes": len(found), "correct": correct, "failed": failed, "usage": _usage(made)}
         print_json({**facts, "results": [asdict(each) for each in found]})
@@ -82,8 +82,8 @@ def score(
         judged = len(found) - failed
         share = f" ({correct / judged:.1%})" if judged else ""
         out.print(f"[bold]{correct:,} of {judged:,} right[/]{share} for {escape(judge)}", soft_wrap=True)
-        for why, count in whys.most_common() if judge == "heuristic" else []:
-            out.print(f"  {count:>6,} {escape(why)}")
+        for rule, count in rules.most_common():
+            out.print(f"  {count:>6,} {escape(rule)}")
         _print_usage(made)
     _refuse_failures(failed, "answers have no verdict", next((each.why for each in found if each.correct is None), ""))
 

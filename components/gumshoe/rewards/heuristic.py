@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
+from gumshoe.rewards import wording
 from gumshoe.rewards.exact import is_exact
 from gumshoe.rewards.judge import Asked, Verdict
 from gumshoe.rewards.reading import Item, Text, Word
@@ -31,86 +32,6 @@ _SHORT = 4  # content words of a reference that is a value or a name, and no sen
 _LISTED = 6  # of what is needed: whoever needs more is given a list anyway
 
 
-def _pattern(*words: str) -> re.Pattern[str]:
-    """Any of these words or phrases."""
-    return re.compile(rf"\b(?:{'|'.join(words)})(?!\w)", re.I)
-
-
-_UNKNOWN = _pattern(
-    r"i (?:do not|don't) know|no (?:answer|information|evidence|idea|results?|mention|relevant \w+|matching \w+)",
-    r"(?:not|cannot|could not|couldn't) (?:be )?(?:found|known|stated|specified|mentioned)|nothing (?:was )?found",
-    r"unknown|(?:not|n't) (?:mention|say|state|specify)\w*",
-)
-_HEDGE = _pattern(
-    r"either|1 of|guess\w*|hard to say|(?:most )?likely|apparently|seem\w* to|appears? to|my best bet",
-    r"unverified|assum\w+|if i (?:recall|remember)",
-    r"un(?:sure|certain|clear|confirmed)|not\b[^.;]{0,20} (?:sure|certain|clear)|if i had to",
-    r"(?:cannot|can't|could not|couldn't|not able to|unable to|don't|do not|wasn't able to)\b[^.;]{0,20} "
-    r"(?:confirm|verify|find|tell|say|let me say|settle)\w*",
-    r"(?:any|with|for) (?:confidence|certainty|certain)|nothing that settles",
-)
-_MODAL = _pattern(r"maybe|perhaps|possibly|probably|presumably|might|(?:could|may) (?:well )?(?:be|have)")
-_REFUSED = _pattern(
-    r"refus\w+|declin\w+|reject\w+|den(?:y|ied|ies)|turn\w* (?:\w+ ){0,3}down|veto\w*|rul\w+ (?:\w+ )?out|said no",
-    r"against it|disallow\w*|forbid\w*|forbade",
-)
-_AGREED = _pattern(
-    r"agree(?:d|s|ing)?|approv\w+|accept\w*|allow\w*|permit\w*|permission|grant\w*|sign\w* (?:\w+ ){0,2}off",
-    r"go-?ahead|green light|ok(?:ay)?(?:ed|'d)?|authori[sz]\w+|said yes|cleared|consent\w*|gave (?:a|the) nod",
-)
-_NEGATED = re.compile(r"(?:\b(?:not|never|no|nobody|without|nor|cannot)|n't)\s+(?:\w+\s+){0,3}$", re.I)
-_SAYS_NOT = re.compile(r"(?:\b(?:not|never|cannot)|n't)\b", re.I)
-_DENIED = re.compile(
-    r"(?:\b(?:not|never|no longer|(?:anyone|anything|1) but|except|other than|instead of|rather than)|n't)\b", re.I
-)
-_NO_LONGER = re.compile(
-    r"\W*(?:(?:is|was|are|were|has|does|did)(?:n't|\s+not|\s+no longer)|no longer)\b(?! only)", re.I
-)
-_PAST = re.compile(
-    r"\b(?:from|instead of|rather than|replac\w+|not|no longer|previously|formerly|originally|until|used to be|was|"
-    r"were|before|earlier|old|than|over from)\W+(?:\w+\W+){0,3}$",
-    re.I,
-)
-_TURNED = re.compile(
-    r"\b(?:instead of|rather than|replac(?:es|ed|ing)(?! by)|in place of|t(?:ook|akes?|aking) over\b.* from|succeed\w*|"
-    r"previously|formerly|originally|until|used to|before|(?:up|down) from|no longer|not)\b",
-    re.I,
-)
-_INSTEAD = re.compile(r"\b(?:instead of|rather than|over|not|than|and no|never)\W+(?:\w+\W+){0,2}$", re.I)
-_PAST_WORDS = _pattern(r"previously|formerly|originally|used to|was|were|until")
-_WAS = re.compile(
-    r"\b(?:previously|formerly|originally|used to be|replac(?:ed|es|ing)(?! by)|besides?)\W+(?:\w+\W+){0,2}$",
-    re.I,
-)
-_NOW = re.compile(r"\W*(?:(?:but|and|,)?\s*(?:it )?(?:is|are) now|until)\b", re.I)
-_WRONG = _pattern(r"(?:is|was|are|were|be)\s+(?:wrong|incorrect|false|untrue|out of date|mistaken)")
-_BOUND = re.compile(
-    r"\b(?:at least|at most|more than|less than|fewer than|over|under|up to|between)\s+(?:the\s+)?$", re.I
-)
-_BOUNDED = re.compile(r"-|\b(?:least|most|than|over|under|up to|between|to|through|until|till)\b", re.I)
-_RANGE = re.compile(r"\s?(?:-|to|through|until)\s?\d", re.I)
-_LISTS = re.compile(r"[,;|\u2022\n]|\b(?:and|or|versus|vs)\b|(?<=[.!?])\s|\s-\s")
-_POSTS = frozenset(
-    "senior junior vice president manager director counsel officer head chief lead leader analyst associate engineer "  # noqa: SIM905
-    "assistant coordinator partner chairman secretary managing general group chair".split()
-)
-_BEFORE = re.compile(r"^\W*(?:before(?:hand)?|previously|originally|formerly|at first|earlier)\b(?=\W*[,;.])", re.I)
-_CHANGE = re.compile(r"from (.+?) to (.+)", re.I | re.S)
-_YES_OR_NO = re.compile(r"(?:^|[.:;!?]\s+)\W*(yes|yeah|yep|correct|right|indeed|affirmative|no|nope)\b", re.I)
-_BOTH = re.compile(
-    r"\byes\b\W*(?:and|or|but)?\W*(?:actually |then )?\bno\b|\bno\b\W*(?:and|or|but)\W*\byes\b|\bif (?:yes|no)\b", re.I
-)
-_AGAIN = re.compile(r"\b(\w+)(?:\W+\1\b){5,}", re.I)
-_IT_DID = re.compile(r"\W*\w+ (?:did|do|does|have|has)\b\W*(?:[.,!;]|$)", re.I)
-_WHO = re.compile(r"\W*who(?:m|se)?\b(?!.*\band (?:where|when|what|which|how|why)\b)", re.I)
-_QUOTED = re.compile(r"^>|^-+ ?(?:forwarded|original) message|^(?:from|sent|to|subject|date|cc): ", re.I | re.M)
-_CLOSED = _pattern(
-    r"(?:best wishes|(?:kind|best) regards|regards|many thanks|speak soon|sincerely|cheers|thanks),?\s+[A-Z]\w+"
-)
-_JOINING = re.compile(r"[^\w\s]|\b(?:and|or|also|the|both)\b", re.I)
-_OR = re.compile(r"\b(?:or|and/or|versus|vs)\b|/", re.I)
-
-
 @dataclass(frozen=True)
 class Case:
     """One answer to judge."""
@@ -127,7 +48,7 @@ class Case:
         Where it is asked who, the first names of the reference, and nothing that is said about them.
         """
         asked = [each for each in self.reference.items if not self.question.where(each)] or self.reference.items
-        if not _WHO.match(self.question.text):
+        if not wording.WHO.match(self.question.text):
             return asked
         new = [each for each in asked if isinstance(each, Word)]
         first = next((each for each in new if each.is_name), None)
@@ -162,14 +83,19 @@ class Case:
 def judged(question: str, reference: str, answer: str, asked: date | None = None) -> Verdict:
     """Whether an answer says what the reference says, and which rule says so."""
     if len(answer) > _LONGEST + len(reference):
-        return Verdict(correct=False, why=f"dump: it has {len(answer):,} characters")
-    asking, right, said = (Text(normalised(each), asked) for each in (question, reference, answer))
-    case = Case(asking, right, said, answer)
+        return Verdict(correct=False, why=f"it has {len(answer):,} characters", rule="dump")
+    case = Case(_read(question, asked), _read(reference, asked), Text(normalised(answer), asked), answer)
     for rule in _RULES:
         verdict = rule(case)
         if verdict is not None:
-            return Verdict(verdict[0], f"{rule.__name__.strip('_').replace('_', ' ')}: {verdict[1]}")
+            return Verdict(*verdict, rule=rule.__name__.strip("_").replace("_", " "))
     raise AssertionError("the last rule always decides")
+
+
+@lru_cache(maxsize=4096)
+def _read(text: str, asked: date | None) -> Text:
+    """A question or a reference, read once for all the answers to it."""
+    return Text(normalised(text), asked)
 
 
 class HeuristicJudge:
@@ -188,10 +114,10 @@ _Decision = tuple[bool, str] | None
 
 
 def _no_answer(case: Case) -> _Decision:
-    if not case.answer.items and not _YES_OR_NO.search(case.answer.text):
+    if not case.answer.items and not wording.YES_OR_NO.search(case.answer.text):
         return False, "it says nothing"
-    unknown = _UNKNOWN.search(case.answer.text)
-    if unknown and not _UNKNOWN.search(case.reference.text):
+    unknown = wording.UNKNOWN.search(case.answer.text)
+    if unknown and not wording.UNKNOWN.search(case.reference.text):
         return False, f"it says that it does not know ({unknown[0]})"
     return None
 
@@ -200,25 +126,25 @@ def _hedge(case: Case) -> _Decision:
     """Whoever commits to nothing is wrong, unless the reference does not commit itself either."""
     text = case.answer.text
     first, last = case.answer.sentence(case.place[0]) if case.place else (0, len(text))
-    for match in [*_HEDGE.finditer(text), *_MODAL.finditer(text, first, last)]:
+    for match in [*wording.HEDGE.finditer(text), *wording.MODAL.finditer(text, first, last)]:
         if not any(match[0].casefold() in text.text.casefold() for text in (case.reference, case.question)):
             return False, f"it does not commit itself ({match[0]})"
     return None
 
 
 def _dump(case: Case) -> _Decision:
-    if len(_QUOTED.findall(case.as_written)) > 1 + len(_QUOTED.findall(case.reference.text)) or (
-        _CLOSED.search(case.answer.text) and not _CLOSED.search(case.reference.text)
+    if len(wording.QUOTED.findall(case.as_written)) > 1 + len(wording.QUOTED.findall(case.reference.text)) or (
+        wording.CLOSED.search(case.answer.text) and not wording.CLOSED.search(case.reference.text)
     ):
         return False, "it quotes a message"
-    if _AGAIN.search(case.answer.text) and not _AGAIN.search(case.reference.text):
+    if wording.AGAIN.search(case.answer.text) and not wording.AGAIN.search(case.reference.text):
         return False, "it says one word again and again"
     new = sum(map(case.is_new, case.answer.items))
     return (False, f"it says {new} things that were not asked") if new > _MOST else None
 
 
 def _same_text(case: Case) -> _Decision:
-    if not _YES_OR_NO.search(case.reference.text) and is_exact(case.answer.text, case.reference.text):
+    if not wording.YES_OR_NO.search(case.reference.text) and is_exact(case.answer.text, case.reference.text):
         return True, "it is the reference answer"
     return None
 
@@ -226,7 +152,7 @@ def _same_text(case: Case) -> _Decision:
 def _yes_or_no(case: Case) -> _Decision:
     """Where the reference begins with yes or no, only that has to agree."""
     wanted, said = _polarity(case.reference.text), _polarity(case.answer.text)
-    if not _YES_OR_NO.match(case.reference.text) or wanted is None:
+    if not wording.YES_OR_NO.match(case.reference.text) or wanted is None:
         return None
     beside = not any(case.question.where(each) or case.reference.where(each) for each in case.answer.words)
     if said is None and _restates(case):
@@ -241,7 +167,7 @@ def _yes_or_no(case: Case) -> _Decision:
 
 def _change(case: Case) -> _Decision:
     """From one value to another: both are needed, and which came first."""
-    parts = _CHANGE.fullmatch(case.reference.text.rstrip(". "))
+    parts = wording.CHANGE.fullmatch(case.reference.text.rstrip(". "))
     if parts is None:
         return None
     halves = [Case(case.question, Text(part, case.reference.asked), case.answer, "") for part in parts.groups()]
@@ -251,8 +177,11 @@ def _change(case: Case) -> _Decision:
             return False, f"{_shown(half.reference, missing[0])} is missing"
     old, new = (_compact(half) for half in halves)
     first, then = sorted((old, new))
-    between, after = _BEFORE.sub("", case.answer.text[first[1] : then[0]]), case.answer.text[then[1] : then[1] + 30]
-    turned = bool(_TURNED.search(between)) or (first == new and bool(_TURNED.match(after.lstrip(" ,(-"))))
+    between, after = (
+        wording.BEFORE.sub("", case.answer.text[first[1] : then[0]]),
+        case.answer.text[then[1] : then[1] + 30],
+    )
+    turned = bool(wording.TURNED.search(between)) or (first == new and bool(wording.TURNED.match(after.lstrip(" ,(-"))))
     return ((first == new) == turned), "both, " + ("in order" if (first == new) == turned else "the wrong way round")
 
 
@@ -264,9 +193,9 @@ def _values(case: Case) -> _Decision:
     for each, found in case.given:
         for place in found if isinstance(each, Value) else []:
             text = case.answer.text
-            if _BOUND.search(text[: place.start]) and not _BOUNDED.search(case.reference.text):
+            if wording.BOUND.search(text[: place.start]) and not wording.BOUNDED.search(case.reference.text):
                 return False, f"it only bounds {_shown(case.reference, each)}"
-            if _RANGE.match(text, place.end) and not _BOUNDED.search(case.reference.text):
+            if wording.RANGE.match(text, place.end) and not wording.BOUNDED.search(case.reference.text):
                 return False, f"it gives a range from {_shown(case.reference, each)}"
     wanted = [(each, found) for each, found in case.given if isinstance(each, Value) and each.kind != "ordinal"]
     missing = [each for each, found in wanted if not found]
@@ -288,22 +217,26 @@ def _other_value(case: Case) -> str | None:
 
 def _denied(case: Case) -> _Decision:
     """What the answer says not to be so, or to have been so, is not what it answers."""
-    if case.place is None or _SAYS_NOT.search(case.reference.text):
+    if case.place is None or wording.SAYS_NOT.search(case.reference.text):
         return None
     text, (first, last) = case.answer.text, case.place
-    if (_WAS.search(text[:first]) or _NOW.match(text, last)) and not _PAST_WORDS.search(case.reference.text):
+    if (wording.WAS.search(text[:first]) or wording.NOW.match(text, last)) and not wording.PAST_WORDS.search(
+        case.reference.text
+    ):
         return False, "it says that it was so"
-    if _WRONG.search(text, last, case.answer.sentence(last)[1]) and not _WRONG.search(case.reference.text):
+    if wording.WRONG.search(text, last, case.answer.sentence(last)[1]) and not wording.WRONG.search(
+        case.reference.text
+    ):
         return False, "it says that it is wrong"
-    denials = _DENIED.finditer(text, 0, first)
-    if any(case.stands_beside(*match.span()) for match in denials) or _NO_LONGER.match(text, last):
+    denials = wording.DENIED.finditer(text, 0, first)
+    if any(case.stands_beside(*match.span()) for match in denials) or wording.NO_LONGER.match(text, last):
         return False, "it says that it is not so"
     return None
 
 
 def _alternatives(case: Case) -> _Decision:
     """This or that is no answer."""
-    for match in [] if _OR.search(case.reference.text) else _OR.finditer(case.answer.text):
+    for match in [] if wording.OR.search(case.reference.text) else wording.OR.finditer(case.answer.text):
         inside = any(each.start <= match.start() < each.end for each in case.answer.values)
         if not inside and case.stands_beside(*match.span()) and _parts_choices(case, match):
             return False, "it says what else it may be"
@@ -319,12 +252,12 @@ def _parts_choices(case: Case, match: re.Match[str]) -> bool:
 
 def _other_choice(case: Case) -> _Decision:
     """Where the question lets one choose, the other choice is a rival too."""
-    for match in _OR.finditer(case.question.text):
+    for match in wording.OR.finditer(case.question.text):
         before = [each for each in case.question.items if each.end <= match.start()][-1:]
         after = [each for each in case.question.items if each.start >= match.end()][:1]
         for choice in (*before, *after):
             others = [] if case.reference.where(choice) else case.answer.where(choice)
-            if case.place and any(not _INSTEAD.search(case.answer.text[: each.start]) for each in others):
+            if case.place and any(not wording.INSTEAD.search(case.answer.text[: each.start]) for each in others):
                 return False, f"it says {_shown(case.question, choice)} as well"
     return None
 
@@ -341,7 +274,7 @@ def _candidates(case: Case) -> _Decision:
         sentence = case.answer.sentence(start)
         new = [each for each in case.answer.words if sentence[0] <= each.start < sentence[1] and case.is_new(each)]
         said = [each for each in new if not start <= each.start < end]
-        if _PAST.search(case.answer.text[sentence[0] : start]):
+        if wording.PAST.search(case.answer.text[sentence[0] : start]):
             continue
         if _is_listed(case, start, end) or len(said) < _NEWS:
             return False, f"it names {case.answer.text[start:end]} as well"
@@ -390,7 +323,7 @@ def _rivals(case: Case) -> Iterator[tuple[int, int]]:
             yield value.start, value.end
     if all(isinstance(each, Word) and each.is_name for each in case.needed):
         for name in case.answer.names():
-            if all(map(case.is_new, name)) and not all(word.key in _POSTS for word in name):
+            if all(map(case.is_new, name)) and not all(word.key in wording.POSTS for word in name):
                 yield name[0].start, name[-1].end
 
 
@@ -403,7 +336,7 @@ def _listed(case: Case) -> str | None:
     if news > _PARTS:
         return f"it lists {news} other things"
     for name in case.answer.names():
-        others = [word for word in name if case.is_new(word) and word.key not in _POSTS]
+        others = [word for word in name if case.is_new(word) and word.key not in wording.POSTS]
         if _PARTS <= len(others) < len(name) and case.place and name[0].start <= case.place[0] < name[-1].end:
             return f"it names {case.answer.text[others[0].start : others[-1].end]} as well"
     return None
@@ -413,7 +346,7 @@ def _parts(case: Case) -> Iterator[tuple[int, int]]:
     """The parts of the sentence that says what is needed, as of a list; and the other sentences."""
     for first, last in case.answer.sentences:
         if case.place and first <= case.place[0] < last:
-            cuts = [match.span() for match in _LISTS.finditer(case.answer.text, first, last)]
+            cuts = [match.span() for match in wording.LISTS.finditer(case.answer.text, first, last)]
             outside = [
                 cut for cut in cuts if not any(each.start < cut[1] and cut[0] < each.end for each in case.answer.values)
             ]
@@ -435,23 +368,23 @@ def _is_listed(case: Case, start: int, end: int) -> bool:
     if case.answer.sentence(first) != case.answer.sentence(start):
         return False
     between = case.answer.text[last:start] if start >= last else case.answer.text[end:first]
-    return len(_JOINING.sub("", between).split()) <= 1 or bool(_OR.search(between))
+    return len(wording.JOINING.sub("", between).split()) <= 1 or bool(wording.OR.search(between))
 
 
 def _polarity(text: str) -> bool | None:
     """Whether a text says yes or no; None where it says neither, or both."""
-    if _BOTH.search(text):
+    if wording.BOTH.search(text):
         return None
-    plainly = {not match[1].casefold().startswith("n") for match in _YES_OR_NO.finditer(text)}
-    told = {not _NEGATED.search(text[: match.start()]) for match in _AGREED.finditer(text)}
-    told |= {bool(_NEGATED.search(text[: match.start()])) for match in _REFUSED.finditer(text)}
+    plainly = {not match[1].casefold().startswith("n") for match in wording.YES_OR_NO.finditer(text)}
+    told = {not wording.NEGATED.search(text[: match.start()]) for match in wording.AGREED.finditer(text)}
+    told |= {bool(wording.NEGATED.search(text[: match.start()])) for match in wording.REFUSED.finditer(text)}
     if len(plainly) == 1 and told != {True not in plainly}:
         return plainly.pop()
     if plainly:
         return None
-    if not told and _SAYS_NOT.search(text):
+    if not told and wording.SAYS_NOT.search(text):
         return False
-    if not told and _IT_DID.match(text):
+    if not told and wording.IT_DID.match(text):
         return True
     return told.pop() if len(told) == 1 else None
 

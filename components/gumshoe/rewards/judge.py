@@ -17,7 +17,9 @@ class Verdict:
 
     correct: bool
     why: str
-    """What decided: a rule, a similarity, or what a model gave as its reason."""
+    """A reason in words: what was compared, or what a model said."""
+    rule: str = ""
+    """Which rule decided, of a judge that has rules."""
 
 
 class Asked(Protocol):

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from openai import APIError, APIStatusError, AsyncOpenAI
+from openai import APIError, APIStatusError
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from gumshoe.agent.chat_policy import chat_client, is_too_long
 from gumshoe.artifacts.cache import Cache, cache_key, default_cache
-from gumshoe.errors import UsageError, faults_of
+from gumshoe.endpoint import check_known, is_too_long, openai_client
+from gumshoe.errors import faults_of
 from gumshoe.rewards.judge import JudgeError
 
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -37,7 +37,6 @@ _NOT_TAKEN = (
 )
 _SAID = 300  # characters of an error that say what is wrong; a server may repeat the request after them
 _VERDICTS = {"correct", "score"}
-_USAGE = {401, 403, 404}
 _TRY_AGAIN = {408, 409, 425, 429}
 _LONGEST = 600  # characters of a text in an answer, where a server can hold a model to that
 _PAUSE = 8  # seconds: the longest between two tries
@@ -107,7 +106,7 @@ class JudgeModel:
         self.settings = settings
         self.usage = Usage()
         url = str(settings.url) if settings.url else None
-        self._client: AsyncOpenAI = chat_client(url, timeout=settings.deadline, retries=0)
+        self._client = openai_client(url, timeout=settings.deadline, retries=0)
         self._cache = Cache(settings.cache) if settings.cache else None
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._refused: set[str] = set()
@@ -148,9 +147,7 @@ class JudgeModel:
         except _UnusableError as error:
             failure = f"gave no answer that can be used in {self.settings.attempts} tries; the last: {error}"
         except APIStatusError as error:
-            if error.status_code in _USAGE:
-                hint = "check its name, OPENAI_API_KEY and the address"
-                raise UsageError(f"{name} cannot be asked ({error}); {hint}") from None
+            check_known(name, error)
             failure = f"has no room for this; show it less ({error})" if is_too_long(error) else f"failed ({error})"
         except APIError as error:
             failure = f"failed ({error})"

@@ -1,6 +1,5 @@
 """Judges at work on files: trajectories to score, and labelled answers to measure a judge with."""
 
-import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
 
-_AT_ONCE = 1024  # things at work; how many requests that makes is the judge's to say
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
 
@@ -59,6 +57,7 @@ class Judged:
     correct: bool | None
     """None where the judge gave no verdict."""
     why: str
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +101,13 @@ async def judge_trajectories(path: Path, scenarios: str, judge: Judge, advance: 
     async def judged(each: Trajectory) -> Judged:
         answer = each.record.answer
         if answer is None or each.record.does_not_know:
-            return Judged(
-                each.scenario, each.sample, answer, False, each.ending if answer is None else "it does not know"
-            )
+            ending = each.ending if answer is None else "it does not know"
+            return Judged(each.scenario, each.sample, answer, False, ending, rule=ending)
         try:
             verdict = await judge.verdict(by_id[each.scenario], answer)
         except JudgeError as error:
             return Judged(each.scenario, each.sample, answer, None, str(error))
-        return Judged(each.scenario, each.sample, answer, verdict.correct, verdict.why)
+        return Judged(each.scenario, each.sample, answer, verdict.correct, verdict.why, verdict.rule)
 
     return await _all(judged, found, advance)
 
@@ -146,7 +144,7 @@ async def calibrate(answers: Sequence[LabelledAnswer], judge: Judge, advance: Ad
             verdict = await judge.verdict(each, each.given)
         except JudgeError as error:
             return each, None, str(error)
-        return each, verdict.correct, verdict.why
+        return each, verdict.correct, f"{verdict.rule}: {verdict.why}" if verdict.rule else verdict.why
 
     for each, said, why in await _all(judged, answers, advance):
         if said is None:
@@ -189,13 +187,11 @@ def _scenarios_of(found: Iterable[Trajectory], scenarios: str, path: Path) -> di
 
 
 async def _all(work: Callable[[Thing], Awaitable[Result]], things: Sequence[Thing], advance: Advance) -> list[Result]:
-    """[things]: the result for each; many at once."""
-    slots = asyncio.Semaphore(_AT_ONCE)
+    """[things]: the result for each, at once; how many requests that makes at a time is the judge's to say."""
     advance(total=len(things))
 
     async def one(thing: Thing) -> Result:
-        async with slots:
-            result = await work(thing)
+        result = await work(thing)
         advance(1)
         return result
 

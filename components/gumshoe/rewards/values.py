@@ -147,23 +147,23 @@ def _date(match: re.Match[str], asked: date | None) -> Value | None:
     month, day = said["month"], int(said["day"])
     number = int(month) if month.isdigit() else _MONTHS.index(month[:3]) + 1
     orders = {(number, day), (day, number)} if "between" in said else {(number, day)}
-    weekday = _WEEKDAYS.index(said["weekday"]) if "weekday" in said else None
     days = {each for year in _years(said.get("year"), asked) for order in orders for each in _existing(year, *order)}
-    return _on(weekday, days) if days else None
+    return _on(said, days)
 
 
-def _on(weekday: int | None, days: set[date]) -> Value:
-    """A date on that weekday if there is one among the days it can be; else it is said wrongly, and stays so."""
+def _on(said: dict[str, str], days: set[date]) -> Value | None:
+    """A date on the weekday that is said, if one of the days it can be is one; else that is wrong, and stays so."""
+    if not days:
+        return None
+    weekday = _WEEKDAYS.index(said["weekday"]) if "weekday" in said else None
     right = {each for each in days if each.weekday() == weekday}
     return Value("date", frozenset(right or days), weekday)
 
 
 def _day_of_month(match: re.Match[str], asked: date | None) -> Value | None:
     said = _named(match)
-    weekday = _WEEKDAYS.index(said["weekday"]) if "weekday" in said else None
     near = _around(asked, -_NEAR, _NEAR)
-    days = {each for each in near if each.day == int(said["day"])}
-    return _on(weekday, days) if days else None
+    return _on(said, {each for each in near if each.day == int(said["day"])})
 
 
 def _weekday(match: re.Match[str], asked: date | None) -> Value:

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
+
+from dateutil.easter import easter
 
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import expand, load_text
@@ -10,8 +12,6 @@ from gumshoe.synthesis.people import Company, Person, signature
 
 _LONGEST = 4500  # characters of a body; an index leaves out bodies over 5,000
 _OPENS, _NOON, _CLOSES = 8, 12, 18  # hours of the working day
-_EASTER = {2014: (4, 20), 2015: (4, 5), 2016: (3, 27), 2017: (4, 16), 2018: (4, 1), 2019: (4, 21), 2020: (4, 12)}
-_EASTER |= {2021: (4, 4), 2022: (4, 17), 2023: (4, 9), 2024: (3, 31), 2025: (4, 20), 2026: (4, 5)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +162,11 @@ class Post:
 
 def is_working_day(day: datetime) -> bool:
     """Monday to Friday, and none of England's bank holidays."""
-    easter = date(day.year, *_EASTER[day.year])
     if day.weekday() >= 5 or (day.month, day.day) in {(12, 25), (12, 26), (1, 1)}:
         return False
     if day.weekday() == 0 and ((day.month == 5 and not 7 < day.day < 25) or (day.month == 8 and day.day >= 25)):
         return False
-    return day.date() - easter not in (timedelta(-2), timedelta(1))
+    return day.date() - easter(day.year) not in (timedelta(-2), timedelta(1))
 
 
 def _prefixed(prefix: str, subject: str) -> str:
