@@ -77,7 +77,7 @@ LEVELS: dict[Level, Difficulty] = {
     "normal": Difficulty(
         noise=0.4,
         facts=(2, 4),
-        filler=(0, 2),
+        filler=(0, 1),
         depth=2,
         tables=0.25,
         asked=0.4,
@@ -98,7 +98,7 @@ LEVELS: dict[Level, Difficulty] = {
     "hard": Difficulty(
         noise=0.45,
         facts=(3, 5),
-        filler=(1, 3),
+        filler=(0, 2),
         depth=4,
         tables=0.3,
         asked=0.8,

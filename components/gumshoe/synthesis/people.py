@@ -124,7 +124,7 @@ class Casting:
             farewell=self.dice.pick(manners["farewell"]),
             signs=firm != self.company.name or self.dice.chance(0.4),
             quotes_by_line=self.dice.chance(0.5),
-            chatty=self.dice.pick([0.05, 0.15, 0.35]),
+            chatty=self.dice.pick([0.0, 0.05, 0.2]),
         )
         phone = f"{self.dice.pick(_LANDLINES)}{self.dice.below(1000):03}"
         return Person(first, last, title, firm, address, phone, f"{_MOBILE}{next(mobiles):03}", manner)

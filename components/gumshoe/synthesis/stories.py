@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import date, timedelta
 
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Difficulty
@@ -63,7 +63,7 @@ class _Telling:
         if tabled:
             self._table(facts[:tabled])
         for fact in facts[tabled:]:
-            if self._is_over():
+            if self._has_come(self._matter.over):
                 break
             self._dice.weighted(self._ways(fact))(fact)
             if self._dice.chance(self._difficulty.echoes):
@@ -149,8 +149,12 @@ class _Telling:
         """One of the facts becomes another, if one can: a day only before it has come."""
         self._move_on((4, 12))
         texts = load_text("facts")["change"]
-        can = [fact for fact in self._matter.facts if fact.kind.changes_as in texts and not self._is_past(fact)]
-        if not can or self._is_over():
+        can = [
+            fact
+            for fact in self._matter.facts
+            if fact.kind.changes_as in texts and not self._has_come(fact.versions[0].day)
+        ]
+        if not can or self._has_come(self._matter.over):
             return
         fact = self._dice.pick(can)
         self._inventor.change(self._matter, fact, self._now)
@@ -176,18 +180,13 @@ class _Telling:
         if self._dice.chance(self._difficulty.echoes):
             self._remark(self._forms["echo_change"], fact, noun=fact.kind.noun)
 
-    def _is_past(self, fact: Fact) -> bool:
-        day = fact.versions[0].day
+    def _has_come(self, day: date | None) -> bool:
+        """Whether a day has come, or is too near for plans."""
         return day is not None and day <= self._now.date() + timedelta(days=_UNDER_WAY)
-
-    def _is_over(self) -> bool:
-        """Whether the day that the matter is about has come, or is too near for plans."""
-        over = self._matter.over
-        return over is not None and over <= self._now.date() + timedelta(days=_UNDER_WAY)
 
     def _approval(self) -> None:
         self._move_on((2, 9))
-        if self._is_over():
+        if self._has_come(self._matter.over):
             return
         self._matter.approval = approval = self._inventor.approval(self._matter)
         texts = load_text("facts")["approval"]
@@ -336,9 +335,9 @@ class _Telling:
         if before and len(core) == 1 and self._dice.chance(0.4):
             joined = f"{before.pop().text} {core[0].text}"
             core = [Paragraph(joined, core[0].states)]
-        if not asking and self._dice.chance(0.5):  # some say that no answer is needed
+        if not asking and self._dice.chance(0.25):  # some say that no answer is needed
             before.insert(0, Paragraph(self._line(life["opening"], sender, reader)))
-        if not asking and self._dice.chance(0.4):
+        elif not asking and self._dice.chance(0.3):
             after.append(Paragraph(self._line(life["closing"], sender, reader)))
         if self._dice.chance(sender.manner.chatty):
             aside = self._line(life["aside"], sender, reader)
@@ -348,7 +347,7 @@ class _Telling:
     def _fillers(self) -> list[list[str]]:
         count = self._dice.between(*self._difficulty.filler)
         own, general = self._filler["filler"][self._matter.kind.id], self._filler["filler"]["general"]
-        return [own if self._dice.chance(0.7) else general for _ in range(count)]
+        return [own if self._dice.chance(0.85) else general for _ in range(count)]
 
     def _line(self, templates: list[str], sender: Person, reader: Person, **slots: str) -> str:
         """One of the sentences of small talk, filled."""
