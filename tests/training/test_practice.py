@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,7 +14,8 @@ from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.tools import Call, ToolError
 from gumshoe.rewards.exact import is_exact
 from gumshoe.synthesis.dice import Dice
-from gumshoe.training.practice import FORMS, MAX_TURNS, Collection, Practice, document
+from gumshoe.synthesis.mail import synthesize_mail
+from gumshoe.training.practice import FORMS, MAX_TURNS, Collection, Company, Practice, document, with_ids
 from gumshoe.training.teacher import MAIL, Slip, Teacher, listed
 from tests.training.conftest import Played
 
@@ -45,6 +47,29 @@ def test_the_tools_of_mail_and_of_documents_are_practised(played: Played) -> Non
     names = Counter(call.name for _, text in played.whole for call in calls_in(text))
     assert set(names) == {"search_inbox", "read_email", "search_documents", "read_document", "return_final_answer"}
     assert min(names.values()) > 30
+
+
+def test_ids_of_another_form_change_nothing_else_and_lead_to_the_same_messages() -> None:
+    mail = synthesize_mail(11, 3, 120)
+    other = with_ids(mail, "#######.#############.JavaMail.root", Dice(1))
+    assert all(re.fullmatch(r"<\d{7}\.\d{13}\.JavaMail\.root@[\w.]+>", each["message_id"]) for each in other.messages)
+    assert len({each["message_id"] for each in other.messages}) == 120
+    texts = [{each["message_id"]: {**each, "message_id": ""} for each in made.messages} for made in (mail, other)]
+    assert list(texts[0].values()) == list(texts[1].values())
+    for before, after in zip(mail.scenarios, other.scenarios, strict=True):
+        assert after.message_ids != before.message_ids
+        assert [texts[1][each] for each in after.message_ids] == [texts[0][each] for each in before.message_ids]
+        assert after.model_copy(update={"message_ids": before.message_ids}) == before
+
+
+def test_some_companies_have_ids_of_another_form(tmp_path: Path) -> None:
+    companies = [Company.invent(seed, "easy", tmp_path / str(seed), messages=120) for seed in range(12)]
+    of_a_word = [re.fullmatch(r"<[a-z]{10}@\S+>", each.mail.messages[0]["message_id"]) for each in companies]
+    assert {bool(each) for each in of_a_word} == {True, False}
+    for company in companies:
+        for scenario in company.mail.scenarios:
+            for source in scenario.message_ids:
+                assert company.index.read(str(scenario.inbox_address), source).message_id == source
 
 
 def test_each_question_is_practised_in_its_forms(played: Played) -> None:

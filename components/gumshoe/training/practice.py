@@ -1,8 +1,9 @@
 """Practice: episodes of the expert in invented mailboxes and document collections, as examples to learn from."""
 
 import json
+import string
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from gumshoe.agent.environment import Environment, Record
 from gumshoe.agent.tools import Call, Toolbox, ToolError
 from gumshoe.mail.build import build_index
 from gumshoe.mail.index import Hit, MailIndex, MessageNotFoundError
-from gumshoe.scenarios.scenario import Scenario
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.mail import MAIL as MAIL_FILE
@@ -22,6 +23,15 @@ from gumshoe.training.warm_start import Example
 
 MAX_TURNS = 10
 _MAILBOXES, _MESSAGES = 3, 900  # small and many, so that no name or address is worth learning by heart
+_OTHER_IDS = 0.3  # share of the companies whose messages have ids of another form than invented mail has
+_ID_FORMS = (  # of mail systems: # is a digit, ? a hexadecimal one, * a letter or a digit
+    "#######.#############.JavaMail.root",
+    "????????-????-????-????-????????????",
+    "CA*******************",
+    "##############.GA####",
+    "????????.#######",
+)
+_SIGNS = {"#": string.digits, "?": string.digits + "abcdef", "*": string.ascii_letters + string.digits}
 _TOLD_OFTEN = 30  # so that a tokenizer has whole words for it
 _DOCUMENTS = """\
 You are an assistant that answers questions from a collection of documents.
@@ -48,9 +58,32 @@ class Company:
     ) -> "Company":
         """Invent mail and index it in a directory."""
         mail = synthesize_mail(seed, mailboxes, messages, level)
+        dice = Dice(seed, "ids")
+        if dice.chance(_OTHER_IDS):
+            mail = with_ids(mail, dice.pick(_ID_FORMS), dice)
         write_mail(mail, directory)
         build_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
         return cls(mail, MailIndex(directory / "index"))
+
+
+def with_ids(mail: SyntheticMail, form: str, dice: Dice) -> SyntheticMail:
+    """The same mail, the ids of its messages made anew by a form.
+
+    Where all ids look alike, a model takes their looks for what tells a message from a document.
+    """
+    made = {
+        each["message_id"]: f"<{_signs(form, dice)}@{each['message_id'].partition('@')[2]}" for each in mail.messages
+    }
+    messages = [{**each, "message_id": made[each["message_id"]]} for each in mail.messages]
+    scenarios = [
+        each.model_copy(update={"message_ids": tuple(made[source] for source in each.message_ids)})
+        for each in mail.scenarios
+    ]
+    return replace(mail, messages=messages, scenarios=ScenarioSet.of(scenarios))
+
+
+def _signs(form: str, dice: Dice) -> str:
+    return "".join(dice.pick(_SIGNS[sign]) if sign in _SIGNS else sign for sign in form)
 
 
 class Collection:
