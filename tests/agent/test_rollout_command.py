@@ -55,23 +55,6 @@ def server() -> Iterator[FakeVLLM]:
     assert server.errors == []
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the command line in this process: it takes a second to start in one of its own."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-    def typed(*arguments: object) -> Ran:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main([*map(str, arguments)])
-        printed = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Ran(ended.value.code, printed.out, printed.err)
-
-    return typed
-
-
 def options(place: Place, out: Path, policy: str, **changes: object) -> list[object]:
     """The arguments of a rollout; `None` leaves one out."""
     given: dict[str, object] = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.agent.environment import Ending, Record
-from gumshoe.agent.trajectory import NotTokenExactError, Origin, Segment, Trajectory, TrajectoryFileError
+from gumshoe.agent.trajectory import NotTokenExactError, Origin, Segment, TokenUsage, Trajectory, TrajectoryFileError
 from tests.scenarios.questions import QUICK
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -90,6 +90,13 @@ def test_a_trajectory_is_read_back_from_its_one_line(
     line = made.to_json()
     assert "\n" not in line
     assert Trajectory.from_json(line.encode(), "here") == Trajectory.from_json(line, "here") == made
+
+
+def test_what_was_written_before_usage_was_told_of_is_read() -> None:
+    line = json.loads(trajectory(SAMPLED, usage=TokenUsage(7, 2)).to_json())
+    assert Trajectory.from_json(json.dumps(line), "here").usage == TokenUsage(7, 2)
+    del line["usage"]
+    assert Trajectory.from_json(json.dumps(line), "here").usage is None
 
 
 def test_half_a_code_point_does_not_keep_a_trajectory_from_its_file() -> None:

@@ -8,7 +8,7 @@ from openai import APIError, APIStatusError, AsyncOpenAI, omit
 
 from gumshoe.agent.episode import Said
 from gumshoe.agent.policy import PolicyError, Sampling
-from gumshoe.agent.trajectory import Segment
+from gumshoe.agent.trajectory import Segment, TokenUsage
 from gumshoe.endpoint import check_known, is_too_long
 
 
@@ -51,7 +51,7 @@ class ChatSpeaker:
         answer = await self._answer()
         if answer is None:
             return None
-        text, calls = answer
+        text, calls, usage = answer
         self._messages.append(
             {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}
         )
@@ -59,9 +59,9 @@ class ChatSpeaker:
         for call in calls:
             text += f"\n<tool_call>\n{_as_json(**call['function'])}\n</tool_call>"
         text = text.strip()
-        return Said((self._coming, Segment("sampled", text)), text, self._model, cut=False)
+        return Said((self._coming, Segment("sampled", text)), text, self._model, cut=False, usage=usage)
 
-    async def _answer(self) -> tuple[str, list[dict[str, Any]]] | None:
+    async def _answer(self) -> tuple[str, list[dict[str, Any]], TokenUsage | None] | None:
         """The text and the calls of the next turn; None where the context is full."""
         try:
             async with asyncio.timeout(self._deadline):  # the client's own is for each read
@@ -90,7 +90,12 @@ class ChatSpeaker:
             calls = [_kept(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []]
         except (AttributeError, IndexError, TypeError):
             raise PolicyError(f"{self._model} answered with what is no turn of a chat") from None
-        return text, calls
+        return text, calls, _billed(answer)
+
+
+def _billed(answer: Any) -> TokenUsage | None:
+    read, written = (getattr(answer.usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+    return TokenUsage(read, written) if isinstance(read, int) and isinstance(written, int) else None
 
 
 def _unless_plain(value: float) -> Any:

@@ -10,7 +10,7 @@ from gumshoe.agent.environment import Ending, Environment, Unusable
 from gumshoe.agent.policy import Policy, PolicyError, Sampling
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.tools import BadArgumentsError, Call, ToolError, UnknownToolError
-from gumshoe.agent.trajectory import Segment, Trajectory
+from gumshoe.agent.trajectory import Segment, TokenUsage, Trajectory
 
 _UNUSABLE: dict[type[Exception], Unusable] = {
     NoCallError: "no call",
@@ -40,6 +40,8 @@ class Said:
     version: str
     cut: bool
     """It was cut off because the context is full."""
+    usage: TokenUsage | None = None
+    """None where an endpoint does not say."""
 
 
 class Speaker(Protocol):
@@ -95,11 +97,12 @@ class TokenSpeaker:
         seed = int(hashlib.sha256(f"{self._seed}/{self._turn}".encode()).hexdigest()[:8], 16) >> 1
         completion = await self._policy.sample(self._ids, asked, stop_ids=self._chat.stop_ids, seed=seed)
         self._turn += 1
+        usage = TokenUsage(len(self._ids), len(completion.ids))
         self._ids += completion.ids
         text, closed = self._chat.said(completion.ids)
         sampled = Segment("sampled", text + closed, completion.ids, completion.logprobs)
         cut = completion.finish == "length" and asked.max_tokens == room
-        return Said((self._coming, sampled), text, completion.version, cut)
+        return Said((self._coming, sampled), text, completion.version, cut, usage)
 
 
 async def run_episode(
@@ -114,6 +117,7 @@ async def run_episode(
     """
     segments: list[Segment] = []
     version = ""
+    usage: TokenUsage | None = TokenUsage()
     policy_seconds = tool_seconds = 0.0
     ending: Ending = "max turns"
     detail, turns = "", 0
@@ -129,6 +133,7 @@ async def run_episode(
         version = said.version
         segments += said.segments
         turns += 1
+        usage = usage + said.usage if usage and said.usage else None
         if said.cut:
             ending = "context full"
             break
@@ -155,6 +160,7 @@ async def run_episode(
         turns,
         policy_seconds,
         tool_seconds,
+        usage,
     )
 
 

@@ -84,7 +84,7 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> Rollo
     if path.suffix == ".gz":
         raise UsageError(f"{path} would be packed, and lines cannot be added to that; leave .gz out")
     name = PolicyName.parse(settings.policy)
-    chosen = _chosen(settings)
+    chosen = chosen_scenarios(settings)
     index = MailIndex(settings.index)
     limits = settings.limits
     for scenario in chosen:
@@ -149,7 +149,12 @@ def _shown(state: Progress, advance: Advance) -> Iterator[None]:
         show()
 
 
-def _chosen(settings: Settings) -> ScenarioSet:
+def chosen_scenarios(settings: Settings) -> ScenarioSet:
+    """The scenarios that a rollout is of.
+
+    Raises:
+        UsageError: there are none.
+    """
     scenarios = load_scenarios(settings.scenarios)
     if settings.split is not None:
         scenarios = scenarios.only(as_split(settings.split))

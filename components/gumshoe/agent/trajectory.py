@@ -34,6 +34,17 @@ class Segment:
     """[tokens] or []"""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of an episode's requests, added up as an endpoint bills them: what was said before counts in each."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: "TokenUsage") -> "TokenUsage":
+        return TokenUsage(self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens)
+
+
 @dataclass(slots=True)
 class Trajectory:
     """One episode of one scenario.
@@ -56,6 +67,8 @@ class Trajectory:
     turns: int
     policy_seconds: float
     tool_seconds: float
+    usage: TokenUsage | None = None
+    """None where an endpoint did not say."""
     tries: int = 1
     """Episodes that it took; those before this one failed for want of infrastructure."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -106,7 +119,8 @@ class Trajectory:
                 Segment(each["origin"], each["text"], tuple(each["ids"]), tuple(each["logprobs"]))
                 for each in fields.pop("segments")
             ]
-            made = cls(**{**fields, "segments": segments, "record": Record(**fields.pop("record"))})
+            record, usage = Record(**fields.pop("record")), fields.pop("usage", None)
+            made = cls(**fields, segments=segments, record=record, usage=TokenUsage(**usage) if usage else None)
             if not isinstance(made.settings, dict):
                 raise TypeError("its settings are no object")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

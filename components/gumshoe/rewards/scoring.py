@@ -98,18 +98,20 @@ async def judge_trajectories(path: Path, scenarios: str, judge: Judge, advance: 
     found = list(read_trajectories(path))
     by_id = _scenarios_of(found, scenarios, path)
 
-    async def judged(each: Trajectory) -> Judged:
-        answer = each.record.answer
-        if answer is None or each.record.does_not_know:
-            ending = each.ending if answer is None else "it does not know"
-            return Judged(each.scenario, each.sample, answer, False, ending, rule=ending)
-        try:
-            verdict = await judge.verdict(by_id[each.scenario], answer)
-        except JudgeError as error:
-            return Judged(each.scenario, each.sample, answer, None, str(error))
-        return Judged(each.scenario, each.sample, answer, verdict.correct, verdict.why, verdict.rule)
+    return await at_once(lambda each: judge_one(each, by_id[each.scenario], judge), found, advance)
 
-    return await _all(judged, found, advance)
+
+async def judge_one(trajectory: Trajectory, scenario: Scenario, judge: Judge) -> Judged:
+    """The verdict on one episode's answer."""
+    about, answer = (trajectory.scenario, trajectory.sample), trajectory.record.answer
+    if answer is None or trajectory.record.does_not_know:
+        ending = trajectory.ending if answer is None else "it does not know"
+        return Judged(*about, answer, False, ending, rule=ending)
+    try:
+        verdict = await judge.verdict(scenario, answer)
+    except JudgeError as error:
+        return Judged(*about, answer, None, str(error))
+    return Judged(*about, answer, verdict.correct, verdict.why, verdict.rule)
 
 
 async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[ScoredGroup]:
@@ -132,7 +134,7 @@ async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[Score
             return ScoredGroup(group[0].scenario, samples, None, str(error))
 
     whole = [group for group in groups.values() if len(group) > 1]
-    return await _all(scored, whole, advance)
+    return await at_once(scored, whole, advance)
 
 
 async def calibrate(answers: Sequence[LabelledAnswer], judge: Judge, advance: Advance) -> Calibration:
@@ -146,7 +148,7 @@ async def calibrate(answers: Sequence[LabelledAnswer], judge: Judge, advance: Ad
             return each, None, str(error)
         return each, verdict.correct, f"{verdict.rule}: {verdict.why}" if verdict.rule else verdict.why
 
-    for each, said, why in await _all(judged, answers, advance):
+    for each, said, why in await at_once(judged, answers, advance):
         if said is None:
             found.failures.append(why)
             continue
@@ -186,7 +188,9 @@ def _scenarios_of(found: Iterable[Trajectory], scenarios: str, path: Path) -> di
     return by_id
 
 
-async def _all(work: Callable[[Thing], Awaitable[Result]], things: Sequence[Thing], advance: Advance) -> list[Result]:
+async def at_once(
+    work: Callable[[Thing], Awaitable[Result]], things: Sequence[Thing], advance: Advance
+) -> list[Result]:
     """[things]: the result for each, at once; how many requests that makes at a time is the judge's to say."""
     advance(total=len(things))
 
