@@ -113,6 +113,15 @@ def test_order_by_date_gives_the_newest_first_and_undated_messages_last(index: M
     assert ids(index, ["pipeline"], order="date") == [8, 6, 2, 1, 5]
 
 
+def test_a_listing_has_the_whole_inbox_the_oldest_first_and_undated_messages_last(index: MailIndex) -> None:
+    listed = index.listing("<BOB@Example.com>")
+    assert [int(message_id.strip("<>").split("@")[0]) for message_id, _ in listed] == [1, 2, 3, 4, 6, 8, 5]
+    assert [sent for _, sent in listed][::6] == [datetime(2001, 5, 2, 12, tzinfo=UTC), None]
+    assert index.listing("nobody@example.com") == []
+    with pytest.raises(SearchArgumentError, match="write a whole address"):
+        index.listing("bob")
+
+
 def test_limit_bounds_the_results(tmp_path: Path) -> None:
     index = make_index(tmp_path, [record(number, body=f"word {number}") for number in range(30)])
     assert len(ids(index, ["word"])) == 10

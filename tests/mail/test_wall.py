@@ -78,6 +78,7 @@ def test_no_search_or_read_ever_returns_a_message_outside_the_inbox(
         for options in ({}, {"order": "date"}, {"sender": other}, {"recipient": other}):
             assert set(found(index, inbox, [keyword], **options)) <= mine
         assert {each["message_id"] for each in records if readable(index, inbox, each["message_id"])} == mine
+        assert {message_id for message_id, _ in index.listing(inbox)} == mine
 
 
 @settings(max_examples=40)
@@ -91,6 +92,7 @@ def test_an_inbox_is_shown_what_it_would_be_shown_alone(
         alone = make_index(Path(directory) / "alone", [each for each in records if holds(each, inbox)], KEEP_ALL)
         for options in ({}, {"order": "date"}, {"sender": other}, {"recipient": other}, {"limit": 1}):
             assert whole.search(inbox, keywords, **options) == alone.search(inbox, keywords, **options)
+        assert whole.listing(inbox) == alone.listing(inbox)
         for each in records:
             if holds(each, inbox):
                 assert whole.read(inbox, each["message_id"]) == alone.read(inbox, each["message_id"])
@@ -234,8 +236,8 @@ def test_the_audit_tells_messages_under_one_id_apart(tmp_path: Path) -> None:
 def test_the_index_offers_no_way_round_the_inbox() -> None:
     """Every public method that gives a message or a part of one takes the inbox."""
     methods = {name: each for name, each in vars(MailIndex).items() if callable(each) and not name.startswith("_")}
-    assert set(methods) == {"search", "read", "stats", "unreadable"}
-    for name in ("search", "read"):
+    assert set(methods) == {"search", "read", "listing", "stats", "unreadable"}
+    for name in ("search", "read", "listing"):
         assert list(inspect.signature(methods[name]).parameters)[1] == "inbox"
     imported = ast.dump(ast.parse(Path(gumshoe.mail.index.__file__).read_text()))
     assert "audit" not in imported

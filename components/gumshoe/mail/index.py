@@ -63,6 +63,10 @@ _VISIBLE = """
     )
 """
 _LENGTHS = "SELECT words(search) FROM search WHERE search MATCH ?"
+_LISTED = """
+    SELECT message_id, sent FROM search CROSS JOIN messages ON message = search.rowid
+    WHERE search MATCH ? ORDER BY sent IS NULL, sent, message_id
+"""
 _COUNT = "SELECT count(*) FROM search WHERE search MATCH ?"
 # One pass over the matches: with `+`, SQLite does not begin a query of its own for each message, which takes longer.
 _HITS = f"""
@@ -248,6 +252,23 @@ class MailIndex:
             )
             recipients = dict.fromkeys(Recipient(role, self._text(address), name) for role, address, name in listed)
         return Message(kept_id, shown_date(sent, offset), sender, sender_name, tuple(recipients), subject, body.strip())
+
+    def listing(self, inbox: str) -> list[tuple[str, datetime | None]]:
+        """All messages of an inbox, the oldest first: the id of each, and when it was sent, in UTC.
+
+        Those without a date stand last.
+
+        Raises:
+            SearchArgumentError: the inbox is not a whole address.
+            IndexFileError: the file is damaged.
+        """
+        owner = check_address("inbox", inbox)
+        with self._explained():
+            number = self._address(owner)
+            if number is None:
+                return []
+            rows = self._connection().execute(_LISTED, (f'{_COLUMNS["inbox"]} : "{address_term(number)}"',))
+            return [(message_id, shown_date(sent, None)) for message_id, sent in rows]
 
     def stats(self) -> dict[str, Any]:
         """What built this index and what is in it: the facts of `BuildReport`, and counts."""

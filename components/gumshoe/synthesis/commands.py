@@ -1,16 +1,32 @@
-"""`gumshoe synthesize`: mail."""
+"""`gumshoe synthesize`: mail, and questions about mail that is there."""
 
+import asyncio
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from gumshoe.artifacts.storage import writable_directory
-from gumshoe.errors import UsageError
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.rewards.commands import (
+    CachePath,
+    CompletionPrice,
+    Concurrency,
+    Deadline,
+    JudgeWord,
+    NoCache,
+    PromptPrice,
+)
 from gumshoe.synthesis.difficulty import Level
-from gumshoe.terminal import JsonFlag, out, plain, print_json, progress
+from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
+
+if TYPE_CHECKING:
+    from gumshoe.rewards.model import ModelSettings
+    from gumshoe.synthesis.from_mail import Estimate, QuestionReport
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Invent data to try, test and train with.")
 
@@ -53,6 +69,127 @@ def mail(
     counts = ", ".join(f"{count:,} {split}" for split, count in splits.items())
     out.print(f"[bold]{len(made.scenarios):,} questions[/] in {shown}/{SCENARIOS}: {counts}", soft_wrap=True)
     out.print(", ".join(f"{count:,} {kind}" for kind, count in kinds.items()), soft_wrap=True)
+
+
+@app.command()
+def questions(
+    index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")],
+    inboxes: Annotated[
+        list[str], typer.Option("--inbox", metavar="ADDRESS[,ADDRESS...]", help="Whose mail; may be given repeatedly.")
+    ],
+    model: Annotated[str, typer.Option(metavar="MODEL[@URL]", help="The chat model that writes; it is sent the mail.")],
+    path: Annotated[Path, typer.Option("--out", metavar="FILE", help="Scenarios go here as JSONL.")],
+    judge: JudgeWord = "heuristic",
+    batch: Annotated[int, typer.Option(min=1, help="Messages shown at once.")] = 20,
+    per_batch: Annotated[int, typer.Option(min=1, max=12, help="Questions asked for of a batch.")] = 3,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most batches of an inbox, drawn from all its time.")] = None,
+    min_realism: Annotated[float, typer.Option(min=0, max=1, help="Drop questions that are less realistic.")] = 0.3,
+    max_characters: Annotated[int, typer.Option(min=200, help="Longest body that is shown whole.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Decides styles, query dates, and what --limit draws.")] = 0,
+    prompt_price: PromptPrice = None,
+    completion_price: CompletionPrice = None,
+    concurrency: Concurrency = None,
+    deadline: Deadline = None,
+    cache: CachePath = None,
+    no_cache: NoCache = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will come to, and send nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Begin without asking.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Have a chat model write questions about mail, and keep those that it can answer from their sources alone.
+
+    Says what it will come to before anything is sent. Started again, it goes on where it ended; ends with 75 where
+    batches got no answer.
+    """
+    from gumshoe.synthesis.from_mail import open_questions
+    from gumshoe.synthesis.writer import QuestionSettings
+
+    given = {"prompt_price": prompt_price, "completion_price": completion_price}
+    bounds = {"concurrency": concurrency, "deadline": deadline}
+    settings = QuestionSettings(
+        index=index,
+        inboxes=tuple(
+            dict.fromkeys(each.strip() for several in inboxes for each in several.split(",") if each.strip())
+        ),
+        model=_chat_model(model, cache, no_cache, {**given, **bounds}),
+        judge=judge,
+        batch=batch,
+        per_batch=per_batch,
+        limit=limit,
+        min_realism=min_realism,
+        max_characters=max_characters,
+        seed=seed,
+    )
+    with open_questions(settings, path) as made:
+        estimate = made.estimate()
+        if dry_run and json:
+            print_json(asdict(estimate))
+            return
+        (out if dry_run else err).print(escape(plain(_foreseen(estimate, model))), soft_wrap=True)
+        if dry_run:
+            return
+        if estimate.batches and not yes:
+            _ask_leave()
+        with progress("Batches") as advance:
+            report = asyncio.run(made.run(advance))
+    _tell(report, path, json=json)
+    if report.failed:
+        raise UnavailableError(
+            f"{report.failed:,} of {report.batches:,} batches got no answer; run this again for them. {report.why}"
+        )
+
+
+def _chat_model(word: str, cache: Path | None, no_cache: bool, given: dict[str, Any]) -> "ModelSettings":
+    from pydantic import ValidationError
+
+    from gumshoe.errors import faults_of
+    from gumshoe.rewards.model import ModelSettings, model_named
+
+    if cache and no_cache:
+        raise UsageError("--cache and --no-cache exclude each other")
+    kept = {"cache": cache} if cache or no_cache else {}
+    said = {name: value for name, value in given.items() if value is not None}
+    try:
+        return ModelSettings.model_validate(model_named(word) | kept | said)
+    except ValidationError as error:
+        raise UsageError(f"--model {word}: {faults_of(error)}; write MODEL or MODEL@URL") from None
+
+
+def _foreseen(estimate: "Estimate", model: str) -> str:
+    cost = "" if estimate.cost is None else f", ${estimate.cost:.2f}"
+    return (
+        f"{estimate.messages:,} messages in {estimate.batches:,} batches go to {model} "
+        f"({estimate.finished:,} batches are finished): at most {estimate.requests:,} requests, about "
+        f"{estimate.prompt_tokens:,} tokens to read and {estimate.completion_tokens:,} to write{cost} "
+        "(characters / 4; what it writes is a guess)"
+    )
+
+
+def _ask_leave() -> None:
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked whether to begin, for this is no terminal; say so beforehand with --yes")
+    typer.confirm("Begin?", abort=True, err=True)
+
+
+def _tell(report: "QuestionReport", path: Path, *, json: bool) -> None:
+    from gumshoe.synthesis.mail import kinds_of
+
+    kinds = kinds_of(report.questions)
+    if json:
+        facts = {name: value for name, value in asdict(report).items() if name != "questions"}
+        print_json({"questions": len(report.questions), "kinds": kinds, "content": report.questions.content, **facts})
+        return
+    counts = "".join(f"{', ' if at else ': '}{count:,} {kind}" for at, (kind, count) in enumerate(kinds.items()))
+    out.print(f"[bold]{len(report.questions):,} questions[/] in {escape(plain(path))}{counts}", soft_wrap=True)
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.items()) or "none"
+    out.print(f"dropped: {dropped}", soft_wrap=True)
+    used = report.usage
+    out.print(
+        f"{report.finished:,} batches in {used['requests']:,} requests ({used['retried']:,} sent again, "
+        f"{used['unusable']:,} answers unusable), {used['cached']:,} answers from the cache; "
+        f"{used['prompt_tokens']:,} tokens read and {used['completion_tokens']:,} written, ${used['cost']:.4f}",
+        soft_wrap=True,
+    )
 
 
 def _usable(place: str, names: Sequence[str], *, replace: bool) -> Path:
