@@ -148,3 +148,22 @@ def gumshoe() -> Callable[..., Ran]:
         return Ran(ended.returncode, ended.stdout, ended.stderr)
 
     return run
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Runs the command line in this process: it takes a second to start in one of its own."""
+    from gumshoe.cli import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def typed(*arguments: object) -> Ran:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)])
+        printed = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ran(ended.value.code, printed.out, printed.err)
+
+    return typed

@@ -25,6 +25,9 @@ COMMANDS = {
     "tiny": ("gumshoe.training.commands:tiny", "Make the tiny policy, which stands where a large one does."),
     "judge": ("gumshoe.rewards.commands", "Score trajectories, and measure a judge."),
     "rollout": ("gumshoe.agent.commands:rollout", "Run episodes of scenarios and write their trajectories."),
+    "evaluate": ("gumshoe.evaluation.commands:evaluate", "Measure policies, and see every episode in a report."),
+    "compare": ("gumshoe.evaluation.commands:compare", "Compare two evaluated policies, question by question."),
+    "gate": ("gumshoe.evaluation.commands:gate", "Say whether a candidate is really better than a baseline."),
     "trajectories": ("gumshoe.agent.commands:trajectories", "Look at what episodes left."),
 }
 

@@ -1,0 +1,1 @@
+"""Whether a policy is better than another, and why."""

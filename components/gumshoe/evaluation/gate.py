@@ -1,0 +1,84 @@
+"""Whether a candidate goes into service."""
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from gumshoe.errors import UsageError
+from gumshoe.evaluation.comparison import compared
+from gumshoe.evaluation.results import Comparison, EvaluationResult, PolicyResult
+
+Place = tuple[EvaluationResult, PolicyResult]
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    """What a candidate has to reach."""
+
+    min_gain: float = 0.02
+    """Least gain in accuracy."""
+    min_lower: float = 0.0
+    """The lower end of the paired interval must lie above this."""
+    max_unusable: float = 0.02
+    """Highest share of episodes that end with a call that is no use."""
+    level: float = 0.95
+    """Of the interval."""
+
+
+class Decision(BaseModel):
+    """What the gate says."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    passed: bool
+    why: str
+    """One paragraph."""
+    comparison: Comparison
+
+
+def compared_places(candidate: Place, baseline: Place, level: float = 0.95) -> Comparison:
+    """Policies of two evaluations.
+
+    Raises:
+        UsageError: these were of other questions.
+    """
+    ours, theirs = candidate[0], baseline[0]
+    if ours.scenarios.content != theirs.scenarios.content:
+        raise UsageError(
+            f"{candidate[1].name} was evaluated on {len(ours.scenarios.ids):,} scenarios and {baseline[1].name} on "
+            f"{len(theirs.scenarios.ids):,}, and they are not the same, or not word for word; evaluate both on the "
+            "same file and split"
+        )
+    return compared(candidate[1], baseline[1], level)
+
+
+def decided(candidate: Place, baseline: Place, settings: GateSettings) -> Decision:
+    """
+    Raises:
+        UsageError: the two cannot be compared, or not all of a split was asked.
+    """
+    for evaluation, policy in (candidate, baseline):
+        if not evaluation.is_whole:
+            raise UsageError(
+                f"{policy.name} was evaluated on part of a split alone, with --limit; a gate needs the whole of it"
+            )
+    found = compared_places(candidate, baseline, settings.level)
+    gain, unusable = found.accuracy, candidate[1].metrics["unusable"].value
+    faults = []
+    if not gain.low > settings.min_lower:
+        faults.append(
+            f"the lower end of the {settings.level:.0%} interval, {gain.low:+.1%}, does not lie above "
+            f"{settings.min_lower:.1%}"
+        )
+    if gain.difference < settings.min_gain - 1e-9:
+        faults.append(f"the gain of {gain.difference:+.1%} is under {settings.min_gain:.1%}")
+    if unusable > settings.max_unusable + 1e-9:
+        faults.append(f"{unusable:.1%} of its episodes end with an unusable call, over {settings.max_unusable:.1%}")
+    verdict = f"{found.candidate} passes" if not faults else f"{found.candidate} does not pass: {', and '.join(faults)}"
+    why = (
+        f"{verdict}. Of {found.questions:,} questions it answers {gain.candidate:.1%} correctly and {found.baseline} "
+        f"{gain.baseline:.1%}: a difference of {gain.difference:+.1%}, with a paired {settings.level:.0%} interval "
+        f"from {gain.low:+.1%} to {gain.high:+.1%}. It won {found.wins:,} questions and lost {found.losses:,} "
+        f"(McNemar's exact test: p = {found.p_value:.2g}). {unusable:.1%} of its episodes end with an unusable call."
+    )
+    return Decision(passed=not faults, why=why, comparison=found)

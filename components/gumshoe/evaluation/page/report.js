@@ -1,0 +1,168 @@
+"use strict";
+// What the data says is shown as text, never as markup: `textContent` throughout.
+const data = (id) => JSON.parse(document.getElementById(`data-${id}`).textContent);
+const at = (id) => document.getElementById(id);
+const episodes = data("episodes").map((each, number) => ({ ...each, number }));
+const prompts = data("prompts");
+const unusable = new Set(["unparseable call", "no call", "unknown tool", "bad arguments"]);
+const inputs = ["search", "show", "policy", "kind", "least", "most", "order"].map(at);
+
+const filters = {
+  "": () => true,
+  wrong: (each) => !each.correct,
+  correct: (each) => each.correct,
+  changed: (each) => each.change !== null,
+  gained: (each) => each.change === "gained",
+  lost: (each) => each.change === "lost",
+  unusable: (each) => unusable.has(each.ending),
+  "gave-up": (each) => each.answer === null || each.does_not_know,
+  source: (each) => each.answer !== null && !each.right_source,
+  disagreed: (each) => new Set(each.verdicts.map((verdict) => verdict.correct)).size > 1,
+};
+
+function element(tag, text = "", className = "", ...children) {
+  const made = document.createElement(tag);
+  if (text !== "") made.textContent = text;
+  if (className) made.className = className;
+  made.append(...children);
+  return made;
+}
+
+for (const each of episodes) {
+  const reasons = each.verdicts.map((verdict) => verdict.why).join(" ");
+  each.text = [each.scenario, each.question, each.answer, each.reference, each.detail, reasons].join(" ").toLowerCase();
+  const said = each.answer === null ? each.ending : each.answer;
+  const tag = each.change ? [element("span", each.change === "gained" ? "won" : "lost", `tag ${each.change}`)] : [];
+  const policy = `${each.policy} · ${each.turns} turns · reward ${each.reward.toFixed(2)}`;
+  each.item = element("li", "", each.correct ? "correct" : "", element("b", each.question),
+    element("small", `${each.correct ? "✓" : "✗"} ${said}`), element("small", policy, "", ...tag));
+  each.item.addEventListener("click", () => open(each));
+}
+
+let shown = [];
+let current = null;
+
+function list() {
+  const [search, show, policy, kind, least, most, order] = inputs.map((input) => input.value);
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  shown = episodes.filter((each) => filters[show](each)
+    && (!policy || each.policy === policy) && (!kind || each.kind === kind)
+    && (least === "" || each.reward >= Number(least)) && (most === "" || each.reward <= Number(most))
+    && words.every((word) => each.text.includes(word)));
+  if (order) {
+    const [sign, field] = order.startsWith("-") ? [-1, order.slice(1)] : [1, order];
+    shown.sort((one, other) => sign * (one[field] - other[field]) || one.number - other.number);
+  }
+  at("list").replaceChildren(...shown.map((each) => each.item));
+  at("count").textContent = `${shown.length.toLocaleString("en")} of ${episodes.length.toLocaleString("en")}`;
+}
+
+function tokens(turn) {
+  const text = element("pre");
+  turn.tokens.forEach((token, place) => {
+    const logprob = turn.logprobs[place];
+    const piece = element("span", token);
+    if (logprob !== undefined) {
+      const share = Math.exp(logprob);
+      piece.title = `p = ${share.toFixed(3)}`;
+      const step = [0.2, 0.5, 0.8, 0.95].findIndex((bound) => share < bound);
+      if (step >= 0) piece.className = `p${step}`;
+    }
+    text.append(piece);
+  });
+  return text;
+}
+
+function turnShown(turn, number, episode) {
+  if (turn.origin === "prompt") {
+    const whole = element("pre", prompts[episode.policy] + turn.text);
+    return element("details", "", "turn", element("summary", "what the policy is told"), whole);
+  }
+  if (turn.origin === "sampled") {
+    return element("section", "", "turn sampled", element("small", `turn ${number}: sampled`), tokens(turn));
+  }
+  const parts = turn.parts.map(([text, right]) => element("span", text, right ? "right" : ""));
+  const found = turn.parts.some(([, right]) => right);
+  const what = turn.read === null ? "injected: search results" : "injected: the message that was read";
+  const head = element("small", what);
+  if (found || turn.right) head.append(element("span", " · right source", "mark"));
+  return element("section", "", "turn injected", head, element("pre", "", turn.right ? "right" : "", ...parts));
+}
+
+function facts(each) {
+  const found = element("dl");
+  const add = (name, ...content) => found.append(element("dt", name), element("dd", "", "", ...content));
+  add("reference", each.reference);
+  add("answer", each.answer === null ? `none: ${each.ending}` : each.answer);
+  for (const verdict of each.verdicts) {
+    const word = element("span", verdict.correct ? "correct" : "wrong", verdict.correct ? "correct-word" : "wrong-word");
+    add(verdict.judge, word, [" ", verdict.rule && `(${verdict.rule})`, verdict.why].filter(Boolean).join(" "));
+  }
+  if (each.detail) add("fault", each.detail);
+  const gold = new Set(each.gold);
+  add("sources", ...(each.sources.length ? each.sources.flatMap((source, place) => [place ? ", " : "",
+    element("span", source, gold.has(source) ? "mark" : "")]) : ["none"]));
+  add("right source", `${each.gold.join(", ")}: ${each.found ? "found" : "not found"}, ${each.read ? "read" : "not read"}, ${each.right_source ? "given" : "not given"}`);
+  if (each.inbox) add("asked", `${each.inbox}, ${each.asked_on}`);
+  const spent = each.prompt_tokens === null ? "" : `, ${each.prompt_tokens.toLocaleString("en")} prompt and ${each.sampled_tokens.toLocaleString("en")} sampled tokens`;
+  add("effort", `${each.turns} turns, ${each.searches} searches (${each.repeated_searches} repeated, ${each.empty_searches} empty), ${each.seconds.toFixed(1)} s${spent}`);
+  add("reward", each.reward.toFixed(3));
+  return found;
+}
+
+function open(each) {
+  if (current) current.item.removeAttribute("aria-current");
+  current = each;
+  each.item.setAttribute("aria-current", "true");
+  const tabs = element("div", "", "tabs");
+  const siblings = episodes.filter((other) => other.scenario === each.scenario);
+  if (siblings.length > 1) {
+    for (const other of siblings) {
+      const number = siblings.filter((one) => one.policy === other.policy).length > 1 ? `/${other.sample}` : "";
+      const tab = element("button", `${other.correct ? "✓" : "✗"} ${other.policy}${number}`);
+      tab.setAttribute("aria-pressed", String(other === each));
+      tab.addEventListener("click", () => open(other));
+      tabs.append(tab);
+    }
+  }
+  let turn = 0;
+  const turns = data(`e${each.number}`).map((segment) => {
+    if (segment.origin === "sampled") turn += 1;
+    return turnShown(segment, turn, each);
+  });
+  const pane = at("episode");
+  pane.replaceChildren(element("h3", each.question), tabs, facts(each), ...turns);
+  pane.scrollTop = 0;
+  history.replaceState(null, "", `#${encodeURIComponent(each.scenario)}/${encodeURIComponent(each.policy)}/${each.sample}`);
+}
+
+function fromAddress() {
+  const [scenario, policy, sample] = location.hash.slice(1).split("/").map(decodeURIComponent);
+  const found = episodes.find((each) => each.scenario === scenario && (!policy || each.policy === policy)
+    && (!sample || String(each.sample) === sample));
+  if (found) open(found);
+}
+
+for (const input of inputs) input.addEventListener("input", list);
+document.querySelector(".filters").addEventListener("submit", (event) => event.preventDefault());
+document.querySelector(".filters").addEventListener("reset", () => setTimeout(list));
+for (const button of document.querySelectorAll("[data-show]")) {
+  button.addEventListener("click", () => {
+    document.querySelector(".filters").reset();
+    at("show").value = button.dataset.show;
+    at("policy").value = button.dataset.policy;
+    list();
+    at("episodes").scrollIntoView();
+    if (shown.length) open(shown[0]);
+  });
+}
+at("list").addEventListener("keydown", (event) => {
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (!step || !shown.length) return;
+  event.preventDefault();
+  const next = shown[Math.min(shown.length - 1, Math.max(0, shown.indexOf(current) + step))];
+  open(next);
+  next.item.scrollIntoView({ block: "nearest" });
+});
+list();
+fromAddress();

@@ -1,0 +1,247 @@
+"""`report.html`: an evaluation in one file that opens in any browser and asks nothing of any network.
+
+What models and messages say is data: it stands in the page as JSON that no parser of HTML can take for markup, is
+shown as text, and the page's own policy lets no script run but its own.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from gumshoe.agent.chat_format import NoCallError, UnusableCallError, parse_call
+from gumshoe.agent.policies import TINY, PolicyName, load_tokenizer
+from gumshoe.agent.trajectory import Segment, Trajectory
+from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.evaluation.evaluate import Evaluated, EvaluationSettings
+from gumshoe.evaluation.metrics import described, written
+from gumshoe.evaluation.predictions import Prediction
+from gumshoe.evaluation.results import Comparison, EvaluationResult
+from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet
+
+_HIT = re.compile(r"[^\n]*\n  [^\n]*\n  id: (\S+)")
+_INERT = str.maketrans({each: f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"})
+_STEPS = ("found", "read", "source_accuracy", "accuracy")
+_ENDINGS = ("unusable", "out_of_turns", "context_full", "does_not_know")
+
+
+def write_report(evaluated: Evaluated, settings: EvaluationSettings, path: Path) -> None:
+    """Write the page, all or nothing.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with explained(path):
+        write_atomically(path, io.BytesIO("".join(_page(evaluated, settings)).encode()))
+
+
+def _page(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[str]:
+    """The page in parts, for it may be long."""
+    folder = files("gumshoe.evaluation").joinpath("page")
+    style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["percent"] = lambda value: f"{value:.1%}"
+    environment.filters["signed"] = lambda value: f"{value:+.1%}"
+    template = environment.from_string(folder.joinpath("report.html.jinja").read_text(encoding="utf-8"))
+    result = evaluated.result
+    page = template.generate(
+        result=result,
+        version=version("gumshoe"),
+        asked=evaluated.scenarios,
+        rows=[name for name in _names(result) if any(name in each.metrics for each in result.policies)],
+        described=described,
+        written=written,
+        headline=headline(result),
+        verdict=verdict,
+        steps=_STEPS,
+        endings=_ENDINGS,
+        kinds=list(dict.fromkeys(kind for each in result.policies for kind in each.kinds)),
+        policy=_policy(style, script),
+        style=Markup(style),  # noqa: S704 - our own
+        script=Markup(script),  # noqa: S704 - our own
+        data=_scripts(evaluated, settings),
+    )
+    yield from page
+
+
+def headline(result: EvaluationResult) -> str:
+    """What came of it, in a sentence."""
+    if not result.comparisons:
+        only = result.policies[0]
+        told = [f"{each.name} {written('accuracy', each.metrics['accuracy'].value)}" for each in result.policies]
+        count = len(result.scenarios.ids)
+        return f"{only.name} answers {told[0].rpartition(' ')[2]} of {count:,} questions correctly"
+    best = max(result.comparisons, key=lambda each: each.accuracy.candidate)
+    gain = best.accuracy
+    return (
+        f"{best.candidate} answers {gain.candidate:.1%} of {best.questions:,} questions correctly, {best.baseline} "
+        f"{gain.baseline:.1%}"
+    )
+
+
+def verdict(comparison: Comparison) -> tuple[str, str]:
+    """Better, worse, or neither for sure; and in a sentence."""
+    gain = comparison.accuracy
+    word = "better" if gain.low > 0 else "worse" if gain.high < 0 else "not told apart"
+    return word, (
+        f"{gain.difference:+.1%} correct, {comparison.level:.0%} interval {gain.low:+.1%} to {gain.high:+.1%}; "
+        f"McNemar's exact test: p = {comparison.p_value:.2g}"
+    )
+
+
+def _names(result: EvaluationResult) -> list[str]:
+    """All metrics, in the order in which they were measured."""
+    return list(dict.fromkeys(name for each in result.policies for name in each.metrics))
+
+
+def _policy(style: str, script: str) -> str:
+    """The page's Content-Security-Policy: nothing from anywhere, and its own style and script by their digests."""
+
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    return f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'"
+
+
+def _scripts(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[tuple[str, Any]]:
+    """The id and the JSON of each block of data: the list, and each episode, which is read when it is opened."""
+    gold = _right_ids(settings.rollout.index, evaluated.scenarios)
+    asked = {each.id: each for each in evaluated.scenarios}
+    changed = {
+        (comparison.candidate, scenario): change
+        for comparison in evaluated.result.comparisons
+        for change, ids in (("gained", comparison.gained), ("lost", comparison.lost))
+        for scenario in ids
+    }
+    flat = [(name, trajectory) for name, trajectories in evaluated.trajectories.items() for trajectory in trajectories]
+    prompts = {
+        name: _beginning([each.segments[0].text for each in found if each.segments])
+        for name, found in evaluated.trajectories.items()
+    }
+    yield "prompts", _json(prompts)
+    yield (
+        "episodes",
+        _json(
+            [
+                _row(each, asked[each.scenario], changed.get((each.policy, each.scenario)))
+                for each in evaluated.predictions
+            ]
+        ),
+    )
+    tokenizers = {each.name: _tokenizer(each.word, settings.rollout.tokenizer) for each in settings.policies}
+    for number, (name, trajectory) in enumerate(flat):
+        shown = list(_segments(trajectory, gold[trajectory.scenario], len(prompts[name]), tokenizers[name]))
+        yield f"e{number}", _json(shown)
+
+
+def _row(each: Prediction, asked: Scenario, change: str | None) -> dict[str, Any]:
+    """An episode in the list, and what is told of it beside its turns."""
+    return {
+        **each.model_dump(mode="json"),
+        "change": change,
+        "inbox": asked.inbox_address,
+        "asked_on": str(asked.query_date) if asked.query_date else None,
+        "gold": asked.sources,
+    }
+
+
+def _right_ids(place: Path, scenarios: ScenarioSet) -> dict[str, set[str]]:
+    """The ids under which searches list each question's right sources."""
+    index = MailIndex(place)
+    found: dict[str, set[str]] = {}
+    for scenario in scenarios:
+        ids = found[scenario.id] = set(scenario.sources)
+        for source in scenario.message_ids:
+            try:
+                ids.add(index.read(str(scenario.inbox_address), source).message_id)
+            except MessageNotFoundError:
+                continue
+    return found
+
+
+def _segments(trajectory: Trajectory, gold: set[str], known: int, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    """The turns: what was sampled with the probability of each token, and what was injected with right sources marked.
+
+    Of the prompt only what follows its first `known` characters is here, for episodes begin alike.
+    """
+    opened: str | None = None
+    for place, segment in enumerate(trajectory.segments):
+        if segment.origin == "sampled":
+            opened = _opened(segment.text)
+            tokens, logprobs = _tokens(segment, tokenizer), [round(each, 3) for each in segment.logprobs]
+            yield {"origin": "sampled", "tokens": tokens, "logprobs": logprobs if len(logprobs) == len(tokens) else []}
+        elif place == 0:
+            yield {"origin": "prompt", "text": segment.text[known:]}
+        else:
+            yield {
+                "origin": "injected",
+                "parts": list(_marked(segment.text, gold)),
+                "read": opened,
+                "right": opened in gold,
+            }
+
+
+def _beginning(texts: Sequence[str]) -> str:
+    """What all of them begin with."""
+    first, last = min(texts, default=""), max(texts, default="")
+    return first[: next((place for place, (one, other) in enumerate(zip(first, last)) if one != other), len(first))]  # noqa: B905
+
+
+def _opened(text: str) -> str | None:
+    """The id of the message that a turn reads."""
+    try:
+        call = parse_call(text)
+    except (NoCallError, UnusableCallError):
+        return None
+    read = call.arguments.get("message_id", call.arguments.get("document_id"))
+    return read if isinstance(read, str) else None
+
+
+def _marked(text: str, gold: set[str]) -> Iterator[tuple[str, bool]]:
+    """A result in parts, and which of them list a right source."""
+    end = 0
+    for hit in _HIT.finditer(text):
+        if hit[1] in gold:
+            if hit.start() > end:
+                yield text[end : hit.start()], False
+            yield hit[0], True
+            end = hit.end()
+    if end < len(text):
+        yield text[end:], False
+
+
+def _tokenizer(word: str, place: str | None) -> Any:
+    """A policy's tokenizer; None of a chat model, which shows none of its tokens."""
+    name = PolicyName.parse(word)
+    if name.kind == "chat":
+        return None
+    return load_tokenizer(TINY if name.kind == "tiny" else place or name.model)
+
+
+def _tokens(segment: Segment, tokenizer: Any) -> list[str]:
+    """The text of each token; of one that is part of a character, what shows in its place."""
+    if tokenizer is None or not segment.ids:
+        return [segment.text]
+    ids = list(segment.ids)
+    found = [str(tokenizer.decode([each], skip_special_tokens=False)) for each in ids]
+    if "".join(found) == str(tokenizer.decode(ids, skip_special_tokens=False)):
+        return found
+    ends = [str(tokenizer.decode(ids[:end], skip_special_tokens=False)) for end in range(len(ids) + 1)]
+    return [after[len(before) :] for before, after in pairwise(ends)]
+
+
+def _json(value: Mapping[str, Any] | Sequence[Any]) -> Any:
+    """JSON that ends no script and begins no markup."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_INERT)
+    return Markup(text)  # noqa: S704 - nothing in it is markup

@@ -1,0 +1,60 @@
+"""Which scenarios an adapter has seen: a file beside its weights, so that it is never tested on them."""
+
+import io
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gumshoe.artifacts.storage import write_atomically
+from gumshoe.errors import UsageError, faults_of
+from gumshoe.scenarios.scenario import ScenarioRecord, ScenarioSet
+
+LINEAGE = "scenarios.json"
+
+
+class SeenScenarioError(UsageError):
+    """A policy is to be tested on what it learned from, or was chosen on."""
+
+
+class Lineage(BaseModel):
+    """What an adapter learned from, and what it was chosen on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    learned_from: ScenarioRecord
+    chosen_on: ScenarioRecord | None = None
+
+    def write(self, directory: Path) -> None:
+        """Into an adapter's directory."""
+        write_atomically(directory / LINEAGE, io.BytesIO(self.model_dump_json(indent=2).encode() + b"\n"))
+
+    @classmethod
+    def read(cls, directory: Path) -> "Lineage | None":
+        """That of an adapter's directory; None where it has none.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        path = directory / LINEAGE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read ({error.strerror})") from None
+        except ValidationError as error:
+            raise UsageError(f"{path} says nothing of scenarios ({faults_of(error)})") from None
+
+    def check_unseen(self, scenarios: ScenarioSet, policy: str) -> None:
+        """
+        Raises:
+            SeenScenarioError: some of the scenarios have been seen; it says how many, and which.
+        """
+        for deed, record in (("learned from", self.learned_from), ("was chosen on", self.chosen_on)):
+            ids = set(record.ids) if record else set[str]()
+            seen = [each.id for each in scenarios if each.id in ids]
+            if seen:
+                raise SeenScenarioError(
+                    f"{policy} {deed} {len(seen):,} of these {len(scenarios):,} scenarios, {seen[0]} among them; what "
+                    "it scores there says nothing about new questions: test it on others, such as --split test"
+                )

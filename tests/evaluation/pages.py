@@ -1,0 +1,95 @@
+"""Evaluations of any size, made up, and the report of one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gumshoe.agent.environment import Record
+from gumshoe.agent.run import Settings
+from gumshoe.agent.trajectory import Segment, TokenUsage, Trajectory
+from gumshoe.evaluation.comparison import compared
+from gumshoe.evaluation.evaluate import Evaluated, EvaluationSettings, NamedPolicy
+from gumshoe.evaluation.metrics import by_kind, measured
+from gumshoe.evaluation.predictions import Prediction
+from gumshoe.evaluation.report import write_report
+from gumshoe.evaluation.results import EvaluationResult
+from gumshoe.rewards.scoring import Judged
+from gumshoe.scenarios.scenario import ScenarioSet
+from tests.agent.fake_vllm import encoded, logprobs_of
+from tests.agent.talk import call
+from tests.evaluation.conftest import Place
+from tests.evaluation.predictions import evaluation, result
+from tests.scenarios.questions import scenario
+
+SYSTEM = "You answer questions from an inbox. " * 40
+
+
+def said(text: str) -> Segment:
+    ids = encoded(text)
+    return Segment("sampled", text, tuple(ids), tuple(logprobs_of(ids)))
+
+
+def injected(text: str) -> Segment:
+    return Segment("injected", text, tuple(encoded(text)))
+
+
+def listing(number: int, hits: int = 10) -> str:
+    """A search's result that lists message `number` among others."""
+    return "\n".join(
+        f"2001-05-{day:02d} ann@example.com: Subject {number + day}\n  … what message {number + day} says, in some "
+        f"words, and a few more of them …\n  id: <{number + day}@example.com>"
+        for day in range(hits)
+    )
+
+
+def episode(number: int, *, correct: bool, policy: str, body: str = "Body", hits: int = 10) -> Trajectory:
+    """It searches, reads and answers question `number`."""
+    source = f"<{number}@example.com>"
+    answer = f"Body of message {number}" if correct else "Something else"
+    segments = [
+        Segment("prompt", f"{SYSTEM}What does message {number} say?", tuple(encoded(SYSTEM))),
+        said(call("search_inbox", keywords=[f"body {number}"])),
+        injected(f"<tool_response>\n{listing(number, hits)}\n</tool_response>"),
+        said(call("read_email", message_id=source)),
+        injected(f"<tool_response>\nFrom: ann\n\n{body}\n</tool_response>"),
+        said(call("return_final_answer", answer=answer, message_ids=[source])),
+    ]
+    record = Record(searches=1, found=[source], read=[source], answer=answer, sources=[source], right_sources=[source])
+    return Trajectory(f"q{number}", 0, policy, "answer", "", segments, record, 3, 1.0, 0.1, TokenUsage(3000, 90))
+
+
+def made_up(
+    place: Place, questions: int, policies: Sequence[tuple[str, int]], body: str = "Body", **asked: str
+) -> tuple[Evaluated, EvaluationSettings]:
+    """An evaluation of policies that each err on every so many-th question."""
+    scenarios = ScenarioSet.of(scenario(number, kind=f"kind {number % 3}", **asked) for number in range(questions))
+    trajectories = {
+        name: [episode(number, correct=number % every != 0, policy=name, body=body) for number in range(questions)]
+        for name, every in policies
+    }
+    predictions = [
+        Prediction.of(
+            name,
+            about,
+            each,
+            [("heuristic", Judged(about.id, 0, each.record.answer, number % every != 0, f"why of {number}: {body}"))],
+            1.0 if number % every else -1.0,
+        )
+        for name, every in policies
+        for number, (about, each) in enumerate(zip(scenarios, trajectories[name], strict=True))
+    ]
+    results = []
+    for name, _ in policies:
+        own = [each for each in predictions if each.policy == name]
+        results.append(result(own).model_copy(update={"metrics": measured(own), "kinds": by_kind(own)}))
+    found: EvaluationResult = evaluation(*results).model_copy(
+        update={"comparisons": tuple(compared(each, results[0]) for each in results[1:])}
+    )
+    rollout = Settings(place.index, str(place.scenarios), "", str(place.tokenizer), "test")
+    named = tuple(NamedPolicy(name, "vllm:http://localhost#x") for name, _ in policies)
+    return Evaluated(found, scenarios, predictions, trajectories), EvaluationSettings(rollout, named)
+
+
+def write_page(path: Path, evaluated: Evaluated, settings: EvaluationSettings) -> str:
+    """The report's address."""
+    write_report(evaluated, settings, path)
+    return path.as_uri()

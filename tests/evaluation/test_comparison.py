@@ -1,0 +1,136 @@
+"""Paired comparison and the gate, against scipy's and by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from gumshoe.errors import UsageError
+from gumshoe.evaluation.comparison import compared
+from gumshoe.evaluation.gate import GateSettings, compared_places, decided
+from tests.evaluation.predictions import answers, evaluation, prediction, result
+from tests.scenarios.questions import QUICK
+
+
+def test_a_comparison_by_hand() -> None:
+    candidate, baseline = answers("++++-", "new"), answers("+---+", "old")
+    found = compared(result(candidate), result(baseline))
+    assert (found.candidate, found.baseline, found.questions) == ("new", "old", 5)
+    assert (found.wins, found.losses, found.ties) == (3, 1, 1)
+    assert (found.gained, found.lost) == (("q1", "q2", "q3"), ("q4",))
+    assert found.accuracy.candidate == pytest.approx(0.8)
+    assert found.accuracy.baseline == pytest.approx(0.4)
+    assert found.accuracy.difference == pytest.approx(0.4)
+    assert found.p_value == pytest.approx(stats.binomtest(3, 4).pvalue)
+    assert found.reward.difference == pytest.approx(0.8)
+    assert found.beat_rate.value == pytest.approx((3 + 0.5) / 5)
+
+
+@QUICK
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_a_comparison_turned_round_is_its_opposite(pairs: list[tuple[bool, bool]]) -> None:
+    one, other = (
+        result(answers("".join("+-"[not each[side]] for each in pairs), name)) for side, name in enumerate("ab")
+    )
+    there, back = compared(one, other), compared(other, one)
+    assert there.accuracy.difference == pytest.approx(-back.accuracy.difference)
+    assert (there.wins, there.losses, there.ties) == (back.losses, back.wins, back.ties)
+    assert there.wins + there.losses + there.ties == len(pairs)
+    assert there.p_value == back.p_value
+    assert there.beat_rate.value == pytest.approx(1 - back.beat_rate.value)
+    assert there.accuracy.low <= there.accuracy.difference + 1e-9
+    assert there.accuracy.high >= there.accuracy.difference - 1e-9
+
+
+def test_pairs_tell_more_than_two_intervals_do() -> None:
+    """90 of 200 and 100 of 200, where 10 questions were won and none lost: sure in pairs, not side by side."""
+    found = compared(result(answers("+" * 100 + "-" * 100, "new")), result(answers("+" * 90 + "-" * 110, "old")))
+    assert found.accuracy.low > 0
+    assert found.p_value < 0.01
+
+
+def test_of_several_episodes_of_a_question_the_means_are_compared() -> None:
+    candidate = [prediction(1, policy="new", sample=n, correct=n < 2, reward=float(n)) for n in range(3)]
+    baseline = [prediction(1, policy="old", sample=n, correct=n < 1, reward=1.0) for n in range(2)]
+    found = compared(result(candidate), result(baseline))
+    assert (found.wins, found.losses) == (1, 0)
+    assert found.accuracy.difference == pytest.approx(2 / 3 - 1 / 2)
+    assert found.beat_rate.value == pytest.approx((0 + 0.5 + 1) / 3)
+
+
+def test_other_questions_are_refused() -> None:
+    with pytest.raises(UsageError, match="not the same; evaluate both on the same scenarios"):
+        compared(result(answers("++")), result(answers("+++")))
+    one, other = result(answers("++")), result(answers("+-"))
+    with pytest.raises(UsageError, match="not word for word"):
+        compared_places((evaluation(one, content="a"), one), (evaluation(other, content="b"), other))
+
+
+def gate(candidate: str, baseline: str, unusable: int = 0, **settings: float) -> tuple[bool, str]:
+    ours = answers(candidate, "new")
+    for number in range(unusable):
+        ours[-1 - number] = ours[-1 - number].model_copy(update={"ending": "no call", "answer": None})
+    policies = result(ours), result(answers(baseline, "old"))
+    places = [(evaluation(each), each) for each in policies]
+    found = decided(places[0], places[1], GateSettings(**settings))
+    return found.passed, found.why
+
+
+def test_the_gate_lets_through_what_is_surely_better() -> None:
+    passed, why = gate("+" * 60 + "-" * 40, "+" * 40 + "-" * 60)
+    assert passed
+    assert why.startswith(
+        "new passes. Of 100 questions it answers 60.0% correctly and old 40.0%: a difference of +20.0%"
+    )
+    assert "won 20 questions and lost 0" in why
+    assert "\n" not in why
+
+
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "unusable", "said"),
+    [
+        ("+" * 40 + "-" * 60, "+" * 40 + "-" * 60, 0, "does not lie above 0.0%, and the gain of +0.0% is under 2.0%"),
+        ("+" * 42 + "-" * 58, "+" * 41 + "-" * 59, 0, "lower end"),
+        ("+" * 1000 + "-" * 0, "+" * 990 + "-" * 10, 0, "the gain of +1.0% is under 2.0%"),
+        ("+" * 60 + "-" * 40, "+" * 40 + "-" * 60, 3, "3.0% of its episodes end with an unusable call, over 2.0%"),
+        ("+" * 20 + "-" * 80, "+" * 40 + "-" * 60, 0, "the gain of -20.0%"),
+    ],
+)
+def test_the_gate_holds_back_all_else_and_says_why(candidate: str, baseline: str, unusable: int, said: str) -> None:
+    passed, why = gate(candidate, baseline, unusable)
+    assert not passed
+    assert why.startswith("new does not pass: ")
+    assert said in why
+
+
+def test_every_bound_of_the_gate_is_a_setting() -> None:
+    better = ("+" * 60 + "-" * 40, "+" * 40 + "-" * 60)
+    assert not gate(*better, min_gain=0.21)[0]
+    assert gate(*better, min_gain=0.2)[0]
+    assert not gate(*better, min_lower=0.19)[0]
+    assert gate(*better, 3, max_unusable=0.03)[0]
+    little = ("+" * 53 + "-" * 47, "+" * 50 + "-" * 50)
+    assert not gate(*little, level=0.99)[0]
+    assert gate(*little, level=0.8)[0]
+    same = ("+-", "+-")
+    assert gate(*same, min_gain=0, min_lower=-0.01)[0]
+
+
+def test_part_of_a_split_passes_no_gate() -> None:
+    one, other = result(answers("++", "new")), result(answers("--", "old"))
+    with pytest.raises(UsageError, match="new was evaluated on part of a split alone"):
+        decided((evaluation(one, is_whole=False), one), (evaluation(other), other), GateSettings())
+
+
+def test_the_paired_interval_holds_the_truth_as_often_as_it_says() -> None:
+    """Two policies, right in 50 % and 60 %, their answers alike where neither changed: 200 simulated evaluations."""
+    dice = np.random.default_rng(3)
+    held = 0
+    for _ in range(200):
+        old = dice.random(150) < 0.5
+        new = np.where(dice.random(150) < 0.3, dice.random(150) < 0.5 + 0.1 / 0.3, old)
+        signs = ["".join("-+"[int(each)] for each in side) for side in (new, old)]
+        found = compared(result(answers(signs[0], "new")), result(answers(signs[1], "old"))).accuracy
+        held += found.low <= 0.1 <= found.high
+    assert 0.9 <= held / 200 <= 0.99

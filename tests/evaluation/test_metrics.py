@@ -1,0 +1,134 @@
+"""Metrics worked by hand, and against scipy's."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gumshoe.evaluation.metrics import METRICS, Price, by_kind, described, measured, written
+from tests.evaluation.predictions import answers, prediction
+
+
+def test_every_rate_by_hand() -> None:
+    episodes = [
+        prediction(1),
+        prediction(2, correct=False, right_source=False, hallucinated_sources=2),
+        prediction(3, correct=False, answer="I don't know", does_not_know=True, right_source=False, read=False),
+        prediction(4, correct=False, answer=None, ending="max turns", right_source=False, read=False, found=False),
+        prediction(5, correct=False, answer=None, ending="no call", right_source=False),
+        prediction(6, correct=False, answer=None, ending="unparseable call", right_source=False),
+        prediction(7, correct=False, answer=None, ending="context full", right_source=False),
+        prediction(8, correct=False, answer=None, ending="unknown tool", right_source=False),
+        prediction(9, correct=False, answer=None, ending="bad arguments", right_source=False),
+        prediction(10),
+    ]
+    found = {name: each.value for name, each in measured(episodes).items()}
+    expected = {
+        "accuracy": 0.2,
+        "source_accuracy": 0.2,
+        "found": 0.9,
+        "read": 0.8,
+        "answered": 0.3,
+        "does_not_know": 0.1,
+        "hallucinated_sources": 0.1,
+        "unusable": 0.4,
+        "unparseable_call": 0.1,
+        "no_call": 0.1,
+        "unknown_tool": 0.1,
+        "bad_arguments": 0.1,
+        "out_of_turns": 0.1,
+        "context_full": 0.1,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+def test_numbers_by_hand() -> None:
+    episodes = [
+        prediction(1, turns=2, searches=1, seconds=1.0, reward=1.4, prompt_tokens=100, sampled_tokens=10),
+        prediction(2, turns=6, correct=False, searches=3, repeated_searches=1, seconds=3.0, reward=-0.8),
+        prediction(3, turns=10, correct=False, answer=None, ending="max turns", empty_searches=2, seconds=8.0),
+    ]
+    found = {name: each.value for name, each in measured(episodes).items()}
+    assert found["turns"] == pytest.approx(6)
+    assert found["turns_correct"] == 2
+    assert found["turns_gave_up"] == 10
+    assert found["searches"] == pytest.approx(5 / 3)
+    assert found["repeated_searches"] == pytest.approx(1 / 3)
+    assert found["empty_searches"] == pytest.approx(2 / 3)
+    assert found["reward"] == pytest.approx((1.4 - 0.8 - 1) / 3)
+    assert found["seconds"] == pytest.approx(4)
+    assert found["seconds_p50"] == 3
+    assert found["seconds_p95"] == pytest.approx(np.quantile([1, 3, 8], 0.95))
+    assert found["prompt_tokens"] == pytest.approx(700)
+    assert found["sampled_tokens"] == pytest.approx(70)
+
+
+def test_a_rate_has_wilson_s_interval_and_a_mean_the_bootstrap_s() -> None:
+    episodes = [prediction(number, correct=number % 3 == 0, turns=1 + number % 7) for number in range(60)]
+    found = measured(episodes)
+    wilson = stats.binomtest(20, 60).proportion_ci(method="wilson")
+    assert (found["accuracy"].low, found["accuracy"].high) == pytest.approx((wilson.low, wilson.high))
+    turns = [each.turns for each in episodes]
+    bootstrap = stats.bootstrap((turns,), np.mean, n_resamples=9999, method="percentile", rng=1).confidence_interval
+    assert (found["turns"].low, found["turns"].high) == pytest.approx(tuple(bootstrap), abs=0.05)
+    assert found["turns"].low < found["turns"].value < found["turns"].high
+
+
+def test_what_applies_to_no_episode_is_left_out() -> None:
+    found = measured(answers("---"))
+    assert "turns_correct" not in found
+    assert "turns_gave_up" not in found
+    assert "cost_per_1000" not in found
+    assert "spread" not in found
+    assert measured([]) == {}
+
+
+def test_a_metric_counts_the_questions_it_is_of() -> None:
+    found = measured(answers("++-"))
+    assert found["turns_correct"].questions == 2
+    assert found["accuracy"].questions == 3
+
+
+def test_the_cost_of_a_thousand_questions() -> None:
+    price = Price(prompt=2.5, completion=10)
+    found = measured([prediction(1, prompt_tokens=4000, sampled_tokens=200), prediction(2)], price)
+    assert found["cost_per_1000"].value == pytest.approx((4000 * 2.5 + 200 * 10 + 1000 * 2.5 + 100 * 10) / 2 / 1000)
+    assert "cost_per_1000" not in measured([prediction(1, prompt_tokens=None, sampled_tokens=None)], price)
+    assert "prompt_tokens" not in measured([prediction(1, prompt_tokens=None, sampled_tokens=None)])
+
+
+def test_several_episodes_of_a_question_count_once_and_give_pass_at_k_and_spread() -> None:
+    episodes = [
+        prediction(number, sample=sample, correct=sample < right)
+        for number, right in enumerate([4, 2, 0])
+        for sample in range(4)
+    ]
+    found = measured(episodes)
+    assert found["accuracy"].value == pytest.approx(0.5)
+    assert found["accuracy"].questions == 3
+    assert found["pass@1"].value == pytest.approx(0.5)
+    assert found["pass@2"].value == pytest.approx((1 + 5 / 6 + 0) / 3)  # of 6 pairs of 4, one has no right one
+    assert found["pass@4"].value == pytest.approx(2 / 3)
+    assert found["spread"].value == pytest.approx(np.std([1, 1, 0, 0], ddof=1) / 3)
+    assert "pass@3" not in found
+
+
+def test_accuracy_by_kind_of_question_the_commonest_first() -> None:
+    kinds = ["who", "when", "when", None, "when", "who"]
+    episodes = [prediction(number, kind=kind, correct=number % 2 == 0) for number, kind in enumerate(kinds)]
+    found = by_kind(episodes)
+    assert list(found) == ["when", "who"]
+    assert [each.value for each in found.values()] == pytest.approx([2 / 3, 1 / 2])
+    assert [each.questions for each in found.values()] == [3, 2]
+    assert by_kind(answers("+-")) == {}
+
+
+def test_every_metric_has_a_name_of_its_own_and_is_shown_in_words() -> None:
+    names = [each.name for each in METRICS]
+    assert len(set(names)) == len(names)
+    for name in [*names, "cost_per_1000", "spread", "pass@2"]:
+        assert all(described(name))
+        assert written(name, 0.5)
+    assert written("accuracy", 0.1234) == "12.3%"
+    assert written("pass@2", 0.5) == "50.0%"
+    assert written("cost_per_1000", 1234.5) == "$1,234.50"
+    assert written("prompt_tokens", 12345.6) == "12,346"

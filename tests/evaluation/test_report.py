@@ -1,0 +1,214 @@
+"""The report in a real browser: what it shows, how it filters, and that nothing in it can do anything."""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from gumshoe.evaluation.metrics import written
+from gumshoe.evaluation.results import EvaluationResult
+from tests.agent.fake_vllm import encoded, logprobs_of
+from tests.conftest import missing
+from tests.evaluation.conftest import Place
+from tests.evaluation.pages import made_up, write_page
+
+HOSTILE = (
+    "<script>window.hacked = 1</script></script><img src=x onerror='window.hacked = 2'><!-- <style>*{display:none}"
+    "</style><a href='javascript:window.hacked=3'>x</a><iframe src='https://example.com'></iframe>{{ 7 * 7 }}\u2028]]>"
+    '" onmouseover="window.hacked = 4" \\u003cscript> &lt;b&gt;'
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        missing("a browser (chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Opened:
+    """A page, and all that the browser had to say about it."""
+
+    page: Page
+    faults: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def items(self) -> list[str]:
+        return self.page.locator("#list li b").all_text_contents()
+
+    def texts(self) -> str:
+        """All that the list says; what is not in sight has no inner text."""
+        return "\n".join(self.page.locator("#list li").all_text_contents())
+
+    def show(self, value: str) -> None:
+        self.page.select_option("#show", value)
+
+
+def opened(browser: Browser, address: str) -> Opened:
+    found = Opened(browser.new_page(viewport={"width": 1400, "height": 1000}))
+    found.page.on("console", lambda message: found.faults.append(message.text))
+    found.page.on("pageerror", lambda error: found.faults.append(str(error)))
+    found.page.on("dialog", lambda dialog: found.faults.append(dialog.message))
+    found.page.on("request", lambda request: found.requests.append(request.url))
+    found.page.goto(address)
+    return found
+
+
+@pytest.fixture(scope="module")
+def address(place: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """1,000 trajectories: 500 questions, two policies."""
+    evaluated, settings = made_up(place, 500, [("old", 2), ("new", 5)])
+    directory = tmp_path_factory.mktemp("page")
+    evaluated.result.write(directory)
+    return write_page(directory / "report.html", evaluated, settings)
+
+
+@pytest.fixture
+def report(browser: Browser, address: str) -> Iterator[Opened]:
+    found = opened(browser, address)
+    yield found
+    assert found.faults == []
+    assert [each.partition("#")[0] for each in found.requests] == [address]
+    found.page.close()
+
+
+def test_a_thousand_trajectories_are_listed_and_counted(report: Opened) -> None:
+    assert report.page.inner_text("#count") == "1,000 of 1,000"
+    assert len(report.items()) == 1000
+    assert report.page.title() == "new answers 80.0% of 500 questions correctly, old 50.0%"
+
+
+def test_every_filter_shows_what_it_says(report: Opened) -> None:
+    counts = {"wrong": 350, "correct": 650, "gained": 200, "lost": 50, "changed": 250, "unusable": 0, "gave-up": 0}
+    for value, count in counts.items():
+        report.show(value)
+        assert report.page.inner_text("#count") == f"{count:,} of 1,000", value
+    report.page.click("button[type=reset]")
+    report.page.wait_for_function("document.querySelectorAll('#list li').length === 1000")
+    report.page.select_option("#policy", "new")
+    assert report.page.inner_text("#count") == "500 of 1,000"
+    report.page.select_option("#kind", "kind 1")
+    assert report.page.inner_text("#count") == "167 of 1,000"
+    report.page.fill("#most", "0")
+    rewards = [float(each) for each in re.findall(r"reward (-?\d+\.\d\d)", report.texts())]
+    assert set(rewards) == {-1.0}
+    report.page.fill("#search", "message 250 say")
+    assert report.items() == ["What does message 250 say?"]
+
+
+def test_episodes_are_found_by_words_of_question_answer_and_reason_and_put_in_order(report: Opened) -> None:
+    report.page.fill("#search", "why of 123")
+    assert len(report.items()) == 2
+    report.page.fill("#search", "no such words")
+    assert report.items() == []
+    report.page.fill("#search", "")
+    report.page.select_option("#order", "reward")
+    assert "reward -1.00" in report.texts().splitlines()[0]
+    report.page.select_option("#order", "-reward")
+    assert "reward 1.00" in report.texts().splitlines()[0]
+
+
+def test_what_got_worse_and_why_takes_three_clicks(report: Opened) -> None:
+    report.page.click("button[data-show=lost]")
+    assert report.page.inner_text("#count") == "50 of 1,000"
+    shown = report.page.locator("#episode")
+    assert "What does message 5 say?" in shown.inner_text()
+    assert "wrong why of 5" in shown.inner_text()
+    report.page.click("#episode .tabs button:has-text('old')")
+    assert "correct why of 5" in shown.inner_text()
+
+
+def test_an_episode_is_shown_turn_by_turn_with_the_right_source_marked(report: Opened) -> None:
+    report.page.click("#list li:nth-child(8)")
+    shown = report.page.locator("#episode")
+    assert shown.locator(".turn.sampled").count() == 3
+    assert shown.locator(".turn.injected").count() == 2
+    marked = shown.locator(".turn.injected span.right")
+    assert marked.count() == 1
+    assert "id: <7@example.com>" in marked.inner_text()
+    assert "<8@example.com>" not in marked.inner_text()
+    assert "the message that was read · right source" in shown.inner_text()
+    assert "You answer questions from an inbox." not in shown.inner_text()
+    shown.locator("summary").click()
+    assert "You answer questions from an inbox." in shown.inner_text()
+    assert "What does message 7 say?" in shown.locator("details pre").inner_text()
+
+
+def test_each_sampled_token_has_its_probability(report: Opened) -> None:
+    report.page.click("#list li:nth-child(2)")
+    tokens = report.page.locator(".turn.sampled").first.locator("pre span")
+    assert "".join(tokens.all_text_contents()).startswith("<tool_call>")
+    expected = math.exp(logprobs_of(encoded("<"))[0])
+    assert tokens.nth(0).get_attribute("title") == f"p = {expected:.3f}"
+    assert set(tokens.evaluate_all("all => all.map(each => each.className)")) > {"", "p1"}
+
+
+def test_keys_and_addresses_lead_to_episodes(report: Opened, browser: Browser, address: str) -> None:
+    report.page.click("#list li:nth-child(3)")
+    report.page.keyboard.press("ArrowDown")
+    assert report.page.locator("#episode h3").inner_text() == "What does message 3 say?"
+    report.page.keyboard.press("ArrowUp")
+    assert report.page.locator("#episode h3").inner_text() == "What does message 2 say?"
+    assert report.page.url.endswith("#q2/old/0")
+    again = opened(browser, f"{address}#q77/new/0")
+    assert again.page.locator("#episode h3").inner_text() == "What does message 77 say?"
+    assert again.page.locator("[aria-pressed=true]").inner_text().endswith("new")
+    again.page.close()
+
+
+def test_every_number_of_the_table_is_that_of_metrics_json(report: Opened, address: str) -> None:
+    place = Path(address.removeprefix("file://")).parent / "metrics.json"
+    result = EvaluationResult.model_validate_json(place.read_bytes())
+    cells = report.page.locator("td[data-metric]")
+    assert cells.count() == sum(len(each.metrics) for each in result.policies)
+    for policy in result.policies:
+        for name, estimate in policy.metrics.items():
+            cell = report.page.locator(f"td[data-metric='{name}'][data-policy='{policy.name}']").inner_text()
+            told = (written(name, each) for each in (estimate.value, estimate.low, estimate.high))
+            assert cell == "{} {} to {}".format(*told)
+
+
+def test_it_fits_a_narrow_screen(browser: Browser, address: str) -> None:
+    page = browser.new_page(viewport={"width": 420, "height": 800})
+    page.goto(address)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.close()
+
+
+def test_a_hostile_message_is_text_and_nothing_else(browser: Browser, place: Place, tmp_path: Path) -> None:
+    evaluated, settings = made_up(place, 4, [("old", 2), ("new", 3)], body=HOSTILE, question=HOSTILE, answer=HOSTILE)
+    found = opened(browser, write_page(tmp_path / "report.html", evaluated, settings))
+    for number in range(1, 9):
+        found.page.click(f"#list li:nth-child({number})")
+        assert HOSTILE.replace("\u2028", "") in found.page.locator("#episode h3").text_content().replace("\u2028", "")  # type: ignore[union-attr]
+        assert "<script>window.hacked = 1</script>" in found.page.locator(".turn.injected").last.inner_text()
+    assert found.page.evaluate("window.hacked") is None
+    assert found.page.locator("img, iframe, a, object, embed, link, base").count() == 0
+    assert found.page.locator("script:not([type])").count() == 1
+    assert found.page.evaluate("getComputedStyle(document.body).display") != "none"
+    assert found.faults == []
+    assert len(found.requests) == 1
+    # Even were there a way in, the page's own policy lets nothing else run.
+    found.page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'hacked = 5'}))")
+    assert found.page.evaluate("window.hacked") is None
+    found.page.close()
+
+
+def test_data_never_ends_its_script(place: Place, tmp_path: Path) -> None:
+    evaluated, settings = made_up(place, 2, [("old", 2)], body=HOSTILE, question=HOSTILE)
+    write_page(tmp_path / "report.html", evaluated, settings)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    blocks = re.findall(r'<script type="application/json" id="data-[^"]+">(.*?)</script>', page, re.S)
+    assert len(blocks) == 2 + 2  # prompts, the list, and two episodes
+    assert all(json.loads(each) is not None and not re.search(r"[<>&\u2028]", each) for each in blocks)

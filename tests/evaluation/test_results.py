@@ -1,0 +1,92 @@
+"""`metrics.json` and its schema, and predictions as files."""
+
+import csv
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from gumshoe.agent.environment import Record
+from gumshoe.agent.trajectory import Segment, TokenUsage, Trajectory
+from gumshoe.errors import UsageError
+from gumshoe.evaluation.predictions import Prediction, read_predictions, write_predictions, write_table
+from gumshoe.evaluation.results import EvaluationResult, read_result
+from gumshoe.rewards.scoring import Judged
+from gumshoe.scenarios.scenario import ScenarioSet
+from tests.evaluation.predictions import answers, evaluation, prediction, result
+from tests.scenarios.questions import scenario
+
+SCHEMA = files("gumshoe.evaluation").joinpath("metrics.schema.json")
+
+
+def test_the_schema_in_the_package_is_that_of_the_code() -> None:
+    text = json.dumps(EvaluationResult.model_json_schema(mode="serialization"), indent=2) + "\n"
+    assert SCHEMA.read_text(encoding="utf-8") == text, "write model_json_schema() to metrics.schema.json"
+
+
+def test_every_field_of_the_schema_that_is_not_plain_is_described() -> None:
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    assert schema["properties"]["format"]["const"] == "gumshoe.metrics/1"
+    assert "hallucinated_sources" in schema["$defs"]["PolicyResult"]["properties"]["metrics"]["description"]
+    assert "description" in schema["$defs"]["PolicyResult"]["properties"]["control_reward_map"]
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = evaluation(result(answers("+-", "a")), result(answers("++", "b")))
+    made.write(tmp_path)
+    found, policy = read_result(f"{tmp_path}#b")
+    assert (found, policy.name) == (made, "b")
+    other = json.loads((tmp_path / "metrics.json").read_text()) | {"format": "gumshoe.metrics/2"}
+    (tmp_path / "metrics.json").write_text(json.dumps(other))
+    with pytest.raises(UsageError, match=r"is no metrics\.json of gumshoe"):
+        read_result(f"{tmp_path}#b")
+
+
+def test_predictions_are_read_as_they_were_written(tmp_path: Path) -> None:
+    made = [prediction(1), prediction(2, correct=False, answer='Says "no";\n\u2028 \U0001f600')]
+    write_predictions(tmp_path / "p.jsonl", made)
+    assert read_predictions(tmp_path / "p.jsonl") == made
+    with (tmp_path / "p.jsonl").open("a") as file:
+        file.write('{"policy": 3}\n')
+    with pytest.raises(UsageError, match=r"p\.jsonl:3: this is no prediction"):
+        read_predictions(tmp_path / "p.jsonl")
+
+
+def test_the_table_has_a_row_a_question_and_nothing_that_a_spreadsheet_would_run(tmp_path: Path) -> None:
+    made = [prediction(1, policy="a", answer="=HYPERLINK(1)"), prediction(2, policy="a", correct=False)]
+    made += [prediction(1, policy="b", sample=n, correct=n == 0, reward=float(n), question="x") for n in range(2)]
+    write_table(tmp_path / "p.csv", made)
+    with (tmp_path / "p.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["scenario"] for row in rows] == ["q1", "q2"]
+    assert rows[0]["a: answer"] == "'=HYPERLINK(1)"
+    assert (rows[0]["b: correct"], rows[0]["b: reward"]) == ("0.5", "0.5")
+    assert (rows[1]["a: correct"], rows[1]["b: correct"]) == ("0", "")
+
+
+def test_a_prediction_takes_from_a_trajectory_what_counts() -> None:
+    about = scenario(1, message_ids=["<1@example.com>", "<2@example.com>"], needs_all=True)
+    record = Record(
+        deeds=[["invalid id"], ["answered"]],
+        found=["<1@example.com>", "<2@example.com>"],
+        read=["<1@example.com>"],
+        invalid_ids=3,
+        answer="A",
+        sources=["<1@example.com>", "<8@example.com>", "<9@example.com>"],
+        right_sources=["<1@example.com>"],
+    )
+    episode = Trajectory(
+        "q1", 2, "v", "answer", "", [Segment("prompt", "")], record, 2, 1.5, 0.25, TokenUsage(70, 7), 3
+    )
+    verdicts = [("heuristic", Judged("q1", 2, "A", True, "so", "words")), ("exact", Judged("q1", 2, "A", False, "no"))]
+    found = Prediction.of("p", about, episode, verdicts, 0.7)
+    assert (found.found, found.read, found.right_source) == (True, False, False)
+    assert found.hallucinated_sources == 2  # one of the three was read, not given
+    assert (found.prompt_tokens, found.sampled_tokens, found.seconds, found.tries) == (70, 7, 1.75, 3)
+    assert found.correct
+    assert [(each.judge, each.correct, each.rule) for each in found.verdicts] == [
+        ("heuristic", True, "words"),
+        ("exact", False, ""),
+    ]
+    assert ScenarioSet.of([about]).record().ids == (found.scenario,)
