@@ -39,6 +39,7 @@ unit: $(VENV)/installed ## the tests alone; PYTEST_ARGS="-k wall" for some
 benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
 	$(BIN)/python -m tests.benchmarks.mail
 	$(BIN)/python -m tests.benchmarks.agent
+	$(BIN)/python -m tests.benchmarks.report
 
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
 	$(LOCK) --extra dev --extra cpu pyproject.toml -o requirements-dev.txt

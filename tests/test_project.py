@@ -50,8 +50,9 @@ def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
     artifacts = next(block for block in blocks if "artifacts publish" in block).replace("s3://bucket/project", "store")
     synthetic = next(block for block in blocks if "synthesize mail" in block)
     rollouts = next(block for block in blocks if "--policy tiny" in block)
+    evaluation = next(block for block in blocks if "gumshoe evaluate" in block)
     run = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", mail + artifacts + synthetic + rollouts],
+        ["bash", "-euo", "pipefail", "-c", mail + artifacts + synthetic + rollouts + evaluation],
         cwd=tmp_path,
         env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200", "HOME": str(tmp_path)},
         capture_output=True,
@@ -65,4 +66,5 @@ def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
     assert "mail-indexes/enron-1: every byte is as published" in run.stdout
     assert "nothing is wrong" in run.stdout
     assert "search_inbox" in run.stdout
+    assert "report.html shows every episode" in run.stdout
     assert (tmp_path / "somewhere" / "else" / "mail.sqlite").is_file()
