@@ -61,11 +61,18 @@ def made_up(
     place: Place, questions: int, policies: Sequence[tuple[str, int]], body: str = "Body", **asked: str
 ) -> tuple[Evaluated, EvaluationSettings]:
     """An evaluation of policies that each err on every so many-th question."""
-    scenarios = ScenarioSet.of(scenario(number, kind=f"kind {number % 3}", **asked) for number in range(questions))
+    scenarios = ScenarioSet.of(
+        scenario(number, **{"kind": f"kind {number % 3}", **asked}) for number in range(questions)
+    )
     trajectories = {
         name: [episode(number, correct=number % every != 0, policy=name, body=body) for number in range(questions)]
         for name, every in policies
     }
+    if questions > 100:  # of those that the last policy gets wrong: no call, "I don't know", and a wrong source
+        unusable, unsure, misled = (trajectories[policies[-1][0]][each] for each in (-10, -5, 5))
+        unusable.ending, unusable.record.answer = "no call", None
+        unsure.record.answer, unsure.record.does_not_know = "I don't know", True
+        misled.record.right_sources = []
     predictions = [
         Prediction.of(
             name,

@@ -57,6 +57,7 @@ def result(predictions: Sequence[Prediction]) -> PolicyResult:
         name=predictions[0].policy,
         policy="vllm:http://localhost",
         version="v",
+        is_unseen=True,
         episodes=len(predictions),
         run_again=0,
         metrics={"unusable": Estimate(value=unusable, low=0, high=1, questions=len(questions))},
@@ -69,7 +70,9 @@ def result(predictions: Sequence[Prediction]) -> PolicyResult:
 def evaluation(*policies: PolicyResult, content: str = "c", is_whole: bool = True) -> EvaluationResult:
     """Of some policies."""
     return EvaluationResult(
-        scenarios=ScenarioRecord(content=content, ids=tuple(policies[0].correct_map)),
+        scenarios=ScenarioRecord(
+            content=content, ids=tuple(policies[0].correct_map), questions=tuple(policies[0].correct_map)
+        ),
         split="test",
         is_whole=is_whole,
         samples=1,

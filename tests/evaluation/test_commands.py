@@ -11,10 +11,12 @@ import pytest
 from gumshoe.evaluation.predictions import read_predictions
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.scenarios.lineage import Lineage
+from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
-from tests.agent.fake_vllm import FakeVLLM, reset, stall, status
+from tests.agent.fake_vllm import FakeVLLM, choice, raw, reset, stall, status
 from tests.conftest import Ran
 from tests.evaluation.conftest import QUESTIONS, Place, wrong_about
+from tests.mail.mailbox import make_index, record
 from tests.rewards.chat_judge import says, verdict
 
 Run = Callable[..., Ran]
@@ -102,14 +104,40 @@ def test_other_questions_or_settings_in_the_same_directory_are_refused(
     assert len(server.requests) == asked
 
 
+def test_another_index_or_model_under_the_same_name_is_refused(
+    run: Run, place: Place, server: FakeVLLM, tmp_path: Path
+) -> None:
+    old, _ = chats(server)
+    assert run(*options(place, tmp_path / "e", old)).status == 0
+    asked = len(server.requests)
+    other = make_index(tmp_path / "mail", map(record, range(1, 26))).path.parent
+    ran = run(*options(place, tmp_path / "e", old, index=other))
+    assert (ran.status, "other index" in ran.err) == (2, True)
+    ran = run(*options(place, tmp_path / "e", f"old=chat:adapter@{server.address}/v1"))
+    assert (ran.status, "other policy old" in ran.err) == (2, True)
+    assert len(server.requests) == asked
+    assert (tmp_path / "e" / "metrics.json").exists()
+
+
+def test_an_evaluation_that_ends_without_numbers_leaves_no_old_ones(
+    run: Run, place: Place, server: FakeVLLM, tmp_path: Path
+) -> None:
+    old, new = chats(server)
+    assert run(*options(place, tmp_path / "e", old)).status == 0
+    server.inject(status(400), times=None)
+    assert run(*options(place, tmp_path / "e", old, new)).status == 75
+    assert sorted(each.name for each in (tmp_path / "e").iterdir()) == ["evaluation.json", "trajectories"]
+
+
 def test_a_server_that_fails_costs_no_question_and_gives_no_number(
     run: Run, place: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:
     old, new = chats(server)
-    for act in (reset, status(500), status(429)):
-        server.inject(act, times=2, after=len(server.requests) + 3)
+    for after, act in enumerate((reset, status(500), status(429), raw(b"no JSON"), choice(message=None))):
+        server.inject(act, after=3 + 5 * after)
     ran = run(*options(place, tmp_path / "a", old))
     assert ran.status == 0, ran.err
+    assert len(server.requests) >= 3 * QUESTIONS + 5
     assert "66.7%" in ran.out
     server.inject(status(400), times=None)  # it is not sent again by the client, as 500 is
     ran = run(*options(place, tmp_path / "b", old, new))
@@ -201,8 +229,14 @@ def test_what_an_adapter_has_seen_it_is_not_tested_on(run: Run, place: Place, se
         assert ran.status == 2
         assert said in ran.err
     assert server.requests == []
+    renamed = ScenarioSet.of(each.model_copy(update={"id": f"other-{each.id}"}) for each in test)
+    Lineage(learned_from=renamed.record()).write(tmp_path / "adapter")
+    assert "a learned from 12 of these 12" in run(*options(place, tmp_path / "e", policy, **given)).err
     Lineage(learned_from=train.record()).write(tmp_path / "adapter")
     assert run(*options(place, tmp_path / "e", policy, **given)).status == 0
+    assert read_result(str(tmp_path / "e"))[1].is_unseen
+    assert run(*options(place, tmp_path / "f", policy, **given | {"adapter": None})).status == 0
+    assert not read_result(str(tmp_path / "f"))[1].is_unseen
 
 
 @pytest.mark.parametrize(
@@ -262,7 +296,8 @@ def test_a_stored_metrics_json_is_baseline_enough(run: Run, two: Path, tmp_path:
 
 
 def test_the_gate_ends_with_0_or_3_and_writes_why(run: Run, two: Path, tmp_path: Path) -> None:
-    passing = run("gate", "--candidate", f"{two}#new", "--baseline", f"{two}#old", "--out", tmp_path / "gate.json")
+    words = ["--candidate", f"{two}#new", "--baseline", f"{two}#old", "--out", tmp_path / "gate.json"]
+    passing = run("gate", *words, "--max-p", 0.2)  # four questions are few
     assert passing.status == 0
     assert passing.out.startswith("new passes. Of 12 questions")
     assert json.loads((tmp_path / "gate.json").read_bytes())["passed"] is True

@@ -9,6 +9,7 @@ from scipy import stats
 from gumshoe.errors import UsageError
 from gumshoe.evaluation.comparison import compared
 from gumshoe.evaluation.gate import GateSettings, compared_places, decided
+from gumshoe.evaluation.results import JudgeResult
 from tests.evaluation.predictions import answers, evaluation, prediction, result
 from tests.scenarios.questions import QUICK
 
@@ -104,17 +105,53 @@ def test_the_gate_holds_back_all_else_and_says_why(candidate: str, baseline: str
     assert said in why
 
 
+@pytest.mark.parametrize(("won", "lost"), [(4, 0), (9, 2)])
+def test_the_gate_does_not_take_luck_for_more(won: int, lost: int) -> None:
+    """The interval alone lies above zero: with so few questions that changed sides it is too narrow."""
+    same = "+" * 40 + "-" * (60 - won - lost)
+    passed, why = gate("+" * won + "-" * lost + same, "-" * won + "+" * lost + same, min_gain=0)
+    assert not passed
+    assert "lower end" not in why
+    assert "by McNemar's exact test p = 0." in why
+
+
+def test_policies_that_were_measured_otherwise_are_not_compared() -> None:
+    one, other = result(answers("++", "new")), result(answers("+-", "old"))
+    plain = evaluation(other)
+    for changes, said in (
+        ({"settings": {"temperature": 1.0}}, "was run with temperature 0.0, and old temperature 1.0"),
+        ({"samples": 2}, "was asked for samples: 1, and old 2"),
+        ({"judges": (JudgeResult(name="exact", usage={}),)}, "was judged by heuristic, and old exact"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            compared_places((evaluation(one), one), (plain.model_copy(update=changes), other))
+    seeds = [evaluation(each).model_copy(update={"settings": {"seed": seed}}) for seed, each in enumerate((one, other))]
+    assert compared_places((seeds[0], one), (seeds[1], other)).wins == 1
+
+
+def test_what_was_learned_from_passes_no_gate_and_what_is_not_known_of_that_is_said() -> None:
+    one, other = result(answers("+" * 30, "new")), result(answers("-" * 30, "old"))
+    train = evaluation(one).model_copy(update={"split": "train"})
+    with pytest.raises(UsageError, match="new was evaluated on what is there to learn from"):
+        decided((train, one), (evaluation(other), other), GateSettings())
+    unknown = one.model_copy(update={"is_unseen": False})
+    found = decided((evaluation(unknown), unknown), (evaluation(other), other), GateSettings())
+    assert found.passed
+    assert found.why.endswith("What it learned from is not known.")
+
+
 def test_every_bound_of_the_gate_is_a_setting() -> None:
     better = ("+" * 60 + "-" * 40, "+" * 40 + "-" * 60)
     assert not gate(*better, min_gain=0.21)[0]
     assert gate(*better, min_gain=0.2)[0]
     assert not gate(*better, min_lower=0.19)[0]
     assert gate(*better, 3, max_unusable=0.03)[0]
-    little = ("+" * 53 + "-" * 47, "+" * 50 + "-" * 50)
-    assert not gate(*little, level=0.99)[0]
+    assert not gate(*better, max_p=1e-9)[0]
+    little = ("+" * 56 + "-" * 44, "+" * 50 + "-" * 50)
+    assert not gate(*little, level=0.999)[0]
     assert gate(*little, level=0.8)[0]
     same = ("+-", "+-")
-    assert gate(*same, min_gain=0, min_lower=-0.01)[0]
+    assert gate(*same, min_gain=0, min_lower=-0.01, max_p=1)[0]
 
 
 def test_part_of_a_split_passes_no_gate() -> None:

@@ -19,6 +19,7 @@ from gumshoe.training.warm_start import WarmStart, warm_start
 from tests.conftest import Ran
 
 Run = Callable[..., Ran]
+QUESTIONS = 120
 
 
 @pytest.fixture(scope="module")
@@ -37,31 +38,30 @@ def better(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Invented mail that neither has seen, with an index, and 200 questions about it."""
+    """Invented mail that neither has seen, with an index, and questions about it."""
     directory = tmp_path_factory.mktemp("held-out")
     write_mail(synthesize_mail(8, 12, 3600), directory)
     build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
-    lines = (directory / "scenarios.jsonl").read_text(encoding="utf-8").splitlines()[:200]
+    lines = (directory / "scenarios.jsonl").read_text(encoding="utf-8").splitlines()[:QUESTIONS]
     asked = [json.loads(line) | {"split": "test"} for line in lines]
     (directory / "questions.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in asked), encoding="utf-8")
     return directory
 
 
+@pytest.mark.timeout(900)  # both in this process, one after the other
 def test_a_better_policy_is_told_apart_and_passes_the_gate(
-    better: Path, held_out: Path, gumshoe: Run, tmp_path: Path
+    better: Path, held_out: Path, run: Run, tmp_path: Path
 ) -> None:
     where = ["--index", held_out / "index", "--scenarios", held_out / "questions.jsonl", "--out", tmp_path]
     policies = ["--policy", f"tiny=transformers:{TINY}", "--policy", f"better=transformers:{better}"]
-    ran = gumshoe("evaluate", *where, *policies, "--max-tokens", 160)
+    ran = run("evaluate", *where, *policies, "--max-tokens", 160)
     assert ran.status == 0, ran.err
     result = EvaluationResult.model_validate_json((tmp_path / "metrics.json").read_bytes())
-    assert (len(result.scenarios.ids), result.is_whole) == (200, True)
+    assert (len(result.scenarios.ids), result.is_whole) == (QUESTIONS, True)
     gain = result.comparisons[0].accuracy
     assert gain.low > 0
-    passed = gumshoe(
-        "gate", "--candidate", f"{tmp_path}#better", "--baseline", f"{tmp_path}#tiny", "--max-unusable", 0.05
-    )
+    passed = run("gate", "--candidate", f"{tmp_path}#better", "--baseline", f"{tmp_path}#tiny", "--max-unusable", 0.05)
     assert passed.status == 0, passed.err
-    refused = gumshoe("gate", "--candidate", f"{tmp_path}#tiny", "--baseline", f"{tmp_path}#better")
+    refused = run("gate", "--candidate", f"{tmp_path}#tiny", "--baseline", f"{tmp_path}#better")
     assert refused.status == 3
     assert (tmp_path / "report.html").stat().st_size > 500_000

@@ -1,7 +1,6 @@
 """One rollout from its settings to its file: only what is missing is run, and each group is written as it ends."""
 
 import asyncio
-import fcntl
 import os
 import sys
 import time
@@ -20,7 +19,7 @@ from gumshoe.agent.rollout import Progress, RolloutEngine
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import Trajectory, TrajectoryFileError
 from gumshoe.artifacts.lines import DAMAGED, read_lines
-from gumshoe.artifacts.storage import NotFoundError, explained
+from gumshoe.artifacts.storage import NotFoundError, explained, held_file
 from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, as_split
@@ -201,7 +200,8 @@ def _opened(path: Path, settings: Settings, policy: str) -> Iterator[tuple[Binar
     process can do the same until the block, or this process, ends.
 
     Raises:
-        TrajectoryFileError: another process has it; or a line is not a trajectory, or another policy's, or was run
+        InUseError: another process has it.
+        TrajectoryFileError: a line is not a trajectory, or another policy's, or was run
             with other settings, or is of a group that had fewer samples.
     """
     with ExitStack() as held:
@@ -212,7 +212,7 @@ def _opened(path: Path, settings: Settings, policy: str) -> Iterator[tuple[Binar
 
 def _repaired(path: Path, settings: Settings, policy: str, held: ExitStack) -> tuple[BinaryIO, set[str]]:
     """The file, and the scenarios whose groups it has whole, with nothing else in it. It is `held` from here on."""
-    file = held.enter_context(_held(path))
+    file = held.enter_context(held_file(path))
     samples = settings.samples
     owners = _owners(file, path, policy, settings.of_an_episode)
     counts = Counter(owner for owner in owners if owner)
@@ -226,7 +226,7 @@ def _repaired(path: Path, settings: Settings, policy: str, held: ExitStack) -> t
         )
     if not whole.issuperset(owners):
         partial = path.with_name(f".{path.name}.partial")
-        kept = held.enter_context(_held(partial))  # held before it is seen in the other's place
+        kept = held.enter_context(held_file(partial))  # held before it is seen in the other's place
         kept.truncate(0)
         file.seek(0)
         kept.writelines(line for line, owner in zip(file, owners, strict=True) if owner in whole)
@@ -255,20 +255,3 @@ def _owners(file: BinaryIO, path: Path, policy: str, settings: dict[str, Any]) -
                 f"{path} holds trajectories that were run with {', '.join(others)}; choose another file, or run it so"
             )
     return owners
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[BinaryIO]:
-    """A file to read and to add to, that is held until the block, or this process, ends."""
-    with path.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it before may have put another file in its place since it was opened.
-            ours = os.path.samestat(path.stat(), os.fstat(file.fileno()))
-        except (BlockingIOError, FileNotFoundError):
-            ours = False
-        if not ours:
-            raise TrajectoryFileError(
-                f"{path} is being written by another process; wait until that ends, or choose another file"
-            )
-        yield file

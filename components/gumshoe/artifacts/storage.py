@@ -37,6 +37,10 @@ class InvalidUriError(UsageError):
     """A URI is not of a form that Gumshoe reads."""
 
 
+class InUseError(UsageError):
+    """Another process writes to a file."""
+
+
 class DeadlineError(UnavailableError):
     """The time allowed for the whole operation is over."""
 
@@ -243,6 +247,27 @@ def _lock(directory: Path, wait: Deadline | None) -> int | None:
         if directory.exists() and directory.stat().st_ino == os.fstat(descriptor).st_ino:
             return descriptor
         os.close(descriptor)
+
+
+@contextmanager
+def held_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to read and to add to, made where it is missing, that is held until the block, or this process, ends.
+
+    Raises:
+        InUseError: another process holds it.
+    """
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it before may have put another file in its place since it was opened.
+            ours = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        except (BlockingIOError, FileNotFoundError):
+            ours = False
+        if not ours:
+            raise InUseError(
+                f"{path} is being written by another process; wait until that ends, or choose another file"
+            )
+        yield file
 
 
 def write_atomically(path: Path, source: BinaryIO, advance: Callable[[int], object] = lambda _: None) -> None:

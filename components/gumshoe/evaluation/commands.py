@@ -42,14 +42,14 @@ def run_evaluation(
     split: Annotated[str, typer.Option(help="Only scenarios of this split; `all` takes every one.")] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many scenarios; for a first look.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each scenario, for pass@k and spread.")] = 1,
-    seed: Annotated[int, typer.Option(help="Decides what is sampled, where the policy does as it is told.")] = 0,
+    seed: Annotated[int, typer.Option(help="Decides what is sampled, of token policies that do as told.")] = 0,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="Greedy (0) unless given, or 1 with several samples.")
     ] = None,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of probability that is sampled from.")] = 1.0,
     max_turns: Annotated[int, typer.Option(min=1, help="Most turns of an episode.")] = 10,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
-    max_context: Annotated[int, typer.Option(min=64, help="Most tokens of an episode.")] = 8192,
+    max_context: Annotated[int, typer.Option(min=64, help="Most tokens of an episode, of token policies.")] = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 64,
     judge: Annotated[
         list[str] | None,
@@ -109,7 +109,7 @@ def run_evaluation(
         policies=policies,
         judges=tuple(map(_judge, judge or ["heuristic"])),
         prices=_prices(price or [], [each.name for each in policies]),
-        adapters=dict(map(_adapter, adapter or [])),
+        adapters=tuple(map(_adapter, adapter or [])),
     )
     found = asyncio.run(evaluated(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
@@ -152,7 +152,10 @@ def run_gate(
     baseline: Annotated[str, typer.Option(metavar="DIR", help="What it has to beat, named likewise.")],
     min_gain: Annotated[float, typer.Option(help="Least gain in accuracy.")] = 0.02,
     min_lower: Annotated[float, typer.Option(help="The interval's lower end must lie above this.")] = 0.0,
-    max_unusable: Annotated[float, typer.Option(min=0, max=1, help="Highest share of unusable calls.")] = 0.02,
+    max_p: Annotated[float, typer.Option(min=0, max=1, help="Highest p-value of McNemar's exact test.")] = 0.05,
+    max_unusable: Annotated[
+        float, typer.Option(min=0, max=1, help="Highest share of episodes that end with an unusable call.")
+    ] = 0.02,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the paired interval.")] = 0.95,
     path: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The decision goes here, as JSON.")] = None,
     json: JsonFlag = False,
@@ -164,7 +167,7 @@ def run_gate(
     from gumshoe.evaluation.gate import GateSettings, decided
     from gumshoe.evaluation.results import read_result
 
-    settings = GateSettings(min_gain, min_lower, max_unusable, level)
+    settings = GateSettings(min_gain, min_lower, max_p, max_unusable, level)
     found = decided(read_result(candidate), read_result(baseline), settings)
     if path is not None:
         with explained(path):

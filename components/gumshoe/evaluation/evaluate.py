@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from gumshoe.evaluation.comparison import compared
 from gumshoe.evaluation.metrics import Price, by_kind, measured
 from gumshoe.evaluation.predictions import Prediction, by_question, write_predictions, write_table
 from gumshoe.evaluation.results import (
+    METRICS_FILE,
     PREDICTIONS,
+    REPORT,
     TABLE,
     Agreement,
     EvaluationResult,
@@ -30,9 +32,10 @@ from gumshoe.evaluation.results import (
     PolicyResult,
 )
 from gumshoe.evaluation.statistics import cohens_kappa
+from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.functions import rubric
 from gumshoe.rewards.judge import Asked, Judge, Verdict
-from gumshoe.rewards.judges import named_settings, open_judge
+from gumshoe.rewards.judges import OpenAIJudge, named_settings, open_judge
 from gumshoe.rewards.scoring import Judged, at_once, judge_one
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
@@ -42,6 +45,7 @@ TRAJECTORIES = "trajectories"
 """The folder of an evaluation that holds a file of them for each policy."""
 _BEGUN = "evaluation.json"  # what was begun, so that nothing else is added to it
 _LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,63})=(.+)", re.S)
+_ADDRESS = re.compile(r"https?://[^#]*")  # a server may have another when it is started again
 _UNFIT = re.compile(r"[^\w.-]+")
 
 Watch = Callable[[str], AbstractContextManager[Advance]]
@@ -75,8 +79,8 @@ class EvaluationSettings:
     """As `open_judge` takes them: one, which decides, or two."""
     prices: Mapping[str, Price] = field(default_factory=dict)
     """By the policies' names."""
-    adapters: Mapping[str, Path] = field(default_factory=dict)
-    """Directories of served adapters, by the policies' names: what they learned from is read there."""
+    adapters: tuple[tuple[str, Path], ...] = ()
+    """Directories of adapters, with the names of the policies that use them: what they learned from is read there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ async def evaluate(settings: EvaluationSettings, directory: Path, watch: Watch) 
         UnavailableError: some questions have no episode, or some answers no verdict; run it again for them.
     """
     scenarios = chosen_scenarios(settings.rollout)
-    _check(settings, scenarios)
+    unseen = _check(settings, scenarios)
     async with AsyncExitStack() as open_judges:
         judges = []
         for each in settings.judges:
@@ -112,8 +116,11 @@ async def evaluate(settings: EvaluationSettings, directory: Path, watch: Watch) 
         for name, found in trajectories.items():
             with watch(f"Judging {name}") as advance:
                 predictions += await _judged(name, found, scenarios, judges, advance)
-        used = tuple(JudgeResult(name=name, usage=_usage(judge)) for name, judge in judges)
-    result = _result(settings, scenarios, predictions, used, trajectories)
+        used = tuple(
+            JudgeResult(name=name, usage=judge.model.usage.numbers() if isinstance(judge, OpenAIJudge) else {})
+            for name, judge in judges
+        )
+    result = _result(settings, scenarios, predictions, used, unseen)
     with explained(directory):
         write_predictions(directory / PREDICTIONS, predictions)
         write_table(directory / TABLE, predictions)
@@ -121,34 +128,41 @@ async def evaluate(settings: EvaluationSettings, directory: Path, watch: Watch) 
     return Evaluated(result, scenarios, predictions, trajectories)
 
 
-def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> None:
+def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
+    """The names of the policies that are known not to have seen the scenarios."""
     names = [each.name for each in settings.policies]
     twice = next((each for each in names if names.count(each) > 1), None)
     if twice is not None:
         raise UsageError(f"two policies would be called {twice!r}; name them, as in first={settings.policies[0].word}")
     if not 1 <= len(settings.judges) <= 2:
         raise UsageError(f"{len(settings.judges)} judges were named; name one, or two to compare them")
-    for what, named in (("price", settings.prices), ("adapter", settings.adapters)):
+    for what, named in (("price", set(settings.prices)), ("adapter", {name for name, _ in settings.adapters})):
         unknown = next((each for each in named if each not in names), None)
         if unknown is not None:
             raise UsageError(f"there is no policy {unknown!r} for that {what}; there are {', '.join(names)}")
-    takes_tokenizer = []
+    takes_tokenizer, unseen = [], set[str]()
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
         takes_tokenizer.append(policy.kind in ("vllm", "transformers"))
-        place = settings.adapters.get(each.name, policy.adapter)
-        lineage = Lineage.read(place) if place else None
-        if lineage:
-            lineage.check_unseen(scenarios, each.name)
-        elif each.name in settings.adapters:
-            raise UsageError(f"{place} does not say what {each.name} learned from; leave that adapter out")
+        own = [place for name, place in settings.adapters if name == each.name]
+        for place in [*own, *([policy.adapter] if policy.adapter else [])]:
+            lineage = Lineage.read(place)
+            if lineage:
+                lineage.check_unseen(scenarios, each.name)
+                unseen.add(each.name)
+            elif place in own:
+                raise UsageError(f"{place} does not say what {each.name} learned from; leave that adapter out")
     if settings.rollout.tokenizer is not None and not any(takes_tokenizer):
         raise UsageError("none of these policies takes a tokenizer of yours; leave --tokenizer out")
+    return unseen
 
 
 def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet) -> None:
     """Note what the directory is for, or see that it is for the same."""
-    noted = {"scenarios": scenarios.content, "samples": settings.rollout.samples} | settings.rollout.of_an_episode
+    rollout = settings.rollout
+    noted = {"scenarios": scenarios.content, "index": MailIndex(rollout.index).stats()["content"]}
+    noted |= {"samples": rollout.samples, "tokenizer": rollout.tokenizer} | rollout.of_an_episode
+    noted |= {f"policy {each.name}": _ADDRESS.sub("", each.word) for each in settings.policies}
     path = directory / _BEGUN
     with explained(directory):
         (directory / TRAJECTORIES).mkdir(parents=True, exist_ok=True)
@@ -156,15 +170,19 @@ def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet
             write_atomically(path, io.BytesIO(json.dumps(noted, indent=2).encode() + b"\n"))
             return
         try:
-            before = json.loads(path.read_bytes())
-        except ValueError:
-            before = {}
-    other = [name for name, value in noted.items() if before.get(name) != value]
+            before = dict(json.loads(path.read_bytes()))
+        except (ValueError, TypeError):
+            raise UsageError(f"{path} is damaged; choose another directory") from None
+    other = [name for name, value in noted.items() if before.get(name, value) != value]
     if other:
         raise UsageError(
             f"{directory} holds an evaluation with other {' and '.join(other)}; choose another directory, or evaluate "
             "as it was begun"
         )
+    with explained(directory):
+        write_atomically(path, io.BytesIO(json.dumps(before | noted, indent=2).encode() + b"\n"))
+        for name in (METRICS_FILE, PREDICTIONS, TABLE, REPORT):  # they would tell of what was measured before
+            (directory / name).unlink(missing_ok=True)
 
 
 async def _rolled_out(
@@ -239,7 +257,7 @@ def _result(
     scenarios: ScenarioSet,
     predictions: Sequence[Prediction],
     judges: tuple[JudgeResult, ...],
-    trajectories: Mapping[str, Sequence[Trajectory]],
+    unseen: set[str],
 ) -> EvaluationResult:
     policies = []
     for each in settings.policies:
@@ -249,7 +267,8 @@ def _result(
             PolicyResult(
                 name=each.name,
                 policy=each.word,
-                version=trajectories[each.name][0].policy,
+                version=PolicyName.parse(each.word).version,
+                is_unseen=each.name in unseen,
                 episodes=len(own),
                 run_again=sum(prediction.tries - 1 for prediction in own),
                 metrics=measured(own, settings.prices.get(each.name)),
@@ -290,12 +309,3 @@ def _agreement(predictions: Sequence[Prediction], judges: tuple[str, ...]) -> Ag
 def _name_of(judge: Any) -> str:
     name, settings = named_settings(judge)
     return f"{name}:{settings['model']}" if "model" in settings else name
-
-
-def _usage(judge: Judge) -> dict[str, float]:
-    model = getattr(judge, "model", None)
-    if model is None:
-        return {}
-    used = asdict(model.usage)
-    del used["seconds"]
-    return {**used, "latency": model.usage.latency}

@@ -19,6 +19,8 @@ class GateSettings:
     """Least gain in accuracy."""
     min_lower: float = 0.0
     """The lower end of the paired interval must lie above this."""
+    max_p: float = 0.05
+    """Highest p-value of McNemar's exact test: where few questions changed sides, the interval is too narrow."""
     max_unusable: float = 0.02
     """Highest share of episodes that end with a call that is no use."""
     level: float = 0.95
@@ -43,6 +45,15 @@ def compared_places(candidate: Place, baseline: Place, level: float = 0.95) -> C
         UsageError: these were of other questions.
     """
     ours, theirs = candidate[0], baseline[0]
+    for what, mine, other in (
+        ("judged by", ours.judges[0].name, theirs.judges[0].name),
+        ("asked for samples:", ours.samples, theirs.samples),
+        ("run with", _decisive(ours), _decisive(theirs)),
+    ):
+        if mine != other:
+            raise UsageError(
+                f"{candidate[1].name} was {what} {mine}, and {baseline[1].name} {other}; evaluate both alike"
+            )
     if ours.scenarios.content != theirs.scenarios.content:
         raise UsageError(
             f"{candidate[1].name} was evaluated on {len(ours.scenarios.ids):,} scenarios and {baseline[1].name} on "
@@ -52,12 +63,19 @@ def compared_places(candidate: Place, baseline: Place, level: float = 0.95) -> C
     return compared(candidate[1], baseline[1], level)
 
 
+def _decisive(evaluation: EvaluationResult) -> str:
+    """What episodes were run with, but for the seed."""
+    return ", ".join(f"{name} {value}" for name, value in evaluation.settings.items() if name != "seed")
+
+
 def decided(candidate: Place, baseline: Place, settings: GateSettings) -> Decision:
     """
     Raises:
         UsageError: the two cannot be compared, or not all of a split was asked.
     """
     for evaluation, policy in (candidate, baseline):
+        if evaluation.split == "train":
+            raise UsageError(f"{policy.name} was evaluated on what is there to learn from; a gate needs the test split")
         if not evaluation.is_whole:
             raise UsageError(
                 f"{policy.name} was evaluated on part of a split alone, with --limit; a gate needs the whole of it"
@@ -72,6 +90,8 @@ def decided(candidate: Place, baseline: Place, settings: GateSettings) -> Decisi
         )
     if gain.difference < settings.min_gain - 1e-9:
         faults.append(f"the gain of {gain.difference:+.1%} is under {settings.min_gain:.1%}")
+    if found.p_value > settings.max_p:
+        faults.append(f"by McNemar's exact test p = {found.p_value:.2g}, over {settings.max_p:g}")
     if unusable > settings.max_unusable + 1e-9:
         faults.append(f"{unusable:.1%} of its episodes end with an unusable call, over {settings.max_unusable:.1%}")
     verdict = f"{found.candidate} passes" if not faults else f"{found.candidate} does not pass: {', and '.join(faults)}"
@@ -81,4 +101,6 @@ def decided(candidate: Place, baseline: Place, settings: GateSettings) -> Decisi
         f"from {gain.low:+.1%} to {gain.high:+.1%}. It won {found.wins:,} questions and lost {found.losses:,} "
         f"(McNemar's exact test: p = {found.p_value:.2g}). {unusable:.1%} of its episodes end with an unusable call."
     )
+    if not candidate[1].is_unseen:
+        why += " What it learned from is not known."
     return Decision(passed=not faults, why=why, comparison=found)

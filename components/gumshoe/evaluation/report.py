@@ -30,6 +30,7 @@ from gumshoe.evaluation.results import Comparison, EvaluationResult
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 
+_ERROR = re.compile(r"(?:\A|<tool_response>\n)Error: ")
 _HIT = re.compile(r"[^\n]*\n  [^\n]*\n  id: (\S+)")
 _INERT = str.maketrans({each: f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"})
 _STEPS = ("found", "read", "source_accuracy", "accuracy")
@@ -93,7 +94,8 @@ def headline(result: EvaluationResult) -> str:
 def verdict(comparison: Comparison) -> tuple[str, str]:
     """Better, worse, or neither for sure; and in a sentence."""
     gain = comparison.accuracy
-    word = "better" if gain.low > 0 else "worse" if gain.high < 0 else "not told apart"
+    sure = comparison.p_value <= 1 - comparison.level
+    word = "better" if sure and gain.low > 0 else "worse" if sure and gain.high < 0 else "not told apart"
     return word, (
         f"{gain.difference:+.1%} correct, {comparison.level:.0%} interval {gain.low:+.1%} to {gain.high:+.1%}; "
         f"McNemar's exact test: p = {comparison.p_value:.2g}"
@@ -134,7 +136,7 @@ def _scripts(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[tup
         "episodes",
         _json(
             [
-                _row(each, asked[each.scenario], changed.get((each.policy, each.scenario)))
+                _row(each, asked[each.scenario], gold[each.scenario], changed.get((each.policy, each.scenario)))
                 for each in evaluated.predictions
             ]
         ),
@@ -145,26 +147,26 @@ def _scripts(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[tup
         yield f"e{number}", _json(shown)
 
 
-def _row(each: Prediction, asked: Scenario, change: str | None) -> dict[str, Any]:
+def _row(each: Prediction, asked: Scenario, gold: set[str], change: str | None) -> dict[str, Any]:
     """An episode in the list, and what is told of it beside its turns."""
     return {
         **each.model_dump(mode="json"),
         "change": change,
         "inbox": asked.inbox_address,
         "asked_on": str(asked.query_date) if asked.query_date else None,
-        "gold": asked.sources,
+        "gold": sorted(gold),
     }
 
 
 def _right_ids(place: Path, scenarios: ScenarioSet) -> dict[str, set[str]]:
-    """The ids under which searches list each question's right sources."""
+    """The ids, bare, of each question's right sources, those under which searches list them among them."""
     index = MailIndex(place)
     found: dict[str, set[str]] = {}
     for scenario in scenarios:
-        ids = found[scenario.id] = set(scenario.sources)
+        ids = found[scenario.id] = set(map(_bare, scenario.sources))
         for source in scenario.message_ids:
             try:
-                ids.add(index.read(str(scenario.inbox_address), source).message_id)
+                ids.add(_bare(index.read(str(scenario.inbox_address), source).message_id))
             except MessageNotFoundError:
                 continue
     return found
@@ -187,7 +189,7 @@ def _segments(trajectory: Trajectory, gold: set[str], known: int, tokenizer: Any
             yield {
                 "origin": "injected",
                 "parts": list(_marked(segment.text, gold)),
-                "read": opened,
+                "what": "error" if _ERROR.search(segment.text) else "message" if opened else "results",
                 "right": opened in gold,
             }
 
@@ -205,14 +207,18 @@ def _opened(text: str) -> str | None:
     except (NoCallError, UnusableCallError):
         return None
     read = call.arguments.get("message_id", call.arguments.get("document_id"))
-    return read if isinstance(read, str) else None
+    return _bare(read) if isinstance(read, str) else None
+
+
+def _bare(source: str) -> str:
+    return source.strip().strip("<>")
 
 
 def _marked(text: str, gold: set[str]) -> Iterator[tuple[str, bool]]:
     """A result in parts, and which of them list a right source."""
     end = 0
     for hit in _HIT.finditer(text):
-        if hit[1] in gold:
+        if _bare(hit[1]) in gold:
             if hit.start() > end:
                 yield text[end : hit.start()], False
             yield hit[0], True

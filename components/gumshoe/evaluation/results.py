@@ -57,6 +57,8 @@ class PolicyResult(BaseModel):
     """As it was named on the command line."""
     version: str
     """What its trajectories name as theirs."""
+    is_unseen: bool
+    """These scenarios were checked against what it learned from and was chosen on; false where that is not known."""
     episodes: int
     run_again: int
     """Episodes that were begun again for want of infrastructure."""
@@ -95,7 +97,8 @@ class Comparison(BaseModel):
     """Of the intervals: 0.95 is 95 %."""
     accuracy: Difference
     p_value: float
-    """Of McNemar's exact test, two-sided, over the questions that changed sides."""
+    """Of McNemar's exact test, two-sided, over the questions that changed sides; with several episodes of each question
+    it is the sign test of their means."""
     wins: int
     """Questions that the candidate answers correctly more often than the baseline."""
     losses: int

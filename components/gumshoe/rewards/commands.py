@@ -247,11 +247,7 @@ def _asked(made: object) -> "JudgeModel | None":
 
 def _usage(made: object) -> dict[str, Any]:
     model = _asked(made)
-    if model is None:
-        return {}
-    used = asdict(model.usage)
-    del used["seconds"]
-    return {**used, "latency": model.usage.latency}
+    return {} if model is None else model.usage.numbers()
 
 
 def _print_usage(made: object) -> None:

@@ -6,7 +6,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -94,6 +94,11 @@ class Usage:
     def latency(self) -> float:
         """The median of the requests' seconds."""
         return statistics.median(self.seconds) if self.seconds else 0.0
+
+    def numbers(self) -> dict[str, float]:
+        """All of it by name, with `latency` in place of the single requests' seconds."""
+        counts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "seconds"}
+        return {**counts, "latency": self.latency}
 
 
 class JudgeModel:

@@ -51,8 +51,8 @@ class Lineage(BaseModel):
             SeenScenarioError: some of the scenarios have been seen; it says how many, and which.
         """
         for deed, record in (("learned from", self.learned_from), ("was chosen on", self.chosen_on)):
-            ids = set(record.ids) if record else set[str]()
-            seen = [each.id for each in scenarios if each.id in ids]
+            questions = set(record.questions) if record else set[str]()
+            seen = [each.id for each in scenarios if each.digest in questions]
             if seen:
                 raise SeenScenarioError(
                     f"{policy} {deed} {len(seen):,} of these {len(scenarios):,} scenarios, {seen[0]} among them; what "

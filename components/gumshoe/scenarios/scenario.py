@@ -120,6 +120,11 @@ class Scenario(BaseModel):
         )  # letters, marks, digits
         return " ".join(words.split()) or self.question
 
+    @property
+    def digest(self) -> str:
+        """Equal for the same question about the same inbox, whatever its id: 16 hexadecimal digits of SHA-256."""
+        return hashlib.sha256(f"{self.inbox_address}\0{self.plain_question}".encode()).hexdigest()[:16]
+
     def to_json(self) -> str:
         """One line of a scenario file, without the fields that say nothing."""
         fields = self.model_dump(mode="json")
@@ -136,6 +141,8 @@ class ScenarioRecord(BaseModel):
     content: str
     """`ScenarioSet.content`."""
     ids: tuple[str, ...]
+    questions: tuple[str, ...]
+    """`Scenario.digest` of each, in the same order: what tells a question again that has another id."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +188,11 @@ class ScenarioSet:
 
     def record(self) -> ScenarioRecord:
         """What to keep with whatever is made from these scenarios, or measured on them."""
-        return ScenarioRecord(content=self.content, ids=tuple(scenario.id for scenario in self))
+        return ScenarioRecord(
+            content=self.content,
+            ids=tuple(scenario.id for scenario in self),
+            questions=tuple(scenario.digest for scenario in self),
+        )
 
     def to_jsonl(self) -> bytes:
         """A scenario file."""

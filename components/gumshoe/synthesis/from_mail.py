@@ -9,7 +9,6 @@ alone, and what it cannot answer as it did before is dropped. What always holds:
 """
 
 import asyncio
-import fcntl
 import hashlib
 import io
 import json
@@ -21,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.artifacts.storage import explained, held_file, write_atomically
 from gumshoe.errors import UsageError
 from gumshoe.mail.arguments import check_address
 from gumshoe.mail.index import MailIndex
@@ -191,7 +190,7 @@ def open_questions(settings: QuestionSettings, path: Path) -> Iterator[MailQuest
     writer = Writer(settings, index)
     with ExitStack() as held:
         with explained(progress):
-            file = held.enter_context(_held(progress, path))
+            file = held.enter_context(_held(progress))
             finished = _taken_up(file, progress, header)
         ours = {each.to_json().encode() for line in finished.values() for each in line.questions}
         if path.exists() and not ours.issuperset(path.read_bytes().splitlines()):
@@ -248,16 +247,9 @@ def _decisive(settings: QuestionSettings, mail: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _held(progress: Path, path: Path) -> Iterator[BinaryIO]:
-    """The progress file, to read and to add to, that is held until the block, or this process, ends."""
-    with progress.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = os.path.samestat(progress.stat(), os.fstat(file.fileno()))
-        except (BlockingIOError, FileNotFoundError):
-            ours = False
-        if not ours:
-            raise UsageError(f"{path} is being written by another process; wait until that ends, or choose another")
+def _held(progress: Path) -> Iterator[BinaryIO]:
+    """The progress file, to read and to add to; it is there no longer than there is something in it."""
+    with held_file(progress) as file:
         try:
             yield file
         finally:

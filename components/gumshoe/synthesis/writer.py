@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import clean, clean_line
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.judges import OpenAIJudge, named_settings, open_judge
-from gumshoe.rewards.model import JudgeModel, ModelSettings, Usage, as_data
+from gumshoe.rewards.model import JudgeModel, ModelSettings, as_data
 from gumshoe.rewards.reward import all_of
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.synthesis.dice import Dice
@@ -159,8 +159,8 @@ class Writer:
     def usage(self) -> dict[str, float]:
         """The numbers of `Usage`, the judge's added."""
         used = [self.model.usage] + ([self.judge.model.usage] if isinstance(self.judge, OpenAIJudge) else [])
-        numbers = [each.name for each in fields(Usage) if each.name != "seconds"]
-        return {name: sum(getattr(each, name) for each in used) for name in numbers}
+        numbers = [each.numbers() for each in used]
+        return {name: sum(each[name] for each in numbers) for name in numbers[0] if name != "latency"}
 
     def system(self, batch: Batch) -> str:
         """What the model is told to write."""

@@ -36,6 +36,7 @@ for (const each of episodes) {
   const policy = `${each.policy} · ${each.turns} turns · reward ${each.reward.toFixed(2)}`;
   each.item = element("li", "", each.correct ? "correct" : "", element("b", each.question),
     element("small", `${each.correct ? "✓" : "✗"} ${said}`), element("small", policy, "", ...tag));
+  each.item.setAttribute("role", "option");
   each.item.addEventListener("click", () => open(each));
 }
 
@@ -83,8 +84,8 @@ function turnShown(turn, number, episode) {
   }
   const parts = turn.parts.map(([text, right]) => element("span", text, right ? "right" : ""));
   const found = turn.parts.some(([, right]) => right);
-  const what = turn.read === null ? "injected: search results" : "injected: the message that was read";
-  const head = element("small", what);
+  const names = { results: "search results", message: "the message that was read", error: "an error" };
+  const head = element("small", `injected: ${names[turn.what]}`);
   if (found || turn.right) head.append(element("span", " · right source", "mark"));
   return element("section", "", "turn injected", head, element("pre", "", turn.right ? "right" : "", ...parts));
 }
@@ -101,7 +102,7 @@ function facts(each) {
   if (each.detail) add("fault", each.detail);
   const gold = new Set(each.gold);
   add("sources", ...(each.sources.length ? each.sources.flatMap((source, place) => [place ? ", " : "",
-    element("span", source, gold.has(source) ? "mark" : "")]) : ["none"]));
+    element("span", source, gold.has(source.trim().replace(/^<+|>+$/g, "")) ? "mark" : "")]) : ["none"]));
   add("right source", `${each.gold.join(", ")}: ${each.found ? "found" : "not found"}, ${each.read ? "read" : "not read"}, ${each.right_source ? "given" : "not given"}`);
   if (each.inbox) add("asked", `${each.inbox}, ${each.asked_on}`);
   const spent = each.prompt_tokens === null ? "" : `, ${each.prompt_tokens.toLocaleString("en")} prompt and ${each.sampled_tokens.toLocaleString("en")} sampled tokens`;
@@ -111,9 +112,9 @@ function facts(each) {
 }
 
 function open(each) {
-  if (current) current.item.removeAttribute("aria-current");
+  if (current) current.item.removeAttribute("aria-selected");
   current = each;
-  each.item.setAttribute("aria-current", "true");
+  each.item.setAttribute("aria-selected", "true");
   const tabs = element("div", "", "tabs");
   const siblings = episodes.filter((other) => other.scenario === each.scenario);
   if (siblings.length > 1) {
@@ -137,7 +138,13 @@ function open(each) {
 }
 
 function fromAddress() {
-  const [scenario, policy, sample] = location.hash.slice(1).split("/").map(decodeURIComponent);
+  let parts = [];
+  try {
+    parts = location.hash.slice(1).split("/").map(decodeURIComponent);
+  } catch {
+    return; // no address of ours
+  }
+  const [scenario, policy, sample] = parts;
   const found = episodes.find((each) => each.scenario === scenario && (!policy || each.policy === policy)
     && (!sample || String(each.sample) === sample));
   if (found) open(found);
@@ -164,5 +171,6 @@ at("list").addEventListener("keydown", (event) => {
   open(next);
   next.item.scrollIntoView({ block: "nearest" });
 });
+window.addEventListener("hashchange", fromAddress);
 list();
 fromAddress();
