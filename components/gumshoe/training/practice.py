@@ -2,7 +2,7 @@
 
 import json
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.mail import MAIL as MAIL_FILE
 from gumshoe.synthesis.mail import SyntheticMail, synthesize_mail, write_mail
-from gumshoe.training.teacher import DOCUMENTS, HABITS, MAIL, Habit, Listing, Slip, Teacher, listed
+from gumshoe.training.teacher import DOCUMENTS, MAIL, Listing, Slip, Teacher, listed
 from gumshoe.training.warm_start import Example
 
 MAX_TURNS = 10
@@ -190,8 +190,6 @@ class Practice:
 
     tokenizer: Any
     seed: int
-    habits: Mapping[Slip, Habit] = field(default_factory=lambda: HABITS)
-    """What the expert does wrong on purpose, and how often; nothing where there are none."""
     chat: ChatFormat = field(init=False)
     _words: list[int] = field(init=False)
     """Tokens of nothing but letters and digits."""
@@ -215,11 +213,9 @@ class Practice:
         background = company.mail.backgrounds[scenario.id]
         if dice.chance(_DOCUMENT_SHARE):
             right = frozenset(map(document, scenario.message_ids))
-            return Collection(company.index, scenario), Teacher(
-                scenario, background, right, DOCUMENTS, dice, self.habits
-            )
+            return Collection(company.index, scenario), Teacher(scenario, background, right, DOCUMENTS, dice)
         environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
-        return environment, Teacher(scenario, background, frozenset(scenario.message_ids), MAIL, dice, self.habits)
+        return environment, Teacher(scenario, background, frozenset(scenario.message_ids), MAIL, dice)
 
     def _played(self, environment: Environment, teacher: Teacher, form: Form, dice: Dice) -> tuple[Example, bool]:
         """One episode of the expert, as the tokens of it and which of them are learned; and whether it is whole."""

@@ -115,8 +115,6 @@ class Teacher:
     """The right sources, as the environment's tools name them."""
     dialect: Dialect
     dice: Dice
-    habits: Mapping[Slip, Habit] = field(default_factory=lambda: HABITS)
-    """How often it slips; never where there are none."""
     slips: list[Slip] = field(default_factory=list)
     """What it did wrong on purpose."""
 
@@ -199,8 +197,7 @@ class Teacher:
         return next((value for value in values if value in text), None)
 
     def _slips(self, slip: Slip) -> bool:
-        habit = self.habits.get(slip)
-        slipped = habit is not None and self.dice.chance(habit.chance(self.scenario.question))
+        slipped = self.dice.chance(HABITS[slip].chance(self.scenario.question))
         if slipped:
             self.slips.append(slip)
         return slipped
