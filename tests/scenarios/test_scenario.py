@@ -156,7 +156,7 @@ def test_any_scenario_comes_back_from_its_line_as_it_was(
 ) -> None:
     named = dict(zip(("id", "question", "answer"), texts, strict=True))
     fields = {"message_ids": sources, "query_date": day, "how_realistic": realism, "needs_all": needs_all}
-    made = scenario(1, **{f"x-{name}": value for name, value in extra.items()}, **named, **fields)
+    made = scenario(1, **{f"field of ours: {name}": value for name, value in extra.items()}, **named, **fields)
     line = made.to_json()
     assert "\n" not in line
     assert read_back(line) == made
@@ -211,11 +211,21 @@ def test_a_set_gives_the_scenarios_of_one_split_or_of_none() -> None:
 
 
 @QUICK
+@given(made=scenario_sets())
+def test_a_question_has_the_same_digest_under_any_id_and_another_in_another_inbox(made: ScenarioSet) -> None:
+    for each in made:
+        renamed = each.model_copy(update={"id": "other", "answer": "other", "question": each.question.upper()})
+        assert renamed.digest == each.digest
+        assert each.model_copy(update={"inbox_address": "other@example.com"}).digest != each.digest
+
+
+@QUICK
 @given(made=scenario_sets(), data=st.data())
 def test_the_content_hash_is_that_of_the_scenarios_whatever_their_order(made: ScenarioSet, data: st.DataObject) -> None:
     mixed = ScenarioSet.of(data.draw(st.permutations(list(made))))
     assert mixed.content == made.content
-    assert made.record().model_dump() == {"content": made.content, "ids": tuple(ids(made))}
+    questions = tuple(each.digest for each in made)
+    assert made.record().model_dump() == {"content": made.content, "ids": tuple(ids(made)), "questions": questions}
     if made:
         assert ScenarioSet.of(list(made)[1:]).content != made.content
 
