@@ -154,11 +154,11 @@ class EmailEnvironment:
     def _kept_id(self, message_id: str) -> str:
         """The id under which searches list a right source: it may be given by that of a dropped duplicate."""
         message = self._visible(message_id)
-        return _bare(message.message_id if message else message_id)
+        return bare_id(message.message_id if message else message_id)
 
     def _note(self, noted: list[str], message_id: str) -> bool:
         """Note a right source once: whether it is one."""
-        gold = self._gold.get(_bare(message_id))
+        gold = self._gold.get(bare_id(message_id))
         if gold is not None and gold not in noted:
             noted.append(gold)
         return gold is not None
@@ -177,7 +177,8 @@ class EmailEnvironment:
         return self._begun("searched again" if again else "searched")
 
 
-def _bare(message_id: str) -> str:
+def bare_id(message_id: str) -> str:
+    """A message's id without the brackets that some write it in."""
     return message_id.strip().strip("<>")
 
 

@@ -67,6 +67,11 @@ class PolicyName:
         raise UsageError(f"{word!r} names no policy; write {FORMS}")
 
     @property
+    def takes_tokenizer(self) -> bool:
+        """Whether the caller may, or must, say which tokenizer it has."""
+        return self.kind in ("vllm", "transformers")
+
+    @property
     def version(self) -> str:
         """What trajectories of this policy name as theirs."""
         name = "tiny" if self.model == str(TINY) else self.model
@@ -84,7 +89,7 @@ async def open_policy(
         ChatTemplateError: the tokenizer's template is not fit for it.
         PolicyError: its server does not answer.
     """
-    if tokenizer is not None and name.kind in ("tiny", "chat"):
+    if tokenizer is not None and not name.takes_tokenizer:
         raise UsageError(f"a {name.kind} policy takes no tokenizer of yours; leave --tokenizer out")
     if name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None) as client:

@@ -143,7 +143,7 @@ def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
     takes_tokenizer, unseen = [], set[str]()
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
-        takes_tokenizer.append(policy.kind in ("vllm", "transformers"))
+        takes_tokenizer.append(policy.takes_tokenizer)
         own = [place for name, place in settings.adapters if name == each.name]
         for place in [*own, *([policy.adapter] if policy.adapter else [])]:
             lineage = Lineage.read(place)
@@ -198,8 +198,7 @@ async def _rolled_out(
     order = {scenario.id: place for place, scenario in enumerate(scenarios)}
     for each in settings.policies:
         path = directory / TRAJECTORIES / f"{each.name}.jsonl"
-        kind = PolicyName.parse(each.word).kind
-        tokenizer = settings.rollout.tokenizer if kind in ("vllm", "transformers") else None
+        tokenizer = settings.rollout.tokenizer if PolicyName.parse(each.word).takes_tokenizer else None
         with watch(each.name) as advance:
             report = await run_to_file(replace(settings.rollout, policy=each.word, tokenizer=tokenizer), path, advance)
         if report.dropped:

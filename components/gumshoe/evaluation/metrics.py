@@ -52,8 +52,6 @@ class Metric:
     unit: Literal["rate", "number", "seconds", "dollars"] = "number"
     quantile: float | None = None
     """This quantile of the episodes, in place of the mean of the questions."""
-    better: Literal["more", "less", ""] = ""
-    """Which way is good; empty where that depends."""
 
 
 def _ended(*endings: str) -> Callable[[Prediction], float]:
@@ -65,18 +63,16 @@ def _gave_up(each: Prediction) -> bool:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("accuracy", "Correct", "answers that the judge calls right", lambda e: e.correct, "rate", better="more"),
+    Metric("accuracy", "Correct", "answers that the judge calls right", lambda e: e.correct, "rate"),
     Metric(
         "source_accuracy",
         "Right source",
         "right source given with the answer",
         lambda e: e.right_source,
         "rate",
-        None,
-        "more",
     ),
-    Metric("found", "Found", "right source listed by a search", lambda e: e.found, "rate", better="more"),
-    Metric("read", "Read", "right source read", lambda e: e.read, "rate", better="more"),
+    Metric("found", "Found", "right source listed by a search", lambda e: e.found, "rate"),
+    Metric("read", "Read", "right source read", lambda e: e.read, "rate"),
     Metric(
         "answered",
         "Answered",
@@ -91,32 +87,32 @@ METRICS: tuple[Metric, ...] = (
         "gave a source that the inbox does not hold",
         lambda e: bool(e.hallucinated_sources),
         "rate",
-        better="less",
     ),
-    Metric("unusable", "Unusable call", "ended with a call that is no use", _ended(*UNUSABLE), "rate", better="less"),
+    Metric("unusable", "Unusable call", "ended with a call that is no use", _ended(*UNUSABLE), "rate"),
     *(
-        Metric(each.replace(" ", "_"), each.capitalize(), f"ended with: {each}", _ended(each), "rate", better="less")
+        Metric(each.replace(" ", "_"), each.capitalize(), f"ended with: {each}", _ended(each), "rate")
         for each in UNUSABLE
     ),
-    Metric("out_of_turns", "Out of turns", "had no turn left", _ended("max turns"), "rate", better="less"),
-    Metric("context_full", "Context full", "had no context left", _ended("context full"), "rate", better="less"),
-    Metric("reward", "Reward", "by the published ART·E scheme", lambda e: e.reward, better="more"),
-    Metric("turns", "Turns", "of an episode", lambda e: e.turns, better="less"),
+    Metric("out_of_turns", "Out of turns", "had no turn left", _ended("max turns"), "rate"),
+    Metric("context_full", "Context full", "had no context left", _ended("context full"), "rate"),
+    Metric("reward", "Reward", "by the published ART·E scheme", lambda e: e.reward),
+    Metric("turns", "Turns", "of an episode", lambda e: e.turns),
     Metric("turns_correct", "Turns, correct", "of correct episodes", lambda e: e.turns if e.correct else None),
     Metric("turns_gave_up", "Turns, gave up", "of episodes with no answer", lambda e: e.turns if _gave_up(e) else None),
     Metric("searches", "Searches", "of an episode", lambda e: e.searches),
-    Metric("repeated_searches", "Repeated searches", "made before", lambda e: e.repeated_searches, better="less"),
-    Metric("empty_searches", "Empty searches", "that found nothing", lambda e: e.empty_searches, better="less"),
+    Metric("repeated_searches", "Repeated searches", "made before", lambda e: e.repeated_searches),
+    Metric("empty_searches", "Empty searches", "that found nothing", lambda e: e.empty_searches),
     Metric("read_others", "Others read", "messages read that are no right source", lambda e: e.read_others),
     Metric("prompt_tokens", "Prompt tokens", "of all requests, as billed", lambda e: e.prompt_tokens),
     Metric("sampled_tokens", "Sampled tokens", "of an episode", lambda e: e.sampled_tokens),
-    Metric("seconds", "Seconds", "of an episode, mean", lambda e: e.seconds, "seconds", better="less"),
-    Metric("seconds_p50", "Seconds, p50", "half take no longer", lambda e: e.seconds, "seconds", 0.5, "less"),
-    Metric("seconds_p95", "Seconds, p95", "95 % take no longer", lambda e: e.seconds, "seconds", 0.95, "less"),
+    Metric("seconds", "Seconds", "of an episode, mean", lambda e: e.seconds, "seconds"),
+    Metric("seconds_p50", "Seconds, p50", "half take no longer", lambda e: e.seconds, "seconds", 0.5),
+    Metric("seconds_p95", "Seconds, p95", "95 % take no longer", lambda e: e.seconds, "seconds", 0.95),
 )
 """In the order in which they are shown. A rate is a share of questions."""
 
 
+_COST = ("cost_per_1000", "Cost of 1,000", "dollars for 1,000 questions")
 _BY_NAME = {each.name: each for each in METRICS}
 
 
@@ -125,8 +121,8 @@ def described(name: str) -> tuple[str, str]:
     metric = _BY_NAME.get(name)
     if metric:
         return metric.label, metric.about
-    if name == "cost_per_1000":
-        return "Cost of 1,000", "dollars for 1,000 questions"
+    if name == _COST[0]:
+        return _COST[1:]
     if name == "spread":
         return "Spread", "standard deviation of a question's episodes, correct or not"
     return name, f"one of {name.partition('@')[2]} episodes of a question is correct"
@@ -135,7 +131,7 @@ def described(name: str) -> tuple[str, str]:
 def written(name: str, value: float) -> str:
     """A metric's value as people are shown it."""
     metric = _BY_NAME.get(name)
-    unit = metric.unit if metric else "dollars" if name == "cost_per_1000" else "rate"
+    unit = metric.unit if metric else "dollars" if name == _COST[0] else "rate"
     if unit == "rate" and name != "spread":
         return f"{value:.1%}"
     if unit == "dollars":
@@ -151,7 +147,7 @@ def cost_metric(price: Price) -> Metric:
             return None
         return (each.prompt_tokens * price.prompt + each.sampled_tokens * price.completion) / 1000
 
-    return Metric("cost_per_1000", "Cost of 1,000", "dollars for 1,000 questions", cost, "dollars", better="less")
+    return Metric(*_COST, cost, "dollars")
 
 
 def measured(predictions: Sequence[Prediction], price: Price | None = None) -> dict[str, Estimate]:

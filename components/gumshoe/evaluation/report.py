@@ -20,6 +20,7 @@ import jinja2
 from markupsafe import Markup
 
 from gumshoe.agent.chat_format import NoCallError, UnusableCallError, parse_call
+from gumshoe.agent.email import bare_id
 from gumshoe.agent.policies import TINY, PolicyName, load_tokenizer
 from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.artifacts.storage import explained, write_atomically
@@ -53,14 +54,12 @@ def _page(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[str]:
     style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["percent"] = lambda value: f"{value:.1%}"
-    environment.filters["signed"] = lambda value: f"{value:+.1%}"
     template = environment.from_string(folder.joinpath("report.html.jinja").read_text(encoding="utf-8"))
     result = evaluated.result
     page = template.generate(
         result=result,
         version=version("gumshoe"),
-        asked=evaluated.scenarios,
-        rows=[name for name in _names(result) if any(name in each.metrics for each in result.policies)],
+        rows=list(dict.fromkeys(name for each in result.policies for name in each.metrics)),
         described=described,
         written=written,
         headline=headline(result),
@@ -79,10 +78,9 @@ def _page(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[str]:
 def headline(result: EvaluationResult) -> str:
     """What came of it, in a sentence."""
     if not result.comparisons:
-        only = result.policies[0]
-        told = [f"{each.name} {written('accuracy', each.metrics['accuracy'].value)}" for each in result.policies]
-        count = len(result.scenarios.ids)
-        return f"{only.name} answers {told[0].rpartition(' ')[2]} of {count:,} questions correctly"
+        (only,) = result.policies
+        share = written("accuracy", only.metrics["accuracy"].value)
+        return f"{only.name} answers {share} of {len(result.scenarios.ids):,} questions correctly"
     best = max(result.comparisons, key=lambda each: each.accuracy.candidate)
     gain = best.accuracy
     return (
@@ -100,11 +98,6 @@ def verdict(comparison: Comparison) -> tuple[str, str]:
         f"{gain.difference:+.1%} correct, {comparison.level:.0%} interval {gain.low:+.1%} to {gain.high:+.1%}; "
         f"McNemar's exact test: p = {comparison.p_value:.2g}"
     )
-
-
-def _names(result: EvaluationResult) -> list[str]:
-    """All metrics, in the order in which they were measured."""
-    return list(dict.fromkeys(name for each in result.policies for name in each.metrics))
 
 
 def _policy(style: str, script: str) -> str:
@@ -163,10 +156,10 @@ def _right_ids(place: Path, scenarios: ScenarioSet) -> dict[str, set[str]]:
     index = MailIndex(place)
     found: dict[str, set[str]] = {}
     for scenario in scenarios:
-        ids = found[scenario.id] = set(map(_bare, scenario.sources))
+        ids = found[scenario.id] = set(map(bare_id, scenario.sources))
         for source in scenario.message_ids:
             try:
-                ids.add(_bare(index.read(str(scenario.inbox_address), source).message_id))
+                ids.add(bare_id(index.read(str(scenario.inbox_address), source).message_id))
             except MessageNotFoundError:
                 continue
     return found
@@ -207,18 +200,14 @@ def _opened(text: str) -> str | None:
     except (NoCallError, UnusableCallError):
         return None
     read = call.arguments.get("message_id", call.arguments.get("document_id"))
-    return _bare(read) if isinstance(read, str) else None
-
-
-def _bare(source: str) -> str:
-    return source.strip().strip("<>")
+    return bare_id(read) if isinstance(read, str) else None
 
 
 def _marked(text: str, gold: set[str]) -> Iterator[tuple[str, bool]]:
     """A result in parts, and which of them list a right source."""
     end = 0
     for hit in _HIT.finditer(text):
-        if _bare(hit[1]) in gold:
+        if bare_id(hit[1]) in gold:
             if hit.start() > end:
                 yield text[end : hit.start()], False
             yield hit[0], True
