@@ -17,7 +17,7 @@ TEXTS = ["bulletins", "chatter", "facts", "filler", "letters", "matters", "seaso
 FILLED = {
     *("friend", "colleague", "other", "office", "company", "floor", "weekday", "month", "day", "me", "it", "name"),
     *("title", "firm", "phone", "address", "noun", "old", "value", "reason", "decider", "request", "then", "person"),
-    "short",
+    *("short", "change"),
 }
 
 

@@ -35,12 +35,17 @@ class FactKind:
     outside: list[str]
     """The statement in the words of the firm outside; none where such a firm would not make it."""
     details: dict[str, Any]
-    """How its values are made: `range`, `unit`, `ahead`, `trade`, `form`."""
+    """How its values are made: `range`, `unit`, `ahead`, `trade`, `form`, `each`."""
 
     def in_own_words(self, texts: list[str]) -> list[str]:
         """Those of the texts that name the fact by its noun; all where none does."""
         named = [text for text in texts if self.noun.split()[-1].casefold() in text.casefold() or "{noun}" in text]
         return named or texts
+
+    @property
+    def says_who(self) -> bool:
+        """Whether it names a person or a firm."""
+        return self.type in {"person", "contact", "firm"}
 
     @property
     def changes_as(self) -> str:
@@ -187,6 +192,7 @@ class Inventor:
         key = next(each for each in kind.facts if each.id == kind.key)
         others = self.dice.sample([each for each in kind.facts if each is not key], facts)
         chosen = [key, *others[:-1]] if self.dice.chance(0.6) else others
+        chosen.sort(key=lambda each: "each" in each.details)  # an amount for so many comes after how many they are
         matter.facts = [Fact(each) for each in chosen]
         return matter
 
@@ -262,18 +268,21 @@ class Inventor:
                 )
                 return Version(key, f"{day:%A} {day.day} {day:%B}{hour}", day=day.date())
             case "money":
-                return Version(key, f"{_POUNDS}{_rounded(self._number(fact)):,}")
+                return Version(key, f"{_POUNDS}{_rounded(self._number(matter, fact)):,}")
             case "count":
-                return Version(key, f"{self._number(fact)} {kind.details['unit']}")
+                return Version(key, f"{self._number(matter, fact)} {kind.details['unit']}")
         return Version(key, self._value(kind))
 
-    def _number(self, fact: Fact) -> int:
+    def _number(self, matter: Matter, fact: Fact) -> int:
         """A first number within the kind's range, or another that is not far from the first."""
+        if fact.versions:
+            return max(2, _digits(fact) * self.dice.between(70, 140) // 100 + self.dice.between(0, 1))
         low, high = fact.kind.details["range"]
-        if not fact.versions:
-            return int(low + (high - low) * self.dice.between(0, 1000) ** 2 // 1_000_000)  # smaller ones are commoner
-        before = int(re.sub(r"\D", "", fact.versions[-1].value))
-        return max(2, before * self.dice.between(70, 140) // 100 + self.dice.between(0, 1))
+        each = fact.kind.details.get("each", {})
+        many = next((other for other in matter.facts if other.kind.id in each and other.versions), None)
+        if many:
+            return _digits(many) * self.dice.between(*each[many.kind.id])
+        return int(low + (high - low) * self.dice.between(0, 1000) ** 2 // 1_000_000)  # smaller ones are commoner
 
     def _value(self, kind: FactKind) -> str:
         match kind.type:
@@ -317,6 +326,11 @@ class Inventor:
 
     def _sign(self, sign: str) -> str:
         return str(self.dice.below(10)) if sign == "#" else self.dice.pick(_LETTERS) if sign == "@" else sign
+
+
+def _digits(fact: Fact) -> int:
+    """The number that a fact has now."""
+    return int(re.sub(r"\D", "", fact.versions[-1].value))
 
 
 def _rounded(amount: int) -> int:

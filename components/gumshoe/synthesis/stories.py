@@ -67,7 +67,7 @@ class _Telling:
                 break
             self._dice.weighted(self._ways(fact))(fact)
             if self._dice.chance(self._difficulty.echoes):
-                self._remark(self._forms["echo"], fact, noun=fact.kind.noun)
+                self._remark(self._forms["echo_who" if fact.kind.says_who else "echo"], fact, noun=fact.kind.noun)
         self._matter.facts = [fact for fact in facts if fact.versions]
         later = {self._change: self._difficulty.changes, self._approval: self._difficulty.approvals}
         for tell_on in self._dice.shuffled(list(later)):
@@ -178,7 +178,10 @@ class _Telling:
         keys = frozenset([change.key, new.key])
         self._go_on(thread, knows, [Paragraph(text, keys)], self._cast.owner, avoid=avoid)
         if self._dice.chance(self._difficulty.echoes):
-            self._remark(self._forms["echo_change"], fact, noun=fact.kind.noun)
+            noun = fact.kind.noun
+            self._remark(
+                self._forms["echo_change"], fact, change=f"change {'of' if fact.kind.says_who else 'to the'} {noun}"
+            )
 
     def _has_come(self, day: date | None) -> bool:
         """Whether a day has come, or is too near for plans."""
@@ -329,7 +332,7 @@ class _Telling:
     def _surrounded(self, core: list[Paragraph], sender: Person, reader: Person, asking: bool) -> list[Paragraph]:
         """The core with openings, closings and other sentences about the matter."""
         life = self._filler["life"]
-        around = [self._line(kind, sender, reader) for kind in self._fillers()]
+        around = [self._line(kind, sender, reader) for kind in self._fillers(asking)]
         cut = self._dice.between(0, len(around))
         before, after = [Paragraph(text) for text in around[:cut]], [Paragraph(text) for text in around[cut:]]
         if before and len(core) == 1 and self._dice.chance(0.4):
@@ -344,9 +347,13 @@ class _Telling:
             after.append(Paragraph(aside, postscript=aside.startswith("PS ")))
         return [*before, *core, *after]
 
-    def _fillers(self) -> list[list[str]]:
+    def _fillers(self, asking: bool) -> list[list[str]]:
+        """Sentences about the matter; one that asks would go unanswered where another question is answered."""
         count = self._dice.between(*self._difficulty.filler)
-        own, general = self._filler["filler"][self._matter.kind.id], self._filler["filler"]["general"]
+        own, general = (
+            [text for text in self._filler["filler"][kind] if not (asking and "?" in text)]
+            for kind in (self._matter.kind.id, "general")
+        )
         return [own if self._dice.chance(0.85) else general for _ in range(count)]
 
     def _line(self, templates: list[str], sender: Person, reader: Person, **slots: str) -> str:
