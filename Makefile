@@ -42,7 +42,7 @@ benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
 	$(BIN)/python -m tests.benchmarks.report
 
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
-	$(LOCK) --extra dev --extra cpu pyproject.toml -o requirements-dev.txt
+	$(LOCK) --extra dev --extra cpu --extra train pyproject.toml -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt pyproject.toml -o requirements.txt
 
 hooks: $(VENV)/installed ## install the pre-commit hooks

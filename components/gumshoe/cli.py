@@ -22,6 +22,7 @@ COMMANDS = {
     "mail": ("gumshoe.mail.commands", "Index mail, search it and read it, one inbox at a time."),
     "scenarios": ("gumshoe.scenarios.commands", "Load, split and check questions with known answers."),
     "synthesize": ("gumshoe.synthesis.commands", "Invent data to try, test and train with."),
+    "train": ("gumshoe.training.commands:train", "Train an adapter with GRPO on an agent's real episodes."),
     "tiny": ("gumshoe.training.commands:tiny", "Make the tiny policy, which stands where a large one does."),
     "judge": ("gumshoe.rewards.commands", "Score trajectories, and measure a judge."),
     "rollout": ("gumshoe.agent.commands:rollout", "Run episodes of scenarios and write their trajectories."),

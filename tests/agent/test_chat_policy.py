@@ -293,7 +293,7 @@ def test_two_checkpoints_of_one_name_are_two_policies() -> None:
     ],
 )
 def test_a_word_that_names_no_policy_is_refused_with_the_forms_there_are(word: str) -> None:
-    with pytest.raises(UsageError, match=r"names no policy; write tiny, vllm:URL.*chat:MODEL"):
+    with pytest.raises(UsageError, match=r"names no policy; write tiny.*vllm:URL.*chat:MODEL"):
         PolicyName.parse(word)
 
 

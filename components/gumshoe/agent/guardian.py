@@ -1,8 +1,8 @@
 """Runs a program and ends it, with all that it started, as soon as whoever asked for it is gone.
 
-`python -m gumshoe.agent.guardian PROGRAM ARGUMENT...` holds one end of a pipe as its standard input. The pipe closes
-when the asking process closes it, ends, or is killed; a kill is the one ending that no handler of its own could see.
-The program is given some seconds to end by itself, and none after a SIGQUIT.
+`python -m gumshoe.agent.guardian [--patience SECONDS] PROGRAM ARGUMENT...` holds one end of a pipe as its standard
+input. The pipe closes when the asking process closes it, ends, or is killed; a kill is the one ending that no handler
+of its own could see. The program is given some seconds to end by itself, and none after a SIGQUIT.
 """
 
 import os
@@ -13,12 +13,15 @@ import sys
 import time
 from contextlib import suppress
 
-_PATIENCE = 10.0  # seconds between asking a program to end and ending it
+_PATIENCE = 10.0  # seconds between asking a program to end and ending it, unless given
 _LOOK = 0.5  # seconds between two looks at whether it still runs
 
 
 def main(command: list[str]) -> int:
     """Run the command until it or the pipe ends: its exit status, or 143 where it was ended."""
+    patience = _PATIENCE
+    if command[0] == "--patience":
+        patience, command = float(command[1]), command[2:]
     asked_to_end: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda number, _: asked_to_end.append(number))
@@ -27,7 +30,7 @@ def main(command: list[str]) -> int:
     while program.poll() is None:
         readable, _, _ = select.select([sys.stdin], [], [], _LOOK)
         if asked_to_end or (readable and not os.read(sys.stdin.fileno(), 1024)):
-            return _end(program, 0.0 if signal.SIGQUIT in asked_to_end else _PATIENCE)
+            return _end(program, 0.0 if signal.SIGQUIT in asked_to_end else patience)
     _signal_group(program, signal.SIGKILL)  # what it left behind
     return program.returncode
 

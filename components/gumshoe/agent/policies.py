@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -24,7 +24,13 @@ from gumshoe.errors import UsageError
 
 TINY = Path(__file__).parent / "tiny"
 """The directory of the tiny policy; `made.json` in it says what made it."""
-FORMS = "tiny, vllm:URL[,URL...][#ADAPTER] (with --tokenizer), transformers:DIR[#ADAPTER-DIR] or chat:MODEL[@URL]"
+if TYPE_CHECKING:
+    from gumshoe.agent.transformers_policy import TransformersPolicy
+
+FORMS = (
+    "tiny[#ADAPTER-DIR], vllm:URL[,URL...][#ADAPTER] (with --tokenizer), transformers:DIR[#ADAPTER-DIR] or "
+    "chat:MODEL[@URL]"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +54,9 @@ class PolicyName:
         Raises:
             UsageError: it is of no known form.
         """
-        if word == "tiny":
-            return cls(word, word)
+        if word.partition("#")[0] == "tiny" and word != "tiny#":
+            place = word.partition("#")[2]
+            return cls("tiny", "tiny", adapter=Path(place) if place else None)
         kind, _, rest = word.partition(":")
         if kind == "vllm" and rest:
             places, _, adapter = rest.partition("#")
@@ -96,24 +103,20 @@ async def open_policy(
             yield lambda environment, _: nullcontext(ChatSpeaker(client, name.model, *_told(environment), sampling))
         return
     if name.kind == "tiny":
-        async with _tiny() as running, open_policy(running, TINY, sampling, limits) as speak:
+        async with _tiny(name) as running, open_policy(running, TINY, sampling, limits) as speak:
             yield speak
         return
     if tokenizer is None and name.kind == "vllm":
         raise UsageError("token ids need the model's tokenizer; say where it is with --tokenizer")
     codec = load_tokenizer(tokenizer or name.model)
     chat = ChatFormat(codec)
-
-    def speaker(policy: Policy, environment: Environment, seed: str) -> TokenSpeaker:
-        return TokenSpeaker(policy, chat, chat.prompt(*_told(environment)), sampling, limits.max_context, seed)
-
     if name.kind == "vllm":
         async with VLLMPolicy(name.urls, name.model) as served:
             await served.check(limits.max_context)
             probe = _probe(chat)
             await served.check_vocabulary(codec, chat.shown(probe), chat.stop_ids)
             await served.check_logprobs(probe[: len(probe) // 2], chat.stop_ids)
-            yield lambda environment, seed: nullcontext(speaker(served, environment, seed))
+            yield token_speakers(served, chat, sampling, limits.max_context)
         return
     try:
         from gumshoe.agent.transformers_policy import TransformersPolicy  # takes seconds to import
@@ -126,31 +129,40 @@ async def open_policy(
         raise UsageError(
             f"this tokenizer has ids up to {highest}, and {name.model} knows {here.vocabulary}; give the model's own"
         )
+    yield token_speakers(here, chat, sampling, limits.max_context)
+
+
+def token_speakers(
+    policy: "Policy | TransformersPolicy", chat: ChatFormat, sampling: Sampling, max_context: int
+) -> OpenSpeaker:
+    """What begins conversations in token ids with a policy; with one in this process, each has its own share in it."""
 
     @contextmanager
-    def member(environment: Environment, seed: str) -> Iterator[TokenSpeaker]:
-        own = here.member()
-        try:
-            yield speaker(own, environment, seed)
-        finally:
-            own.leave()
+    def speak(environment: Environment, seed: str) -> Iterator[Speaker]:
+        share = policy.member() if hasattr(policy, "member") else nullcontext(policy)
+        with share as own:
+            yield TokenSpeaker(own, chat, chat.prompt(*_told(environment)), sampling, max_context, seed)
 
-    yield member
+    return speak
 
 
 @asynccontextmanager
-async def _tiny() -> AsyncIterator[PolicyName]:
+async def _tiny(name: PolicyName) -> AsyncIterator[PolicyName]:
     """The tiny policy on whichever engine is there: a vLLM server of its own, or this process."""
     if not is_installed():
-        yield PolicyName("transformers", str(TINY))
+        yield PolicyName("transformers", str(TINY), adapter=name.adapter)
         return
+    if name.adapter is not None:
+        find_model(name.adapter, "adapter_config.json")
     with TemporaryDirectory(prefix="gumshoe-tiny-") as logs:
         server = VLLMServer(TINY, log=Path(logs) / "vllm.log", options=ServerOptions(name="tiny"))
         try:
             await asyncio.to_thread(server.__enter__)
+            if name.adapter is not None:
+                await asyncio.to_thread(server.load_adapter, name.version, name.adapter)
             watching = asyncio.create_task(_tell_when_it_ends(server))
             try:
-                yield PolicyName("vllm", "tiny", (server.url,))
+                yield PolicyName("vllm", name.version, (server.url,))
             finally:
                 watching.cancel()
         finally:

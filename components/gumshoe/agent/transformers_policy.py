@@ -44,8 +44,8 @@ class TransformersPolicy:
 
         disable_progress_bar()  # type: ignore[no-untyped-call]
 
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        dtype = torch.float32 if self._device == "cpu" else torch.bfloat16
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 place.name, dtype=dtype, local_files_only=place.local_files_only
@@ -61,9 +61,18 @@ class TransformersPolicy:
             raise UsageError(
                 f"{model} has layers that do not attend to all tokens; give it to vLLM, and name its server"
             )
-        self._model = loaded.to(self._device).eval()
-        self._version = version or (f"{model}#{adapter}" if adapter else str(model))
-        self.vocabulary: int = self._model.get_input_embeddings().num_embeddings
+        self._begin(loaded.to(device).eval(), version or (f"{model}#{adapter}" if adapter else str(model)))
+
+    @classmethod
+    def around(cls, model: Any, version: str) -> "TransformersPolicy":
+        """The policy that a model in memory is, as it stands: no weight may change while conversations go on."""
+        made = cls.__new__(cls)
+        made._begin(model, version)
+        return made
+
+    def _begin(self, model: Any, version: str) -> None:
+        self._model, self._version = model, version
+        self.vocabulary: int = model.get_input_embeddings().num_embeddings
         """Ids that the model has, from 0."""
         self._members: list[Member] = []
         self._beginning: Past | None = None
@@ -160,6 +169,12 @@ class Member:
         finally:
             if self.asked is asked:
                 self.asked = None
+
+    def __enter__(self) -> "Member":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
     def leave(self) -> None:
         """The conversation is over: the others wait for it no longer."""

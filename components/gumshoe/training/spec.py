@@ -1,0 +1,98 @@
+"""What a run is told, and what it leaves where: all that can be said of it without loading a model."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from gumshoe.agent.policies import TINY
+from gumshoe.errors import UsageError
+from gumshoe.scenarios.scenario import ScenarioSet, Split
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.training.settings import TrainSettings
+
+SPEC = "run.json"
+METADATA = "metadata.json"
+"""In the directory of each adapter and checkpoint: it is written last, and without it they do not count."""
+BASELINE = "baseline.json"
+"""The base model's rewards on the split `validation`, by scenario."""
+SERVED = "served.json"
+"""The adapter that the run's server must have, for whoever starts that again."""
+METRICS = "metrics.jsonl"
+SERVER_LOG = "vllm.log"
+ADAPTERS = "adapters"
+"""What servers are given, one directory a step."""
+BEST, FINAL = "best_model", "final"
+CHECKPOINT = "checkpoint-"
+
+
+class RunSpec(BaseModel):
+    """All that a trainer's process is told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: TrainSettings
+    index: Path
+    scenarios: str
+    run: str
+    """Names the run in the names of its adapters."""
+    attempt: int
+    """How often the run was begun, from 1."""
+    urls: tuple[str, ...] = ()
+    """Of the vLLM servers that sample."""
+    resume: bool = False
+
+    @property
+    def directory(self) -> Path:
+        return self.settings.directory
+
+
+class Metadata(BaseModel):
+    """What an adapter is, beside it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base_model: str
+    step: int
+    run: str
+    seed: int
+    settings: TrainSettings
+    scenarios: dict[str, str]
+    """`ScenarioSet.content` of what was learned from, and chosen on."""
+    versions: dict[str, str]
+    accuracy: float | None = None
+    """The last evaluation's."""
+
+
+def train_split(settings: TrainSettings, scenarios: str) -> tuple[ScenarioSet, ScenarioSet]:
+    """What is learned from, and chosen on.
+
+    Raises:
+        UsageError: there is none of it.
+    """
+    every = load_scenarios(scenarios)
+
+    def part(split: Split, most: int | None) -> ScenarioSet:
+        found = ScenarioSet(every.only(split).scenarios[:most])
+        if not found:
+            raise UsageError(
+                f"{scenarios} has no scenario of the split {split}; divide it first (`gumshoe scenarios split`)"
+            )
+        return found
+
+    return part("train", settings.data.train_size), part("validation", settings.data.eval_size)
+
+
+def base_model(settings: TrainSettings) -> str:
+    """Where the base model is: a directory, or its name on the hub."""
+    return str(TINY) if settings.model.name == "tiny" else settings.model.name
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Those of a run that are whole, the oldest first."""
+    found = [each.parent for each in directory.glob(f"{CHECKPOINT}*/{METADATA}")]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """After how many steps a checkpoint was saved."""
+    return int(checkpoint.name.removeprefix(CHECKPOINT))

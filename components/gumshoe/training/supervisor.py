@@ -1,0 +1,191 @@
+"""`gumshoe train` around the trainer's process: starts the server and the trainer, watches both, and ends both."""
+
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.policies import load_tokenizer
+from gumshoe.agent.vllm_server import ServerError, ServerOptions, VLLMServer
+from gumshoe.artifacts.hub import find_model
+from gumshoe.artifacts.storage import writable_directory
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.rewards.reward import load_reward
+from gumshoe.terminal import err
+from gumshoe.training.settings import TrainSettings, check
+from gumshoe.training.spec import (
+    ADAPTERS,
+    BASELINE,
+    BEST,
+    CHECKPOINT,
+    FINAL,
+    METRICS,
+    SERVED,
+    SERVER_LOG,
+    SPEC,
+    RunSpec,
+    base_model,
+    train_split,
+)
+
+_LOOK = 0.25  # seconds
+_STARTS = 3  # of a server that ends by itself
+_ENDED = 128 + signal.SIGTERM  # as the guardian says where it was asked to end the trainer
+_GRACE = 25.0  # seconds for the trainer to save and end
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
+
+
+def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool, replace_run: bool) -> Path:
+    """Train, and return the run's directory.
+
+    Raises:
+        UsageError: it cannot be carried out as it was put; nothing was begun.
+        UnavailableError: it was asked to end; a server or the trainer made no progress, or samples from another policy;
+            or a server could not be kept up.
+        GumshoeError: the trainer failed; its own words are on the terminal.
+    """
+    learned, _ = train_split(settings, scenarios)
+    check(settings, len(learned))
+    ChatFormat(load_tokenizer(base_model(settings)))
+    _check_context(settings)
+    for each in settings.rewards.functions:
+        load_reward(each)
+    directory = writable_directory(str(settings.directory))
+    spec = _begun(settings, directory, index, scenarios, resume=resume, replace_run=replace_run)
+    with ExitStack() as stack:
+        server = None
+        if settings.rollouts.engine == "vllm" and settings.mode != "simple":
+            if settings.rollouts.servers:
+                spec = spec.model_copy(update={"urls": settings.rollouts.servers})
+            else:
+                server = _server(settings, directory)
+                err.print("Starting vLLM")
+                stack.enter_context(server)
+                spec = spec.model_copy(update={"urls": (server.url,)})
+        (directory / SPEC).write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        status = _watched(directory, server)
+    if status in (UnavailableError.exit_status, _ENDED):
+        raise UnavailableError(f"the run in {directory} is not at its end; go on with --resume")
+    if status:
+        raise GumshoeError(f"the trainer ended with status {status}; the run goes on with --resume")
+    return directory
+
+
+def _check_context(settings: TrainSettings) -> None:
+    """
+    Raises:
+        UsageError: there is no such model, or episodes may be longer than it can read.
+    """
+    from transformers import AutoConfig
+
+    place = find_model(base_model(settings), "config.json")
+    config = AutoConfig.from_pretrained(place.name, local_files_only=place.local_files_only)
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if most is not None and settings.model.max_context > most:
+        raise UsageError(
+            f"model.max_context {settings.model.max_context:,} is more than the {most:,} tokens that "
+            f"{settings.model.name} reads; make it smaller"
+        )
+
+
+def _begun(
+    settings: TrainSettings, directory: Path, index: Path, scenarios: str, *, resume: bool, replace_run: bool
+) -> RunSpec:
+    """The specification of a run that begins, or goes on."""
+    path = directory / SPEC
+    before = _read(path)
+    if resume and before is not None:
+        return before.model_copy(
+            update={"settings": settings, "attempt": before.attempt + 1, "resume": True, "index": index.absolute()}
+        )
+    if resume and any(directory.iterdir()):
+        raise UsageError(f"{directory} holds no run to go on with; leave --resume out, or name its own --out")
+    if before is not None and not replace_run:
+        raise UsageError(f"{directory} holds a run; go on with it (--resume), choose another --out, or --replace it")
+    for old in (path, directory / BASELINE, directory / SERVED, directory / METRICS):
+        old.unlink(missing_ok=True)
+    for place in (*directory.glob(f"{CHECKPOINT}*"), directory / BEST, directory / FINAL, directory / ADAPTERS):
+        shutil.rmtree(place, ignore_errors=True)
+    return RunSpec(
+        settings=settings.model_copy(
+            update={"output": settings.output.model_copy(update={"directory": directory.absolute()})}
+        ),
+        index=index.absolute(),
+        scenarios=scenarios,
+        run=secrets.token_hex(3),
+        attempt=1,
+    )
+
+
+def _read(path: Path) -> RunSpec | None:
+    try:
+        return RunSpec.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        raise UsageError(f"{path} is not of this version of Gumshoe; choose another --out, or --replace it") from None
+
+
+def _server(settings: TrainSettings, directory: Path) -> VLLMServer:
+    rank = next((each for each in _RANKS if each >= settings.lora.rank), settings.lora.rank)
+    options = ServerOptions(
+        max_model_len=settings.model.max_context,
+        max_lora_rank=rank,
+        dtype=settings.model.dtype,
+        gpu_memory=settings.rollouts.gpu_memory,
+    )
+    return VLLMServer(base_model(settings), log=directory / SERVER_LOG, options=options)
+
+
+def _watched(directory: Path, server: VLLMServer | None) -> int:
+    """Run the trainer to its end, and keep the server up meanwhile; the trainer's exit status."""
+    guarded = [sys.executable, "-m", "gumshoe.agent.guardian", "--patience", str(_GRACE)]
+    command = [*guarded, sys.executable, "-m", "gumshoe.training.run", str(directory / SPEC)]
+    starts = 1
+    with _ended_with_us(subprocess.Popen(command, stdin=subprocess.PIPE)) as trainer:  # noqa: S603 - our own
+        while trainer.poll() is None:
+            time.sleep(_LOOK)
+            if server is not None and not server.is_running():
+                if starts == _STARTS:
+                    raise ServerError(f"vLLM ended {starts} times; {server.last_words()}")
+                starts += 1
+                err.print("[bold yellow]warning:[/] vLLM has ended; starting it again")
+                server.restart(_adapter(directory))
+    return trainer.returncode
+
+
+def _adapter(directory: Path) -> tuple[str, Path] | None:
+    """The adapter that the server must have, as the trainer wrote it down."""
+    try:
+        served = json.loads((directory / SERVED).read_text())
+    except FileNotFoundError:
+        return None
+    return served["name"], Path(served["path"])
+
+
+@contextmanager
+def _ended_with_us(trainer: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Passes on what asks this process to end, and leaves no trainer behind."""
+
+    def ask(*_: object) -> None:
+        with suppress(ProcessLookupError):
+            trainer.send_signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield trainer
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if trainer.stdin is not None:
+            trainer.stdin.close()  # the guardian ends the rest
+        trainer.wait()

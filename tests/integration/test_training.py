@@ -1,0 +1,246 @@
+"""`gumshoe train` as a user runs it, on the tiny policy: every mode, killed and taken up again, with a real server."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from gumshoe.agent.vllm_server import is_installed
+from gumshoe.mail.build import build_index
+from gumshoe.scenarios.lineage import Lineage
+from gumshoe.synthesis.mail import synthesize_mail, write_mail
+from gumshoe.training.records import EvaluationRecord, StepRecord, read_records
+from gumshoe.training.spec import Metadata
+from tests.conftest import missing
+
+pytestmark = pytest.mark.timeout(600)
+
+STEPS = 3
+SMALL = {
+    "rollouts.num_generations": 4,
+    "optimizer.per_device_train_batch_size": 4,
+    "optimizer.gradient_accumulation_steps": 2,
+    "optimizer.learning_rate": 1e-3,
+    "optimizer.max_steps": STEPS,
+    "rollouts.max_tokens": 100,
+    "rollouts.max_turns": 4,
+    "rollouts.draws": 2,
+    "data.eval_size": 4,
+    "model.gradient_checkpointing": "false",
+    "optimizer.beta": 0.01,
+    "evaluation.eval_steps": 2,
+    "output.save_steps": 1,
+    "output.report_to": "[]",
+}
+LINE = re.compile(
+    r"Step (\d+)/3 \| Loss -?[\d.]+ \| Policy -?[\d.]+ \| KL [\d.]+ \| Reward -?[\d.]+ ± [\d.]+ \| Acc [\d.]+% \| "
+    r"Trainable [\d,]+/[\d,]+ \([\d.]+%\) \| groups \d/2 \| rollout [\d.]+s train [\d.]+s \| ETA \d:\d\d:\d\d"
+)
+
+
+@pytest.fixture(scope="module")
+def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("mail")
+    write_mail(synthesize_mail(8, 6, 900, "easy"), directory)
+    build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
+    return directory
+
+
+def command(mail: Path, out: Path, *more: str, **settings: Any) -> list[str]:
+    changed = {**SMALL, **{name.replace("__", "."): value for name, value in settings.items()}}
+    sets = [each for name, value in changed.items() for each in ("--set", f"{name}={value}")]
+    where = ["--index", str(mail / "index"), "--scenarios", str(mail / "scenarios.jsonl"), "--out", str(out)]
+    return [sys.executable, "-m", "gumshoe", "train", "--model", "tiny", *where, *sets, *more]
+
+
+def begun(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        return subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, "COLUMNS": "200"})
+
+
+def trained(words: list[str], log: Path) -> str:
+    """Run to the end, which is to be a good one; what was printed."""
+    status = begun(words, log).wait(timeout=500)
+    text = log.read_text()
+    assert status == 0, text[-3000:]
+    return text
+
+
+def until(look: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for something that a run does."""
+    started = time.monotonic()
+    while not look():
+        assert process.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() - started < 300
+        time.sleep(0.05)
+
+
+def weights(directory: Path) -> dict[str, Any]:
+    return dict(load_file(directory / "adapter_model.safetensors"))
+
+
+def steps_of(out: Path) -> list[StepRecord]:
+    return [each for each in read_records(out / "metrics.jsonl") if isinstance(each, StepRecord)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(mail: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run in this process from start to end, and what it printed."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    return out / "run", trained(command(mail, out / "run", "--engine", "transformers"), out / "log")
+
+
+def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Path, str]) -> None:
+    out, text = undisturbed
+    assert [int(each) for each in LINE.findall(text)] == [1, 2, 3]
+    records = read_records(out / "metrics.jsonl")
+    assert [(each.event, each.step) for each in records] == [
+        ("evaluation", 0),
+        ("step", 1),
+        ("step", 2),
+        ("evaluation", 2),
+        ("step", 3),
+        ("evaluation", 3),
+    ]
+    for step in steps_of(out):
+        assert step.importance_ratio == pytest.approx(1, abs=1e-3)
+        assert step.groups + step.groups_dropped <= step.groups_wanted
+        assert 0 < step.trainable_tokens < step.tokens / 3
+    first, *_, last = (each for each in records if isinstance(each, EvaluationRecord))
+    assert (first.beat_rate, last.questions) == (None, 4)
+    for name in ("final", "checkpoint-3", "best_model"):
+        if (out / name).exists():
+            metadata = Metadata.model_validate_json((out / name / "metadata.json").read_bytes())
+            assert metadata.versions["trl"]
+            lineage = Lineage.read(out / name)
+            assert lineage is not None
+            assert len(lineage.learned_from.ids) > 20
+    assert "control_reward_map" in json.loads((out / "baseline.json").read_text())
+    assert (out / "plots.html").stat().st_size > 100_000
+    assert len(list((out / "plots").glob("*.png"))) == 9
+
+
+@pytest.mark.parametrize("moment", ["rollouts", "saving"])
+def test_a_killed_run_goes_on_as_the_undisturbed_one_would(
+    moment: str, undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
+) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    words = command(mail, out, "--engine", "transformers")
+    process = begun(words, log)
+    reached = {
+        "rollouts": lambda: len(steps_of(out)) == 1,
+        "saving": lambda: (out / "checkpoint-2").exists(),
+    }
+    until(reached[moment], process, log)
+    children = psutil.Process(process.pid).children(recursive=True)
+    for each in [process, *children]:
+        each.kill()
+    process.wait()
+    assert not (out / "final").exists()
+    trained([*words, "--resume"], log)
+    mine, theirs = weights(out / "final"), weights(undisturbed[0] / "final")
+    assert mine.keys() == theirs.keys()
+    assert all((mine[name] == theirs[name]).all() for name in mine), "bit for bit"
+    assert [each.step for each in steps_of(out)] == [1, 2, 3]
+    same = ("reward", "reward_std", "tokens", "groups", "endings")
+    assert [[getattr(step, name) for name in same] for step in steps_of(out)] == [
+        [getattr(step, name) for name in same] for step in steps_of(undisturbed[0])
+    ]
+
+
+def test_a_run_that_is_asked_to_end_saves_what_it_has(
+    undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
+) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    words = command(mail, out, "--engine", "transformers", output__save_steps=100)
+    process = begun(words, log)
+    until(lambda: len(steps_of(out)) == 1, process, log)
+    time.sleep(1)
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
+    assert time.monotonic() - started < 25
+    assert "go on with --resume" in log.read_text()
+    assert [each.name for each in out.glob("checkpoint-*")] in (["checkpoint-1"], ["checkpoint-2"])
+    trained([*words, "--resume"], log)
+    mine, theirs = weights(out / "final"), weights(undisturbed[0] / "final")
+    assert all((mine[name] == theirs[name]).all() for name in mine)
+
+
+@pytest.mark.parametrize("mode", ["rollout", "simple"])
+def test_each_mode_takes_its_steps(mode: str, mail: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    hot = {"rollouts__temperature": 2, "optimizer__gradient_accumulation_steps": 6}  # first turns are much the same
+    more = hot if mode == "simple" else {}
+    words = command(mail, out, "--engine", "transformers", "--mode", mode, optimizer__max_steps=2, **more)
+    trained(words, tmp_path / "log")
+    found = steps_of(out)
+    assert [each.step for each in found] == [1, 2]
+    if mode == "rollout":
+        assert all(each.trainable_tokens > each.sampled_tokens * 8 for each in found), "what was injected counts too"
+    before = weights(out / "final")
+    assert any(value.abs().max() > 0 for name, value in before.items() if "lora_B" in name)
+
+
+def test_with_vllm_a_server_that_is_killed_is_started_again(mail: Path, tmp_path: Path) -> None:
+    if not is_installed():
+        missing("vLLM (the CPU build comes with `make install` on Linux)")
+    out, log = tmp_path / "run", tmp_path / "log"
+    process = begun(command(mail, out), log)
+    until(lambda: len(steps_of(out)) == 1, process, log)
+    servers = [
+        each
+        for each in psutil.Process(process.pid).children(recursive=True)
+        if "vllm.entrypoints" in " ".join(each.cmdline()) and "guardian" not in " ".join(each.cmdline())
+    ]
+    assert servers
+    for each in servers:
+        each.kill()
+    assert process.wait(timeout=400) == 0, log.read_text()[-3000:]
+    assert "vLLM has ended; starting it again" in log.read_text()
+    found = steps_of(out)
+    assert [each.step for each in found] == [1, 2, 3]
+    policies = [each.policy for each in found]
+    run = json.loads((out / "run.json").read_text())
+    assert policies == [f"r{run['run']}-1-policy-{step}" for step in range(3)]
+    assert all(each.logprob_difference < 1e-3 for each in found)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{run['urls'][0]}/health")
+
+
+def test_a_run_is_not_begun_over_another_nor_with_settings_that_cannot_be(
+    undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
+) -> None:
+    out, _ = undisturbed
+    again = subprocess.run(command(mail, out, "--engine", "transformers"), capture_output=True, text=True, check=False)
+    assert (again.returncode, "holds a run; go on with it (--resume)" in " ".join(again.stderr.split())) == (2, True)
+    none = subprocess.run(
+        command(mail, tmp_path / "new", "--resume", "--engine", "transformers", data__train_size=1),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert none.returncode == 2
+    assert "there are 1 scenarios to learn from, and a step takes 2" in " ".join(none.stderr.split())
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_in_which_nothing_goes_on_says_where_it_stands_and_ends_with_75(mail: Path, tmp_path: Path) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    process = begun(command(mail, out, "--engine", "transformers", output__stall_seconds=0.2), log)
+    assert process.wait(timeout=200) == 75, log.read_text()[-3000:]
+    assert "no progress in 0.2 seconds" in log.read_text()
+    stalled = (out / "stalled.txt").read_text()
+    assert "After step 0; episodes: Progress(done=0" in stalled
+    assert "Thread 0x" in stalled

@@ -1,0 +1,51 @@
+"""What a step works on: a function of the seed, the step and the draw, and nothing else."""
+
+from datetime import date
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.training.schedule import Schedule
+
+
+def scenarios(count: int) -> tuple[Scenario, ...]:
+    fields = {"question": "Q?", "answer": "A", "message_ids": ["<1@x>"], "inbox_address": "a@x.example"}
+    return tuple(Scenario(id=str(each), query_date=date(2024, 1, 1), **fields) for each in range(count))
+
+
+def ids(found: list[Scenario]) -> list[str]:
+    return [each.id for each in found]
+
+
+SIZES = st.integers(1, 40).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, count)))
+
+
+@given(SIZES, st.integers(0, 5), st.integers(1, 60))
+def test_every_scenario_comes_before_any_comes_again(sizes: tuple[int, int], seed: int, steps: int) -> None:
+    count, groups = sizes
+    schedule = Schedule(scenarios(count), seed, groups)
+    drawn = [ids(schedule.draw(step)) for step in range(steps)]
+    assert all(len(set(step)) == groups for step in drawn), "a step has no scenario twice"
+    flat = [each for step in drawn for each in step]
+    for start in range(0, len(flat) - count + 1, count):
+        assert sorted(flat[start : start + count], key=int) == [str(each) for each in range(count)]
+
+
+@given(SIZES, st.integers(0, 5), st.integers(0, 30))
+def test_a_later_draw_brings_scenarios_that_the_step_has_not(sizes: tuple[int, int], seed: int, step: int) -> None:
+    count, groups = sizes
+    schedule = Schedule(scenarios(count), seed, groups)
+    drawn = [each for draw in range(count // groups + 2) for each in ids(schedule.draw(step, draw))]
+    assert sorted(drawn, key=int) == [str(each) for each in range(count)]
+
+
+def test_another_seed_draws_another_order_and_the_same_one_the_same_whatever_was_drawn_before() -> None:
+    schedule = Schedule(scenarios(50), 1, 8)
+    late = ids(schedule.draw(40))
+    again = Schedule(scenarios(50), 1, 8)
+    assert [ids(again.draw(step)) for step in range(41)][40] == late
+    assert ids(Schedule(scenarios(50), 2, 8).draw(40)) != late
+    epochs = [ids(Schedule(scenarios(8), 1, 8).draw(step)) for step in range(6)]
+    assert all(one != other for one, other in pairwise(epochs))

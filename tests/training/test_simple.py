@@ -1,0 +1,34 @@
+"""What a first turn is worth where no episode is run."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gumshoe.training.simple import first_turn, turn_value
+
+QUESTION, REFERENCE = "Who is the buyer for the Mossdale order?", "Akira Odhiambo"
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("I think it is Akira.", -1.0),
+        ("<tool_call>{", -1.0),
+        (call("search_inbox", keywords=["Mossdale order", "buyer"]), 1.0),
+        (call("search_inbox", keywords=["Mossdale"]), 1 / 3),
+        (call("search_inbox", keywords=["Mossdale", "invoice"]), 1 / 6),
+        (call("search_inbox", keywords=[]), 0.0),
+        (call("search_inbox", keywords="Mossdale"), 0.0),
+        (call("read_email", message_id="<1@x>"), 0.0),
+        (call("return_final_answer", answer="Akira Odhiambo", message_ids=[]), 1.0),
+        (call("return_final_answer", answer="Somebody", message_ids=[]), 0.0),
+    ],
+)
+def test_a_first_turn_is_worth_what_it_looks_like(text: str, value: float) -> None:
+    assert turn_value(text, QUESTION, REFERENCE) == pytest.approx(value)
+    assert first_turn([text], [QUESTION], [REFERENCE]) == [pytest.approx(value)]
