@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+DEMO ?= outputs/demo
+DEMO_DATA = --index $(DEMO)/index --scenarios $(DEMO)/mail/scenarios.jsonl
 # torch for the CPU: on Linux PyTorch's own index has it, and PyPI has one with CUDA; elsewhere PyPI has it.
 TORCH ?= $(if $(filter Darwin,$(shell uname)),torch==2.13.0,torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package torch --no-emit-package triton
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint unit benchmarks lock hooks clean
+.PHONY: help install test lint unit benchmarks demo lock hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +42,17 @@ benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
 	$(BIN)/python -m tests.benchmarks.mail
 	$(BIN)/python -m tests.benchmarks.agent
 	$(BIN)/python -m tests.benchmarks.report
+	$(BIN)/python -m tests.benchmarks.learning
+
+# The gate's no is an answer too: 3.
+demo: $(VENV)/installed ## from nothing to a report: invented mail, training, evaluation, verdict (a quarter of an hour)
+	$(BIN)/gumshoe synthesize mail --seed 9001 --difficulty easy --out $(DEMO)/mail --replace
+	$(BIN)/gumshoe mail index jsonl:$(DEMO)/mail/mail.jsonl --out $(DEMO)/index --replace
+	$(BIN)/gumshoe train --config pipelines/configs/tiny.yaml $(DEMO_DATA) --out $(DEMO)/run --replace
+	rm -rf $(DEMO)/measured
+	$(BIN)/gumshoe evaluate $(DEMO_DATA) --policy before=tiny --policy after=tiny#$(DEMO)/run/final --out $(DEMO)/measured
+	$(BIN)/gumshoe gate --candidate $(DEMO)/measured#after --baseline $(DEMO)/measured#before || test $$? -eq 3
+	@echo "What was learned: $(DEMO)/run/plots.html; every episode: $(DEMO)/measured/report.html"
 
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
 	$(LOCK) --extra dev --extra cpu --extra train pyproject.toml -o requirements-dev.txt

@@ -22,7 +22,9 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from gumshoe.training.records import EvaluationRecord, StepRecord, read_records
 from gumshoe.training.spec import Metadata
+from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import missing
+from tests.rewards.chat_judge import by_length, says
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -178,19 +180,59 @@ def test_a_run_that_is_asked_to_end_saves_what_it_has(
     assert all((mine[name] == theirs[name]).all() for name in mine)
 
 
-@pytest.mark.parametrize("mode", ["rollout", "simple"])
-def test_each_mode_takes_its_steps(mode: str, mail: Path, tmp_path: Path) -> None:
+def test_the_mode_rollout_learns_from_injected_tokens_too_here_with_ruler_as_the_reward(
+    mail: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its judge is behind a real socket, and scores by length."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
     out = tmp_path / "run"
-    hot = {"rollouts__temperature": 2, "optimizer__gradient_accumulation_steps": 6}  # first turns are much the same
-    more = hot if mode == "simple" else {}
-    words = command(mail, out, "--engine", "transformers", "--mode", mode, optimizer__max_steps=2, **more)
-    trained(words, tmp_path / "log")
+    with FakeVLLM(chat=says(by_length)) as judge:
+        model = {"model": "base", "url": f"{judge.address}/v1", "cache": None}
+        ruler = json.dumps([{"name": "ruler", "arguments": {"judge": {"model": model}}}])
+        more = {"rewards__functions": ruler, "rollouts__groups_per_step": 2, "optimizer__max_steps": 2}
+        trained(command(mail, out, "--engine", "transformers", "--mode", "rollout", **more), tmp_path / "log")
     found = steps_of(out)
     assert [each.step for each in found] == [1, 2]
-    if mode == "rollout":
-        assert all(each.trainable_tokens > each.sampled_tokens * 8 for each in found), "what was injected counts too"
-    before = weights(out / "final")
-    assert any(value.abs().max() > 0 for name, value in before.items() if "lora_B" in name)
+    assert len(judge.requests) >= sum(each.groups for each in found) >= 2
+    for step in found:
+        assert set(step.rewards) == {"ruler"}
+        assert 0 < step.reward_quantiles[0] < step.reward_quantiles[-1] <= 1
+        assert step.trainable_tokens > step.sampled_tokens * 8, "what was injected counts too"
+    assert has_learned(out / "final")
+
+
+def test_the_mode_simple_learns_from_first_turns_alone(mail: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    hot = {"rollouts__temperature": 2, "optimizer__gradient_accumulation_steps": 6}  # first turns are much the same
+    words = command(mail, out, "--engine", "transformers", "--mode", "simple", optimizer__max_steps=2, **hot)
+    text = trained(words, tmp_path / "log")
+    found = steps_of(out)
+    assert [each.step for each in found] == [1, 2]
+    assert re.search(r"Step 2/2 \| .* \| Acc - \| Trainable [1-9][\d,]*/[1-9][\d,]* \(.*\| groups \d/6", text)
+    assert all(0 < each.trainable_tokens < each.tokens / 3 for each in found)
+    assert has_learned(out / "final")
+
+
+def has_learned(adapter: Path) -> bool:
+    return any(value.abs().max() > 0 for name, value in weights(adapter).items() if "lora_B" in name)
+
+
+def test_two_ranks_learn_what_one_would(mail: Path, tmp_path: Path) -> None:
+    """The same episodes, of different lengths, divided among two processes: the same losses, gradients and weights."""
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    for out, processes in ((alone, 1), (together, 2)):
+        share = {"optimizer__processes": processes, "optimizer__gradient_accumulation_steps": 4 // processes}
+        more = {**share, "optimizer__max_steps": 2, "evaluation__baseline": False}
+        text = trained(command(mail, out, "--engine", "transformers", **more), tmp_path / f"{processes}.log")
+        assert len(re.findall(r"^Step \d/2 ", text, re.M)) == 2, "one process speaks"
+    for one, two in zip(steps_of(alone), steps_of(together), strict=True):
+        for name in ("trainable_tokens", "tokens", "reward", "endings", "groups", "groups_wanted"):
+            assert getattr(one, name) == getattr(two, name)
+        for name in ("loss", "kl", "grad_norm", "importance_ratio", "logprob_difference"):
+            assert getattr(one, name) == pytest.approx(getattr(two, name), rel=1e-3, abs=1e-5)
+    mine, theirs = weights(alone / "final"), weights(together / "final")
+    assert has_learned(together / "final")
+    assert all(mine[name].allclose(theirs[name], atol=1e-4) for name in mine)
 
 
 def test_with_vllm_a_server_that_is_killed_is_started_again(mail: Path, tmp_path: Path) -> None:
@@ -234,6 +276,11 @@ def test_a_run_is_not_begun_over_another_nor_with_settings_that_cannot_be(
     assert none.returncode == 2
     assert "there are 1 scenarios to learn from, and a step takes 2" in " ".join(none.stderr.split())
     assert not (tmp_path / "new").exists()
+    other = command(mail, out, "--resume", "--engine", "transformers", data__eval_size=3, optimizer__learning_rate=1)
+    changed = subprocess.run(other, capture_output=True, text=True, check=False)
+    assert changed.returncode == 2
+    told = " ".join(changed.stderr.split())
+    assert "was begun with other settings (data.eval_size, optimizer.learning_rate, the scenarios)" in told
 
 
 def test_a_run_in_which_nothing_goes_on_says_where_it_stands_and_ends_with_75(mail: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.training.practice import Company, Lesson, Practice
+from gumshoe.training.practice import EPISODES, SKILLS, Company, Lesson, Practice
 from gumshoe.training.tiny import practice_texts, train_tokenizer
 
 
@@ -16,6 +16,9 @@ class Played:
     company: Company
     tokenizer: Any
     lessons: list[Lesson]
+    """Of whole episodes, with errors."""
+    skills: list[Lesson]
+    """Parts of episodes mostly, without any."""
 
     @property
     def whole(self) -> list[tuple[Lesson, str]]:
@@ -23,11 +26,15 @@ class Played:
         return [(lesson, self.text(lesson)) for lesson in self.lessons if lesson.is_whole]
 
     def text(self, lesson: Lesson) -> str:
-        return str(self.tokenizer.decode(list(lesson.example.ids), skip_special_tokens=False))
+        """With the company's own domain."""
+        text = str(self.tokenizer.decode(list(lesson.example.ids), skip_special_tokens=False))
+        return text.replace(lesson.domain, self.company.domain)
 
 
 @pytest.fixture(scope="session")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     company = Company.invent(5, "normal", tmp_path_factory.mktemp("company"), mailboxes=12, messages=3600)
     tokenizer = train_tokenizer(practice_texts([company]), 2048)
-    return Played(company, tokenizer, list(Practice(tokenizer, 1).lessons(company)))
+    practice = Practice(tokenizer, 1)
+    episodes = list(practice.lessons(company, EPISODES, errs=True))
+    return Played(company, tokenizer, episodes, list(practice.lessons(company, SKILLS, errs=False)))

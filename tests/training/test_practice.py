@@ -15,7 +15,19 @@ from gumshoe.agent.tools import Call, ToolError
 from gumshoe.rewards.exact import is_exact
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.mail import synthesize_mail
-from gumshoe.training.practice import FORMS, MAX_TURNS, Collection, Company, Practice, document, with_ids
+from gumshoe.training.practice import (
+    EPISODES,
+    MAX_TURNS,
+    SKILLS,
+    Collection,
+    Company,
+    Form,
+    Lesson,
+    Part,
+    Practice,
+    document,
+    with_ids,
+)
 from gumshoe.training.teacher import MAIL, Slip, Teacher, listed
 from tests.training.conftest import Played
 
@@ -72,12 +84,13 @@ def test_some_companies_have_ids_of_another_form(tmp_path: Path) -> None:
                 assert company.index.read(str(scenario.inbox_address), source).message_id == source
 
 
-def test_each_question_is_practised_in_its_forms(played: Played) -> None:
-    """A first turn of each; others whole, with all that the agent would see or less."""
+@pytest.mark.parametrize("form", [*dict.fromkeys(SKILLS), *EPISODES])
+def test_each_question_is_practised_in_its_forms(form: Form, played: Played) -> None:
+    """With all that the agent would see, or less."""
     asked = len(played.company.mail.scenarios)
-    for form in FORMS:
-        lessons = [lesson for lesson in played.lessons if lesson.form == form]
-        assert len(lessons) == pytest.approx(form.share * asked, rel=0.2)
+    for forms, every in ((SKILLS, played.skills), (EPISODES, played.lessons)):
+        lessons = [lesson for lesson in every if lesson.form == form]
+        assert len(lessons) == pytest.approx(forms.count(form) * form.share * asked, rel=0.25)
         for lesson in lessons:
             text = played.text(lesson)
             told = "" if form.prompt == "question" else r"(?:I am \S+@\S+\. )?Today is \w+, \d{4}-\d\d-\d\d\.\n\n"
@@ -85,8 +98,52 @@ def test_each_question_is_practised_in_its_forms(played: Played) -> None:
             assert re.search(rf"<\|im_start\|>user\n{told}{question}<\|im_end\|>", text)
             assert ("<|im_start|>system" in text) == (form.prompt != "question")
             assert ("# Tools" in text) == (form.prompt == "whole")
-            assert len(calls_in(text)) <= form.turns
             assert all(len(listed(result)) <= form.hits for result in RESULT.findall(text))
+
+
+def called(played: Played, lesson: Lesson) -> list[str]:
+    """The tools that a lesson calls, but for a turn with a blot in it."""
+    return re.findall(r'"name": "(\w+)", "arguments"', played.text(lesson).rpartition("</tools>")[2])
+
+
+def test_a_skill_is_one_part_of_an_episode(played: Played) -> None:
+    parts = {part: [each for each in played.skills if each.form.part == part] for part in get_args(Part)}
+    assert all(len(each) > 30 for each in parts.values())
+    for lesson in parts["search"]:
+        (name,) = called(played, lesson)
+        assert name.startswith("search")
+    chosen = Counter[str]()
+    for lesson in parts["choice"]:
+        *searches, last = called(played, lesson)
+        assert all(name.startswith("search") for name in searches)
+        chosen[last.partition("_")[0]] += 1
+    assert chosen["read"] > 0.75 * len(parts["choice"]), "the others end with a blot, or found nothing"
+    for lesson in parts["answer"]:
+        read, answer = called(played, lesson)
+        assert (read[:5], answer) == ("read_", "return_final_answer")
+    assert not any(lesson.slips for lesson in played.skills)
+
+
+def test_some_of_what_the_tools_give_is_learned_too_and_counts_little(played: Played) -> None:
+    for lesson in played.skills[:500]:
+        weights = lesson.example.weights
+        assert set(weights) <= {0.0, 0.15, 1.0}
+    read = sum(weight == 0.15 for lesson in played.skills for weight in lesson.example.weights)
+    given = sum(
+        len(played.tokenizer.encode(result, add_special_tokens=False))
+        for lesson in played.skills
+        for result in RESULT.findall(played.text(lesson))
+    )
+    assert 0.2 < read / given < 0.45
+
+
+def test_a_company_has_another_domain_in_each_lesson(played: Played) -> None:
+    domains = [lesson.domain for lesson in played.skills]
+    assert len(set(domains)) > 0.95 * len(domains)
+    for lesson in played.skills[:200]:
+        text = played.tokenizer.decode(list(lesson.example.ids), skip_special_tokens=False)
+        assert played.company.domain not in text
+        assert "id: <" not in text or lesson.domain in text
 
 
 def test_only_what_the_expert_says_is_learned_and_a_second_look_is_not(played: Played) -> None:
@@ -96,11 +153,15 @@ def test_only_what_the_expert_says_is_learned_and_a_second_look_is_not(played: P
         example = lesson.example
         spans: list[list[int]] = [[]]
         for token, weight in zip(example.ids, example.weights, strict=True):
-            if weight:
+            if weight == 1:
                 spans[-1].append(token)
             elif spans[-1]:
                 spans.append([])
-        said = [played.tokenizer.decode(span, skip_special_tokens=False) for span in spans if span]
+        said = [
+            played.tokenizer.decode(span, skip_special_tokens=False).replace(lesson.domain, played.company.domain)
+            for span in spans
+            if span
+        ]
         turns = [f"{turn}<|im_end|>" for turn in TURN.findall(text)]
         assert all(each.endswith("<|im_end|>") for each in said)
         assert [each for each in turns if each in said] == said
@@ -198,9 +259,8 @@ def test_a_shortened_result_keeps_a_right_source(played: Played) -> None:
 
 def test_the_same_seed_plays_the_same_episodes_and_another_seed_others(played: Played) -> None:
     def play(seed: int) -> list[list[int]]:
-        return [
-            list(each.example.ids) for each in islice(Practice(played.tokenizer, seed).lessons(played.company), 100)
-        ]
+        lessons = Practice(played.tokenizer, seed).lessons(played.company, EPISODES, errs=True)
+        return [list(each.example.ids) for each in islice(lessons, 100)]
 
     assert play(1) == [list(lesson.example.ids) for lesson in played.lessons[:100]]
     assert play(2) != play(1)
@@ -215,10 +275,14 @@ def test_an_episode_is_the_tokens_that_the_agent_would_see(played: Played) -> No
             continue
         environment = EmailEnvironment(played.company.index, lesson.scenario, MAX_TURNS)
         schemas = environment.toolbox.schemas()
-        prompt = chat.prompt(environment.system_prompt(), environment.user_prompt(), schemas).ids
+
+        def renamed(text: str, domain: str = lesson.domain) -> str:
+            return text.replace(played.company.domain, domain)
+
+        prompt = chat.prompt(environment.system_prompt(), renamed(environment.user_prompt()), schemas).ids
         ids = list(lesson.example.ids)
         assert tuple(ids[: len(prompt)]) == prompt
-        glue = chat.glue(environment.toolbox.run(calls_in(text)[0])).ids
+        glue = chat.glue(renamed(environment.toolbox.run(calls_in(text)[0]))).ids
         first_turn = ids.index(chat.stop_ids[0], len(prompt)) + 1
         assert tuple(ids[first_turn : first_turn + len(glue)]) == glue
         seen += 1

@@ -81,11 +81,25 @@ def test_a_new_model_attends_to_the_token_before_and_soon_copies() -> None:
     assert losses[-1] < losses[0] / 3
 
 
-def test_copying_counts_the_second_time_alone() -> None:
-    for example in copying(300, 20, 1):
+def test_copying_counts_the_second_time_alone_and_is_of_many_sorts_of_tokens_or_of_few() -> None:
+    few = 0
+    for example in copying(300, 60, 1):
         half = len(example.ids) // 2
         assert list(example.ids[:half]) == list(example.ids[half:])
         assert list(example.weights) == [0.0] * half + [1.0] * half
+        few += max(example.ids) - min(example.ids) < 40
+    assert 15 < few < 45
+
+
+def test_heads_that_share_keys_are_fewer_than_those_that_ask() -> None:
+    """And the circuit that copies is wired all the same."""
+    model = new_model(Shape(), SMALL, 1)
+    attention = model.model.layers[1].self_attn
+    assert attention.num_key_value_groups == Shape().heads // Shape().key_heads == 2
+    width = attention.head_dim
+    for key_head in range(2):
+        asking = attention.q_proj.weight[2 * key_head * width : (2 * key_head + 1) * width]
+        assert int((asking.abs().sum(1) == 0).sum()) == width // 2, "it asks by half of its dimensions alone"
 
 
 def test_the_command_makes_a_policy_that_loads(tmp_path: Path, gumshoe: Callable[..., Ran]) -> None:
@@ -93,13 +107,14 @@ def test_the_command_makes_a_policy_that_loads(tmp_path: Path, gumshoe: Callable
     from gumshoe.agent.transformers_policy import TransformersPolicy
 
     place = tmp_path / "tiny"
-    command = ["tiny", "build", "--out", place, "--seed", 3, "--companies", 1, "--copy-steps", 2, "--steps", 2]
+    command = ["tiny", "build", "--out", place, "--seed", 3, "--companies", 1]
+    command += ["--copy-steps", 2, "--skill-steps", 2, "--habit-steps", 2]
     ran = gumshoe(*command, "--json")
     assert ran.status == 0, ran.err
     report = json.loads(ran.out)
     assert report == json.loads((place / "made.json").read_text())
     assert report["seed"] == 3
-    assert report["schooling"] == {"companies": 1, "copy_steps": 2, "steps": 2}
+    assert report["schooling"] == {"companies": 1, "copy_steps": 2, "skill_steps": 2, "habit_steps": 2}
     assert report["parameters"] < 5e6
     assert sum(each.stat().st_size for each in place.iterdir()) < 10e6
     assert sum(report["slips"].values()) > 100
@@ -114,7 +129,7 @@ def test_a_place_that_cannot_be_written_to_is_found_before_anything_is_made(
 ) -> None:
     place = tmp_path / "file"
     place.write_text("mine")
-    ran = gumshoe("tiny", "build", "--out", place, "--seed", 1, "--companies", 1, "--steps", 1)
+    ran = gumshoe("tiny", "build", "--out", place, "--seed", 1, "--companies", 1)
     assert ran.status == 2
     assert f"error: {place} is a file; name a directory" in ran.err
     assert "Making" not in ran.err

@@ -98,7 +98,12 @@ async def answer_similarity(
 
 
 @group_reward
-async def ruler(group: Sequence[Trajectory], scenario: Scenario, *, judge: NamedRuler) -> list[float]:  # noqa: ARG001
+async def ruler(
+    group: Sequence[Trajectory],
+    scenario: Scenario,  # noqa: ARG001
+    *,
+    judge: NamedRuler = "o4-mini",  # type: ignore[assignment] # pydantic makes a judge of it
+) -> list[float]:
     """What a chat model thinks of each, from 0 to 1, relative to the others of the group."""
     return (await judge.scores(group)).scores
 

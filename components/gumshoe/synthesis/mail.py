@@ -184,7 +184,7 @@ def _message_id(letter: Letter, dice: Dice, taken: set[str]) -> str:
     """An id that no other message has: short, and of syllables rather than digits, which small models confuse."""
     domain = letter.sender.address.partition("@")[2]
     while True:
-        word = "".join(dice.pick("bdfgklmnprstvz") + dice.pick("aeiou") for _ in range(5))
+        word = "".join(dice.pick("bdfgklmnprstvz") + dice.pick("aeiou") for _ in range(4))
         if (message_id := f"<{word}@{domain}>") not in taken:
             taken.add(message_id)
             return message_id

@@ -81,7 +81,7 @@ class Casting:
         short = self.dice.pick(self._names["firm"])
         name = f"{short} {self.dice.pick(self._lists['business'])}"
         self._taken.add(short)
-        self.company = Company(name, short, domain_of(name))
+        self.company = Company(name, short, domain_of(short))
 
     def cast(self, colleagues: int, outsiders: int) -> Cast:
         """A new mailbox's owner and their circle.

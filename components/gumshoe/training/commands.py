@@ -78,18 +78,19 @@ def _group() -> None:
 def build(
     place: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the policy goes.")],
     seed: Annotated[int, typer.Option(help="Decides the mail it learns from, its weights and the order.")],
-    companies: Annotated[int, typer.Option(min=1, help="Invented companies to practise on.")] = 72,
-    copy_steps: Annotated[int, typer.Option(min=1, help="Steps of learning to copy.")] = 300,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of learning from the expert.")] = 3400,
+    companies: Annotated[int, typer.Option(min=1, help="Invented companies to practise on.")] = 60,
+    copy_steps: Annotated[int, typer.Option(min=1, help="Steps of learning to copy.")] = 500,
+    skill_steps: Annotated[int, typer.Option(min=1, help="Steps of learning what to do.")] = 2600,
+    habit_steps: Annotated[int, typer.Option(min=1, help="Steps of learning bad habits.")] = 300,
     replace: Annotated[bool, typer.Option("--replace", help="Write into a directory that holds files.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Make a tokenizer and a small model from invented mail.
 
-    It learns to copy first, and then from episodes of a scripted expert that uses the tools properly and errs on
-    purpose. Takes about half an hour on two cores.
+    It learns to copy first; then how to search, choose and answer, from a scripted expert; and then from episodes in
+    which that expert errs on purpose. Takes about three quarters of an hour on two cores.
     """
-    directory = writable_directory(place)  # before that half hour
+    directory = writable_directory(place)  # before that time
     if any(directory.iterdir()) and not replace:
         raise UsageError(f"{directory} holds files; choose another, or write into it (--replace)")
     try:
@@ -100,12 +101,19 @@ def build(
         ) from None
     err.print(f"Making a policy with seed {seed}; this takes a while.")
     report = build_tiny(
-        directory, seed, Schooling(companies, copy_steps, steps), lambda stage, total: progress(stage, total=total)
+        directory,
+        seed,
+        Schooling(companies, copy_steps, skill_steps, habit_steps),
+        lambda stage, total: progress(stage, total=total),
     )
     if json:
         print_json(asdict(report))
         return
     out.print(f"[bold]{report.parameters:,} parameters[/] in {escape(plain(directory))}", soft_wrap=True)
-    out.print(f"{report.examples:,} episodes; loss {report.copy_loss:.2f} in copying, {report.loss:.2f} in episodes")
+    out.print(
+        f"{report.skills:,} examples and {report.episodes:,} episodes; loss {report.copy_loss:.2f} in copying, "
+        f"{report.skill_loss:.2f} in examples, {report.habit_loss:.2f} in episodes",
+        soft_wrap=True,
+    )
     slips = ", ".join(f"{count:,} {slip}" for slip, count in sorted(report.slips.items(), key=lambda each: -each[1]))
     out.print(f"wrong on purpose: {slips}", soft_wrap=True)

