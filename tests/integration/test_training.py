@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,33 @@ def test_two_ranks_learn_what_one_would(mail: Path, tmp_path: Path) -> None:
     mine, theirs = weights(alone / "final"), weights(together / "final")
     assert has_learned(together / "final")
     assert all(mine[name].allclose(theirs[name], atol=1e-4) for name in mine)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 5 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", place], capture_output=True, check=False)
+    if made.returncode:
+        missing("the right to mount a file system")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_is_told_of_and_loses_nothing_that_was_saved(
+    undisturbed: tuple[Path, str], mail: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    out, log = small_disk / "run", tmp_path / "log"
+    words = command(mail, out, "--engine", "transformers")
+    assert begun(words, log).wait(timeout=200) == 75, log.read_text()[-3000:]
+    told = " ".join(log.read_text().split())
+    assert re.search(r"the disk of \S+ is full \([\d,]+ KiB are free\); make room, and go on with --resume", told)
+    subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
+    trained([*words, "--resume"], log)
+    mine, theirs = weights(out / "final"), weights(undisturbed[0] / "final")
+    assert all((mine[name] == theirs[name]).all() for name in mine)
+    assert [each.step for each in steps_of(out)] == [1, 2, 3]
 
 
 def test_with_vllm_a_server_that_is_killed_is_started_again(mail: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_an_evaluation_has_a_line_too() -> None:
 def test_what_was_written_is_read_again_and_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert read_records(path) == []
-    written = [evaluation(0), step(1), step(2), evaluation(2)]
+    written: list[StepRecord | EvaluationRecord] = [evaluation(0), step(1), step(2), evaluation(2)]
     for each in written:
         write_record(path, each)
     assert read_records(path) == written

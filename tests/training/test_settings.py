@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gumshoe.errors import UsageError
-from gumshoe.training.settings import TrainSettings, check, env_names, resolve
+from gumshoe.training.settings import TrainSettings, check, differences, env_names, resolve
 from tests.conftest import Ran
 
 NAMES = (
@@ -112,6 +112,27 @@ def test_what_cannot_work_is_refused_with_what_to_change(flags: dict[str, Any], 
     with pytest.raises(UsageError) as error:
         check(of(**flags), 20)
     assert said in str(error.value)
+
+
+def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
+    with pytest.raises(UsageError, match=r"context parallelism .*; unset PARALLELISM_CONFIG_CP_SIZE"):
+        check(TrainSettings(), 20)
+
+
+def test_several_processes_make_a_larger_step() -> None:
+    """Each has whole groups."""
+    settings = of(optimizer__processes=2, optimizer__gradient_accumulation_steps=2, rollouts__groups_per_step=4)
+    assert settings.groups == 4
+    check(settings, 4)
+    with pytest.raises(UsageError, match="there are 3 scenarios to learn from, and a step takes 4"):
+        check(settings, 3)
+
+
+def test_the_fields_in_which_settings_differ_are_named() -> None:
+    assert differences(TrainSettings(), TrainSettings()) == []
+    changed = of(mode="rollout", rewards__by_turn=True, lora__rank=8)
+    assert differences(TrainSettings(), changed) == ["mode", "lora.rank", "rewards.by_turn"]
 
 
 def test_the_defaults_work() -> None:

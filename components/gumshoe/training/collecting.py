@@ -25,8 +25,9 @@ from gumshoe.rewards.combining import Way, combined, is_flat
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.process import TurnValues, turn_rewards
 from gumshoe.rewards.reward import Reward
-from gumshoe.rewards.scoring import judge_one
+from gumshoe.rewards.scoring import at_once, judge_one
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.terminal import Advance
 from gumshoe.training.schedule import Schedule
 
 SMALL = 1e-4  # added to standard deviations, as TRL does
@@ -131,7 +132,11 @@ class Collector:
     """Is given each engine that is begun, to look at its progress."""
 
     async def collect(self, speak: OpenSpeaker, version: str, step: int) -> StepRollouts:
-        """The groups of a step, from 0."""
+        """The groups of a step, from 0.
+
+        Raises:
+            UnavailableError: none could be run, or scored.
+        """
         started = time.monotonic()
         drawn = self.schedule.draw(step)
         found = StepRollouts(len(drawn))
@@ -149,7 +154,11 @@ class Collector:
         return found
 
     async def measure(self, speak: OpenSpeaker, version: str, scenarios: Sequence[Scenario], seed: str) -> StepRollouts:
-        """One episode of each scenario, with its reward: an evaluation."""
+        """One episode of each scenario, with its reward: an evaluation.
+
+        Raises:
+            UnavailableError: none could be run, or scored.
+        """
         started = time.monotonic()
         found = StepRollouts(len(scenarios))
         async with ToolThreads() as threads:
@@ -190,33 +199,37 @@ class Collector:
                 found.dropped[group.scenario] = f"{type(error).__name__}: {error}"
                 return None
 
-        async with aclosing(engine.run(scenarios, samples)) as groups, asyncio.TaskGroup() as scoring:
-            begun = {}  # judges work while other episodes run
-            async for group in groups:
-                if group.dropped:
-                    found.dropped[group.scenario] = group.dropped
-                else:
-                    begun[group.scenario] = scoring.create_task(scored(group))
+        begun = {}  # judges work while other episodes run
+        try:
+            async with aclosing(engine.run(scenarios, samples)) as groups, asyncio.TaskGroup() as scoring:
+                async for group in groups:
+                    if group.dropped:
+                        found.dropped[group.scenario] = group.dropped
+                    else:
+                        begun[group.scenario] = scoring.create_task(scored(group))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first is what ended the others
         found.retried += engine.progress.retried
         ended = (begun[each.id].result() for each in scenarios if each.id in begun)
-        return [group for group in ended if group is not None]
+        whole = [group for group in ended if group is not None]
+        if found.dropped and not whole and not found.every:
+            raise UnavailableError(f"no group could be run and scored; {next(iter(found.dropped.values()))}")
+        return whole
 
 
 class StalePolicyError(UnavailableError):
     """An episode came from another policy than the one that learns."""
 
 
-async def accuracy(groups: Iterable[ScoredGroup], judge: Judge) -> float:
+async def accuracy(groups: Iterable[ScoredGroup], judge: Judge, advance: Advance) -> float:
     """The share of episodes whose answers are right, [0, 1]; 0 without any.
 
     Raises:
         UnavailableError: the judge gave no verdict on some answer.
     """
-    verdicts = []
-    for group in groups:
-        for each in group.trajectories:
-            judged = await judge_one(each, group.scenario, judge)
-            if judged.correct is None:
-                raise UnavailableError(f"no verdict on an answer of {each.scenario}: {judged.why}")
-            verdicts.append(judged.correct)
-    return statistics.fmean(verdicts) if verdicts else 0.0
+    asked = [(each, group.scenario) for group in groups for each in group.trajectories]
+    verdicts = await at_once(lambda pair: judge_one(*pair, judge), asked, advance)
+    for each in verdicts:
+        if each.correct is None:
+            raise UnavailableError(f"no verdict on an answer of {each.scenario}: {each.why}")
+    return statistics.fmean(bool(each.correct) for each in verdicts) if verdicts else 0.0

@@ -218,7 +218,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         counts = sampled.sum(1)
         by_episode = apart.abs().sum(1) / counts.clamp(min=1)
         by_group = by_episode.view(-1, self.num_generations).amax(1)
-        alien = by_group > self._hooks.most_difference  # [groups]
+        alien = ~(by_group <= self._hooks.most_difference)  # [groups]; what is no number is alien too
         there = counts.view(-1, self.num_generations).sum(1) > 0
         kept = (~alien).repeat_interleave(self.num_generations)
         batch["tool_mask"] = batch["tool_mask"] * kept.unsqueeze(1)
@@ -235,9 +235,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         latest.difference = float(apart_by / total.clamp(min=1))
         latest.is_skipped = not trainable
         if latest.refused and not left:
+            most = self.accelerator.gather(by_group.max()[None]).max()
             raise StalePolicyError(
                 f"the episodes of step {self.state.global_step} are not of the policy that learns: the sampler's "
-                f"log-probabilities are {float(by_group.max()):.3g} nats a token away; is the server another's?"
+                f"log-probabilities are {float(most):.3g} nats a token away; is the server another's?"
             )
 
     def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:

