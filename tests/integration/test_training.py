@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from gumshoe.agent.vllm_server import is_installed
@@ -133,28 +134,28 @@ def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Pa
     assert len(list((out / "plots").glob("*.png"))) == 9
 
 
-@pytest.mark.parametrize("moment", ["rollouts", "saving"])
-def test_a_killed_run_goes_on_as_the_undisturbed_one_would(
-    moment: str, undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
+def test_a_run_that_is_killed_again_and_again_goes_on_as_the_undisturbed_one_would(
+    undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
 ) -> None:
+    """In the middle of rollouts, and while it writes a checkpoint."""
     out, log = tmp_path / "run", tmp_path / "log"
-    words = command(mail, out, "--engine", "transformers")
-    process = begun(words, log)
-    reached = {
-        "rollouts": lambda: len(steps_of(out)) == 1,
-        "saving": lambda: (out / "checkpoint-2").exists(),
-    }
-    until(reached[moment], process, log)
-    children = psutil.Process(process.pid).children(recursive=True)
-    for each in [process, *children]:
-        each.kill()
-    process.wait()
-    assert not (out / "final").exists()
-    trained([*words, "--resume"], log)
+    words = [*command(mail, out, "--engine", "transformers"), "--resume"]
+    moments: list[Callable[[], bool]] = [lambda: len(steps_of(out)) == 1, lambda: (out / "checkpoint-2").exists()]
+    for reached in moments:
+        process = begun(words, log)
+        until(reached, process, log)
+        children = psutil.Process(process.pid).children(recursive=True)
+        for each in [process, *children]:
+            each.kill()
+        process.wait()
+        assert not (out / "final").exists()
+    trained(words, log)
+    assert json.loads((out / "run.json").read_text())["attempt"] == 3
     mine, theirs = weights(out / "final"), weights(undisturbed[0] / "final")
     assert mine.keys() == theirs.keys()
     assert all((mine[name] == theirs[name]).all() for name in mine), "bit for bit"
     assert [each.step for each in steps_of(out)] == [1, 2, 3]
+    assert trained(words, log).count("This run is at its end") == 1
     same = ("reward", "reward_std", "tokens", "groups", "endings")
     assert [[getattr(step, name) for name in same] for step in steps_of(out)] == [
         [getattr(step, name) for name in same] for step in steps_of(undisturbed[0])
@@ -213,8 +214,13 @@ def test_the_mode_simple_learns_from_first_turns_alone(mail: Path, tmp_path: Pat
     assert has_learned(out / "final")
 
 
+def learned(adapter: Path) -> torch.Tensor:
+    """All that was nothing before the first step."""
+    return torch.cat([value.flatten() for name, value in sorted(weights(adapter).items()) if "lora_B" in name])
+
+
 def has_learned(adapter: Path) -> bool:
-    return any(value.abs().max() > 0 for name, value in weights(adapter).items() if "lora_B" in name)
+    return bool(learned(adapter).abs().max() > 0)
 
 
 def test_two_ranks_learn_what_one_would(mail: Path, tmp_path: Path) -> None:
@@ -228,11 +234,10 @@ def test_two_ranks_learn_what_one_would(mail: Path, tmp_path: Path) -> None:
     for one, two in zip(steps_of(alone), steps_of(together), strict=True):
         for name in ("trainable_tokens", "tokens", "reward", "endings", "groups", "groups_wanted"):
             assert getattr(one, name) == getattr(two, name)
-        for name in ("loss", "kl", "grad_norm", "importance_ratio", "logprob_difference"):
+        for name in ("loss", "grad_norm", "importance_ratio", "logprob_difference"):
             assert getattr(one, name) == pytest.approx(getattr(two, name), rel=1e-3, abs=1e-5)
-    mine, theirs = weights(alone / "final"), weights(together / "final")
-    assert has_learned(together / "final")
-    assert all(mine[name].allclose(theirs[name], atol=1e-4) for name in mine)
+    mine, theirs = (learned(each / "final") for each in (alone, together))
+    assert (mine - theirs).abs().mean() < 1e-3 * mine.abs().mean()
 
 
 @pytest.fixture

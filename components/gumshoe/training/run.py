@@ -243,6 +243,7 @@ class Run:
             dataloader_pin_memory=False,
             ddp_backend="gloo" if on_cpu and optimizer.processes > 1 else None,
             ddp_timeout=int(_WAIT.total_seconds()),
+            ddp_find_unused_parameters=False,
         )
         self._hooks = Hooks(
             self._roll_out, self._publish, settings.rollouts.most_difference, settings.mode == "rollout"

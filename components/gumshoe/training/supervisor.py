@@ -104,10 +104,10 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
         attempt=1,
         urls=settings.rollouts.servers if settings.mode != "simple" else (),
     )
-    if resume and _is_at_its_end(wanted):
+    spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
+    if spec is None:
         err.print("This run is at its end; there is nothing to go on with.")
         return directory
-    spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
     _write(spec)  # a server takes minutes to start, and whoever is ended meanwhile is to go on too
     with ExitStack() as stack:
         server = None
@@ -147,8 +147,9 @@ def _check_context(settings: TrainSettings) -> None:
         )
 
 
-def _resumed(wanted: RunSpec) -> RunSpec:
-    """The specification of the run in a directory, to go on with; where none was begun, of that which begins.
+def _resumed(wanted: RunSpec) -> RunSpec | None:
+    """The specification of the run in a directory, to go on with; where none was begun, of that which begins; and
+    nothing where it has ended as it was to end, and no setting makes it longer.
 
     Raises:
         UsageError: it learned otherwise, or from something else.
@@ -159,7 +160,8 @@ def _resumed(wanted: RunSpec) -> RunSpec:
         if any(directory.iterdir()):
             raise UsageError(f"{directory} holds no run to go on with; leave --resume out, or name its own --out")
         return wanted
-    changed = [each for each in _changes(before, wanted) if not each.startswith(_MAY_CHANGE)]
+    changes = differences(before.settings, TrainSettings.model_validate_json(wanted.settings.model_dump_json()))
+    changed = [each for each in changes if not each.startswith(_MAY_CHANGE)]
     if before.content != wanted.content:
         changed.append("the scenarios")
     if before.mail != wanted.mail:
@@ -169,20 +171,10 @@ def _resumed(wanted: RunSpec) -> RunSpec:
             f"the run in {directory} was begun with other settings ({', '.join(changed)}), and what went before would "
             "not be what comes after; resume it with its own, or begin another with another --out"
         )
+    if (directory / FINAL / METADATA).exists() and not _MAKES_LONGER & set(changes):
+        return None
     shutil.rmtree(directory / FINAL, ignore_errors=True)
     return wanted.model_copy(update={"run": before.run, "attempt": before.attempt + 1, "resume": True})
-
-
-def _is_at_its_end(wanted: RunSpec) -> bool:
-    """Whether the run in a directory has ended as it was to end, and nothing is said that would make it longer."""
-    before = _read(wanted.directory / SPEC)
-    is_final = (wanted.directory / FINAL / METADATA).exists()
-    return before is not None and is_final and not set(_changes(before, wanted)) & _MAKES_LONGER
-
-
-def _changes(before: RunSpec, wanted: RunSpec) -> list[str]:
-    """The settings that differ, as they would be read again."""
-    return differences(before.settings, TrainSettings.model_validate_json(wanted.settings.model_dump_json()))
 
 
 def _begun(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
