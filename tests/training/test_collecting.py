@@ -13,10 +13,11 @@ from gumshoe.agent.policy import Sampling, ScriptedPolicy
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.errors import UnavailableError
 from gumshoe.mail.index import MailIndex
+from gumshoe.rewards.judge import JudgeError, Verdict
 from gumshoe.rewards.judges import open_judge
 from gumshoe.rewards.reward import Reward, reward
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.collecting import Collector, Scoring, StepRollouts, turn_advantages
+from gumshoe.training.collecting import Collector, Scoring, StepRollouts, accuracy, turn_advantages
 from gumshoe.training.schedule import Schedule
 from tests.agent.talk import QWEN2_5, call, make_tokenizer, synthetic
 from tests.mail.mailbox import make_index
@@ -168,3 +169,30 @@ def test_a_turn_s_advantage_is_what_it_and_those_after_it_are_worth_against_all_
     assert found[0] == pytest.approx((0.0, 2 / spread))
     assert found[1] == pytest.approx((0.0,))
     assert turn_advantages([[1.0], []]) == [(pytest.approx(0.0),), ()]
+
+
+class Fickle:
+    """A judge to whom "yes" is right, and who may have nothing to say of "no"."""
+
+    def __init__(self, *, is_sure: bool = True) -> None:
+        self.is_sure = is_sure
+
+    async def verdict(self, asked: object, answer: str) -> Verdict:  # noqa: ARG002
+        if answer == "no" and not self.is_sure:
+            raise JudgeError("it has no opinion")
+        return Verdict(answer == "yes", "by the word")
+
+    async def aclose(self) -> None:
+        pass
+
+
+def test_accuracy_is_the_share_of_right_answers_and_says_how_far_it_is(collect: Collect) -> None:
+    found = collect(Asked())
+    told: list[object] = []
+    share = asyncio.run(accuracy(found.every, Fickle(), lambda *amount, **_: told.extend(amount)))
+    answers = [each.record.answer for each in found.trajectories]
+    assert share == answers.count("yes") / len(answers)
+    assert told == [1] * len(answers)
+    with pytest.raises(UnavailableError, match=r"no verdict on an answer of .*: it has no opinion"):
+        asyncio.run(accuracy(found.every, Fickle(is_sure=False), lambda *_, **__: None))
+    assert asyncio.run(accuracy([], Fickle(), lambda *_, **__: None)) == 0
