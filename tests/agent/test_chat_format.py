@@ -1,6 +1,7 @@
 """A conversation becomes ids once, as the template has it; what is not fit for that is refused; calls in any text."""
 
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -74,6 +75,26 @@ def test_a_template_from_which_no_glue_can_be_derived_is_refused_with_its_name(
 ) -> None:
     with pytest.raises(ChatTemplateError, match=f"^the chat template of {NAME} {why}"):
         ChatFormat(make_tokenizer(chat_template))
+
+
+def test_the_published_template_of_qwen2_5_is_fit_and_that_of_qwen3_is_not() -> None:
+    """As TRL has them."""
+    published = files("trl") / "chat_templates"
+    assert ChatFormat(make_tokenizer((published / "qwen2_5.jinja").read_text())).end == "<|im_end|>"
+    with pytest.raises(ChatTemplateError, match=f"^the chat template of {NAME} rewrites .* thinking"):
+        ChatFormat(make_tokenizer((published / "qwen3.jinja").read_text()))
+
+
+def test_a_tokenizer_that_was_saved_to_cut_texts_or_to_fill_them_up_does_neither(tokenizer: Any) -> None:
+    chat = ChatFormat(tokenizer)
+    core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    core.enable_truncation(40)
+    core.enable_padding(length=400)
+    made: Any = PreTrainedTokenizerFast
+    cutting = ChatFormat(made(tokenizer_object=core, chat_template=QWEN2_5, name_or_path=NAME))
+    result = "The invoice is due. " * 50
+    assert cutting.glue(result) == chat.glue(result)
+    assert cutting.prompt("S", "U", TOOLS) == chat.prompt("S", "U", TOOLS)
 
 
 def test_a_tokenizer_whose_turns_have_no_ids_of_their_own_is_refused(tokenizer: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.environment import Record
@@ -173,6 +174,23 @@ def test_a_tool_of_ones_own_is_a_function() -> None:
     for wrong in ("2", 2.0, True):
         with pytest.raises(BadArgumentsError, match="first"):
             box.run(Call("add", {"first": wrong}))
+
+
+def test_what_a_tool_itself_cannot_read_is_not_blamed_on_the_model() -> None:
+    def level(name: str) -> str:
+        """Look a level up.
+
+        Args:
+            name: Of the level.
+        """
+        return str(TypeAdapter(int).validate_python(name))
+
+    box = Toolbox([level])
+    assert box.run(Call("level", {"name": "3"})) == "3"
+    with pytest.raises(BadArgumentsError, match="name"):
+        box.run(Call("level", {"name": 3}))
+    with pytest.raises(ValidationError, match="int"):
+        box.run(Call("level", {"name": "three"}))
 
 
 def test_a_search_lists_ids_days_senders_subjects_and_where_the_words_are(index: MailIndex) -> None:

@@ -10,13 +10,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gumshoe.errors import UnavailableError
 from gumshoe.mail.arguments import SearchArgumentError
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
-from gumshoe.mail.schema import IndexFileError
+from gumshoe.mail.schema import IndexFileError, damage_explained
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 
 BOB = "bob@example.com"
@@ -322,6 +324,12 @@ def test_an_index_cut_short_is_refused_or_says_so(tmp_path: Path) -> None:
     (tmp_path / "mail.sqlite").write_bytes(data[: len(data) // 2])
     with pytest.raises(IndexFileError, match="damaged"):
         MailIndex(tmp_path).search(BOB, ["word"])
+
+
+def test_a_disk_that_does_not_answer_is_a_failure_that_may_pass(tmp_path: Path) -> None:
+    said = r"mail\.sqlite cannot be read .*; try again"
+    with pytest.raises(UnavailableError, match=said), damage_explained(tmp_path / "mail.sqlite"):
+        raise apsw.IOError("disk I/O error")
 
 
 def test_an_index_of_another_schema_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.errors import UsageError
 from gumshoe.rewards.judge import JudgeError
-from gumshoe.rewards.reward import RewardNameError, RewardSettings, load_reward
+from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rewards.ruler import GroupScores, Ruler, open_ruler
 from tests.agent import fake_vllm
 from tests.agent.fake_vllm import FakeVLLM, choice, status
@@ -268,12 +268,15 @@ def test_the_rubric_is_a_setting_and_settings_are_checked() -> None:
         open_ruler({"model": {"model": "a", "url": "http://a"}, "shuffles": 0})
 
 
-def test_it_is_a_reward_of_a_group() -> None:
+def test_it_is_a_reward_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeVLLM(chat=says(by_length)) as server:
         asked = {"model": {"model": "base", "url": f"{server.address}/v1", "cache": None}}
         short, long = scores("ruler", *group("a", "b" * 2000), judge=asked)
     assert 0 <= long < short <= 1
-    with pytest.raises(RewardNameError, match="the reward ruler: judge: field required"):
+    with pytest.raises(UsageError, match="ruler: model: field required"):
+        load_reward(RewardSettings(name="ruler", arguments={"judge": {"shuffles": 1}}))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UsageError, match="OPENAI_API_KEY is not set"):  # o4-mini is the judge unless another is named
         load_reward(RewardSettings(name="ruler"))
 
 

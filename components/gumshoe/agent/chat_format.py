@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
     @property
-    def backend_tokenizer(self) -> Any: ...
+    def backend_tokenizer(self) -> Any: ...  # of the library `tokenizers`
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
     def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
 
@@ -79,6 +79,8 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        tokenizer.backend_tokenizer.no_truncation()  # its file may say to cut texts, or to fill them up
+        tokenizer.backend_tokenizer.no_padding()
         self._glue = _derive(tokenizer)
         self._control = _control(tokenizer, self._glue)
         # The episodes of a group begin with the same prompt, and often come by the same results.

@@ -99,7 +99,7 @@ def _billed(answer: Any) -> TokenUsage | None:
 
 
 def _unless_plain(value: float) -> Any:
-    """Some models take no temperature or top-p; 1 is what they have anyway."""
+    """Some models take no temperature or top-p, or not both; 1 is what they have unless their server says otherwise."""
     return omit if value == 1 else value
 
 

@@ -1,6 +1,7 @@
 """A policy in one word: `tiny`, `vllm:URL[#adapter]`, `transformers:DIR[#adapter-dir]`, `chat:MODEL[@URL]`."""
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -27,6 +28,7 @@ TINY = Path(__file__).parent / "tiny"
 if TYPE_CHECKING:
     from gumshoe.agent.transformers_policy import TransformersPolicy
 
+_WEIGHTS = ("*.safetensors", "*.bin", "adapter_config.json")
 FORMS = (
     "tiny[#ADAPTER-DIR], vllm:URL[,URL...][#ADAPTER] (with --tokenizer), transformers:DIR[#ADAPTER-DIR] or "
     "chat:MODEL[@URL]"
@@ -83,6 +85,20 @@ class PolicyName:
         """What trajectories of this policy name as theirs."""
         name = "tiny" if self.model == str(TINY) else self.model
         return f"{name}#{self.adapter}" if self.adapter else name
+
+    @property
+    def weights(self) -> str | None:
+        """A digest of the weights that lie on this machine, which others may take the place of under the same name;
+        None where none do.
+        """
+        model = {"tiny": TINY, "transformers": Path(self.model)}.get(self.kind)
+        places = [place for place in (model, self.adapter) if place is not None and place.is_dir()]
+        files = [file for place in places for form in _WEIGHTS for file in sorted(place.glob(form))]
+        digests = hashlib.sha256()
+        for file in files:
+            with file.open("rb") as opened:
+                digests.update(hashlib.file_digest(opened, "sha256").digest())
+        return digests.hexdigest()[:16] if files else None
 
 
 @asynccontextmanager

@@ -6,14 +6,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.episode import EpisodeLimits, run_episode
-from gumshoe.agent.policies import PolicyName, open_policy
+from gumshoe.agent.policies import OpenSpeaker, PolicyName, open_policy
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.rollout import Progress, RolloutEngine
 from gumshoe.agent.threads import ToolThreads
@@ -88,31 +88,37 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> Rollo
     limits = settings.limits
     for scenario in chosen:
         EmailEnvironment(index, scenario, limits.max_turns)  # raises where it is not about mail
-    async with open_policy(name, settings.tokenizer, settings.sampling, limits) as speak, ToolThreads() as threads:
+    noted = {**settings.of_an_episode, "index": index.stats()["content"], "weights": name.weights}
+    speak: OpenSpeaker
 
-        async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
-            environment = EmailEnvironment(index, scenario, limits.max_turns)
-            seed = f"{settings.seed}/{scenario.id}/{sample}/{attempt}"
-            with speak(environment, seed) as speaker:
-                trajectory = await run_episode(speaker, environment, sample, limits, threads)
-            trajectory.settings = settings.of_an_episode
-            return trajectory
+    async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
+        environment = EmailEnvironment(index, scenario, limits.max_turns)
+        seed = f"{settings.seed}/{scenario.id}/{sample}/{attempt}"
+        with speak(environment, seed) as speaker:
+            trajectory = await run_episode(speaker, environment, sample, limits, threads)
+        trajectory.settings = noted
+        return trajectory
 
-        engine = RolloutEngine(episode, settings.concurrency)
-        with _opened(path, settings, name.version) as (file, there):
-            missing = [scenario for scenario in chosen if scenario.id not in there]
-            advance(total=len(missing) * settings.samples)
-            with _shown(engine.progress, advance):
-                endings, dropped = Counter[str](), dict[str, str]()
-                async with aclosing(engine.run(missing, settings.samples)) as groups:
-                    async for group in groups:
-                        if group.dropped:
-                            dropped[group.scenario] = group.dropped
-                        endings.update(trajectory.ending for trajectory in group.trajectories)
-                        with explained(path):
-                            file.writelines(f"{each.to_json()}\n".encode() for each in group.trajectories)
-                            file.flush()
-                        advance(settings.samples)
+    engine = RolloutEngine(episode, settings.concurrency)
+    endings, dropped = Counter[str](), dict[str, str]()
+    async with AsyncExitStack() as held:
+        file, there = held.enter_context(_opened(path, settings.samples, name.version, noted))
+        missing = [scenario for scenario in chosen if scenario.id not in there]
+        advance(total=len(missing) * settings.samples)
+        if missing:  # a policy may be gone by the time that nothing is asked of it
+            opened = open_policy(name, settings.tokenizer, settings.sampling, limits)
+            speak = await held.enter_async_context(opened)
+            threads = await held.enter_async_context(ToolThreads())
+            held.enter_context(_shown(engine.progress, advance))
+            groups = await held.enter_async_context(aclosing(engine.run(missing, settings.samples)))
+            async for group in groups:
+                if group.dropped:
+                    dropped[group.scenario] = group.dropped
+                endings.update(trajectory.ending for trajectory in group.trajectories)
+                with explained(path):
+                    file.writelines(f"{each.to_json()}\n".encode() for each in group.trajectories)
+                    file.flush()
+                advance(settings.samples)
     return RolloutReport(
         done=sum(endings.values()),
         already_there=(len(chosen) - len(missing)) * settings.samples,
@@ -193,11 +199,12 @@ def _is_cut(path: Path) -> bool:
 
 
 @contextmanager
-def _opened(path: Path, settings: Settings, policy: str) -> Iterator[tuple[BinaryIO, set[str]]]:
+def _opened(path: Path, samples: int, policy: str, noted: dict[str, Any]) -> Iterator[tuple[BinaryIO, set[str]]]:
     """A file of trajectories to add to, and the ids of the scenarios whose groups it has whole.
 
     What a run that was killed left of its last group is taken out of it, with a line that was cut off. No other
-    process can do the same until the block, or this process, ends.
+    process can do the same until the block, or this process, ends. Where the block fails and nothing was added to a
+    new file, it is not there.
 
     Raises:
         InUseError: another process has it.
@@ -206,15 +213,21 @@ def _opened(path: Path, settings: Settings, policy: str) -> Iterator[tuple[Binar
     """
     with ExitStack() as held:
         with explained(path):
-            file, there = _repaired(path, settings, policy, held)
-        yield file, there
+            file, there = _repaired(path, samples, policy, noted, held)
+        try:
+            yield file, there
+        except BaseException:
+            if not path.stat().st_size:
+                path.unlink()
+            raise
 
 
-def _repaired(path: Path, settings: Settings, policy: str, held: ExitStack) -> tuple[BinaryIO, set[str]]:
+def _repaired(
+    path: Path, samples: int, policy: str, noted: dict[str, Any], held: ExitStack
+) -> tuple[BinaryIO, set[str]]:
     """The file, and the scenarios whose groups it has whole, with nothing else in it. It is `held` from here on."""
     file = held.enter_context(held_file(path))
-    samples = settings.samples
-    owners = _owners(file, path, policy, settings.of_an_episode)
+    owners = _owners(file, path, policy, noted)
     counts = Counter(owner for owner in owners if owner)
     whole = {owner for owner, count in counts.items() if count >= samples}
     last = next((owner for owner in reversed(owners) if owner), None)
@@ -237,7 +250,7 @@ def _repaired(path: Path, settings: Settings, policy: str, held: ExitStack) -> t
     return file, {owner for owner in whole if owner}
 
 
-def _owners(file: BinaryIO, path: Path, policy: str, settings: dict[str, Any]) -> list[str | None]:
+def _owners(file: BinaryIO, path: Path, policy: str, noted: dict[str, Any]) -> list[str | None]:
     """The scenario of each line of a file; None for a line that is empty, or was cut off."""
     owners: list[str | None] = []
     file.seek(0)
@@ -249,7 +262,7 @@ def _owners(file: BinaryIO, path: Path, policy: str, settings: dict[str, Any]) -
         owners.append(sys.intern(found.scenario))
         if found.policy not in (policy, ""):
             raise TrajectoryFileError(f"{path} holds trajectories of {found.policy}; choose another file for {policy}")
-        others = [f"{name} {value}" for name, value in found.settings.items() if settings.get(name, value) != value]
+        others = [f"{name} {value}" for name, value in found.settings.items() if noted.get(name, value) != value]
         if others:
             raise TrajectoryFileError(
                 f"{path} holds trajectories that were run with {', '.join(others)}; choose another file, or run it so"

@@ -18,6 +18,7 @@ _TRY_AGAIN = {408, 409, 425, 429}
 _GONE = {502, 503}  # what a proxy says whose server is not there, and a server that is not ready
 _NEVER = {501, 505}  # of all that begin with a 5, those that no second try helps
 
+_MOST_IDS = 1 << 31
 _PROBED = 16  # tokens: a model is not sure of all of them
 _SURE = -1e-3  # of a token, where no other could be sampled
 
@@ -62,7 +63,10 @@ class VLLMPolicy:
         timeout = httpx.Timeout(self._limits.deadline, connect=self._limits.connect)
         pool = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         bases = [url.rstrip("/").removesuffix("/v1") for url in urls]
-        self._clients = [httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool) for base in bases]
+        self._clients = [
+            httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, trust_env=not is_here(base))
+            for base in bases
+        ]
         self._busy = [0] * len(self._clients)
         self._sent = [0] * len(self._clients)
         self._rests_until = [0.0] * len(self._clients)
@@ -287,14 +291,14 @@ class VLLMPolicy:
             model, (choice,) = answer["model"], answer["choices"]
             ids, prompt_ids = choice["token_ids"], choice["prompt_token_ids"]
             logprobs, finish = choice["logprobs"]["token_logprobs"], choice["finish_reason"]
-            if not isinstance(ids, list) or not isinstance(logprobs, list):
+            if not (_are_ids(ids) and _are_ids(prompt_ids) and isinstance(logprobs, list)):
                 raise TypeError
         except (KeyError, TypeError, ValueError):
             raise PolicyError(f"{self._model}: the answer lacks token ids or log-probabilities; is it vLLM?") from None
         stops = request["stop_token_ids"]
         faults = {
             f"it came from {model!r}": model != self._model,
-            "its prompt is another": prompt_ids is not None and list(prompt_ids) != request["prompt"],
+            "its prompt is another": prompt_ids != request["prompt"],
             f"it has {len(logprobs)} log-probabilities for {len(ids)} tokens": len(logprobs) != len(ids),
             "it is empty": not ids,
             "a log-probability is missing": not all(map(_is_number, logprobs)),
@@ -312,6 +316,15 @@ class Vocabulary(Protocol):
     """What is used of a tokenizer: the ids of its tokens, and None or that of the unknown token for all others."""
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
+
+
+def is_here(url: str) -> bool:
+    """Whether an address is this machine's own, which no proxy is to be asked for."""
+    return httpx.URL(url).host in {"127.0.0.1", "localhost", "::1"}
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < _MOST_IDS for each in value)
 
 
 def _is_number(value: Any) -> bool:

@@ -67,6 +67,10 @@ class IndexPlaceError(UsageError, IndexFileError):
     """A directory holds no index where one is needed, or one where none may be."""
 
 
+class IndexUnreadableError(UnavailableError, IndexFileError):
+    """The disk that an index lies on does not answer."""
+
+
 class IndexBusyError(UnavailableError, IndexFileError):
     """Another process is writing an index to the same place."""
 
@@ -84,10 +88,14 @@ def open_read_only(path: Path) -> apsw.Connection:
 
 @contextmanager
 def damage_explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors about a file that should be an index into IndexFileError."""
+    """Turn SQLite's errors about a file that should be an index into IndexFileError, those of its disk into
+    IndexUnreadableError.
+    """
     try:
         yield
-    except (apsw.NotADBError, apsw.CorruptError, apsw.IOError, apsw.CantOpenError, apsw.SQLError) as error:
+    except (apsw.IOError, apsw.CantOpenError, apsw.NoMemError) as error:
+        raise IndexUnreadableError(f"{path} cannot be read ({error}); try again") from error
+    except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
         raise IndexFileError(f"{path} is damaged ({error}); fetch it again, or build it again") from error
 
 
