@@ -11,7 +11,7 @@ from gumshoe.evaluation.evaluate import Evaluated, EvaluationSettings, NamedPoli
 from gumshoe.evaluation.metrics import by_kind, measured
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.report import write_report
-from gumshoe.evaluation.results import EvaluationResult
+from gumshoe.evaluation.results import Agreement, EvaluationResult, JudgeResult
 from gumshoe.rewards.scoring import Judged
 from gumshoe.scenarios.scenario import ScenarioSet
 from tests.agent.fake_vllm import encoded, logprobs_of
@@ -47,7 +47,7 @@ def episode(number: int, *, correct: bool, policy: str, body: str = "Body", hits
     answer = f"Body of message {number}" if correct else "Something else"
     segments = [
         Segment("prompt", f"{SYSTEM}What does message {number} say?", tuple(encoded(SYSTEM))),
-        said(call("search_inbox", keywords=[f"body {number}"])),
+        said(call("search_inbox", keywords=[f"Zoë 漢 {number}"])),
         injected(f"<tool_response>\n{listing(number, hits)}\n</tool_response>"),
         said(call("read_email", message_id=source)),
         injected(f"<tool_response>\nFrom: ann\n\n{body}\n</tool_response>"),
@@ -58,9 +58,16 @@ def episode(number: int, *, correct: bool, policy: str, body: str = "Body", hits
 
 
 def made_up(
-    place: Place, questions: int, policies: Sequence[tuple[str, int]], body: str = "Body", **asked: str
+    place: Place,
+    questions: int,
+    policies: Sequence[tuple[str, int]],
+    body: str = "Body",
+    doubted: int | None = None,
+    **asked: str,
 ) -> tuple[Evaluated, EvaluationSettings]:
-    """An evaluation of policies that each err on every so many-th question."""
+    """An evaluation of policies that each err on every so many-th question; with a second judge, where every so
+    many-th verdict is doubted.
+    """
     scenarios = ScenarioSet.of(
         scenario(number, **{"kind": f"kind {number % 3}", **asked}) for number in range(questions)
     )
@@ -73,24 +80,37 @@ def made_up(
         unusable.ending, unusable.record.answer = "no call", None
         unsure.record.answer, unsure.record.does_not_know = "I don't know", True
         misled.record.right_sources = []
+
+    def verdicts(each: Trajectory, number: int, correct: bool) -> list[tuple[str, Judged]]:
+        first = Judged(each.scenario, 0, each.record.answer, correct, f"why of {number}: {body}")
+        if doubted is None:
+            return [("heuristic", first)]
+        second = Judged(each.scenario, 0, each.record.answer, correct != (number % doubted == 0), f"doubt of {number}")
+        return [("heuristic", first), ("exact", second)]
+
     predictions = [
-        Prediction.of(
-            name,
-            about,
-            each,
-            [("heuristic", Judged(about.id, 0, each.record.answer, number % every != 0, f"why of {number}: {body}"))],
-            1.0 if number % every else -1.0,
-        )
+        Prediction.of(name, about, each, verdicts(each, number, number % every != 0), 1.0 if number % every else -1.0)
         for name, every in policies
         for number, (about, each) in enumerate(zip(scenarios, trajectories[name], strict=True))
     ]
     results = []
     for name, _ in policies:
         own = [each for each in predictions if each.policy == name]
-        results.append(result(own).model_copy(update={"metrics": measured(own), "kinds": by_kind(own)}))
-    found: EvaluationResult = evaluation(*results).model_copy(
-        update={"comparisons": tuple(compared(each, results[0]) for each in results[1:])}
-    )
+        agreement = None
+        if doubted is not None:
+            apart = tuple(f"q{number}/0" for number in range(0, questions, doubted))
+            agreement = Agreement(
+                judges=("heuristic", "exact"),
+                answers=questions,
+                agreed=questions - len(apart),
+                kappa=0.25,
+                disagreements=apart,
+            )
+        changes = {"metrics": measured(own), "kinds": by_kind(own), "agreement": agreement}
+        results.append(result(own).model_copy(update=changes))
+    judges = tuple(JudgeResult(name=name, usage={}) for name in ("heuristic", "exact")[: 1 + (doubted is not None)])
+    comparisons = tuple(compared(each, results[0]) for each in results[1:])
+    found: EvaluationResult = evaluation(*results).model_copy(update={"comparisons": comparisons, "judges": judges})
     rollout = Settings(place.index, str(place.scenarios), "", str(place.tokenizer), "test")
     named = tuple(NamedPolicy(name, "vllm:http://localhost#x") for name, _ in policies)
     return Evaluated(found, scenarios, predictions, trajectories), EvaluationSettings(rollout, named)

@@ -73,6 +73,7 @@ def evaluation(*policies: PolicyResult, content: str = "c", is_whole: bool = Tru
         scenarios=ScenarioRecord(
             content=content, ids=tuple(policies[0].correct_map), questions=tuple(policies[0].correct_map)
         ),
+        index="i",
         split="test",
         is_whole=is_whole,
         samples=1,

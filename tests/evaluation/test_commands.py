@@ -14,7 +14,7 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from tests.agent.fake_vllm import FakeVLLM, choice, raw, reset, stall, status
-from tests.conftest import Ran
+from tests.conftest import Ran, free_port
 from tests.evaluation.conftest import QUESTIONS, Place, wrong_about
 from tests.mail.mailbox import make_index, record
 from tests.rewards.chat_judge import says, verdict
@@ -84,6 +84,36 @@ def test_nothing_that_was_answered_is_asked_again_and_another_policy_can_be_adde
     assert (tmp_path / "e" / "metrics.json").read_bytes() == first
     assert run(*options(place, tmp_path / "e", old, new)).status == 0
     assert {each["model"] for each in server.requests[asked:]} == {"adapter"}
+
+
+def test_a_second_judge_needs_no_policy_that_is_gone(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"tokenizer": place.tokenizer, "max_tokens": 400}
+    assert run(*options(place, tmp_path / "e", f"a=vllm:{server.address}#adapter", **given)).status == 0
+    gone = f"a=vllm:http://127.0.0.1:{free_port()}#adapter"
+    ran = run(*options(place, tmp_path / "e", gone, **given, judge=["heuristic", "exact"]))
+    assert ran.status == 0, ran.err
+    assert read_result(str(tmp_path / "e"))[1].agreement is not None
+
+
+def test_a_token_policy_can_be_added_to_chat_models(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
+    old, _ = chats(server)
+    assert run(*options(place, tmp_path / "e", old, max_tokens=400)).status == 0
+    given: dict[str, Any] = {"tokenizer": place.tokenizer, "max_tokens": 400}
+    ran = run(*options(place, tmp_path / "e", old, f"a=vllm:{server.address}#adapter", **given))
+    assert ran.status == 0, ran.err
+    other = run(*options(place, tmp_path / "e", f"a=vllm:{server.address}#adapter", **given | {"tokenizer": "another"}))
+    assert "other tokenizer of a" in other.err
+
+
+def test_an_adapter_that_took_the_place_of_another_is_not_taken_for_it(run: Run, place: Place, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"old")
+    policy = f"a=transformers:{tmp_path / 'nothing'}#{adapter}"
+    assert "there is no" in run(*options(place, tmp_path / "e", policy)).err
+    assert "there is no" in run(*options(place, tmp_path / "e", policy)).err
+    (adapter / "adapter_model.safetensors").write_bytes(b"new")
+    assert "other weights of a" in run(*options(place, tmp_path / "e", policy)).err
 
 
 def test_other_questions_or_settings_in_the_same_directory_are_refused(
@@ -229,13 +259,17 @@ def test_what_an_adapter_has_seen_it_is_not_tested_on(run: Run, place: Place, se
         assert ran.status == 2
         assert said in ran.err
     assert server.requests == []
+    here = run(*options(place, tmp_path / "e", f"a=transformers:{tmp_path / 'model'}#{tmp_path / 'adapter'}"))
+    assert (here.status, "a was chosen on 12 of these 12" in here.err) == (2, True)
     renamed = ScenarioSet.of(each.model_copy(update={"id": f"other-{each.id}"}) for each in test)
     Lineage(learned_from=renamed.record()).write(tmp_path / "adapter")
     assert "a learned from 12 of these 12" in run(*options(place, tmp_path / "e", policy, **given)).err
     Lineage(learned_from=train.record()).write(tmp_path / "adapter")
-    assert run(*options(place, tmp_path / "e", policy, **given)).status == 0
+    checked = run(*options(place, tmp_path / "e", policy, **given))
+    assert (checked.status, "is not known" in checked.err) == (0, False)
     assert read_result(str(tmp_path / "e"))[1].is_unseen
-    assert run(*options(place, tmp_path / "f", policy, **given | {"adapter": None})).status == 0
+    unchecked = run(*options(place, tmp_path / "f", policy, **given | {"adapter": None}))
+    assert (unchecked.status, "what a learned from is not known; --adapter a=DIR" in unchecked.err) == (0, True)
     assert not read_result(str(tmp_path / "f"))[1].is_unseen
 
 
@@ -248,6 +282,7 @@ def test_what_an_adapter_has_seen_it_is_not_tested_on(run: Run, place: Place, se
             "two policies would be called 'a'",
         ),
         (("nonsense",), {}, "names no policy"),
+        (("a=vllm:http://127.0.0.1:9",), {}, "a takes token ids, and needs its model's tokenizer"),
         (("a=chat:base@http://127.0.0.1:9",), {"price": "b=1/2"}, "no policy 'b' for that price"),
         (("a=chat:base@http://127.0.0.1:9",), {"price": "1"}, "--price 1 is no price"),
         (("a=chat:base@http://127.0.0.1:9",), {"price": "nan/1"}, "is no price"),

@@ -122,6 +122,7 @@ def test_policies_that_were_measured_otherwise_are_not_compared() -> None:
         ({"settings": {"temperature": 1.0}}, "was run with temperature 0.0, and old temperature 1.0"),
         ({"samples": 2}, "was asked for samples: 1, and old 2"),
         ({"judges": (JudgeResult(name="exact", usage={}),)}, "was judged by heuristic, and old exact"),
+        ({"index": "another"}, "was answering from the mail index i, and old another"),
     ):
         with pytest.raises(UsageError, match=said):
             compared_places((evaluation(one), one), (plain.model_copy(update=changes), other))
@@ -131,9 +132,10 @@ def test_policies_that_were_measured_otherwise_are_not_compared() -> None:
 
 def test_what_was_learned_from_passes_no_gate_and_what_is_not_known_of_that_is_said() -> None:
     one, other = result(answers("+" * 30, "new")), result(answers("-" * 30, "old"))
-    train = evaluation(one).model_copy(update={"split": "train"})
-    with pytest.raises(UsageError, match="new was evaluated on what is there to learn from"):
-        decided((train, one), (evaluation(other), other), GateSettings())
+    for split, said in (("train", "train"), ("validation", "validation"), (None, "all splits")):
+        seen = evaluation(one).model_copy(update={"split": split})
+        with pytest.raises(UsageError, match=f"new was evaluated on {said}, with what is there to learn from"):
+            decided((seen, one), (evaluation(other), other), GateSettings())
     unknown = one.model_copy(update={"is_unseen": False})
     found = decided((evaluation(unknown), unknown), (evaluation(other), other), GateSettings())
     assert found.passed

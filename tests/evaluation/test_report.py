@@ -150,7 +150,9 @@ def test_an_episode_is_shown_turn_by_turn_with_the_right_source_marked(report: O
 def test_each_sampled_token_has_its_probability(report: Opened) -> None:
     report.page.click("#list li:nth-child(2)")
     tokens = report.page.locator(".turn.sampled").first.locator("pre span")
-    assert "".join(tokens.all_text_contents()).startswith("<tool_call>")
+    shown = "".join(tokens.all_text_contents())
+    assert shown.startswith("<tool_call>")
+    assert "Zoë 漢" in shown, "characters of several tokens too"
     expected = math.exp(logprobs_of(encoded("<"))[0])
     assert tokens.nth(0).get_attribute("title") == f"p = {expected:.3f}"
     assert set(tokens.evaluate_all("all => all.map(each => each.className)")) > {"", "p1"}
@@ -182,6 +184,37 @@ def test_every_number_of_the_table_is_that_of_metrics_json(report: Opened, addre
             cell = report.page.locator(f"td[data-metric='{name}'][data-policy='{policy.name}']").inner_text()
             told = (written(name, each) for each in (estimate.value, estimate.low, estimate.high))
             assert cell == "{} {} to {}".format(*told)
+        for kind, estimate in policy.kinds.items():
+            cell = report.page.locator(f"td[data-kind='{kind}'][data-policy='{policy.name}']").text_content() or ""
+            told = (written("accuracy", each) for each in (estimate.value, estimate.low, estimate.high))
+            assert cell == "{} {} to {} of {}".format(*told, estimate.questions)
+    (comparison,) = result.comparisons
+    gain, verdict = comparison.accuracy, report.page.locator(".comparison")
+    for number in (gain.difference, gain.low, gain.high):
+        assert f"{100 * number:+.1f}" in verdict.inner_text()
+    assert f"{comparison.beat_rate.value:.1%} of pairs" in verdict.inner_text()
+    assert verdict.locator("nav").inner_text().split("\n") == [
+        f"{comparison.wins} won",
+        f"{comparison.losses} lost",
+        f"{comparison.ties} as before",
+    ]
+
+
+def test_where_two_judges_differ_is_told_and_shown(browser: Browser, place: Place, tmp_path: Path) -> None:
+    evaluated, settings = made_up(place, 20, [("old", 2), ("new", 5)], doubted=4)
+    found = opened(browser, write_page(tmp_path / "report.html", evaluated, settings))
+    assert "judged by heuristic and exact" in found.page.inner_text(".about")
+    told = "new: heuristic and exact agree on 15 of 20 answers, Cohen's kappa 0.25. 5 disagreements"
+    assert told in found.page.inner_text("#measures")
+    found.page.click("button[data-show=disagreed][data-policy=new]")
+    assert found.page.inner_text("#count") == "5 of 40"
+    assert found.items() == [f"What does message {number} say?" for number in range(0, 20, 4)]
+    found.page.click("#list li:nth-child(2)")
+    shown = found.page.inner_text("#episode")
+    assert "why of 4" in shown
+    assert "doubt of 4" in shown
+    assert found.faults == []
+    found.page.close()
 
 
 def test_it_fits_a_narrow_screen(browser: Browser, address: str) -> None:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gumshoe.errors import RefusedError, UsageError
-from gumshoe.terminal import JsonFlag, out, plain, print_json, progress
+from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
 
 if TYPE_CHECKING:
     from gumshoe.evaluation.metrics import Estimate, Price
@@ -113,6 +113,13 @@ def run_evaluation(
     )
     found = asyncio.run(evaluated(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
+    for each in found.result.policies:
+        if "#" in each.policy and not each.is_unseen:
+            err.print(
+                f"[bold yellow]warning:[/] what {escape(each.name)} learned from is not known; --adapter "
+                f"{escape(each.name)}=DIR has it checked",
+                soft_wrap=True,
+            )
     if json:
         print_json(found.result)
         return

@@ -144,6 +144,8 @@ def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
         takes_tokenizer.append(policy.takes_tokenizer)
+        if policy.kind == "vllm" and settings.rollout.tokenizer is None:
+            raise UsageError(f"{each.name} takes token ids, and needs its model's tokenizer; name it with --tokenizer")
         own = [place for name, place in settings.adapters if name == each.name]
         for place in [*own, *([policy.adapter] if policy.adapter else [])]:
             lineage = Lineage.read(place)
@@ -161,8 +163,12 @@ def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet
     """Note what the directory is for, or see that it is for the same."""
     rollout = settings.rollout
     noted = {"scenarios": scenarios.content, "index": MailIndex(rollout.index).stats()["content"]}
-    noted |= {"samples": rollout.samples, "tokenizer": rollout.tokenizer} | rollout.of_an_episode
-    noted |= {f"policy {each.name}": _ADDRESS.sub("", each.word) for each in settings.policies}
+    noted |= {"samples": rollout.samples} | rollout.of_an_episode
+    for each in settings.policies:
+        policy = PolicyName.parse(each.word)
+        noted |= {f"policy {each.name}": _ADDRESS.sub("", each.word), f"weights of {each.name}": policy.weights}
+        if policy.takes_tokenizer:
+            noted[f"tokenizer of {each.name}"] = rollout.tokenizer
     path = directory / _BEGUN
     with explained(directory):
         (directory / TRAJECTORIES).mkdir(parents=True, exist_ok=True)
@@ -280,6 +286,7 @@ def _result(
     rollout = settings.rollout
     return EvaluationResult(
         scenarios=scenarios.record(),
+        index=MailIndex(rollout.index).stats()["content"],
         split=rollout.split,
         is_whole=rollout.limit is None or len(chosen_scenarios(replace(rollout, limit=None))) == len(scenarios),
         samples=rollout.samples,
@@ -307,4 +314,5 @@ def _agreement(predictions: Sequence[Prediction], judges: tuple[str, ...]) -> Ag
 
 def _name_of(judge: Any) -> str:
     name, settings = named_settings(judge)
-    return f"{name}:{settings['model']}" if "model" in settings else name
+    model = f":{settings['model']}" if "model" in settings else ""
+    return f"{name}{model}" + (f" over {settings['threshold']:g}" if "threshold" in settings else "")

@@ -42,10 +42,11 @@ def compared_places(candidate: Place, baseline: Place, level: float = 0.95) -> C
     """Policies of two evaluations.
 
     Raises:
-        UsageError: these were of other questions.
+        UsageError: these were of other questions, or other mail, or otherwise run or judged.
     """
     ours, theirs = candidate[0], baseline[0]
     for what, mine, other in (
+        ("answering from the mail index", ours.index[:16], theirs.index[:16]),
         ("judged by", ours.judges[0].name, theirs.judges[0].name),
         ("asked for samples:", ours.samples, theirs.samples),
         ("run with", _decisive(ours), _decisive(theirs)),
@@ -74,8 +75,11 @@ def decided(candidate: Place, baseline: Place, settings: GateSettings) -> Decisi
         UsageError: the two cannot be compared, or not all of a split was asked.
     """
     for evaluation, policy in (candidate, baseline):
-        if evaluation.split == "train":
-            raise UsageError(f"{policy.name} was evaluated on what is there to learn from; a gate needs the test split")
+        if evaluation.split != "test":
+            raise UsageError(
+                f"{policy.name} was evaluated on {evaluation.split or 'all splits'}, with what is there to learn from "
+                "or to choose on; a gate needs the test split"
+            )
         if not evaluation.is_whole:
             raise UsageError(
                 f"{policy.name} was evaluated on part of a split alone, with --limit; a gate needs the whole of it"

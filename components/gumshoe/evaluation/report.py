@@ -225,7 +225,7 @@ def _tokenizer(word: str, place: str | None) -> Any:
 
 
 def _tokens(segment: Segment, tokenizer: Any) -> list[str]:
-    """The text of each token; of one that is part of a character, what shows in its place."""
+    """The text of each token; of those that are parts of a character, the last has it."""
     if tokenizer is None or not segment.ids:
         return [segment.text]
     ids = list(segment.ids)
@@ -233,7 +233,8 @@ def _tokens(segment: Segment, tokenizer: Any) -> list[str]:
     if "".join(found) == str(tokenizer.decode(ids, skip_special_tokens=False)):
         return found
     ends = [str(tokenizer.decode(ids[:end], skip_special_tokens=False)) for end in range(len(ids) + 1)]
-    return [after[len(before) :] for before, after in pairwise(ends)]
+    whole = [*(text.rstrip("\N{REPLACEMENT CHARACTER}") for text in ends[:-1]), ends[-1]]
+    return [after[len(before) :] for before, after in pairwise(whole)]
 
 
 def _json(value: Mapping[str, Any] | Sequence[Any]) -> Any:

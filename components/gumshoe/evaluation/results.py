@@ -43,7 +43,8 @@ class JudgeResult(BaseModel):
 
     name: str
     usage: dict[str, float]
-    """Requests, tokens, dollars and seconds, of a judge that is a model; empty otherwise."""
+    """Requests, tokens, dollars and seconds of the last run, of a judge that is a model; empty otherwise. What it had
+    judged before is not asked, nor counted, again."""
 
 
 class PolicyResult(BaseModel):
@@ -120,6 +121,8 @@ class EvaluationResult(BaseModel):
     format: Literal["gumshoe.metrics/1"] = "gumshoe.metrics/1"
     scenarios: ScenarioRecord
     """What was asked."""
+    index: str
+    """The content of the mail index that was searched."""
     split: str | None
     is_whole: bool
     """All of the split was asked; false where a limit was given."""
