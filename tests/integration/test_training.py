@@ -89,12 +89,25 @@ def until(look: Callable[[], bool], process: subprocess.Popen[bytes], log: Path)
         time.sleep(0.05)
 
 
+def killed(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL, to a command and all that it started."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    for each in [process, *children]:
+        each.kill()
+    process.wait()
+
+
 def weights(directory: Path) -> dict[str, Any]:
     return dict(load_file(directory / "adapter_model.safetensors"))
 
 
 def steps_of(out: Path) -> list[StepRecord]:
     return [each for each in read_records(out / "metrics.jsonl") if isinstance(each, StepRecord)]
+
+
+def drawn_first(out: Path) -> list[tuple[str, ...]]:
+    """What each step of two groups worked on first, whatever taught nothing."""
+    return [each.scenarios[:2] for each in steps_of(out)]
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +157,7 @@ def test_a_run_that_is_killed_again_and_again_goes_on_as_the_undisturbed_one_wou
     for reached in moments:
         process = begun(words, log)
         until(reached, process, log)
-        children = psutil.Process(process.pid).children(recursive=True)
-        for each in [process, *children]:
-            each.kill()
-        process.wait()
+        killed(process)
         assert not (out / "final").exists()
     trained(words, log)
     assert json.loads((out / "run.json").read_text())["attempt"] == 3
@@ -267,11 +277,14 @@ def test_a_full_disk_is_told_of_and_loses_nothing_that_was_saved(
     assert [each.step for each in steps_of(out)] == [1, 2, 3]
 
 
-def test_with_vllm_a_server_that_is_killed_is_started_again(mail: Path, tmp_path: Path) -> None:
+def test_with_vllm_a_server_that_is_killed_is_started_again_and_a_run_that_is_killed_goes_on(
+    undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
+) -> None:
     if not is_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
     out, log = tmp_path / "run", tmp_path / "log"
-    process = begun(command(mail, out), log)
+    words = command(mail, out)
+    process = begun(words, log)
     until(lambda: len(steps_of(out)) == 1, process, log)
     servers = [
         each
@@ -281,13 +294,17 @@ def test_with_vllm_a_server_that_is_killed_is_started_again(mail: Path, tmp_path
     assert servers
     for each in servers:
         each.kill()
-    assert process.wait(timeout=400) == 0, log.read_text()[-3000:]
+    until(lambda: len(steps_of(out)) == 2, process, log)
     assert "vLLM has ended; starting it again" in log.read_text()
+    killed(process)
+    trained([*words, "--resume"], log)
     found = steps_of(out)
     assert [each.step for each in found] == [1, 2, 3]
     policies = [each.policy for each in found]
     run = json.loads((out / "run.json").read_text())
-    assert policies == [f"r{run['run']}-1-policy-{step}" for step in range(3)]
+    kept = 1 if f"r{run['run']}-2-policy-1" in policies else 2  # whether the second step's checkpoint was written
+    assert policies == [f"r{run['run']}-{1 if step < kept else 2}-policy-{step}" for step in range(3)]
+    assert drawn_first(out) == drawn_first(undisturbed[0])
     assert all(each.logprob_difference < 1e-3 for each in found)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{run['urls'][0]}/health")

@@ -14,10 +14,10 @@ from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from gumshoe.agent.environment import Record
-from gumshoe.agent.trajectory import Segment, Trajectory
+from gumshoe.agent.trajectory import NotTokenExactError, Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.training.collecting import ScoredGroup, StalePolicyError, StepRollouts
-from gumshoe.training.grpo import AgentTrainer, Hooks
+from gumshoe.training.grpo import AgentTrainer, Hooks, row_of
 from gumshoe.training.settings import OptimizerSettings
 from gumshoe.training.tiny import train_tokenizer
 from tests.models import random_model
@@ -330,3 +330,9 @@ def test_a_step_without_a_group_moves_no_weight_nor_does_momentum(tmp_path: Path
     first, skipped, third = seen
     assert all(torch.equal(first[name], skipped[name]) for name in first)
     assert not any(torch.equal(skipped[name], third[name]) for name in first)
+
+
+def test_what_a_chat_model_wrote_is_refused() -> None:
+    said = [Segment("prompt", "Q?"), Segment("sampled", "A.")]
+    with pytest.raises(NotTokenExactError, match="gpt is a chat model"):
+        row_of(Trajectory("1", 0, "gpt", "answer", "", said, Record(), 1, 0.0, 0.0), 1.0)

@@ -61,10 +61,12 @@ def test_log_probabilities_and_gradients_are_those_of_whole_sequences(
     keep = max(completions)
     beginning = common_beginning(ids, mask, keep)
     assert beginning >= ALIKE if len(prompts) == 1 else beginning == ALIKE
-    found, entropies = completion_logprobs(model, ids, mask, keep, beginning, 0.7)
-    wanted = plainly(model, ids, mask, keep)
+    counted = torch.randint(0, 2, (len(prompts), keep), generator=torch.Generator().manual_seed(4))
+    found, entropies = completion_logprobs(model, ids, mask, counted, beginning, 0.7)
+    counted = counted.bool() & mask[:, -keep:].bool()
+    wanted = plainly(model, ids, mask, keep) * counted
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    assert (entropies[mask[:, -keep:].bool()] > 0).all()
+    assert (entropies[counted] > 0).all()
     weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(3))
     gradients = []
     for each in (found, wanted):

@@ -24,6 +24,7 @@ def step(number: int, **more: Any) -> StepRecord:
         "accuracy": 0.25,
         "trainable_tokens": 1234,
         "tokens": 5678,
+        "scenarios": ("a-1", "a-2"),
         "groups": 7,
         "groups_wanted": 8,
         "groups_flat": 1,

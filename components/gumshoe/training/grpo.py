@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import broadcast_object_list
+from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
 from gumshoe.agent.trajectory import Trajectory
@@ -78,9 +79,13 @@ class Row:
 def row_of(
     trajectory: Trajectory, reward: float, turns: Sequence[float] | None = None, *, injected_too: bool = False
 ) -> Row:
-    """An episode: its prompt, and all that came after it."""
+    """An episode: its prompt, and all that came after it.
+
+    Raises:
+        NotTokenExactError: a chat model wrote it.
+    """
     prompt, *rest = trajectory.segments
-    ids = [token for segment in rest for token in segment.ids]
+    ids = trajectory.ids[len(prompt.ids) :]
     mask, logprobs, advantages = list[int](), list[float | None](), list[float]()
     turn = 0
     for segment in rest:
@@ -148,6 +153,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._last_loaded_step = -1
         self.vllm_generation = _Publisher(hooks.publish)
         self._token_advantages: list[list[float] | None] = []
+        self._counted = torch.zeros(0, 0)  # [episodes, completion tokens]: of what goes through the model next
 
     def _roll_out(self, prompts: Sequence[Any]) -> Rows:
         self._hooks.latest = StepMetrics()
@@ -157,6 +163,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         if len(every) != self.accelerator.num_processes * len(prompts):
             raise AssertionError(f"{len(every)} episodes for {self.accelerator.num_processes} times {len(prompts)}")
         self._token_advantages = [row.advantages for row in rows]
+        self._counted = pad_sequence([torch.tensor(row.mask) for row in rows], batch_first=True)
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.completion_ids for row in rows],
@@ -188,7 +195,9 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         compute_entropy: bool = False,
         **more: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """As TRL's; on a CPU, what the prompts begin with alike goes through the model once."""
+        """As TRL's; on a CPU, what the prompts begin with alike goes through the model once, and what does not count is
+        not asked for.
+        """
         beginning = 0
         is_alone = self.accelerator.num_processes == 1  # several have a wrapped model, which is called as a whole
         if is_alone and input_ids.device.type == "cpu" and not self.args.gradient_checkpointing:
@@ -200,11 +209,18 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             return made
         size = batch_size or len(input_ids)
         parts = [
-            completion_logprobs(model, ids, mask, logits_to_keep, beginning, self.temperature)
-            for ids, mask in zip(torch.split(input_ids, size), torch.split(attention_mask, size), strict=True)
+            completion_logprobs(model, *each, beginning, self.temperature)
+            for each in zip(
+                *(torch.split(whole, size) for whole in (input_ids, attention_mask, self._counted)), strict=True
+            )
         ]
         logprobs, entropies = (torch.cat(each) for each in zip(*parts, strict=True))
         return logprobs, entropies if compute_entropy else None, None
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        self._counted = inputs["completion_mask"] * inputs["tool_mask"]
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        return loss
 
     def _vouch(self, batch: dict[str, Any]) -> None:
         """Leave out the groups of episodes that came from other weights than these.

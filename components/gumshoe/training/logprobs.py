@@ -1,6 +1,7 @@
 """Log-probabilities of completions whose prompts begin alike: what they begin with goes through the model once.
 
-An agent's episodes all begin with the same instructions and tools, which on small models is most of what they hold.
+An agent's episodes all begin with the same instructions and tools, and most of what follows are results of tools, which
+do not count: on small models both cost more than what does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,30 +31,37 @@ def common_beginning(input_ids: torch.Tensor, attention_mask: torch.Tensor, keep
 
 
 def completion_logprobs(
-    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int, beginning: int, temperature: float
+    model: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    counted: torch.Tensor,
+    beginning: int,
+    temperature: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies [episodes, keep], in nats, of the distribution at a temperature; 0 where a
-    completion has ended.
+    """Log-probabilities and entropies [episodes, keep], in nats, of the distribution at a temperature; 0 where
+    `counted` [episodes, keep] is false, or a completion has ended.
 
     Its gradient is that of the whole sequences.
     """
+    keep = counted.shape[1]
     rows = [ids[mask.bool()] for ids, mask in zip(input_ids, attention_mask, strict=True)]
-    completions = attention_mask[:, -keep:].bool()
+    lengths = attention_mask[:, -keep:].sum(1).tolist()
+    counted = counted.bool() & attention_mask[:, -keep:].bool()
     begun = model.get_decoder()(input_ids=rows[0][None, :beginning], use_cache=True).past_key_values
-    told: dict[int, torch.Tensor] = {}  # by row: what each token of its completion is told from, [tokens, hidden]
+    told: dict[int, torch.Tensor] = {}  # by row: what each counted token is told from, [tokens, hidden]
     for alike in _of_like_lengths([len(row) - beginning for row in rows]):
         hidden = _continued(model, begun, [rows[row][beginning:] for row in alike], beginning)
         for row, found in zip(alike, hidden, strict=True):
             end = len(rows[row]) - beginning - 1
-            told[row] = found[end - int(completions[row].sum()) : end]
+            told[row] = found[end - lengths[row] : end][counted[row, : lengths[row]]]
     every = torch.cat([told[row] for row in range(len(rows))])
     logits = model.get_output_embeddings()(every).float() / temperature  # [tokens, vocabulary]
     logprobs = logits.log_softmax(-1)
-    chosen = logprobs.gather(1, input_ids[:, -keep:][completions][:, None])[:, 0]
+    chosen = logprobs.gather(1, input_ids[:, -keep:][counted][:, None])[:, 0]
     with torch.no_grad():
         spread = -(logprobs.exp() * logprobs).sum(-1)
-    blank = torch.zeros(completions.shape, dtype=chosen.dtype, device=chosen.device)
-    return blank.masked_scatter(completions, chosen), blank.masked_scatter(completions, spread)
+    blank = torch.zeros(counted.shape, dtype=chosen.dtype, device=chosen.device)
+    return blank.masked_scatter(counted, chosen), blank.masked_scatter(counted, spread)
 
 
 def _of_like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -39,6 +39,7 @@ class StepRecord(_Record):
     accuracy: float | None = Field(description="of the answers; none where no episode was run")
     trainable_tokens: int
     tokens: int = Field(description="all that went through the model")
+    scenarios: tuple[str, ...] = Field(description="ids of those whose episodes were run, in the order drawn")
     groups: int = Field(description="that were learned from")
     groups_wanted: int
     groups_flat: int = Field(description="left out since their rewards hardly differ")
@@ -147,6 +148,7 @@ def episode_means(found: StepRollouts) -> dict[str, object]:
         "reward_quantiles": tuple(values[round(share * (len(values) - 1))] for share in (0, 0.25, 0.5, 0.75, 1))
         if values
         else (),
+        "scenarios": tuple(group.scenario.id for group in found.every),
         "groups": len(found.groups),
         "groups_wanted": found.wanted,
         "groups_flat": found.flat,

@@ -56,6 +56,7 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import err, plain
 from gumshoe.training.collecting import Collector, Scoring, StepRollouts, accuracy
 from gumshoe.training.grpo import AgentTrainer, Hooks, Result, StopRequestedError, in_main
+from gumshoe.training.memory import keep_memory
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import (
     EvaluationRecord,
@@ -629,6 +630,7 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("trl").setLevel(logging.ERROR)
+    keep_memory()
     spec = RunSpec.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
     try:
         Run(spec).train()

@@ -25,6 +25,7 @@ from gumshoe.artifacts.storage import explained
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.terminal import Advance
+from gumshoe.training.memory import keep_memory
 from gumshoe.training.practice import EPISODES, SKILLS, Company, Practice, spoken
 from gumshoe.training.teacher import Slip
 from gumshoe.training.warm_start import Example, WarmStart, warm_start
@@ -112,6 +113,7 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
         StorageError: the directory cannot be written to.
     """
     started = time.monotonic()
+    keep_memory()
     disable_progress_bar()  # type: ignore[no-untyped-call] # of saving, which takes no time
     with tempfile.TemporaryDirectory(prefix="gumshoe-tiny-") as scratch:
         companies = []
