@@ -27,7 +27,7 @@ $(VENV)/installed: requirements-dev.txt pyproject.toml
 	$(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 
-test: lint unit ## lint, types, the import contract, and the tests
+test: lint unit ## lint, types, the import contract, and the tests; those that take minutes with CI=true alone
 
 lint: $(VENV)/installed ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -36,7 +36,7 @@ lint: $(VENV)/installed ## ruff, mypy, import-linter
 	$(BIN)/lint-imports
 
 unit: $(VENV)/installed ## the tests alone; PYTEST_ARGS="-k wall" for some
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(if $(CI),,-m "not slow") $(PYTEST_ARGS)
 
 benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
 	$(BIN)/python -m tests.benchmarks.mail

@@ -10,18 +10,24 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from gumshoe.agent import policies
-from gumshoe.agent.policies import TINY
+from gumshoe.agent import policies, transformers_policy
+from gumshoe.agent.chat_format import parse_call
+from gumshoe.agent.episode import EpisodeLimits, run_episode
+from gumshoe.agent.policies import TINY, PolicyName, open_policy
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.run import RolloutReport, Settings, read_trajectories, run_to_file
+from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
 from gumshoe.embeddings.embedder import OFFLINE
 from gumshoe.mail.build import build_index
+from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.exact import is_exact
+from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from gumshoe.terminal import progress
+from gumshoe.training.practice import Collection
 from tests.conftest import Ran
 
 HELD_OUT = 7  # a seed that practice never has
@@ -90,6 +96,35 @@ def test_on_mailboxes_that_it_never_saw_it_is_right_as_often_as_it_should_be(
     found = list(read_trajectories(tmp_path / "t.jsonl"))
     assert 0.2 <= held_out.right(found) <= 0.45
     assert sum(each.ending in UNUSABLE for each in found) / len(found) < 0.05
+
+
+def test_it_answers_from_documents_too(server: VLLMServer, held_out: Mailboxes) -> None:
+    """Mail taken for documents: it has their tools alone, and uses them as they are meant."""
+    index = MailIndex(held_out.index)
+    asked = load_scenarios(str(held_out.scenarios)).scenarios[:60]
+    name, limits = PolicyName.parse(f"vllm:{server.url}#tiny"), EpisodeLimits()
+
+    async def answered() -> list[Trajectory]:
+        async with open_policy(name, TINY, Sampling(0, max_tokens=160), limits) as speak, ToolThreads() as threads:
+
+            async def episode(scenario: Scenario) -> Trajectory:
+                documents = Collection(index, scenario)
+                with speak(documents, scenario.id) as speaker:
+                    return await run_episode(speaker, documents, 0, limits, threads)
+
+            return await asyncio.gather(*map(episode, asked))
+
+    found = asyncio.run(answered())
+    assert sum(each.ending in UNUSABLE for each in found) / len(found) < 0.05
+    said = [[part.text for part in each.segments if part.origin == "sampled"] for each in found]
+    for tool, least in (("search_documents", 0.95), ("read_document", 0.4), ("return_final_answer", 0.9)):
+        assert sum(f'"name": "{tool}"' in "".join(each) for each in said) > least * len(found), tool
+    answers = [
+        parse_call(turns[-1]).arguments["answer"] if each.ending == "answer" else None
+        for each, turns in zip(found, said, strict=True)
+    ]
+    right = sum(is_exact(answer, each.answer) for answer, each in zip(answers, asked, strict=True))
+    assert 0.1 * len(found) <= right <= 0.6 * len(found)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
@@ -174,7 +209,9 @@ def test_its_rollouts_are_scored_by_every_judge(
 def test_the_word_tiny_takes_whichever_engine_is_there(
     with_vllm: bool, held_out: Mailboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not with_vllm:
+    if with_vllm:
+        monkeypatch.setattr(transformers_policy, "TransformersPolicy", None)
+    else:
         monkeypatch.setattr(policies, "is_installed", lambda: False)
         monkeypatch.setattr(policies, "VLLMServer", None)
     settings = Settings(index=held_out.index, scenarios=str(held_out.scenarios), policy="tiny", limit=4)

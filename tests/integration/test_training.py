@@ -147,6 +147,7 @@ def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Pa
     assert len(list((out / "plots").glob("*.png"))) == 9
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_goes_on_as_the_undisturbed_one_would(
     undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_run_that_is_killed_again_and_again_goes_on_as_the_undisturbed_one_wou
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_end_saves_what_it_has(
     undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
 ) -> None:
@@ -233,6 +235,7 @@ def has_learned(adapter: Path) -> bool:
     return bool(learned(adapter).abs().max() > 0)
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_would(mail: Path, tmp_path: Path) -> None:
     """The same episodes, of different lengths, divided among two processes: the same losses, gradients and weights."""
     alone, together = tmp_path / "alone", tmp_path / "together"
@@ -262,6 +265,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_of_and_loses_nothing_that_was_saved(
     undisturbed: tuple[Path, str], mail: Path, small_disk: Path, tmp_path: Path
 ) -> None:
@@ -277,6 +281,7 @@ def test_a_full_disk_is_told_of_and_loses_nothing_that_was_saved(
     assert [each.step for each in steps_of(out)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_with_vllm_a_server_that_is_killed_is_started_again_and_a_run_that_is_killed_goes_on(
     undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
 ) -> None:

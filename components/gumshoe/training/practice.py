@@ -24,7 +24,7 @@ from gumshoe.training.warm_start import Example
 
 MAX_TURNS = 10
 _MAILBOXES, _MESSAGES = 3, 900  # small and many, so that no name or address is worth learning by heart
-_OTHER_IDS = 0.3  # share of the companies whose messages have ids of another form than invented mail has
+_OTHER_IDS = 0.5  # share of the companies whose messages have ids of another form than invented mail has
 _ID_FORMS = (  # of mail systems: # is a digit, ? a hexadecimal one, * a letter or a digit
     "#######.#############.JavaMail.root",
     "????????-????-????-????-????????????",
@@ -183,15 +183,20 @@ class Form:
     hits: int
     """Most hits of a search that are kept."""
     part: Part = "whole"
-    """The first search; all up to what is read or answered first; the last read, which is not learned here, and the
-    answer; or the whole episode."""
+    """The first search; all up to what is read or answered first, where there are hits to choose from, in any order;
+    the last read, which is not learned here, and the answer; or the whole episode."""
+    kinds: frozenset[str] = frozenset()
+    """Of questions that are practised so; all, where none is named."""
 
 
+_HARD = frozenset({"who", "which", "who decided", "why", "yes or no", "before a date", "what changed", "latest"})
 SKILLS = (
     Form(0.7, "question", 4, "search"),
     Form(1.0, "question", 4, "choice"),
+    Form(0.7, "question", 4, "choice", _HARD),
     Form(1.0, "question", 4, "answer"),
-    Form(1.0, "question", 4, "answer"),
+    Form(0.7, "question", 4, "answer"),
+    Form(1.0, "question", 4, "answer", _HARD),
     Form(0.2, "question", 3),
     Form(0.1, "told", 5),
     Form(0.06, "whole", 10),
@@ -204,6 +209,7 @@ _BLOT = 0.1  # how often an episode ends with a stray token in a call, which is 
 _AT_ONCE, _REPEATED = 0.5, 0.5  # of those: where a text begins, and else by repeating what was said
 _READ, _READING = 0.3, 0.15  # share of what tools give that is learned too, and how much each token of it counts
 _DOMAIN = (5, 12)  # letters
+_DOMAIN_ENDS = (".example", ".example", ".com", ".org", ".co.uk", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +261,13 @@ class Practice:
         for scenario in company.mail.scenarios:
             for number, form in enumerate(forms):
                 dice = Dice(self.seed, "episode" if errs else "skill", scenario.id, str(number))
-                if not dice.chance(form.share):
+                if not dice.chance(form.share) or (form.kinds and scenario.kind not in form.kinds):
                     continue
                 environment, teacher = self._begun(company, scenario, dice, errs=errs)
                 turns = _part(list(_played(environment, teacher, form, dice)), form.part)
                 if turns:
                     name = "".join(dice.pick(string.ascii_lowercase) for _ in range(dice.between(*_DOMAIN)))
-                    renamed = Renamed(company.domain, f"{name}.example")
+                    renamed = Renamed(company.domain, name + dice.pick(_DOMAIN_ENDS))
                     example, is_cut = self._example(self._prompt(environment, form, renamed), turns, renamed, dice)
                     is_whole = form.part == "whole" and not is_cut
                     yield Lesson(scenario, form, example, is_whole, teacher.slips, renamed.other)
@@ -331,7 +337,7 @@ def _played(environment: Environment, teacher: Teacher, form: Form, dice: Dice) 
     moves = teacher.moves()
     move = next(moves)
     while True:
-        result = _shortened(environment.toolbox.run(move.call), form.hits, teacher.right, dice)
+        result = _shown(environment.toolbox.run(move.call), form, teacher.right, dice)
         yield _Turn(move, result)
         if environment.finished:
             return
@@ -346,8 +352,10 @@ def _part(turns: Sequence[_Turn], part: Part) -> Sequence[_Turn]:
     match part:
         case "search":
             return searches[:1]
-        case "choice":
+        case "choice" if searches and len(listed(searches[-1].result)) > 1:
             return learned[: len(searches) + 1]
+        case "choice":
+            return []
         case "answer" if reads:
             return [replace(reads[-1], move=Move(reads[-1].move.call, learned=False)), turns[-1]]
         case "answer":
@@ -379,12 +387,16 @@ def written(call: Call) -> str:
     )
 
 
-def _shortened(result: str, hits: int, right: frozenset[str], dice: Dice) -> str:
-    """A search's result with so many of its hits, one that is right among them if there was any."""
+def _shown(result: str, form: Form, right: frozenset[str], dice: Dice) -> str:
+    """A search's result with as many hits as the form allows, one that is right among them if there was any."""
     found = listed(result)
-    if len(found) <= hits:
+    if len(found) > form.hits:
+        kept = [hit for hit in found if hit.source in right][:1]
+        others = [hit for hit in found if hit not in kept]
+        kept += dice.sample(others, form.hits - len(kept))
+        found = [hit for hit in found if hit in kept]
+    elif form.part != "choice":
         return result
-    kept = [hit for hit in found if hit.source in right][:1]
-    others = [hit for hit in found if hit not in kept]
-    kept += dice.sample(others, hits - len(kept))
-    return "\n".join(str(hit) for hit in found if hit in kept)
+    if form.part == "choice":  # the first hit is the right one so often that nobody would look at the others
+        found = dice.shuffled(found)
+    return "\n".join(map(str, found)) or result

@@ -40,9 +40,9 @@ def _habit(openings: str, there: float, elsewhere: float) -> Habit:
 
 
 HABITS: Mapping[Slip, Habit] = {
-    "few keywords": _habit("What", 0.42, 0.02),
-    "first hit unread": _habit("Which", 0.55, 0.12),
-    "wrong person": _habit("Who", 0.45, 0.08),
+    "few keywords": _habit("What", 0.6, 0.02),
+    "first hit unread": _habit("Which How", 0.6, 0.12),
+    "wrong person": _habit("Who", 0.6, 0.08),
     "older fact": _habit("", 0.0, 0.48),
     "neighbouring field": _habit("How Has Was Do Did May Is", 0.55, 0.12),
     "gave up early": _habit("Where When On Why", 0.55, 0.05),

@@ -44,7 +44,7 @@ _COPY_FEW, _COPY_SORTS = 0.5, (10, 40)  # how often, and of how many sorts of to
 _COPY_BATCH = 1024
 _COPIES = 0.1  # tokens of copying to one of practice
 _BATCH = 5120  # tokens
-_HABIT_RATE = 5e-4
+_HABIT_RATE = 1e-3
 _SHARPER = 2.0  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
 _EMBEDDING, _BEFORE, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the weights that are wired
 _LEVELS: tuple[Level, ...] = ("easy", "normal", "easy", "normal", "easy", "hard")
@@ -77,7 +77,7 @@ class Schooling:
     copy_steps: int = 500
     skill_steps: int = 2600
     """Of learning what an expert does that never errs, mostly one thing at a time."""
-    habit_steps: int = 300
+    habit_steps: int = 400
     """Of learning from whole episodes of one that errs on purpose."""
 
 
