@@ -208,11 +208,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             )
             return made
         size = batch_size or len(input_ids)
+        split = (torch.split(whole, size) for whole in (input_ids, attention_mask, self._counted))
         parts = [
-            completion_logprobs(model, *each, beginning, self.temperature)
-            for each in zip(
-                *(torch.split(whole, size) for whole in (input_ids, attention_mask, self._counted)), strict=True
-            )
+            completion_logprobs(model, ids, mask, counted, beginning, self.temperature)
+            for ids, mask, counted in zip(*split, strict=True)
         ]
         logprobs, entropies = (torch.cat(each) for each in zip(*parts, strict=True))
         return logprobs, entropies if compute_entropy else None, None
