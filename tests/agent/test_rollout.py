@@ -412,7 +412,7 @@ def test_a_fault_that_stays_drops_the_groups_and_never_becomes_a_trajectory(
     chat: ChatFormat, index: MailIndex, fault: Act, cause: str
 ) -> None:
     with FakeVLLM() as server:
-        server.inject(fault, times=None, after=3)
+        server.inject(fault, times=None, after=2)  # an episode takes three requests
         groups, progress = roll([server.address], chat, index, scenarios(2), 2)
         assert server.errors == []
     assert [group.trajectories for group in groups] == [(), ()]
