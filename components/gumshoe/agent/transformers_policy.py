@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gumshoe.agent.memory import keep_memory
 from gumshoe.agent.policy import Completion, PolicyError, Sampling
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
@@ -45,6 +46,8 @@ class TransformersPolicy:
         disable_progress_bar()  # type: ignore[no-untyped-call]
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if device == "cpu":
+            keep_memory()
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -81,7 +81,7 @@ def build(
     companies: Annotated[int, typer.Option(min=1, help="Invented companies to practise on.")] = 60,
     copy_steps: Annotated[int, typer.Option(min=1, help="Steps of learning to copy.")] = 500,
     skill_steps: Annotated[int, typer.Option(min=1, help="Steps of learning what to do.")] = 2600,
-    habit_steps: Annotated[int, typer.Option(min=1, help="Steps of learning bad habits.")] = 300,
+    habit_steps: Annotated[int, typer.Option(min=1, help="Steps of learning bad habits.")] = 400,
     replace: Annotated[bool, typer.Option("--replace", help="Write into a directory that holds files.")] = False,
     json: JsonFlag = False,
 ) -> None:

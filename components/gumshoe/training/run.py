@@ -43,6 +43,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.memory import keep_memory
 from gumshoe.agent.policies import load_tokenizer
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.rollout import RolloutEngine
@@ -56,7 +57,6 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import err, plain
 from gumshoe.training.collecting import Collector, Scoring, StepRollouts, accuracy
 from gumshoe.training.grpo import AgentTrainer, Hooks, Result, StopRequestedError, in_main
-from gumshoe.training.memory import keep_memory
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import (
     EvaluationRecord,

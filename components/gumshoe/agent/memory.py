@@ -1,4 +1,4 @@
-"""How a process that trains on a CPU keeps its memory."""
+"""How a process in which a model works on a CPU keeps its memory."""
 
 import ctypes
 
