@@ -186,6 +186,23 @@ def test_trajectories_that_were_run_otherwise_are_not_taken_for_those_that_are_m
     assert out.read_bytes() == there
 
 
+def test_trajectories_from_other_mail_or_other_weights_are_not_taken_for_those_that_are_missing(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
+) -> None:
+    out, other = tmp_path / "t.jsonl", make_index(tmp_path / "mail", map(record, range(1, 9))).path.parent
+    run(*options(place, out, adapter(server), limit=2))
+    there = out.read_bytes()
+    ran = run(*options(place, out, adapter(server), index=other))
+    assert (ran.status, "that were run with index " in ran.err) == (2, True)
+    assert out.read_bytes() == there
+    lines = [json.loads(line) | {"policy": ""} for line in there.splitlines()]
+    for line in lines:
+        line["settings"]["weights"] = "0123456789abcdef"  # of an adapter that has gone
+    out.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    ran = run(*options(place, out, adapter(server)))
+    assert (ran.status, "that were run with weights 0123456789abcdef" in ran.err) == (2, True)
+
+
 def test_groups_with_fewer_samples_are_not_thrown_away(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path
 ) -> None:

@@ -204,6 +204,17 @@ def test_what_will_not_pass_is_not_tried_again(server: FakeVLLM, code: int) -> N
     assert len(server.requests) == 1
 
 
+def test_a_server_on_this_machine_is_not_asked_for_through_a_proxy(
+    server: FakeVLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    say_once(server.address)
+    assert len(server.requests) == 1
+
+
 def test_a_server_that_is_not_there_is_an_error_that_names_it() -> None:
     address = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(PolicyError, match=rf"{address} failed \(ConnectError.*after 3 tries"):

@@ -20,6 +20,7 @@ from gumshoe.agent.policy import Policy, Sampling
 from gumshoe.agent.vllm_policy import VLLMPolicy
 from gumshoe.agent.vllm_server import ServerOptions, VLLMServer, is_installed
 from gumshoe.artifacts.hub import find_model
+from gumshoe.artifacts.manifest import file_digest
 from gumshoe.endpoint import openai_client
 from gumshoe.errors import UsageError
 
@@ -88,17 +89,13 @@ class PolicyName:
 
     @property
     def weights(self) -> str | None:
-        """A digest of the weights that lie on this machine, which others may take the place of under the same name;
-        None where none do.
+        """A SHA-256 of the weights that lie on this machine, which others may take the place of under the same name;
+        None where none do. Reads all of them.
         """
         model = {"tiny": TINY, "transformers": Path(self.model)}.get(self.kind)
         places = [place for place in (model, self.adapter) if place is not None and place.is_dir()]
         files = [file for place in places for form in _WEIGHTS for file in sorted(place.glob(form))]
-        digests = hashlib.sha256()
-        for file in files:
-            with file.open("rb") as opened:
-                digests.update(hashlib.file_digest(opened, "sha256").digest())
-        return digests.hexdigest()[:16] if files else None
+        return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()[:16] if files else None
 
 
 @asynccontextmanager

@@ -64,7 +64,7 @@ class VLLMPolicy:
         pool = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         bases = [url.rstrip("/").removesuffix("/v1") for url in urls]
         self._clients = [
-            httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, trust_env=not is_here(base))
+            httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, trust_env=not _is_here(base))
             for base in bases
         ]
         self._busy = [0] * len(self._clients)
@@ -318,7 +318,7 @@ class Vocabulary(Protocol):
     def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
 
 
-def is_here(url: str) -> bool:
+def _is_here(url: str) -> bool:
     """Whether an address is this machine's own, which no proxy is to be asked for."""
     return httpx.URL(url).host in {"127.0.0.1", "localhost", "::1"}
 

@@ -125,14 +125,16 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
         tokenizer = train_tokenizer(practice_texts(companies[:_READ_BY_TOKENIZER]), Shape().vocabulary)
         practice = Practice(tokenizer, seed)
         skills, episodes, slips = list[Example](), list[Example](), Counter[Slip]()
-        with watch("Practising", len(companies)) as advance:
+        harder = companies[1::2] or companies  # whose mail is not easy: its questions have all forms
+        with watch("Practising", len(companies) + len(harder)) as advance:
             for company in companies:
                 skills += [lesson.example for lesson in practice.lessons(company, SKILLS, errs=False)]
                 advance(1)
-            for company in companies[1::2] or companies:  # whose mail is not easy: its questions have all forms
+            for company in harder:
                 for lesson in practice.lessons(company, EPISODES, errs=True):
                     episodes.append(lesson.example)
                     slips.update(lesson.slips if lesson.is_whole else [])
+                advance(1)
     model = new_model(Shape(), tokenizer, seed)
     copies = list(copying(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed))
     settings = WarmStart(schooling.copy_steps, _COPY_BATCH, optimizer="muon", seed=seed)
