@@ -199,6 +199,11 @@ def test_a_search_lists_ids_days_senders_subjects_and_where_the_words_are(index:
     assert environment(index).toolbox.run(Call("search_inbox", {"keywords": ["price", "oil"]})) == "Nothing found."
 
 
+def test_a_search_lists_the_newest_first(index: MailIndex) -> None:
+    """However often an older one has the word."""
+    assert searched(environment(index), "gas") == [2, 8, 1]
+
+
 def test_a_message_is_shown_with_its_head(index: MailIndex) -> None:
     shown = environment(index).toolbox.run(Call("read_email", {"message_id": "<8@example.com>"}))
     assert shown == (

@@ -52,6 +52,18 @@ def test_a_conversation_that_goes_on_is_the_same_as_one_that_is_read_anew(model:
     assert all(each.known > 3 for each in going)
 
 
+def test_heads_that_share_keys_ask_together_and_say_what_the_model_itself_says(model: Any) -> None:
+    assert model.config.num_attention_heads == 2 * model.config.num_key_value_heads
+    asked = [turn(prompt, Sampling(1.0, max_tokens=12), seed) for seed, prompt in enumerate(prompts(6))]
+    sample_turns(model, asked)
+    assert model.config._attn_implementation == "sdpa", "as it was"
+    for each in asked:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*each.prompt, *each.ids]])).logits[0, len(each.prompt) - 1 : -1]
+        own = torch.log_softmax(logits, dim=-1).gather(-1, torch.tensor(each.ids)[:, None])[:, 0]
+        assert each.logprobs == pytest.approx(own.tolist(), abs=1e-4)
+
+
 def test_a_past_of_something_else_is_not_used(model: Any) -> None:
     sampling = Sampling(0, max_tokens=8)
     first = turn(prompts(4)[3], sampling)

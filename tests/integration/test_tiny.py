@@ -101,7 +101,7 @@ def test_on_mailboxes_that_it_never_saw_it_is_right_as_often_as_it_should_be(
 def test_it_answers_from_documents_too(server: VLLMServer, held_out: Mailboxes) -> None:
     """Mail taken for documents: it has their tools alone, and uses them as they are meant."""
     index = MailIndex(held_out.index)
-    asked = load_scenarios(str(held_out.scenarios)).scenarios[:60]
+    asked = load_scenarios(str(held_out.scenarios)).scenarios[:400]
     name, limits = PolicyName.parse(f"vllm:{server.url}#tiny"), EpisodeLimits()
 
     async def answered() -> list[Trajectory]:
@@ -115,7 +115,7 @@ def test_it_answers_from_documents_too(server: VLLMServer, held_out: Mailboxes) 
             return await asyncio.gather(*map(episode, asked))
 
     found = asyncio.run(answered())
-    assert sum(each.ending in UNUSABLE for each in found) / len(found) < 0.15
+    assert sum(each.ending in UNUSABLE for each in found) / len(found) < 0.05
     said = [[part.text for part in each.segments if part.origin == "sampled"] for each in found]
     for tool, least in (("search_documents", 0.95), ("read_document", 0.4), ("return_final_answer", 0.9)):
         assert sum(f'"name": "{tool}"' in "".join(each) for each in said) > least * len(found), tool

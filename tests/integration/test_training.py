@@ -16,15 +16,21 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
+from gumshoe.agent.policies import TINY
+from gumshoe.agent.transformers_policy import TransformersPolicy
 from gumshoe.agent.vllm_server import is_installed
+from gumshoe.artifacts.storage import directory_lock
 from gumshoe.mail.build import build_index
+from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.synthesis.mail import synthesize_mail, write_mail
+from gumshoe.training import supervisor
 from gumshoe.training.records import EvaluationRecord, StepRecord, read_records
 from gumshoe.training.spec import Metadata
 from tests.agent.fake_vllm import FakeVLLM
-from tests.conftest import missing
+from tests.conftest import Ran, missing
 from tests.rewards.chat_judge import by_length, says
 
 pytestmark = pytest.mark.timeout(600)
@@ -114,10 +120,11 @@ def drawn_first(out: Path) -> list[tuple[str, ...]]:
 def undisturbed(mail: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run in this process from start to end, and what it printed."""
     out = tmp_path_factory.mktemp("undisturbed")
-    return out / "run", trained(command(mail, out / "run", "--engine", "transformers"), out / "log")
+    words = command(mail, out / "run", "--engine", "transformers", output__report_to="[tensorboard]")
+    return out / "run", trained(words, out / "log")
 
 
-def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Path, str]) -> None:
+def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Path, str], mail: Path) -> None:
     out, text = undisturbed
     assert [int(each) for each in LINE.findall(text)] == [1, 2, 3]
     records = read_records(out / "metrics.jsonl")
@@ -136,12 +143,23 @@ def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Pa
     first, *_, last = (each for each in records if isinstance(each, EvaluationRecord))
     assert (first.beat_rate, last.questions) == (None, 4)
     for name in ("final", "checkpoint-3", "best_model"):
-        if (out / name).exists():
-            metadata = Metadata.model_validate_json((out / name / "metadata.json").read_bytes())
-            assert metadata.versions["trl"]
-            lineage = Lineage.read(out / name)
-            assert lineage is not None
-            assert len(lineage.learned_from.ids) > 20
+        metadata = Metadata.model_validate_json((out / name / "metadata.json").read_bytes())
+        assert metadata.versions["trl"]
+        assert metadata.mail == MailIndex(mail / "index").stats()["content"]
+        assert {event: record["step"] for event, record in metadata.metrics.items()} == {
+            "step": metadata.step,
+            "evaluation": 2 if metadata.step == 2 else 3,
+        }
+        lineage = Lineage.read(out / name)
+        assert lineage is not None
+        assert len(lineage.learned_from.ids) > 20
+        TransformersPolicy(TINY, out / name)
+    (board,) = (out / "runs").iterdir()
+    told = EventAccumulator(str(board)).Reload()
+    assert {"train/loss", "train/step/accuracy", "train/step/rewards/rubric", "train/evaluation/accuracy"} <= set(
+        told.Tags()["scalars"]
+    )
+    assert [each.step for each in told.Scalars("train/evaluation/accuracy")] == [0, 2, 3]
     assert "control_reward_map" in json.loads((out / "baseline.json").read_text())
     assert (out / "plots.html").stat().st_size > 100_000
     assert len(list((out / "plots").glob("*.png"))) == 9
@@ -151,7 +169,8 @@ def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Pa
 def test_a_run_that_is_killed_again_and_again_goes_on_as_the_undisturbed_one_would(
     undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
 ) -> None:
-    """In the middle of rollouts, and while it writes a checkpoint."""
+    """In the middle of rollouts, while it writes a checkpoint, and then the command alone, whose trainer is slow to
+    end: nobody else may begin there meanwhile."""
     out, log = tmp_path / "run", tmp_path / "log"
     words = [*command(mail, out, "--engine", "transformers"), "--resume"]
     moments: list[Callable[[], bool]] = [lambda: len(steps_of(out)) == 1, lambda: (out / "checkpoint-2").exists()]
@@ -160,8 +179,18 @@ def test_a_run_that_is_killed_again_and_again_goes_on_as_the_undisturbed_one_wou
         until(reached, process, log)
         killed(process)
         assert not (out / "final").exists()
+    process = begun(words, log)
+    until(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, process, log)
+    guardian, trainer = psutil.Process(process.pid).children(recursive=True)
+    trainer.suspend()
+    process.kill()
+    process.wait()
+    with directory_lock(out, None) as lock:
+        assert lock is None
+    trainer.resume()
+    guardian.wait(30)
     trained(words, log)
-    assert json.loads((out / "run.json").read_text())["attempt"] == 3
+    assert json.loads((out / "run.json").read_text())["attempt"] == 4
     mine, theirs = weights(out / "final"), weights(undisturbed[0] / "final")
     assert mine.keys() == theirs.keys()
     assert all((mine[name] == theirs[name]).all() for name in mine), "bit for bit"
@@ -335,6 +364,18 @@ def test_a_run_is_not_begun_over_another_nor_with_settings_that_cannot_be(
     assert changed.returncode == 2
     told = " ".join(changed.stderr.split())
     assert "was begun with other settings (data.eval_size, optimizer.learning_rate, the scenarios)" in told
+
+
+def test_a_directory_in_which_another_process_is_at_work_is_left_as_it_is(
+    undisturbed: tuple[Path, str], mail: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, _ = undisturbed
+    monkeypatch.setattr(supervisor, "_STILL_THERE", 0.3)
+    before = {each: each.stat().st_mtime_ns for each in out.rglob("*")}
+    with directory_lock(out, None):
+        ran = run(*command(mail, out, "--engine", "transformers", "--replace")[3:])
+    assert (ran.status, f"another process is at work in {out}; wait until it ends" in ran.err) == (75, True)
+    assert {each: each.stat().st_mtime_ns for each in out.rglob("*")} == before
 
 
 def test_a_run_in_which_nothing_goes_on_says_where_it_stands_and_ends_with_75(mail: Path, tmp_path: Path) -> None:

@@ -162,6 +162,15 @@ def test_each_turn_has_its_own_advantage_where_that_is_wanted(collect: Collect) 
         assert [len(each) for each in group.turn_advantages] == [each.turns for each in group.trajectories]
 
 
+def test_where_turns_have_advantages_those_decide_whether_there_is_anything_to_learn(collect: Collect) -> None:
+    """All answers of a group are worth the same; not all of its turns are."""
+    nothing = [Reward("nothing", reward(lambda *_: 0.0))]
+    assert not collect(Asked(), scoring=Scoring(nothing)).groups
+    found = collect(Asked(), scoring=Scoring(nothing, by_turn=open_judge("exact")))
+    assert found.groups
+    assert all(set(group.rewards) == {0.0} and len(set(group.turn_rewards)) > 1 for group in found.groups)
+
+
 def test_a_turn_s_advantage_is_what_it_and_those_after_it_are_worth_against_all_turns() -> None:
     """By hand: rewards 0, 2 and 4 have mean 2 and standard deviation sqrt(8 / 3)."""
     spread = (8 / 3) ** 0.5 + 1e-4

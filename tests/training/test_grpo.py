@@ -90,7 +90,9 @@ class Bench:
 
         def of(ids: list[int]) -> torch.Tensor:
             model = self.trainer.model
-            logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].float()
+            was_training = model.training
+            logits = model.eval()(input_ids=torch.tensor([ids])).logits[0, :-1].float()
+            model.train(was_training)
             return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
         return of
@@ -124,7 +126,9 @@ class Keep(TrainerCallback):
         self.bench.gradients.append({name: each.grad.clone() for name, each in found.items() if each.grad is not None})
 
 
-def bench(tmp_path: Path, steps: list[StepRollouts], *, injected_too: bool = False, **settings: Any) -> Bench:
+def bench(
+    tmp_path: Path, steps: list[StepRollouts], *, injected_too: bool = False, dropout: float = 0.0, **settings: Any
+) -> Bench:
     made = Bench(given=steps)
     wanted = {"loss_type": "dapo", "scale_rewards": "group", "learning_rate": 0.0, **settings}
     rows = steps[0].wanted * GENERATIONS
@@ -158,7 +162,9 @@ def bench(tmp_path: Path, steps: list[StepRollouts], *, injected_too: bool = Fal
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [str(each) for each in range(steps[0].wanted)]}),
         processing_class=TOKENIZER,
-        peft_config=LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+        peft_config=LoraConfig(
+            r=4, lora_alpha=8, lora_dropout=dropout, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
+        ),
         callbacks=[Keep(made)],
     )
     made.trainer.bench = made
@@ -298,6 +304,15 @@ def test_a_group_that_other_weights_sampled_is_left_out(tmp_path: Path) -> None:
     assert all((each == 0).all() for each in found[:first])
     assert all((each != 0).all() for each in found[first:])
     assert made.hooks.latest.refused == 1
+
+
+def test_dropout_is_no_difference_between_sampler_and_trainer(tmp_path: Path) -> None:
+    """It is for what is learned from alone."""
+    made = bench(tmp_path, [step()], dropout=0.5)
+    made.trainer.train()
+    assert made.hooks.latest.difference == pytest.approx(0, abs=1e-5)
+    assert made.hooks.latest.ratio == pytest.approx(1, abs=1e-5)
+    assert any(each.abs().sum() > 0 for each in made.gradients[0].values())
 
 
 def test_when_all_were_sampled_by_other_weights_the_step_fails(tmp_path: Path) -> None:

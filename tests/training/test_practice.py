@@ -47,6 +47,13 @@ def calls_in(text: str) -> list[Call]:
     return [parse_call(turn) for turn in TURN.findall(text)]
 
 
+def in_vain(lesson: Lesson, calls: list[Call]) -> int:
+    """How many searches for words cut short an episode begins with."""
+    words = set(re.findall(r"[\w'\u2019-]+", lesson.scenario.question))
+    keywords = [call.arguments.get("keywords", lesson.scenario.question.split()) for call in calls]
+    return next(place for place, found in enumerate(keywords) if words & set(" ".join(found).split()))
+
+
 def test_every_turn_is_one_call_that_a_tool_takes_and_the_last_is_the_answer(played: Played) -> None:
     for _, text in played.whole:
         calls = calls_in(text)
@@ -114,9 +121,13 @@ def called(played: Played, lesson: Lesson) -> list[str]:
 def test_a_skill_is_one_part_of_an_episode(played: Played) -> None:
     parts = {part: [each for each in played.skills if each.form.part == part] for part in get_args(Part)}
     assert all(len(each) > 30 for each in parts.values())
+    in_vain = 0
     for lesson in parts["search"]:
-        (name,) = called(played, lesson)
-        assert name.startswith("search")
+        *before, last = called(played, lesson)
+        assert all(name == "search_inbox" for name in before), "in vain"
+        assert last.startswith("search") or (last == "return_final_answer" and len(before) == 3)
+        in_vain += bool(before)
+    assert 0.15 < in_vain / len(parts["search"]) < 0.35
     chosen = Counter[str]()
     for lesson in parts["choice"]:
         *searches, last = called(played, lesson)
@@ -151,9 +162,9 @@ def test_a_company_has_another_domain_in_each_lesson(played: Played) -> None:
         assert "id: <" not in text or lesson.domain in text
 
 
-def test_only_what_the_expert_says_is_learned_and_a_second_look_is_not(played: Played) -> None:
+def test_only_what_the_expert_says_is_learned_and_a_second_look_or_a_search_in_vain_is_not(played: Played) -> None:
     stop = played.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    looked = 0
+    looked = in_vain = 0
     for lesson, text in played.whole:
         example = lesson.example
         spans: list[list[int]] = [[]]
@@ -170,9 +181,13 @@ def test_only_what_the_expert_says_is_learned_and_a_second_look_is_not(played: P
         turns = [f"{turn}<|im_end|>" for turn in TURN.findall(text)]
         assert all(each.endswith("<|im_end|>") for each in said)
         assert [each for each in turns if each in said] == said
-        looked += len(said) < len(turns)
+        names = {parse_call(each.removesuffix("<|im_end|>")).name for each in turns if each not in said}
+        looked += any(name.startswith("read") for name in names)
+        in_vain += "search_inbox" in names
+        assert names <= {"search_inbox", "read_email", "read_document"}
         assert example.ids[-1] == stop
     assert 0.05 < looked / len(played.whole) < 0.3
+    assert 0.1 < in_vain / len(played.whole) < 0.35
 
 
 def test_errors_are_of_every_kind_and_none_is_more_than_a_third_of_them(played: Played) -> None:
@@ -184,12 +199,13 @@ def test_errors_are_of_every_kind_and_none_is_more_than_a_third_of_them(played: 
 
 
 def test_without_an_error_the_answer_is_right_and_its_source_too(played: Played) -> None:
-    """But for questions whose source no search of the expert's lists."""
+    """But for questions whose source no search of the expert's lists, or that it gave up after three in vain."""
     right = wrong = 0
     for lesson, text in played.whole:
-        if lesson.slips:
+        calls = calls_in(text)
+        if lesson.slips or in_vain(lesson, calls) == 3:
             continue
-        given = calls_in(text)[-1].arguments
+        given = calls[-1].arguments
         if is_exact(given["answer"], lesson.scenario.answer):
             right += 1
             (source,) = given.get("message_ids") or given["document_ids"]
@@ -227,6 +243,21 @@ def test_a_wrong_value_is_one_that_the_mail_holds(played: Played, slip: Slip) ->
     assert found > 5
 
 
+def test_searches_in_vain_are_followed_by_a_proper_one_and_after_three_it_is_given_up(played: Played) -> None:
+    seen = Counter[int]()
+    for lesson, text in played.whole:
+        calls, results = calls_in(text), RESULT.findall(text)
+        count = in_vain(lesson, calls)
+        if count == 3:
+            assert [each.name for each in calls[3:]] == ["return_final_answer"]
+            assert calls[3].arguments == {"answer": "I don't know", "message_ids": []}
+        elif count:
+            assert calls[count].name == "search_inbox"
+            assert results[:count].count("Nothing found.") >= count - 1
+        seen[count] += 1
+    assert seen[0] > seen[1] > seen[2] > seen[3] > 0
+
+
 def test_what_is_searched_for_stands_in_the_question(played: Played) -> None:
     for lesson, text in played.whole:
         for call in calls_in(text):
@@ -254,7 +285,7 @@ def test_a_shortened_result_keeps_a_right_source(played: Played) -> None:
     """What is learned from fewer hits must not teach that the right one is missing."""
     kept = clean = 0
     for lesson, text in played.whole:
-        if lesson.slips or "search_documents" in text:
+        if lesson.slips or "search_documents" in text or in_vain(lesson, calls_in(text)) == 3:
             continue
         hits = [hit.source for result in RESULT.findall(text) for hit in listed(result)]
         kept += any(source in hits for source in lesson.scenario.message_ids)

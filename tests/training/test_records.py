@@ -61,7 +61,7 @@ def test_a_step_has_the_line_that_people_know() -> None:
     assert "| KL - |" in bare
     assert "| Acc - |" in bare
     assert "Trainable 0/0 (0.0%)" in bare
-    assert bare.endswith("skipped: no group differs in its rewards, no weight moved")
+    assert bare.endswith("skipped: no group is left to learn from, no weight moved")
 
 
 def test_an_evaluation_has_a_line_too() -> None:

@@ -102,6 +102,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str | 
         ({"rollouts__groups_per_step": 3}, "set optimizer.gradient_accumulation_steps to 3"),
         ({"optimizer__gradient_accumulation_steps": 64}, "there are 20 scenarios to learn from, and a step takes 64"),
         ({"model__quantization": "nf4"}, "set rollouts.engine to transformers"),
+        ({"optimizer__max_steps": 0}, "optimizer.max_steps 0 would train nothing"),
         ({"lora__target_modules": ["q_proj", "lm_head"]}, "take it out of lora.target_modules"),
         ({"rollouts__engine": "transformers", "rollouts__servers": ["http://a"]}, "rollouts.servers are vLLM servers"),
         ({"rewards__combine": "weights"}, "to combine rewards by weights needs weights"),

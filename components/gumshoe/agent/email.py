@@ -65,7 +65,7 @@ class EmailEnvironment:
         sent_after: str | None = None,
         sent_before: str | None = None,
     ) -> str:
-        """Search the inbox: up to ten messages that contain every keyword, the best first.
+        """Search the inbox: up to ten messages that contain every keyword, the newest first.
 
         Args:
             keywords: Words that all must appear in a message; several words in one keyword are a phrase.
@@ -88,6 +88,7 @@ class EmailEnvironment:
                 recipient=recipient,
                 sent_after=None if after is None else _moment(after),
                 sent_before=_moment(before),
+                order="date",
             )
         except SearchArgumentError as error:
             raise ToolError(str(error)) from None

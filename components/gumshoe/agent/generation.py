@@ -4,15 +4,20 @@ A conversation's keys and values are kept from turn to turn, so that only what i
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from gumshoe.agent.policy import Sampling
 
 _WORTH = 32  # tokens that a beginning has at least
+_SHARING = "gumshoe_sharing"  # attention in which heads that share keys ask together
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +86,38 @@ def sample_turns(model: Any, turns: Sequence[Turn], stopped: Callable[[], bool] 
 
     `stopped` is asked before each token; where it says so, turns are left unfinished.
     """
-    for batch in _alike(turns):
-        _sample_together(model, batch, stopped)
+    with _heads_sharing(model.config):
+        for batch in _alike(turns):
+            _sample_together(model, batch, stopped)
+
+
+@contextmanager
+def _heads_sharing(config: Any) -> Iterator[None]:
+    """Meanwhile heads that share keys ask together for one new token: `transformers` copies the keys for each head."""
+    before = config._attn_implementation
+    if before == "sdpa":
+        config._attn_implementation = _SHARING
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _attend(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **more: Any
+) -> tuple[torch.Tensor, None]:
+    """Attention as `transformers` has it: query [batch, heads, new, dimensions], keys and values of fewer heads."""
+    batch, heads, new, width = query.shape
+    if new > 1 or heads == key.shape[1] or more.get("position_bias") is not None:
+        attended: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **more)
+        return attended
+    asked = query.view(batch, key.shape[1], -1, width)
+    found = torch.nn.functional.scaled_dot_product_attention(asked, key, value, mask, scale=more.get("scaling"))
+    return found.reshape(batch, 1, heads, width), None
+
+
+AttentionInterface.register(_SHARING, _attend)
+AttentionMaskInterface.register(_SHARING, sdpa_mask)
 
 
 def _alike(turns: Sequence[Turn]) -> Iterator[list[Turn]]:

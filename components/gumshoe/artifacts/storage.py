@@ -211,17 +211,19 @@ def list_uri(uri: str, limits: Limits | None = None) -> list[tuple[str, int]]:
 
 
 @contextmanager
-def directory_lock(directory: Path, wait: Deadline | None) -> Iterator[bool]:
-    """Hold the lock of a directory, made where it is missing, while the block runs: whether it was had.
+def directory_lock(directory: Path, wait: Deadline | None) -> Iterator[int | None]:
+    """Hold the lock of a directory, made where it is missing, while the block runs: its descriptor; None where another
+    process has it.
 
-    The lock ends with the process that holds it. With `wait=None` a lock that another holds is not waited for.
+    The lock ends with the process that holds it, and the last of those that were given the descriptor. With `wait=None`
+    a lock that another holds is not waited for.
 
     Raises:
         DeadlineError: another held it until the deadline.
     """
     descriptor = _lock(directory, wait)
     try:
-        yield descriptor is not None
+        yield descriptor
     finally:
         if descriptor is not None:
             os.close(descriptor)

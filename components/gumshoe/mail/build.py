@@ -91,8 +91,8 @@ def build_index(
     if not opened:
         raise UsageError("there is no source to index; name one or more")
     final = index_file(directory)
-    with explained(directory), directory_lock(directory, wait=None) as locked:
-        if not locked:
+    with explained(directory), directory_lock(directory, wait=None) as lock:
+        if lock is None:
             raise IndexBusyError(f"another build is writing to {directory}; wait for it, or choose another directory")
         if final.exists() and not replace:
             raise IndexPlaceError(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -43,6 +44,12 @@ class ScoredGroup:
     """[group]"""
     turn_advantages: tuple[tuple[float, ...], ...] = ()
     """[group][turns], where each turn has its own; empty otherwise."""
+    turn_rewards: tuple[float, ...] = ()
+    """[turns of all episodes], where each turn has its own."""
+
+    def is_flat(self, bound: float) -> bool:
+        """Whether what its advantages come from hardly differs, so that there is little to learn from it."""
+        return is_flat(np.array(self.turn_rewards or self.rewards), bound)
 
 
 @dataclass(slots=True)
@@ -98,7 +105,7 @@ class Scoring:
         if self.by_turn is None:
             return ScoredGroup(scenario, found, values)
         turns = [await turn_rewards(each, scenario, TurnValues(), self.by_turn) for each in found]
-        return ScoredGroup(scenario, found, values, tuple(turn_advantages(turns)))
+        return ScoredGroup(scenario, found, values, tuple(turn_advantages(turns)), tuple(chain.from_iterable(turns)))
 
 
 def turn_advantages(rewards: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
@@ -145,7 +152,7 @@ class Collector:
                 seed = f"{self.schedule.seed}/{step}/{found.draws}"
                 for group in await self._run(speak, version, drawn, self.generations, seed, found, threads):
                     found.every.append(group)
-                    if not is_flat(np.array(group.rewards), self.min_group_std):
+                    if not group.is_flat(self.min_group_std):
                         found.groups.append(group)
                 found.draws += 1
                 missing = found.wanted - len(found.groups)

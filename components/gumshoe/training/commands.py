@@ -78,10 +78,10 @@ def _group() -> None:
 def build(
     place: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the policy goes.")],
     seed: Annotated[int, typer.Option(help="Decides the mail it learns from, its weights and the order.")],
-    companies: Annotated[int, typer.Option(min=1, help="Invented companies to practise on.")] = 60,
+    companies: Annotated[int, typer.Option(min=1, help="Invented companies to practise on.")] = 48,
     copy_steps: Annotated[int, typer.Option(min=1, help="Steps of learning to copy.")] = 500,
-    skill_steps: Annotated[int, typer.Option(min=1, help="Steps of learning what to do.")] = 2600,
-    habit_steps: Annotated[int, typer.Option(min=1, help="Steps of learning bad habits.")] = 400,
+    skill_steps: Annotated[int, typer.Option(min=1, help="Steps of learning what to do.")] = 1600,
+    habit_steps: Annotated[int, typer.Option(min=1, help="Steps of learning bad habits.")] = 320,
     replace: Annotated[bool, typer.Option("--replace", help="Write into a directory that holds files.")] = False,
     json: JsonFlag = False,
 ) -> None:

@@ -54,7 +54,8 @@ class StepMetrics:
     refused: int = 0
     """Groups with an episode whose log-probabilities are another policy's."""
     ratio: float = 1.0
-    """Mean importance ratio of trainer to sampler, of sampled tokens."""
+    """Mean importance ratio of trainer to sampler, at most 1 each, of sampled tokens: 1 less the total variation
+    between the two."""
     difference: float = 0.0
     """Mean difference of their log-probabilities, in nats."""
     is_skipped: bool = False
@@ -195,9 +196,17 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         compute_entropy: bool = False,
         **more: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """As TRL's; on a CPU, what the prompts begin with alike goes through the model once, and what does not count is
-        not asked for.
+        """As TRL's, but without dropout where nothing is learned from it; on a CPU, what the prompts begin with alike
+        goes through the model once, and what does not count is not asked for.
         """
+        if model.training and not torch.is_grad_enabled():
+            model.eval()
+            try:
+                return self._get_per_token_logps_and_entropies(
+                    model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **more
+                )
+            finally:
+                model.train()
         beginning = 0
         is_alone = self.accelerator.num_processes == 1  # several have a wrapped model, which is called as a whole
         if is_alone and input_ids.device.type == "cpu" and not self.args.gradient_checkpointing:
@@ -239,7 +248,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         batch["tool_mask"] = batch["tool_mask"] * kept.unsqueeze(1)
         mask = mask * kept.unsqueeze(1)
         read = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)  # [episodes]
-        ratios = apart.exp().where(sampled, 0.0).sum()
+        ratios = apart.exp().clamp(max=1).where(sampled, 0.0).sum()
         sums = (mask.sum(), read[counts > 0].sum(), alien.sum(), (there & ~alien).sum(), counts.sum())
         own = torch.stack([*(each.double() for each in sums), ratios.double(), apart.abs().sum().double()])
         trainable, tokens, refused, left, total, ratios, apart_by = self.accelerator.gather(own[None]).sum(0)

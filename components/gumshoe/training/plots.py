@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.training.records import EvaluationRecord, StepRecord
+from gumshoe.training.spec import PAGE, PLOTS
 
-PLOTS, PAGE = "plots", "plots.html"
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title>

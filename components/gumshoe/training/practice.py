@@ -183,15 +183,16 @@ class Form:
     hits: int
     """Most hits of a search that are kept."""
     part: Part = "whole"
-    """The first search; all up to what is read or answered first, where there are hits to choose from, in any order;
-    the last read, which is not learned here, and the answer; or the whole episode."""
+    """All up to the first search that is learned; searches and what is read or answered then, where there are hits to
+    choose from; the last read, which is not learned here, and the answer; or the whole episode."""
     kinds: frozenset[str] = frozenset()
     """Of questions that are practised so; all, where none is named."""
 
 
 _HARD = frozenset({"who", "which", "who decided", "why", "yes or no", "before a date", "what changed", "latest"})
 SKILLS = (
-    Form(0.7, "question", 4, "search"),
+    Form(1.0, "question", 4, "search"),
+    Form(0.7, "question", 4, "search", _HARD),
     Form(1.0, "question", 4, "choice"),
     Form(0.7, "question", 4, "choice", _HARD),
     Form(1.0, "question", 4, "answer"),
@@ -204,7 +205,7 @@ SKILLS = (
 """What is practised first: mostly one thing at a time."""
 EPISODES = (Form(0.3, "question", 3), Form(0.3, "told", 5), Form(0.4, "whole", 10))
 """What is practised then."""
-_DOCUMENT_SHARE = 0.15
+_DOCUMENT_SHARE = 0.2
 _BLOT = 0.1  # how often an episode ends with a stray token in a call, which is not learned, but how to go on after it
 _AT_ONCE, _REPEATED = 0.5, 0.5  # of those: where a text begins, and else by repeating what was said
 _READ, _READING = 0.3, 0.15  # share of what tools give that is learned too, and how much each token of it counts
@@ -337,7 +338,7 @@ def _played(environment: Environment, teacher: Teacher, form: Form, dice: Dice) 
     moves = teacher.moves()
     move = next(moves)
     while True:
-        result = _shown(environment.toolbox.run(move.call), form, teacher.right, dice)
+        result = _shown(environment.toolbox.run(move.call), form.hits, teacher.right, dice)
         yield _Turn(move, result)
         if environment.finished:
             return
@@ -351,7 +352,7 @@ def _part(turns: Sequence[_Turn], part: Part) -> Sequence[_Turn]:
     reads = [turn for turn in turns if turn.is_one_of(MAIL.read, DOCUMENTS.read)]
     match part:
         case "search":
-            return searches[:1]
+            return turns[: turns.index(learned[0]) + 1]
         case "choice" if searches and len(listed(searches[-1].result)) > 1:
             return learned[: len(searches) + 1]
         case "choice":
@@ -387,16 +388,11 @@ def written(call: Call) -> str:
     )
 
 
-def _shown(result: str, form: Form, right: frozenset[str], dice: Dice) -> str:
-    """A search's result with as many hits as the form allows, one that is right among them if there was any."""
+def _shown(result: str, most: int, right: frozenset[str], dice: Dice) -> str:
+    """A search's result with as many hits as are kept, one that is right among them if there was any."""
     found = listed(result)
-    if len(found) > form.hits:
-        kept = [hit for hit in found if hit.source in right][:1]
-        others = [hit for hit in found if hit not in kept]
-        kept += dice.sample(others, form.hits - len(kept))
-        found = [hit for hit in found if hit in kept]
-    elif form.part != "choice":
+    if len(found) <= most:
         return result
-    if form.part == "choice":  # the first hit is the right one so often that nobody would look at the others
-        found = dice.shuffled(found)
-    return "\n".join(map(str, found)) or result
+    kept = [hit for hit in found if hit.source in right][:1]
+    kept += dice.sample([hit for hit in found if hit not in kept], most - len(kept))
+    return "\n".join(str(hit) for hit in found if hit in kept)

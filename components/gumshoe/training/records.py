@@ -20,6 +20,13 @@ _CALLED = re.compile(r'"name": "(\w+)"')
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
+    def numbers(self) -> dict[str, float]:
+        """What can be plotted of it, by names that tell whose they are."""
+        values = self.model_dump(exclude={"step"})
+        values |= {f"rewards/{name}": value for name, value in values.get("rewards", {}).items()}
+        event = values["event"]
+        return {f"{event}/{name}": float(value) for name, value in values.items() if isinstance(value, int | float)}
+
 
 class StepRecord(_Record):
     """One optimizer step. Times are in seconds; means are over episodes where nothing else is said."""
@@ -49,7 +56,10 @@ class StepRecord(_Record):
     draws: int
     retried: int = Field(description="episodes that were begun again for want of infrastructure")
     skipped: bool = Field(description="no group was left: no weight moved")
-    importance_ratio: float = Field(description="mean of trainer's to sampler's probability of sampled tokens")
+    importance_ratio: float = Field(
+        description="mean of trainer's to sampler's probability of sampled tokens, at most 1 each: 1 less the total "
+        "variation between the two"
+    )
     logprob_difference: float = Field(description="mean, absolute, nats a token")
     turns: float
     sampled_tokens: float
@@ -76,7 +86,7 @@ class StepRecord(_Record):
             f"ETA {timedelta(seconds=round(eta))}",
         ]
         if self.skipped:
-            parts.append("skipped: no group differs in its rewards, no weight moved")
+            parts.append("skipped: no group is left to learn from, no weight moved")
         return " | ".join(parts)
 
 

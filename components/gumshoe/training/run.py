@@ -42,7 +42,6 @@ from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
 from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.memory import keep_memory
 from gumshoe.agent.policies import load_tokenizer
 from gumshoe.agent.policy import Sampling
@@ -78,6 +77,7 @@ from gumshoe.training.spec import (
     METADATA,
     METRICS,
     SERVER_LOG,
+    STALLED,
     Metadata,
     RunSpec,
     base_model,
@@ -85,7 +85,7 @@ from gumshoe.training.spec import (
     step_of,
     train_split,
 )
-from gumshoe.training.watchdog import STALLED, Watchdog
+from gumshoe.training.watchdog import Watchdog
 
 _MISSING = 0.05  # share of an evaluation's questions
 _FULL = 16 << 20  # bytes: what is free when a checkpoint did not fit
@@ -102,8 +102,6 @@ class Run:
         self._train, self._validation = train_split(settings, spec.scenarios)
         check(settings, len(self._train))
         self._index = index = MailIndex(spec.index)
-        for scenario in (*self._train, *self._validation):
-            EmailEnvironment(index, scenario, settings.rollouts.max_turns)  # raises where it is not about mail
         self._tokenizer = load_tokenizer(base_model(settings))
         self._chat = chat = ChatFormat(self._tokenizer)
         self._judge = open_judge(settings.evaluation.judge)
@@ -133,6 +131,8 @@ class Run:
         if self._steps < 0:
             self._steps = max(1, round(settings.optimizer.num_train_epochs * len(self._train) / settings.groups))
         self._records: list[StepRecord | EvaluationRecord] = []
+        self._unreported: list[StepRecord | EvaluationRecord] = []
+        self._is_training = False  # what reports know where to only then
         self._engine: RolloutEngine | None = None
         self._passes = self._verdicts = 0
         self._stopping = False
@@ -370,7 +370,7 @@ class Run:
             logprob_difference=latest.difference,
             train_seconds=seconds - found.seconds,
             policy=found.trajectories[0].policy if found.trajectories else self._sampler.version,
-            **episode_means(found),
+            **{**episode_means(found), "groups": len(found.groups) - latest.refused},
         )
         if is_simple:
             record = record.model_copy(update=self._of_first_turns(logs))
@@ -380,20 +380,22 @@ class Run:
         if self._settings.output.verbose:
             for line in advantage_lines(found, self._settings.optimizer.scale_advantages):
                 err.print(escape(plain(line)), soft_wrap=True)
-        if record.importance_ratio < self._settings.rollouts.least_ratio:
-            err.print(
-                f"[bold yellow]warning:[/] sampler and trainer differ: the mean importance ratio is "
-                f"{record.importance_ratio:.3f}, under {self._settings.rollouts.least_ratio:g}",
-                soft_wrap=True,
-            )
+        if latest.refused:
+            _warn(f"{latest.refused} groups are left out: the log-probabilities of their tokens are another policy's")
+        if latest.ratio < self._settings.rollouts.least_ratio:
+            least = self._settings.rollouts.least_ratio
+            _warn(f"sampler and trainer differ: the mean importance ratio is {latest.ratio:.3f}, under {least:g}")
 
     def _sampled_accuracy(self, found: StepRollouts) -> float | None:
-        """Of a step's episodes; None where the judge does not say, for a step that is taken is not to be lost by it."""
+        """Of a step's episodes; None where the judge does not say, or the process is asked to end: a step that is taken
+        is not to be lost by it."""
         try:
-            return self._runner.run(accuracy(found.every, self._judge, self._judged)) if found.every else None
+            return self._waited_for(accuracy(found.every, self._judge, self._judged)) if found.every else None
         except UnavailableError as error:
-            err.print(f"[bold yellow]warning:[/] {escape(plain(error))}", soft_wrap=True)
-            return None
+            _warn(error)
+        except StopRequestedError:
+            pass
+        return None
 
     def _judged(self, *_: object, **__: object) -> None:
         self._verdicts += 1
@@ -458,7 +460,7 @@ class Run:
         baseline = self._baseline(rewards if step == 0 else None)
         common = [name for name in rewards if name in baseline]
         beaten = [(rewards[name] > baseline[name]) + (rewards[name] == baseline[name]) / 2 for name in common]
-        done = [each.accuracy for each in self._records if isinstance(each, EvaluationRecord)]
+        done = {each.step: each.accuracy for each in self._records if isinstance(each, EvaluationRecord)}
         record = EvaluationRecord(
             step=step,
             accuracy=share,
@@ -467,13 +469,12 @@ class Run:
             questions=len(rewards),
             missing=len(found.dropped),
             seconds=found.seconds,
-            best=not done or share > max(done),
+            best=not done or share > max(done.values()),
         )
-        self._write(record)
+        trained = [each for measured, each in done.items() if measured]
+        self._write(record, self._spec.directory / BEST if step and share > max(trained, default=-1) else None)
         write_plots(self._records, self._spec.directory, f"Run {self._spec.run}")
         err.print(record.line(), soft_wrap=True)
-        if record.best and step:
-            self._save(self._spec.directory / BEST)
         return record
 
     def _baseline(self, rewards: dict[str, float] | None) -> dict[str, float]:
@@ -487,9 +488,23 @@ class Run:
             return {}
         return {name: value for name, (value,) in json.loads(path.read_text())["control_reward_map"].items()}
 
-    def _write(self, record: StepRecord | EvaluationRecord) -> None:
+    def _write(self, record: StepRecord | EvaluationRecord, save: Path | None = None) -> None:
+        """Put a record where records go; what is to be saved is there before the record says so."""
         self._records.append(record)
+        if save is not None:
+            self._save(save)
         write_record(self._spec.directory / METRICS, record)
+        self._unreported.append(record)
+        if self._is_training:
+            self.report()
+
+    def report(self) -> None:
+        """Called when training begins, and for each record from then on: to TensorBoard, or what else there is."""
+        self._is_training = True
+        trainer = self._trainer
+        while self._unreported:
+            values = self._unreported.pop(0).numbers()
+            trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, values)
 
     def _save(self, directory: Path) -> None:
         """The adapter with all that belongs to it, in place of what was there, in one move."""
@@ -510,7 +525,8 @@ class Run:
     def complete(self, directory: Path) -> None:
         """Write what makes an adapter's directory whole."""
         Lineage(learned_from=self._train.record(), chosen_on=self._validation.record()).write(directory)
-        measured = [each.accuracy for each in self._records if isinstance(each, EvaluationRecord)]
+        last = {each.event: each for each in self._records}
+        measured = last.get("evaluation")
         metadata = Metadata(
             base_model=base_model(self._settings),
             step=self._trainer.state.global_step,
@@ -518,8 +534,10 @@ class Run:
             seed=self._settings.data.seed,
             settings=self._settings,
             scenarios={"learned_from": self._train.content, "chosen_on": self._validation.content},
+            mail=self._spec.mail,
             versions=dict(_versions()),
-            accuracy=measured[-1] if measured else None,
+            accuracy=None if measured is None else measured.accuracy,
+            metrics={event: record.model_dump(mode="json") for event, record in last.items()},
         )
         write_atomically(directory / METADATA, io.BytesIO(metadata.model_dump_json(indent=2).encode() + b"\n"))
 
@@ -553,6 +571,7 @@ class _Watcher(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         state.save_steps = int(args.save_steps)  # and not those of the checkpoint
+        self._run.report()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._run.passed()
@@ -585,6 +604,10 @@ class _Watcher(TrainerCallback):
     ) -> None:
         if state.global_step == state.max_steps:
             control.should_save = True
+
+
+def _warn(what: object) -> None:
+    err.print(f"[bold yellow]warning:[/] {escape(plain(what))}", soft_wrap=True)
 
 
 def _four_bits() -> Any:

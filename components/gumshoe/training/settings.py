@@ -56,7 +56,7 @@ class ModelSettings(Section):
 class LoraSettings(Section):
     """The adapter (LoRA, https://arxiv.org/abs/2106.09685)."""
 
-    rank: int = Field(16, ge=1, le=512)
+    rank: int = Field(16, ge=1, le=512, description="inner dimension of the adapter's matrices")
     alpha: int = Field(32, ge=1, description="scale of the adapter, as alpha / rank")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of inputs left out while training")
     target_modules: tuple[str, ...] = Field(
@@ -95,7 +95,7 @@ class RolloutSettings(Section):
     )
     max_turns: Annotated[int, Env("MAX_TURNS")] = Field(10, ge=1, description="most turns of an episode")
     max_tokens: Annotated[int, Env("MAX_TOKENS")] = Field(512, ge=8, description="most tokens of a turn")
-    temperature: Annotated[float, Env("TEMPERATURE")] = Field(1.0, gt=0)
+    temperature: Annotated[float, Env("TEMPERATURE")] = Field(1.0, gt=0, description="of sampling; also in training")
     min_group_std: Annotated[float, Env("MIN_GROUP_STD")] = Field(
         0.01, ge=0, description="groups whose rewards have a smaller standard deviation teach nothing and are dropped"
     )
@@ -106,7 +106,7 @@ class RolloutSettings(Section):
     )
     concurrency: int = Field(64, ge=1, description="episodes at once")
     least_ratio: float = Field(
-        0.9, ge=0, le=1, description="mean importance ratio of trainer to sampler under which an alarm is raised"
+        0.9, ge=0, le=1, description="a lower mean importance ratio of trainer to sampler, at most 1 each, is warned of"
     )
     most_difference: float = Field(
         0.1,
@@ -130,7 +130,10 @@ class RewardsSettings(Section):
     )
     combine: Way = Field("uniform", description="how several become one (gumshoe.rewards.combining)")
     weights: dict[str, float] = Field(default_factory=dict, description="of each function, to combine by weights")
-    by_turn: bool = Field(False, description="give each turn an advantage of its own, from what it did")
+    by_turn: bool = Field(
+        False,
+        description="give each turn an advantage of its own, from what it did, in place of those of the functions",
+    )
 
 
 class OptimizerSettings(Section):
@@ -138,7 +141,7 @@ class OptimizerSettings(Section):
 
     learning_rate: Annotated[float, Env("LEARNING_RATE")] = Field(1e-5, ge=0, description="AdamW's, after the warm-up")
     max_steps: Annotated[int, Env("MAX_STEPS")] = Field(
-        -1, ge=-1, description="optimizer steps; as many as the epochs have if -1"
+        -1, ge=-1, description="optimizer steps, at least 1; as many as the epochs have if -1"
     )
     num_train_epochs: Annotated[float, Env("NUM_TRAIN_EPOCHS")] = Field(
         1.0, gt=0, description="times that each scenario is learned from"
@@ -152,7 +155,7 @@ class OptimizerSettings(Section):
     processes: int = Field(1, ge=1, description="trainers that share each step, one a GPU (data parallel)")
     warmup_steps: Annotated[int, Env("WARMUP_STEPS")] = Field(0, ge=0, description="steps until the full learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="of the learning rate after that")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="share of a weight, times the learning rate, lost in a step")
     max_grad_norm: Annotated[float, Env("MAX_GRAD_NORM")] = Field(
         1.0, ge=0, description="largest norm of the gradient; 0 is no limit"
     )
@@ -162,7 +165,12 @@ class OptimizerSettings(Section):
         description="weight of the KL divergence from the base model (GRPO, https://arxiv.org/abs/2402.03300; "
         "without bias, as in https://arxiv.org/abs/2512.02556)",
     )
-    epsilon: float = Field(0.2, gt=0, description="how far the ratio of new to old probability counts, downwards")
+    epsilon: float = Field(
+        0.2,
+        gt=0,
+        description="how far the ratio of new to old probability counts, downwards; both are the same as long as each "
+        "episode is learned from once",
+    )
     epsilon_high: float = Field(0.28, gt=0, description="and upwards (DAPO, https://arxiv.org/abs/2503.14476)")
     loss_type: LossType = Field(
         "dapo",
@@ -176,8 +184,9 @@ class OptimizerSettings(Section):
     )
     scale_advantages: Literal["group", "batch", "none"] = Field(
         "group",
-        description="what rewards are divided by: the standard deviation of the group (GRPO), of the step, or "
-        "nothing (Dr. GRPO, https://arxiv.org/abs/2503.20783)",
+        description="what rewards are divided by: the standard deviation of the group (GRPO, "
+        "https://arxiv.org/abs/2402.03300), of the step (https://arxiv.org/abs/2508.08221), or nothing (Dr. GRPO, "
+        "https://arxiv.org/abs/2503.20783)",
     )
 
     @property
@@ -414,6 +423,8 @@ def _faults(settings: TrainSettings, scenarios: int) -> Iterator[str]:
             f"there are {scenarios} scenarios to learn from, and a step takes {settings.groups}; give more, "
             "or make a step smaller (optimizer.gradient_accumulation_steps)"
         )
+    if not optimizer.max_steps:
+        yield "optimizer.max_steps 0 would train nothing; set it to 1 or more, or to -1 for whole epochs"
     if settings.model.quantization != "none" and rollouts.engine == "vllm" and settings.mode != "simple":
         yield (
             "vLLM does not take adapters on quantized weights as QLoRA has them; set rollouts.engine to transformers, "

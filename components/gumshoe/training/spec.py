@@ -1,8 +1,9 @@
 """What a run is told, and what it leaves where: all that can be said of it without loading a model."""
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.agent.policies import TINY
 from gumshoe.errors import UsageError
@@ -19,6 +20,9 @@ SERVED = "served.json"
 """The adapter that the run's server must have, for whoever starts that again."""
 METRICS = "metrics.jsonl"
 SERVER_LOG = "vllm.log"
+STALLED = "stalled.txt"
+PLOTS, PAGE = "plots", "plots.html"
+TENSORBOARD = "runs"
 ADAPTERS = "adapters"
 """What servers are given, one directory a step."""
 BEST, FINAL = "best_model", "final"
@@ -62,9 +66,13 @@ class Metadata(BaseModel):
     settings: TrainSettings
     scenarios: dict[str, str]
     """`ScenarioSet.content` of what was learned from, and chosen on."""
+    mail: str
+    """What the index was built from, as it says itself."""
     versions: dict[str, str]
     accuracy: float | None = None
     """The last evaluation's."""
+    metrics: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """The last step's record, and the last evaluation's, by `event`."""
 
 
 def train_split(settings: TrainSettings, scenarios: str) -> tuple[ScenarioSet, ScenarioSet]:

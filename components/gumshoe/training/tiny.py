@@ -43,11 +43,11 @@ _COPY_LENGTHS = (8, 64)
 _COPY_FEW, _COPY_SORTS = 0.5, (10, 40)  # how often, and of how many sorts of tokens: then what stood before repeats
 _COPY_BATCH = 1024
 _COPIES = 0.1  # tokens of copying to one of practice
-_BATCH = 5120  # tokens
-_HABIT_RATE = 1e-3
+_BATCH = 8192  # tokens
+_SKILL_RATE, _HABIT_RATE = 2.5e-3, 1e-3
 _SHARPER = 2.0  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
 _EMBEDDING, _BEFORE, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the weights that are wired
-_LEVELS: tuple[Level, ...] = ("easy", "normal", "easy", "normal", "easy", "hard")
+_LEVELS: tuple[Level, ...] = ("easy", "normal", "normal", "easy", "normal", "hard")
 _FIRST_SEED = 1_000_000  # of practice; what people make to test with has other seeds
 _READ_BY_TOKENIZER = 18  # companies
 
@@ -72,12 +72,12 @@ class Shape:
 class Schooling:
     """How much a tiny policy learns."""
 
-    companies: int = 60
+    companies: int = 48
     """Whose mail it practises on, 3 mailboxes each."""
     copy_steps: int = 500
-    skill_steps: int = 2600
+    skill_steps: int = 1600
     """Of learning what an expert does that never errs, mostly one thing at a time."""
-    habit_steps: int = 400
+    habit_steps: int = 320
     """Of learning from whole episodes of one that errs on purpose."""
 
 
@@ -119,13 +119,13 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
         companies = []
         with watch("Inventing", schooling.companies) as advance:
             for number in range(schooling.companies):
-                level = _LEVELS[number % len(_LEVELS)]
-                companies.append(Company.invent(_FIRST_SEED + 1000 * seed + number, level, Path(scratch, str(number))))
+                at = Path(scratch, str(number))
+                companies.append(Company.invent(_FIRST_SEED + 1000 * seed + number, _level(number), at))
                 advance(1)
         tokenizer = train_tokenizer(practice_texts(companies[:_READ_BY_TOKENIZER]), Shape().vocabulary)
         practice = Practice(tokenizer, seed)
         skills, episodes, slips = list[Example](), list[Example](), Counter[Slip]()
-        harder = companies[1::2] or companies  # whose mail is not easy: its questions have all forms
+        harder = [each for number, each in enumerate(companies) if _level(number) != "easy"] or companies
         with watch("Practising", len(companies) + len(harder)) as advance:
             for company in companies:
                 skills += [lesson.example for lesson in practice.lessons(company, SKILLS, errs=False)]
@@ -139,9 +139,9 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
     copies = list(copying(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed))
     settings = WarmStart(schooling.copy_steps, _COPY_BATCH, optimizer="muon", seed=seed)
     copy_loss = _learn("Copying", model, copies, settings, watch)
-    settings = WarmStart(schooling.skill_steps, _BATCH, optimizer="muon", seed=seed)
+    settings = WarmStart(schooling.skill_steps, _BATCH, _SKILL_RATE, optimizer="muon", seed=seed)
     skill_loss = _learn("Learning", model, _with_copies(skills, len(tokenizer), seed), settings, watch)
-    settings = WarmStart(schooling.habit_steps, _BATCH, learning_rate=_HABIT_RATE, seed=seed)
+    settings = WarmStart(schooling.habit_steps, _BATCH, _HABIT_RATE, seed=seed)
     habit_loss = _learn("Unlearning", model, _with_copies(episodes, len(tokenizer), seed + 1), settings, watch)
     with torch.no_grad():
         model.model.norm.weight.mul_(_SHARPER)  # scales the logits
@@ -164,6 +164,10 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
         tokenizer.save_pretrained(directory)
         (directory / MADE).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return report
+
+
+def _level(number: int) -> Level:
+    return _LEVELS[number % len(_LEVELS)]
 
 
 def _learn(stage: str, model: Any, examples: Sequence[Example], settings: WarmStart, watch: Watch) -> float:

@@ -10,7 +10,6 @@ from types import TracebackType
 
 from gumshoe.errors import UnavailableError
 
-STALLED = "stalled.txt"
 _DUMP = 20  # seconds for writing it
 
 
