@@ -59,7 +59,9 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Mailboxes:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
     form = {"backend": "xgrammar", "disable_any_whitespace": True}  # as a judge it would write spaces without end
-    options = ServerOptions(name="tiny", arguments=("--structured-outputs-config", json.dumps(form)))
+    most = {"max_new_tokens": 1024}  # or words
+    arguments = ["--structured-outputs-config", json.dumps(form), "--override-generation-config", json.dumps(most)]
+    options = ServerOptions(name="tiny", arguments=tuple(arguments))
     with VLLMServer(TINY, log=log, options=options) as server:
         yield server
 
@@ -127,6 +129,7 @@ def test_it_answers_from_documents_too(server: VLLMServer, held_out: Mailboxes) 
     assert 0.1 * len(found) <= right <= 0.6 * len(found)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
 @pytest.mark.parametrize("questions", ["real", "synthetic"])
 def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
@@ -194,7 +197,7 @@ def test_its_rollouts_are_scored_by_every_judge(
     assert right["exact"] <= right["heuristic"]
     assert 0 < told["usage"]["requests"] <= 32
     assert told["usage"]["completion_tokens"] > 0
-    asked = ["--judge", f"tiny@{server.url}/v1", "--no-cache", "--max-characters", 6000, "--json"]
+    asked = ["--judge", f"tiny@{server.url}/v1", "--no-cache", "--max-characters", 7000, "--json"]
     ran = gumshoe("judge", "ruler", out, *asked)
     told = json.loads(ran.out)
     assert told["groups"] == 16
