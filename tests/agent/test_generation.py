@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from gumshoe.agent import generation
 from gumshoe.agent.generation import Past, Turn, common_beginning, sample_turns
 from gumshoe.agent.policy import Sampling
 from tests.models import random_model
@@ -52,10 +54,20 @@ def test_a_conversation_that_goes_on_is_the_same_as_one_that_is_read_anew(model:
     assert all(each.known > 3 for each in going)
 
 
-def test_heads_that_share_keys_ask_together_and_say_what_the_model_itself_says(model: Any) -> None:
+def test_heads_that_share_keys_ask_together_and_say_what_the_model_itself_says(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert model.config.num_attention_heads == 2 * model.config.num_key_value_heads
+    asked_by_each = list[int]()
+
+    def attend(module: Any, query: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        asked_by_each.append(query.shape[2])
+        return sdpa_attention_forward(module, query, *rest, **more)
+
+    monkeypatch.setattr(generation, "sdpa_attention_forward", attend)
     asked = [turn(prompt, Sampling(1.0, max_tokens=12), seed) for seed, prompt in enumerate(prompts(6))]
     sample_turns(model, asked)
+    assert min(asked_by_each) > 1, "keys are copied for prompts alone"
     assert model.config._attn_implementation == "sdpa", "as it was"
     for each in asked:
         with torch.no_grad():

@@ -1,5 +1,6 @@
 """The trainer against the papers' formulas, worked out directly: loss, gradient, masks, and what is left out."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
@@ -304,6 +305,16 @@ def test_a_group_that_other_weights_sampled_is_left_out(tmp_path: Path) -> None:
     assert all((each == 0).all() for each in found[:first])
     assert all((each != 0).all() for each in found[first:])
     assert made.hooks.latest.refused == 1
+
+
+def test_ratios_of_both_directions_do_not_make_up_for_each_other(tmp_path: Path) -> None:
+    """The mean of plain ratios is 1 however far apart sampler and trainer are."""
+    made = bench(tmp_path, [step()])
+    made.shift, made.first_shift = -0.3, 0.6
+    made.trainer.train()
+    first, second = (sum(each.sampled_tokens for each in group.trajectories) for group in made.given[0].groups)
+    assert made.hooks.latest.ratio == pytest.approx((first * math.exp(-0.3) + second) / (first + second), abs=1e-4)
+    assert made.hooks.latest.refused == 0
 
 
 def test_dropout_is_no_difference_between_sampler_and_trainer(tmp_path: Path) -> None:
