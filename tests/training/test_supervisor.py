@@ -1,0 +1,78 @@
+"""What the supervisor does where the server ends, told without a server."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.agent.vllm_server import ServerError
+from gumshoe.errors import UnavailableError
+from gumshoe.training.supervisor import _watched
+
+
+class Ending:
+    """A server that ends as often as it is started, until `restarted` says otherwise."""
+
+    def __init__(self, restarted: Callable[[int], bool]) -> None:
+        self.restarts, self._restarted, self._is_running = 0, restarted, False
+
+    def is_running(self) -> bool:
+        return self._is_running
+
+    def restart(self, adapter: Any) -> None:
+        assert adapter is None
+        self.restarts += 1
+        self._is_running = self._restarted(self.restarts)
+
+    def last_words(self) -> str:
+        return "these"
+
+
+@pytest.fixture
+def trainer() -> Iterator[subprocess.Popen[bytes]]:
+    """Ends when nobody holds its standard input any longer."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        yield process
+
+
+def watched(directory: Path, trainer: subprocess.Popen[bytes], server: Any) -> int:
+    return _watched(directory, iter([trainer]), server)
+
+
+def test_a_server_that_ends_again_and_again_ends_the_run(trainer: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    server = Ending(lambda _: False)
+    with pytest.raises(ServerError, match="vLLM ended 3 times; these"):
+        watched(tmp_path, trainer, server)
+    assert server.restarts == 2
+    assert trainer.poll() == 0, "it is not left behind"
+
+
+def test_one_that_ends_now_and_then_is_started_as_often_as_it_takes(
+    trainer: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    def restarted(count: int) -> bool:
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write("{}\n")  # a step
+        if count == 5:
+            trainer.kill()
+        return count == 5
+
+    server = Ending(restarted)
+    assert watched(tmp_path, trainer, server) == -signal.SIGKILL
+    assert server.restarts == 5
+
+
+def test_who_is_asked_to_end_while_a_server_is_started_again_does_not_wait_for_it(
+    trainer: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    def restarted(_: int) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("it went on")
+
+    with pytest.raises(UnavailableError, match="asked to end while vLLM was started again; go on with --resume"):
+        watched(tmp_path, trainer, Ending(restarted))
+    assert trainer.poll() == -signal.SIGTERM
