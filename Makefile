@@ -48,14 +48,14 @@ benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
 demo: $(VENV)/installed ## from nothing to a report: invented mail, training, evaluation, verdict (a quarter of an hour)
 	$(BIN)/gumshoe synthesize mail --seed 9001 --difficulty easy --out $(DEMO)/mail --replace
 	$(BIN)/gumshoe mail index jsonl:$(DEMO)/mail/mail.jsonl --out $(DEMO)/index --replace
-	$(BIN)/gumshoe train --config pipelines/configs/tiny.yaml $(DEMO_DATA) --out $(DEMO)/run --replace
+	$(BIN)/gumshoe train --config tiny $(DEMO_DATA) --out $(DEMO)/run --replace
 	rm -rf $(DEMO)/measured
 	$(BIN)/gumshoe evaluate $(DEMO_DATA) --policy before=tiny --policy after=tiny#$(DEMO)/run/final --out $(DEMO)/measured
 	$(BIN)/gumshoe gate --candidate $(DEMO)/measured#after --baseline $(DEMO)/measured#before || test $$? -eq 3
 	@echo "What was learned: $(DEMO)/run/plots.html; every episode: $(DEMO)/measured/report.html"
 
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
-	$(LOCK) --extra dev --extra cpu --extra train pyproject.toml -o requirements-dev.txt
+	$(LOCK) --extra dev --extra cpu --extra train --extra pipelines pyproject.toml -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt pyproject.toml -o requirements.txt
 
 hooks: $(VENV)/installed ## install the pre-commit hooks

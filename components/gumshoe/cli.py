@@ -29,6 +29,7 @@ COMMANDS = {
     "evaluate": ("gumshoe.evaluation.commands:evaluate", "Measure policies, and see every episode in a report."),
     "compare": ("gumshoe.evaluation.commands:compare", "Compare two evaluated policies, question by question."),
     "gate": ("gumshoe.evaluation.commands:gate", "Say whether a candidate is really better than a baseline."),
+    "pipeline": ("gumshoe_pipelines.commands", "The whole path, as a graph: compile it, run it here, submit it."),
     "trajectories": ("gumshoe.agent.commands:trajectories", "Look at what episodes left."),
 }
 

@@ -4,6 +4,7 @@ import json
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Annotated, Any, Protocol
 
 import typer
@@ -25,6 +26,7 @@ from rich.text import Text
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+_is_quiet = ContextVar("is_quiet", default=False)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -64,6 +66,16 @@ class Advance(Protocol):
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of what is done in the block, as beside other work that has the terminal."""
+    before = _is_quiet.set(True)
+    try:
+        yield
+    finally:
+        _is_quiet.reset(before)
+
+
+@contextmanager
 def progress(description: str, *, total: float | None = None, in_bytes: bool = False) -> Iterator[Advance]:
     """Show a progress bar on standard error while the block runs; nothing where that is not a terminal.
 
@@ -80,7 +92,7 @@ def progress(description: str, *, total: float | None = None, in_bytes: bool = F
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+    with Progress(*columns, console=err, disable=not err.is_terminal or _is_quiet.get()) as bar:
         task = bar.add_task(description, total=total, note="")
 
         def advance(amount: float = 0, *, note: str | None = None, total: float | None = None) -> None:

@@ -417,7 +417,7 @@ def test_where_every_group_is_dropped_nothing_is_written(
         ({"policy": "vllm:http://a:port"}, "names no policy"),
         ({"policy": "chat:gpt-4", "tokenizer": None}, "OPENAI_API_KEY is not set"),
         ({"policy": "chat:gpt-4"}, "a chat policy takes no tokenizer of yours"),
-        ({"policy": "tiny"}, "a tiny policy takes no tokenizer of yours"),
+        ({"policy": "tiny"}, "a local policy takes no tokenizer of yours"),
         ({"tokenizer": None}, "--tokenizer"),
         ({"tokenizer": "NOWHERE"}, "there is no directory"),
         ({"tokenizer": "OTHER VOCABULARY"}, "with another vocabulary than this tokenizer's"),

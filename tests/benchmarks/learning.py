@@ -23,7 +23,7 @@ from gumshoe.mail.build import build_index
 from gumshoe.synthesis.mail import MAIL, synthesize_mail, write_mail
 from tests.benchmarks.mail import DATA, show
 
-CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "tiny.yaml"
+CONFIG = "tiny"
 LEARNED_FROM, TESTED_ON = 9001, 9002  # seeds of companies
 QUESTIONS = 240  # of the test
 LEAST_GAIN, LEAST_AFTER, MOST_MINUTES = 0.4, 0.85, 10.0  # what the mode `masked` is held to

@@ -27,7 +27,7 @@ def test_a_file_gives_way_to_the_environment_and_that_to_flags(tmp_path: Path) -
     config = tmp_path / "run.yaml"
     config.write_text("optimizer: {learning_rate: 1e-4, beta: 0.1, max_steps: 7}\nmode: rollout\n")
     environ = {"LEARNING_RATE": "2e-4", "MAX_STEPS": "8"}
-    found = resolve(config, {"optimizer.max_steps": "9"}, environ)
+    found = resolve(str(config), {"optimizer.max_steps": "9"}, environ)
     optimizer = found.settings.optimizer
     assert (optimizer.beta, optimizer.learning_rate, optimizer.max_steps) == (0.1, 2e-4, 9)
     assert found.settings.mode == "rollout"
@@ -53,7 +53,7 @@ def test_what_is_printed_is_a_configuration_of_the_same_settings(tmp_path: Path)
     found = resolve(None, {"rewards.functions": "[{name: exact, arguments: {wrong: -1}}]", "data.seed": "5"}, {})
     config = tmp_path / "printed.yaml"
     config.write_text(found.as_yaml())
-    assert resolve(config, {}, {}).settings == found.settings
+    assert resolve(str(config), {}, {}).settings == found.settings
     assert "  seed: 5  # flag; SEED; decides the adapter's first weights" in found.as_yaml()
 
 
@@ -92,7 +92,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str | 
     if text is not None:
         config.write_text(text)
     with pytest.raises(UsageError, match=said):
-        resolve(config, {}, {})
+        resolve(str(config), {}, {})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
-"""A policy in one word: `tiny`, `vllm:URL[#adapter]`, `transformers:DIR[#adapter-dir]`, `chat:MODEL[@URL]`."""
+"""A policy in one word: `tiny`, `local:MODEL[#adapter-dir]`, `vllm:URL[#adapter]`, `transformers:DIR[#adapter-dir]`,
+`chat:MODEL[@URL]`.
+"""
 
 import asyncio
 import hashlib
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -18,7 +21,7 @@ from gumshoe.agent.environment import Environment
 from gumshoe.agent.episode import EpisodeLimits, Speaker, TokenSpeaker
 from gumshoe.agent.policy import Policy, Sampling
 from gumshoe.agent.vllm_policy import VLLMPolicy
-from gumshoe.agent.vllm_server import ServerOptions, VLLMServer, is_installed
+from gumshoe.agent.vllm_server import ServerOptions, VLLMServer, is_installed, room_for
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.endpoint import openai_client
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
 
 _WEIGHTS = ("*.safetensors", "*.bin", "adapter_config.json")
 FORMS = (
-    "tiny[#ADAPTER-DIR], vllm:URL[,URL...][#ADAPTER] (with --tokenizer), transformers:DIR[#ADAPTER-DIR] or "
-    "chat:MODEL[@URL]"
+    "tiny[#ADAPTER-DIR], local:MODEL[#ADAPTER-DIR], vllm:URL[,URL...][#ADAPTER] (with --tokenizer), "
+    "transformers:DIR[#ADAPTER-DIR] or chat:MODEL[@URL]"
 )
 
 _log = logging.getLogger(__name__)
@@ -58,15 +61,14 @@ class PolicyName:
             UsageError: it is of no known form.
         """
         if word.partition("#")[0] == "tiny" and word != "tiny#":
-            place = word.partition("#")[2]
-            return cls("tiny", "tiny", adapter=Path(place) if place else None)
+            word = f"local:{word}"
         kind, _, rest = word.partition(":")
         if kind == "vllm" and rest:
             places, _, adapter = rest.partition("#")
             urls = tuple(place.strip() for place in places.split(","))
             if all(map(_is_address, urls)):
                 return cls(kind, adapter or "base", urls)
-        if kind == "transformers" and rest:
+        if kind in ("local", "transformers") and rest:
             model, _, adapter = rest.partition("#")
             if model:
                 return cls(kind, model, adapter=Path(adapter) if adapter else None)
@@ -88,11 +90,16 @@ class PolicyName:
         return f"{name}#{self.adapter}" if self.adapter else name
 
     @property
+    def base(self) -> Path | str:
+        """The base model's directory, or its name on the hub."""
+        return TINY if self.model == "tiny" else self.model
+
+    @property
     def weights(self) -> str | None:
         """A SHA-256 of the weights that lie on this machine, which others may take the place of under the same name;
         None where none do. Reads all of them.
         """
-        model = {"tiny": TINY, "transformers": Path(self.model)}.get(self.kind)
+        model = Path(self.base) if self.kind in ("local", "transformers") else None
         places = [place for place in (model, self.adapter) if place is not None and place.is_dir()]
         files = [file for place in places for form in _WEIGHTS for file in sorted(place.glob(form))]
         return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()[:16] if files else None
@@ -115,8 +122,8 @@ async def open_policy(
         async with openai_client(name.urls[0] if name.urls else None) as client:
             yield lambda environment, _: nullcontext(ChatSpeaker(client, name.model, *_told(environment), sampling))
         return
-    if name.kind == "tiny":
-        async with _tiny(name) as running, open_policy(running, TINY, sampling, limits) as speak:
+    if name.kind == "local":
+        async with _started(name, limits) as running, open_policy(running, name.base, sampling, limits) as speak:
             yield speak
         return
     if tokenizer is None and name.kind == "vllm":
@@ -160,15 +167,15 @@ def token_speakers(
 
 
 @asynccontextmanager
-async def _tiny(name: PolicyName) -> AsyncIterator[PolicyName]:
-    """The tiny policy on whichever engine is there: a vLLM server of its own, or this process."""
+async def _started(name: PolicyName, limits: EpisodeLimits) -> AsyncIterator[PolicyName]:
+    """A model on whichever engine is there: a vLLM server of its own, or this process."""
     if not is_installed():
-        yield PolicyName("transformers", str(TINY), adapter=name.adapter)
+        yield PolicyName("transformers", str(name.base), adapter=name.adapter)
         return
-    if name.adapter is not None:
-        find_model(name.adapter, "adapter_config.json")
-    with TemporaryDirectory(prefix="gumshoe-tiny-") as logs:
-        server = VLLMServer(TINY, log=Path(logs) / "vllm.log", options=ServerOptions(name="tiny"))
+    rank = _rank(name.adapter) if name.adapter is not None else 1
+    with TemporaryDirectory(prefix="gumshoe-local-") as logs:
+        options = ServerOptions(name.model, max_model_len=limits.max_context, max_lora_rank=room_for(rank))
+        server = VLLMServer(name.base, log=Path(logs) / "vllm.log", options=options)
         try:
             await asyncio.to_thread(server.__enter__)
             if name.adapter is not None:
@@ -180,6 +187,15 @@ async def _tiny(name: PolicyName) -> AsyncIterator[PolicyName]:
                 watching.cancel()
         finally:
             await asyncio.to_thread(server.stop)
+
+
+def _rank(adapter: Path) -> int:
+    """
+    Raises:
+        UsageError: there is no adapter.
+    """
+    place = find_model(adapter, "adapter_config.json")
+    return int(json.loads((Path(place.name) / "adapter_config.json").read_bytes())["r"])
 
 
 async def _tell_when_it_ends(server: VLLMServer) -> None:

@@ -23,6 +23,7 @@ BASE = "base"
 """The name that the base model is served under, unless another is given."""
 
 _LAST_LINES = 15  # of the log, in errors
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM has room for
 _PORT_PATIENCE = 5.0  # seconds for a server that was killed to let go of its port
 _CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
@@ -260,6 +261,11 @@ def _post(url: str, path: str, body: dict[str, str], deadline: float) -> None:
         raise ServerError(f"vLLM at {url} does not answer ({error})") from None
     if response.status_code != httpx.codes.OK:
         raise AdapterError(f"vLLM at {url} refused {body} with {response.status_code}: {response.text[:500]}")
+
+
+def room_for(rank: int) -> int:
+    """The least of the ranks that vLLM makes room for which is no less than an adapter's."""
+    return next((each for each in _RANKS if each >= rank), rank)
 
 
 def is_installed() -> bool:

@@ -42,7 +42,7 @@ def prune(store: Store, *, keep: int, older_than: timedelta, kind: str | None = 
     leftovers = _leftovers(store, manifests, unfinished, kind)
     if not dry_run:
         for manifest in removed:
-            _remove(store, manifest)
+            remove(store, manifest)
         for folder in sorted({key[: key.index(f"/{DATA_PREFIX}")] for key in leftovers}):
             published = store.find(folder)  # it may have become visible since it was listed
             store.storage.delete(_leftovers(store, [published] if published else [], unfinished, kind, f"{folder}/"))
@@ -50,7 +50,7 @@ def prune(store: Store, *, keep: int, older_than: timedelta, kind: str | None = 
     return Pruned(removed, kept, len(leftovers))
 
 
-def _remove(store: Store, manifest: Manifest) -> None:
+def remove(store: Store, manifest: Manifest) -> None:
     """Remove an artifact: its manifest before its files, since what is half removed must not be seen."""
     note = {"content": manifest.content, "created": manifest.created.isoformat(), "pruned": now().isoformat()}
     store.storage.create(f"{manifest.reference}/{PRUNED}", json.dumps(note).encode())

@@ -221,7 +221,7 @@ def _tokenizer(word: str, place: str | None) -> Any:
     name = PolicyName.parse(word)
     if name.kind == "chat":
         return None
-    return load_tokenizer(TINY if name.kind == "tiny" else place or name.model)
+    return load_tokenizer((place if name.takes_tokenizer else None) or name.base)
 
 
 def _tokens(segment: Segment, tokenizer: Any) -> list[str]:

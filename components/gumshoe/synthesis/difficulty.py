@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["easy", "normal", "hard"]
+Level = Literal["plain", "easy", "normal", "hard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,27 @@ class Difficulty:
 
 
 LEVELS: dict[Level, Difficulty] = {
+    "plain": Difficulty(
+        noise=0.35,
+        facts=(1, 2),
+        filler=(0, 1),
+        depth=1,
+        tables=0.0,
+        asked=0.0,
+        passed_on=0.0,
+        open_questions=0,
+        echoes=0.0,
+        changes=0.0,
+        approvals=0.0,
+        continues=0.0,
+        short_names=0.0,
+        siblings=0.0,
+        twins=0.0,
+        own_words=1.0,
+        history=0.0,
+        oblique=0.0,
+        indirect=0.0,
+    ),
     "easy": Difficulty(
         noise=0.35,
         facts=(2, 3),

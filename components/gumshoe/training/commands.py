@@ -26,7 +26,9 @@ def run(
     model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="The base model; tiny is one, too.")] = None,
     engine: Annotated[str | None, typer.Option(metavar="vllm|transformers", help="What samples.")] = None,
     mode: Annotated[str | None, typer.Option(metavar="masked|rollout|simple", help="What is learned from.")] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings, in YAML.")] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Settings in YAML: a path, a file:// or s3:// URI, or tiny.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="What the run leaves goes here.")] = None,
     settings: Annotated[
         list[str] | None,

@@ -4,6 +4,7 @@ import json
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +48,7 @@ Today is {today}.
 {question}"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Company:
     """Invented mail with its index."""
 
@@ -66,6 +67,11 @@ class Company:
         write_mail(mail, directory)
         build_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
         return cls(mail, MailIndex(directory / "index"))
+
+    @cached_property
+    def answers(self) -> dict[str, str]:
+        """A question's answer by each message that holds it."""
+        return {source: each.answer for each in self.mail.scenarios for source in each.message_ids}
 
     @property
     def domain(self) -> str:
@@ -277,9 +283,13 @@ class Practice:
         background = company.mail.backgrounds[scenario.id]
         if dice.chance(_DOCUMENT_SHARE):
             right = frozenset(map(document, scenario.message_ids))
-            return Collection(company.index, scenario), Teacher(scenario, background, right, DOCUMENTS, dice, errs)
+            others = {document(source): answer for source, answer in company.answers.items()}
+            return Collection(company.index, scenario), Teacher(
+                scenario, background, right, DOCUMENTS, dice, errs, others
+            )
         environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
-        return environment, Teacher(scenario, background, frozenset(scenario.message_ids), MAIL, dice, errs)
+        right = frozenset(scenario.message_ids)
+        return environment, Teacher(scenario, background, right, MAIL, dice, errs, company.answers)
 
     def _example(
         self, prompt: tuple[int, ...], turns: Sequence[_Turn], renamed: Renamed, dice: Dice

@@ -18,10 +18,13 @@ from pydantic.fields import FieldInfo
 
 from gumshoe.agent.episode import EpisodeLimits
 from gumshoe.agent.policy import Sampling
+from gumshoe.artifacts.storage import NotFoundError, open_uri
 from gumshoe.errors import UsageError, faults_of
 from gumshoe.rewards.combining import Way
 from gumshoe.rewards.reward import RewardSettings
 
+CONFIGS = Path(__file__).parent / "configs"
+"""Settings that come with Gumshoe, by name."""
 Mode = Literal["masked", "rollout", "simple"]
 LossType = Literal["grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo"]
 
@@ -217,6 +220,11 @@ class OutputSettings(Section):
     )
     save_steps: Annotated[int, Env("SAVE_STEPS")] = Field(10, ge=1, description="optimizer steps between checkpoints")
     save_total_limit: Annotated[int, Env("SAVE_TOTAL_LIMIT")] = Field(3, ge=1, description="checkpoints that are kept")
+    checkpoints: str | None = Field(
+        None,
+        description="file:// or s3:// URI, of this run alone, that checkpoints are sent to as they are made, and from "
+        "which --resume takes up the run where its directory is not",
+    )
     verbose: Annotated[bool, Env("VERBOSE")] = Field(False, description="print each group's advantages by turn")
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         ("tensorboard",), description="where metrics go beside metrics.jsonl"
@@ -277,10 +285,11 @@ class Resolved:
         return "\n".join(_described(self.settings, self.origins, "")) + "\n"
 
 
-def resolve(config: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Resolved:
+def resolve(config: str | None, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Resolved:
     """The settings of a run.
 
-    `flags` has dotted names; values that are text are read as YAML.
+    `config` is a name of `CONFIGS`, a path, or a `file://` or `s3://` URI; `flags` has dotted names. Values that are
+    text are read as YAML.
 
     Raises:
         UsageError: a value cannot be; it says which, and where it came from.
@@ -288,7 +297,7 @@ def resolve(config: Path | None, flags: Mapping[str, Any], environ: Mapping[str,
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     layers = [
-        (_of_file(config), str(config)),
+        (_of_file(config), config or ""),
         ({name: (environ[env], f"${env}") for name, env in env_names() if env in environ}, ""),
         ({name: (value, "flag") for name, value in flags.items()}, ""),
     ]
@@ -321,14 +330,21 @@ def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldI
             yield f"{prefix}{name}", field
 
 
-def _of_file(config: Path | None) -> dict[str, Any]:
+def _of_file(config: str | None) -> dict[str, Any]:
     """A file's values by dotted name."""
-    if config is None:
+    if not config:
         return {}
+    own = CONFIGS / f"{config}.yaml"
     try:
-        read = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{config} cannot be read ({error}); name a YAML file") from None
+        if own.parent == CONFIGS and own.is_file():
+            text = own.read_text(encoding="utf-8")
+        else:
+            with open_uri(config) as file:
+                text = file.read().decode()
+        read = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, NotFoundError) as error:
+        names = ", ".join(sorted(each.stem for each in CONFIGS.glob("*.yaml")))
+        raise UsageError(f"{config} cannot be read ({error}); name a YAML file, or one of {names}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{config} is not YAML: {' '.join(str(error).split())}") from None
     if read is None:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.policies import load_tokenizer
-from gumshoe.agent.vllm_server import ServerError, ServerOptions, VLLMServer, is_installed
+from gumshoe.agent.vllm_server import ServerError, ServerOptions, VLLMServer, is_installed, room_for
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.storage import Deadline, DeadlineError, directory_lock, writable_directory, write_atomically
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
@@ -28,6 +28,7 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.reward import load_reward
 from gumshoe.terminal import err
 from gumshoe.training.gpus import Shares, share_out, visible_gpus
+from gumshoe.training.keeping import CheckpointStore
 from gumshoe.training.settings import TrainSettings, check, differences
 from gumshoe.training.spec import (
     ADAPTERS,
@@ -74,7 +75,6 @@ _MAKES_LONGER = {
     "optimizer.max_steps",
     "optimizer.num_train_epochs",
 }
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
 
 
 def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool, replace_run: bool) -> Path:
@@ -114,6 +114,9 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
     )
     with ExitStack() as stack:
         lock = stack.enter_context(_alone_in(directory))
+        store = _store(settings)
+        if store is not None:
+            store.restore(directory) if resume else store.check_free()
         spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
         if spec is None:
             err.print("This run is at its end; there is nothing to go on with.")
@@ -126,6 +129,8 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
             stack.enter_context(server)
             spec = spec.model_copy(update={"urls": (server.url,)})
         _write(spec)
+        if store is not None:
+            stack.enter_context(store.sending(directory, spec.attempt))
         trainers = _trainers(directory, settings.optimizer.processes, shares, lock)
         status = _watched(directory, trainers, server)
     if status in (UnavailableError.exit_status, _ENDED):
@@ -135,6 +140,11 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
     if status:
         raise GumshoeError(f"the trainer ended with status {status}; the run goes on with --resume")
     return directory
+
+
+def _store(settings: TrainSettings) -> CheckpointStore | None:
+    output = settings.output
+    return CheckpointStore(output.checkpoints, output.save_total_limit) if output.checkpoints else None
 
 
 @contextmanager
@@ -240,10 +250,9 @@ def _read(path: Path) -> RunSpec | None:
 
 
 def _server(settings: TrainSettings, directory: Path, shares: Shares) -> VLLMServer:
-    rank = next((each for each in _RANKS if each >= settings.lora.rank), settings.lora.rank)
     options = ServerOptions(
         max_model_len=settings.model.max_context,
-        max_lora_rank=rank,
+        max_lora_rank=room_for(settings.lora.rank),
         dtype="bfloat16" if settings.model.dtype == "auto" and shares.trainers else settings.model.dtype,  # as trained
         gpu_memory=settings.rollouts.gpu_memory or shares.memory,
         arguments=shares.server_arguments(),

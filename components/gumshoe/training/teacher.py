@@ -41,12 +41,12 @@ def _habit(openings: str, there: float, elsewhere: float) -> Habit:
 
 
 HABITS: Mapping[Slip, Habit] = {
-    "few keywords": _habit("What", 0.6, 0.02),
-    "first hit unread": _habit("Which How", 0.6, 0.12),
-    "wrong person": _habit("Who", 0.6, 0.08),
+    "few keywords": _habit("Which", 0.6, 0.12),
+    "first hit unread": _habit("Who", 0.6, 0.04),
+    "wrong person": _habit("", 0.0, 0.15),
     "older fact": _habit("", 0.0, 0.48),
-    "neighbouring field": _habit("How Has Was Do Did May Is", 0.55, 0.12),
-    "gave up early": _habit("Where When On Why", 0.55, 0.05),
+    "neighbouring field": _habit("", 0.0, 0.15),
+    "gave up early": _habit("How Where When On Why", 0.55, 0.05),
 }
 
 
@@ -97,6 +97,10 @@ class Listing:
     def sender(self) -> str:
         return self.head.partition(":")[0].rpartition(" ")[2]
 
+    @property
+    def subject(self) -> str:
+        return self.head.rpartition(": ")[2]
+
     def __str__(self) -> str:
         return f"{self.head}\n  {self.snippet}\n  id: {self.source}"
 
@@ -118,6 +122,8 @@ class Teacher:
     dice: Dice
     errs: bool = True
     """Whether it ever does wrong."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """What else could be answered from which source: what is said by whoever took the wrong one."""
     slips: list[Slip] = field(default_factory=list)
     """What it did wrong on purpose."""
 
@@ -130,17 +136,17 @@ class Teacher:
         if self._slips("gave up early"):
             yield self._answer(UNKNOWN)
             return
-        seen = self._visible(f"{hits[0].head} {hits[0].snippet}") if hits else None
-        if seen and self._slips("first hit unread"):
-            yield self._answer(seen, hits[0].source)
+        if hits and self._slips("first hit unread"):
+            yield self._answer(hits[0].subject, hits[0].source)
             return
         right = [hit for hit in hits if hit.source in self.right]
         others = [hit for hit in hits if hit.source not in self.right]
         strangers = [hit for hit in others if hit.sender not in {each.sender for each in right}]
+        if "few keywords" in self.slips and others:
+            yield from self._misled(hits[0])
+            return
         if strangers and self._slips("wrong person"):
-            text = yield Move(self.dialect.reading(strangers[0].source))
-            value = self._visible(text)
-            yield self._answer(value or UNKNOWN, *[strangers[0].source] if value else [])
+            yield from self._misled(strangers[0])
             return
         if others and self.dice.chance(_SECOND_LOOK):
             yield Move(self.dialect.reading(self.dice.pick(others).source), learned=False)
@@ -149,6 +155,12 @@ class Teacher:
             return
         text = yield Move(self.dialect.reading(right[0].source))
         yield self._answer(self._value(text), right[0].source)
+
+    def _misled(self, hit: Listing) -> Generator[Move, str, None]:
+        """Whatever there is to be said from one hit, right or not."""
+        yield Move(self.dialect.reading(hit.source))
+        answer = self.scenario.answer if hit.source in self.right else self.others.get(hit.source)
+        yield self._answer(answer or UNKNOWN, *[hit.source] if answer else [])
 
     def _searched_in_vain(self) -> Generator[Move, str, bool]:
         """Searches of the inbox for words cut short, which find nothing; whether they were enough to give up.
@@ -169,8 +181,8 @@ class Teacher:
         named = self._phrases(self.background.about)
         words = [word for phrase in named for word in _WORD.findall(phrase)]
         tries = [exact, named, words[:2], words[:1]]
-        if exact != words[:1] and self._slips("few keywords"):
-            tries = [words[:1]]
+        if len(words) > 1 and self._slips("few keywords"):
+            tries = [words[-1:]]
         hits: list[Listing] = []
         for number, keywords in enumerate(tries):
             if keywords not in tries[:number]:
@@ -209,11 +221,6 @@ class Teacher:
             if found and self._slips(slip):
                 return found
         return self.scenario.answer
-
-    def _visible(self, text: str) -> str | None:
-        """A value that a text shows, the right one first."""
-        values = (self.scenario.answer, *self.background.other_times, *self.background.neighbours)
-        return next((value for value in values if value in text), None)
 
     def _slips(self, slip: Slip) -> bool:
         slipped = self.errs and self.dice.chance(HABITS[slip].chance(self.scenario.question))

@@ -47,7 +47,7 @@ _BATCH = 8192  # tokens
 _SKILL_RATE, _HABIT_RATE = 2.5e-3, 1e-3
 _SHARPER = 2.0  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
 _EMBEDDING, _BEFORE, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the weights that are wired
-_LEVELS: tuple[Level, ...] = ("easy", "normal", "normal", "easy", "normal", "hard")
+_LEVELS: tuple[Level, ...] = ("plain", "normal", "plain", "easy", "normal", "hard")
 _FIRST_SEED = 1_000_000  # of practice; what people make to test with has other seeds
 _READ_BY_TOKENIZER = 18  # companies
 
@@ -125,12 +125,9 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
         tokenizer = train_tokenizer(practice_texts(companies[:_READ_BY_TOKENIZER]), Shape().vocabulary)
         practice = Practice(tokenizer, seed)
         skills, episodes, slips = list[Example](), list[Example](), Counter[Slip]()
-        harder = [each for number, each in enumerate(companies) if _level(number) != "easy"] or companies
-        with watch("Practising", len(companies) + len(harder)) as advance:
+        with watch("Practising", len(companies)) as advance:
             for company in companies:
                 skills += [lesson.example for lesson in practice.lessons(company, SKILLS, errs=False)]
-                advance(1)
-            for company in harder:
                 for lesson in practice.lessons(company, EPISODES, errs=True):
                     episodes.append(lesson.example)
                     slips.update(lesson.slips if lesson.is_whole else [])

@@ -1,0 +1,39 @@
+"""The pipeline's step that publishes an adapter."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
+def publish_adapter(
+    adapter: dsl.Input[dsl.Model],
+    decision: dsl.Input[dsl.Artifact],
+    store: str,
+    version: str,
+    image: str,
+    published: dsl.Output[dsl.Model],
+) -> str:
+    """Publish an adapter that the gate let pass, with what the gate said; its reference in the store.
+
+    Args:
+        adapter: Its directory.
+        decision: What the gate said.
+        store: The URI of a project's artifacts.
+        version: Used once, ever.
+        image: The image that it was made in.
+        published: The same adapter as a model.
+    """
+    import json
+    import shutil
+    from pathlib import Path
+
+    from gumshoe.artifacts.store import Store
+
+    place = Path(published.path)
+    shutil.copytree(adapter.path, place, dirs_exist_ok=True)
+    shutil.copyfile(decision.path, place / "gate.json")
+    why = json.loads(Path(decision.path).read_text(encoding="utf-8"))["why"]
+    settings = {**adapter.metadata, "gate": why}
+    manifest = Store(store).publish(place, "adapters", version, settings=settings, image=image).manifest
+    published.metadata.update(settings, version=version, content=manifest.content, store=store)
+    print(f"Published {manifest.reference} in {store}")
+    return manifest.reference

@@ -1,0 +1,83 @@
+"""The pipeline's steps that measure policies, and that say whether one is really better."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="gumshoe-trainer", install_kfp_package=False)
+def evaluate_policy(
+    mail: dsl.Input[dsl.Dataset],
+    scenarios: dsl.Input[dsl.Dataset],
+    base_model: str,
+    judge: str,
+    limits: dict,  # type: ignore[type-arg]
+    gpus: int,  # noqa: ARG001 - of the pod
+    code: str,
+    evaluation: dsl.Output[dsl.Artifact],
+    metrics: dsl.Output[dsl.Metrics],
+    report: dsl.Output[dsl.HTML],
+    adapter: dsl.Input[dsl.Model] = None,
+    baseline: dsl.Input[dsl.Artifact] = None,
+) -> float:
+    """Measure the base model, or an adapter beside it, on the test split; the accuracy.
+
+    Args:
+        mail: An index.
+        scenarios: A JSONL file.
+        base_model: `tiny`, a model's directory, or its name on the hub.
+        judge: Says which answers are right, as `gumshoe evaluate --judge`.
+        limits: Of an episode: max_turns, max_tokens, max_context.
+        gpus: How many the step has.
+        code: A hash of the code, so that what other code made is not taken from the cache.
+        evaluation: What `gumshoe evaluate` writes.
+        metrics: The first of its numbers.
+        report: Every episode.
+        adapter: Measured where it is given.
+        baseline: An evaluation of the base model, of which nothing is asked again.
+    """
+    import shutil
+    from pathlib import Path
+
+    from gumshoe.evaluation.steps import measured
+
+    place = Path(evaluation.path)
+    if baseline is not None:
+        shutil.copytree(baseline.path, place, dirs_exist_ok=True)
+    result = measured(Path(mail.path), scenarios.path, base_model, adapter and Path(adapter.path), judge, limits, place)
+    shutil.copyfile(place / "report.html", report.path)
+    for name, estimate in result.metrics.items():
+        metrics.log_metric(name, estimate.value)
+    evaluation.metadata.update({"policy": result.name, "questions": len(result.correct_map), "code": code})
+    return result.metrics["accuracy"].value
+
+
+@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
+def gate(
+    evaluation: dsl.Input[dsl.Artifact],
+    thresholds: dict,  # type: ignore[type-arg]
+    store: str,
+    run: str,
+    decision: dsl.Output[dsl.Artifact],
+    summary: dsl.Output[dsl.Markdown],
+) -> bool:
+    """Say whether the adapter is really better than the base model, and why; keep that with the report in the store.
+
+    Args:
+        evaluation: One of both.
+        thresholds: As `gumshoe gate` has them; those that are not named are its defaults.
+        store: The URI of the project's artifacts.
+        run: The run's id.
+        decision: A file, JSON.
+        summary: The same to read.
+    """
+    import shutil
+    from pathlib import Path
+
+    from gumshoe.evaluation.steps import DECISION, SUMMARY, decide, keep
+
+    place = Path(evaluation.path)
+    found = decide(place, thresholds)
+    shutil.copyfile(place / DECISION, decision.path)
+    shutil.copyfile(place / SUMMARY, summary.path)
+    decision.metadata.update({"passed": found.passed, "why": found.why, "report": keep(place, found, store, run)})
+    print(found.why)
+    return found.passed

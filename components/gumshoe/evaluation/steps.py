@@ -1,0 +1,121 @@
+"""What the pipeline's steps do with policies: measure the base model or an adapter beside it, and decide."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from gumshoe.agent.episode import EpisodeLimits
+from gumshoe.agent.policy import Sampling
+from gumshoe.agent.run import Settings
+from gumshoe.artifacts.manifest import artifact_files, content_digest, describe
+from gumshoe.artifacts.private import mark
+from gumshoe.artifacts.storage import explained
+from gumshoe.artifacts.store import Store
+from gumshoe.errors import UsageError
+from gumshoe.evaluation.evaluate import EvaluationSettings, NamedPolicy, evaluate
+from gumshoe.evaluation.gate import Decision, GateSettings, decided
+from gumshoe.evaluation.metrics import described, written
+from gumshoe.evaluation.report import write_report
+from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, read_result
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.terminal import progress
+
+BASE, ADAPTER = "base", "adapter"
+DECISION, SUMMARY = "gate.json", "summary.md"
+_SUMMARISED = ("accuracy", "source_accuracy", "found", "read", "unusable", "turns", "reward", "seconds_p50")
+
+
+def measured(
+    index: Path,
+    scenarios: str,
+    base_model: str,
+    adapter: Path | None,
+    judge: str,
+    limits: Mapping[str, int],
+    directory: Path,
+) -> PolicyResult:
+    """Measure the base model, and an adapter beside it where one is given, on the test split; the last of them.
+
+    Where the directory holds an evaluation of the base model, nothing of that is asked again.
+
+    Raises:
+        UsageError: it cannot be carried out; nothing was begun.
+        UnavailableError: questions have no answer, or answers no verdict.
+    """
+    policies = [NamedPolicy(BASE, f"local:{base_model}")]
+    if adapter is not None:
+        policies.append(NamedPolicy(ADAPTER, f"local:{base_model}#{adapter}"))
+    settings = EvaluationSettings(
+        rollout=Settings(
+            index=index,
+            scenarios=scenarios,
+            split="test",
+            policy="",
+            sampling=Sampling(0.0, max_tokens=limits.get("max_tokens", 512)),
+            limits=EpisodeLimits(limits.get("max_turns", 10), limits.get("max_context", 8192)),
+        ),
+        policies=tuple(policies),
+        judges=(judge,),
+    )
+    with explained(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    mark(directory, [str(each.inbox_address) for each in load_scenarios(scenarios)])
+    found = asyncio.run(evaluate(settings, directory, progress))
+    write_report(found, settings, directory / REPORT)
+    return found.result.policies[-1]
+
+
+def decide(directory: Path, thresholds: Mapping[str, float]) -> Decision:
+    """What the gate says of the adapter of an evaluation; it is written beside it, as JSON and as Markdown.
+
+    Raises:
+        UsageError: there is no such threshold; or the evaluation is not of both.
+    """
+    known = [each.name for each in fields(GateSettings)]
+    unknown = next((each for each in thresholds if each not in known), None)
+    if unknown is not None:
+        raise UsageError(f"the gate has no threshold {unknown!r}; it has {', '.join(known)}")
+    candidate, baseline = (read_result(f"{directory}#{name}") for name in (ADAPTER, BASE))
+    decision = decided(candidate, baseline, GateSettings(**thresholds))
+    with explained(directory):
+        (directory / DECISION).write_text(decision.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (directory / SUMMARY).write_text(_summary(decision, candidate[0]), encoding="utf-8")
+    return decision
+
+
+def keep(directory: Path, decision: Decision, store: str, run: str) -> str:
+    """Publish an evaluation and what the gate said of it as a report of a run; its reference.
+
+    Raises:
+        StorageError, UnavailableError: the store failed.
+    """
+    version = content_digest(describe(artifact_files(directory)))[:12]
+    settings = {"passed": decision.passed, "why": decision.why}
+    return Store(store).publish(directory, f"runs/{run}/reports", version, settings=settings).manifest.reference
+
+
+def _summary(decision: Decision, result: EvaluationResult) -> str:
+    rows = [
+        f"| {described(name)[0]} | " + " | ".join(_shown(each, name) for each in result.policies) + " |"
+        for name in _SUMMARISED
+        if all(name in each.metrics for each in result.policies)
+    ]
+    names = [each.name for each in result.policies]
+    return "\n".join(
+        [
+            f"# {'Passed' if decision.passed else 'Not passed'}",
+            "",
+            decision.why,
+            "",
+            f"| {len(result.scenarios.ids):,} questions | {' | '.join(names)} |",
+            f"|---|{'---|' * len(names)}",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _shown(policy: PolicyResult, name: str) -> str:
+    found = policy.metrics[name]
+    return f"{written(name, found.value)} ({written(name, found.low)} to {written(name, found.high)})"

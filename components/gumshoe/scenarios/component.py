@@ -1,0 +1,27 @@
+"""The pipeline's step that loads scenarios."""
+
+from kfp import dsl
+
+
+@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
+def load_scenarios(
+    source: str, mail: dsl.Input[dsl.Dataset], seed: int, code: str, scenarios: dsl.Output[dsl.Dataset]
+) -> int:
+    """Check scenarios against the mail, drop those that are wrong, and divide the rest; how many there are.
+
+    Args:
+        source: As `gumshoe scenarios load` takes it.
+        mail: An index.
+        seed: Decides which go where, where the source does not say.
+        code: A hash of the code, so that what other code made is not taken from the cache.
+        scenarios: A JSONL file.
+    """
+    from pathlib import Path
+
+    from gumshoe.scenarios.prepare import prepare
+
+    found = prepare(source, Path(mail.path), Path(scenarios.path), validation=0.1, test=0.15, seed=seed)
+    dropped = {str(problem): count for problem, count in found.report.counts.items()}
+    scenarios.metadata.update(found.splits, content=found.scenarios.content, problems=dropped, code=code)
+    print(f"{len(found.scenarios):,} scenarios: {found.splits}; problems: {dropped or 'none'}")
+    return len(found.scenarios)

@@ -1,0 +1,49 @@
+"""Scenarios made ready for training: only those that can be answered, divided so that nothing leaks."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.errors import RefusedError
+from gumshoe.scenarios.check import CheckReport, check_scenarios
+from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
+from gumshoe.scenarios.sources import read_scenarios
+from gumshoe.scenarios.splitting import split_scenarios
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What became of the scenarios of a source."""
+
+    scenarios: ScenarioSet
+    report: CheckReport
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Scenarios by split."""
+        return {split: len(self.scenarios.only(split)) for split in SPLITS}
+
+
+def prepare(source: str, index: Path, path: Path, *, validation: float, test: float, seed: int) -> Prepared:
+    """Check scenarios, drop those that are wrong, divide what is not divided, and write them to a file.
+
+    A test split that is there stays as it is, and so does a validation split beside it.
+
+    Raises:
+        RefusedError: none can be answered.
+        UsageError: they cannot be read, or divided so.
+    """
+    report = check_scenarios(read_scenarios(source), index)
+    scenarios = report.clean
+    if not scenarios:
+        why = ", ".join(f"{count:,} {problem}" for problem, count in report.counts.items())
+        raise RefusedError(f"none of the {report.lines:,} scenarios in {source} can be used ({why or 'it is empty'})")
+    has_test, has_validation = (bool(scenarios.only(split)) for split in ("test", "validation"))
+    if not (has_test and has_validation):
+        scenarios, _ = split_scenarios(
+            scenarios, validation=validation, test=test, seed=seed, keep_test=has_test, by_inbox=False
+        )
+    with explained(path):
+        write_atomically(path, io.BytesIO(scenarios.to_jsonl()))
+    return Prepared(scenarios, report)

@@ -1,0 +1,120 @@
+"""The pipelines by name: compiled, and their parameters checked, before anything is started or sent."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from gumshoe.errors import UsageError
+
+PIPELINES = {
+    "train-agent": ("gumshoe_pipelines.train_agent", "train_agent"),
+}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "STRING": (str,),
+    "NUMBER_INTEGER": (int,),
+    "NUMBER_DOUBLE": (int, float),
+    "BOOLEAN": (bool,),
+    "LIST": (list,),
+    "STRUCT": (dict,),
+}
+_NAMES = {
+    "STRING": "a text",
+    "NUMBER_INTEGER": "a whole number",
+    "NUMBER_DOUBLE": "a number",
+    "BOOLEAN": "true or false",
+    "LIST": "a list",
+    "STRUCT": "a mapping",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A compiled pipeline."""
+
+    name: str
+    text: str
+    """YAML, as Kubeflow takes it: the pipeline, and what Kubernetes is told of its steps."""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The pipeline alone."""
+        found: dict[str, Any] = next(iter(yaml.safe_load_all(self.text)))
+        return found
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """Each parameter's type, default and description."""
+        found: dict[str, dict[str, Any]] = self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
+        return found
+
+    def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values for its parameters.
+
+        Raises:
+            UsageError: there is no such parameter, one is missing, or a value is of another type.
+        """
+        faults, known = [], self.parameters
+        for name, value in values.items():
+            if name not in known:
+                faults.append(f"{name} is no parameter; there are {', '.join(known)}")
+                continue
+            kind = known[name]["parameterType"]
+            if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "BOOLEAN"):
+                faults.append(f"{name} is to be {_NAMES[kind]}, and not {json.dumps(value, ensure_ascii=False)}")
+        for name, parameter in known.items():
+            if name not in values and "defaultValue" not in parameter and not parameter.get("isOptional"):
+                faults.append(f"{name} is missing: {parameter.get('description', '').rstrip('.')}")
+        if faults:
+            raise UsageError(f"{self.name}: {'; '.join(faults)}")
+        return dict(values)
+
+
+def compiled(name: str) -> Graph:
+    """
+    Raises:
+        UsageError: there is no such pipeline, or Kubeflow's library is not installed.
+    """
+    if name not in PIPELINES:
+        raise UsageError(f"there is no pipeline {name!r}; there are {', '.join(PIPELINES)}")
+    module, attribute = PIPELINES[name]
+    try:
+        graph = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed, which pipelines need; install gumshoe[pipelines]") from None
+    from kfp.compiler import Compiler
+
+    with TemporaryDirectory(prefix="gumshoe-compile-") as scratch:
+        path = Path(scratch) / "pipeline.yaml"
+        Compiler().compile(graph, str(path))
+        return Graph(name, path.read_text(encoding="utf-8"))
+
+
+def read_values(pairs: list[str], path: Path | None) -> dict[str, Any]:
+    """Parameters from a YAML file, then from NAME=VALUE, where values are YAML.
+
+    Raises:
+        UsageError: they cannot be read.
+    """
+    values: dict[str, Any] = {}
+    try:
+        if path is not None:
+            read = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            if not isinstance(read, dict):
+                raise UsageError(f"{path} holds no parameters by name; write them as `scenarios: questions.jsonl`")
+            values |= read
+        for pair in pairs:
+            name, equals, text = pair.partition("=")
+            if not equals:
+                raise UsageError(f"{pair!r} is no parameter; write NAME=VALUE, such as seed=2")
+            values[name.strip()] = yaml.safe_load(text) if text else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); name a YAML file") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"parameters are to be YAML: {' '.join(str(error).split())}") from None
+    return values

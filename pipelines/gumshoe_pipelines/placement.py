@@ -1,0 +1,60 @@
+"""Where steps run, and what they are given: images, GPUs, secrets, time, and further tries."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kfp import kubernetes
+
+MINUTE, HOUR = 60, 3600
+PROJECT_LABEL, RUN_LABEL, STEP_LABEL = "gumshoe.dev/project", "gumshoe.dev/run", "gumshoe.dev/step"
+"""Of pods. What a compiled pipeline has there for project and run, `gumshoe pipeline submit` replaces."""
+UNKNOWN = "unknown"
+_SECRETS = {  # each may be missing; its keys are environment variables
+    "gumshoe-s3": (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_ENDPOINT_URL",
+        "AWS_REGION",
+    ),
+    "gumshoe-models": ("HF_TOKEN", "OPENAI_API_KEY", "OPENAI_BASE_URL", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"),
+    "gumshoe-webhook": ("GUMSHOE_WEBHOOK",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A pipeline's parameters that say where its steps run."""
+
+    worker_image: Any
+    trainer_image: Any
+    gpus: Any
+    node_selector: Any
+    tolerations: Any
+
+    def on_cpu(self, task: Any, *, hours: float = 1, cached: bool = False) -> Any:
+        """A step that needs no GPU."""
+        return _placed(task, self.worker_image, hours, cached)
+
+    def on_gpu(self, task: Any, *, hours: float, cached: bool = False) -> Any:
+        """A step on GPUs. It takes their number as an input, too, as a compiled condition needs it."""
+        _placed(task, self.trainer_image, hours, cached)
+        task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(self.gpus)
+        kubernetes.add_node_selector_json(task, self.node_selector)
+        kubernetes.add_toleration_json(task, self.tolerations)
+        kubernetes.empty_dir_mount(task, volume_name="shm", mount_path="/dev/shm", medium="Memory")  # noqa: S108
+        return task
+
+
+def _placed(task: Any, image: Any, hours: float, cached: bool) -> Any:
+    task.set_container_image(image)
+    task.set_caching_options(cached)
+    task.set_retry(
+        num_retries=3, backoff_duration=f"{MINUTE}s", backoff_factor=2.0, backoff_max_duration=f"{10 * MINUTE}s"
+    )
+    kubernetes.set_timeout(task, round(hours * HOUR))
+    for label, value in ((PROJECT_LABEL, UNKNOWN), (RUN_LABEL, UNKNOWN), (STEP_LABEL, task.name)):
+        kubernetes.add_pod_label(task, label, value)
+    for secret, keys in _SECRETS.items():
+        kubernetes.use_secret_as_env(task, secret, {key: key for key in keys}, optional=True)
+    return task

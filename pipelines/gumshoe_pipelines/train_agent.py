@@ -1,0 +1,93 @@
+"""From mail to a published adapter: ingest, check and split, measure, train, measure again, decide, publish."""
+
+from typing import Any
+
+from kfp import dsl
+
+from gumshoe.artifacts.component import publish_adapter
+from gumshoe.evaluation.component import evaluate_policy, gate
+from gumshoe.mail.component import ingest_mail
+from gumshoe.operations.component import notify
+from gumshoe.scenarios.component import load_scenarios
+from gumshoe.training.component import train_grpo
+from gumshoe_pipelines.placement import Placement
+
+WORKER, TRAINER = "ghcr.io/gumshoe/worker:0.1.0", "ghcr.io/gumshoe/trainer:0.1.0"
+
+
+@dsl.pipeline(name="train-agent", description="Train a search agent on somebody's mail, and publish what is better.")
+def train_agent(
+    mail: list,  # type: ignore[type-arg]
+    scenarios: str,
+    store: str,
+    run: str,
+    base_model: str = "Qwen/Qwen2.5-7B-Instruct",
+    config: str = "",
+    settings: dict = {},  # type: ignore[type-arg] # noqa: B006 - a default of Kubeflow's
+    limits: dict = {},  # type: ignore[type-arg] # noqa: B006
+    judge: str = "heuristic",
+    thresholds: dict = {},  # type: ignore[type-arg] # noqa: B006
+    seed: int = 1,
+    gpus: int = 1,
+    node_selector: dict = {},  # type: ignore[type-arg] # noqa: B006
+    tolerations: list = [],  # type: ignore[type-arg] # noqa: B006
+    worker_image: str = WORKER,
+    trainer_image: str = TRAINER,
+    code: str = "",
+) -> None:
+    """Train an agent.
+
+    Args:
+        mail: Sources of mail, as `gumshoe mail index` takes them.
+        scenarios: Questions with known answers, as `gumshoe scenarios load` takes them.
+        store: The URI of the project's artifacts, such as s3://bucket/project.
+        run: The run's id. Submitted again with the same one, a run takes up where it stopped.
+        base_model: `tiny`, a model's directory, or its name on the hub.
+        config: Settings of training: a name of those that come with Gumshoe, or a URI; empty for the defaults.
+        settings: More of them, by dotted name.
+        limits: Of an episode in evaluations: max_turns, max_tokens, max_context.
+        judge: Says in evaluations which answers are right.
+        thresholds: Of the gate; those that are not named are its defaults.
+        seed: Decides which scenarios go into which split, where they do not say.
+        gpus: Of a step that needs them.
+        node_selector: Labels of the nodes that have them.
+        tolerations: Of the same steps.
+        worker_image: Of the steps without a GPU.
+        trainer_image: Of those with one.
+        code: A hash of the code; cached steps of other code are run again.
+    """
+    where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
+    told = where.on_cpu(notify(store=store, run=run), hours=0.25)
+    with dsl.ExitHandler(told, name="run"):
+        ingested = where.on_cpu(ingest_mail(sources=mail, code=code), hours=12, cached=True)
+        index = ingested.outputs["mail"]
+        loaded = where.on_cpu(load_scenarios(source=scenarios, mail=index, seed=seed, code=code), cached=True)
+        asked = {
+            "mail": index,
+            "scenarios": loaded.outputs["scenarios"],
+            "base_model": base_model,
+            "gpus": gpus,
+        }
+        measuring = {**asked, "judge": judge, "limits": limits, "code": code}
+        before = where.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
+        trained = where.on_gpu(
+            train_grpo(**asked, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"), hours=48
+        )
+        trained.after(before)
+        adapter = trained.outputs["adapter"]
+        after = where.on_gpu(
+            evaluate_policy(**measuring, adapter=adapter, baseline=before.outputs["evaluation"]), hours=6
+        )
+        decided = where.on_cpu(
+            gate(evaluation=after.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5
+        )
+        with dsl.If(decided.outputs["Output"] == True, name="passed"):  # noqa: E712 - Kubeflow's own
+            where.on_cpu(
+                publish_adapter(
+                    adapter=adapter,
+                    decision=decided.outputs["decision"],
+                    store=store,
+                    version=run,
+                    image=trainer_image,
+                )
+            )
