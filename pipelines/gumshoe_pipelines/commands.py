@@ -1,13 +1,18 @@
-"""`gumshoe pipeline`: compile, run."""
+"""`gumshoe pipeline`: compile, run, submit, watch, list."""
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from gumshoe.terminal import err, out, plain
+from gumshoe.terminal import JsonFlag, err, out, plain, print_json
+
+if TYPE_CHECKING:
+    from gumshoe_pipelines.graphs import Graph
+    from gumshoe_pipelines.server import Server
+    from gumshoe_pipelines.watch import RunView
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="The whole path, as a graph: compile it, run it here, submit it."
@@ -18,6 +23,13 @@ Parameters = Annotated[
     list[str] | None,
     typer.Option("--set", "-p", metavar="NAME=VALUE", help="A parameter, in YAML, such as seed=2; repeatable."),
 ]
+Host = Annotated[str | None, typer.Option(envvar="KFP_HOST", metavar="URL", help="Where Kubeflow Pipelines answers.")]
+Namespace = Annotated[
+    str | None, typer.Option(envvar="KFP_NAMESPACE", help="Yours, where the server has several users; of the pods.")
+]
+Token = Annotated[str | None, typer.Option(envvar="KFP_TOKEN", help="What the server lets you in with.")]
+InCluster = Annotated[bool, typer.Option("--in-cluster", help="Take address and token from the pod that this runs in.")]
+_STATES = {"SUCCEEDED": "green", "RUNNING": "cyan", "FAILED": "red", "CANCELED": "yellow", "SKIPPED": "dim"}
 ParameterFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", help="Parameters by name, in YAML.")]
 
 
@@ -55,14 +67,169 @@ def run(
     Where they are not set, artifacts go to DIR/store, and the run has an id of its own. With the id of a run that
     stopped, it takes up where that stopped.
     """
-    from gumshoe.artifacts.manifest import code_hash
-    from gumshoe_pipelines.graphs import compiled, read_values
     from gumshoe_pipelines.here import run_here
 
-    graph = compiled(name)
     place = directory.absolute()
-    given = read_values(parameters or [], params)
-    own = {"store": str(place / "store"), "run": f"local-{datetime.now(UTC):%Y%m%d-%H%M%S}", "code": code_hash()}
-    arguments = graph.checked({**{key: value for key, value in own.items() if key in graph.parameters}, **given})
+    graph, arguments = _asked(name, parameters, params, "local", {"store": str(place / "store")}, reach=True)
     err.print(f"Run {escape(plain(arguments.get('run', name)))}, with all that it leaves in {escape(plain(place))}")
     run_here(graph, arguments, place, caching=caching)
+
+
+@app.command()
+def submit(
+    name: Name,
+    parameters: Parameters = None,
+    params: ParameterFile = None,
+    host: Host = None,
+    namespace: Namespace = None,
+    token: Token = None,
+    in_cluster: InCluster = False,
+    experiment: Annotated[str, typer.Option(help="That the run belongs to; made where it is missing.")] = "gumshoe",
+    service_account: Annotated[str | None, typer.Option(help="Of the run's pods.")] = None,
+    cron: Annotated[
+        str | None,
+        typer.Option(metavar="SCHEDULE", help='Again and again, such as "0 0 3 * * 0": seconds first, Sundays at 3.'),
+    ] = None,
+    caching: Annotated[bool, typer.Option("--cache/--no-cache", help="Take what was made before.")] = True,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
+    ui: Annotated[
+        str | None, typer.Option(envvar="KFP_UI", metavar="URL", help="Where its pages are, if not at --host.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Start a run on a cluster. All of it is checked before the server hears of it.
+
+    With the id of a run that stopped, the new one takes up where that stopped.
+    """
+    from gumshoe_pipelines.server import Address, Server
+
+    graph, arguments = _asked(name, parameters, params, "run", {}, reach=False)
+    server = Server(Address.of(host, namespace, token, in_cluster=in_cluster))
+    if cron is not None:
+        recurring = server.schedule(graph, arguments, cron=cron, experiment=experiment, service_account=service_account)
+        out.print(f"{escape(graph.name)} runs at {escape(cron)}: {recurring.recurring_run_id}", soft_wrap=True)
+        return
+    begun = server.submit(graph, arguments, experiment=experiment, service_account=service_account, caching=caching)
+    address = f"{(ui or server.address.host).rstrip('/')}/#/runs/details/{begun.run_id}"
+    if json:
+        print_json({"run_id": begun.run_id, "run": arguments["run"], "address": address})
+    else:
+        out.print(f"[bold]{escape(arguments['run'])}[/] {begun.run_id}", soft_wrap=True)
+        out.print(escape(address), soft_wrap=True)
+    if watch:
+        _follow(server, begun.run_id)
+
+
+@app.command("watch")
+def watch_(
+    run_id: Annotated[str, typer.Argument(metavar="ID", help="As `submit` prints it.")],
+    host: Host = None,
+    namespace: Namespace = None,
+    token: Token = None,
+    in_cluster: InCluster = False,
+    once: Annotated[bool, typer.Option("--once", help="Say how it is, and no more.")] = False,
+) -> None:
+    """Follow a run: its steps, how far the training is, and what keeps a pod from running.
+
+    Ends with 1 where the run fails.
+    """
+    from gumshoe_pipelines.server import Address, Server
+
+    _follow(Server(Address.of(host, namespace, token, in_cluster=in_cluster)), run_id, once=once)
+
+
+@app.command("list")
+def list_(
+    host: Host = None,
+    namespace: Namespace = None,
+    token: Token = None,
+    in_cluster: InCluster = False,
+    most: Annotated[int, typer.Option("--limit", min=1, max=100, help="The newest so many.")] = 20,
+    json: JsonFlag = False,
+) -> None:
+    """List runs, the newest first."""
+    from rich.table import Table
+
+    from gumshoe_pipelines.server import Address, Server
+
+    runs = Server(Address.of(host, namespace, token, in_cluster=in_cluster)).runs(most)
+    if json:
+        print_json([{"run_id": each.run_id, "name": each.display_name, "state": each.state} for each in runs])
+        return
+    table = Table("run", "state", "begun (UTC)", "id", box=None)
+    for each in runs:
+        begun = f"{each.created_at:%Y-%m-%d %H:%M}" if each.created_at else ""
+        table.add_row(escape(plain(each.display_name)), _state(each.state or "PENDING"), begun, each.run_id)
+    out.print(table)
+
+
+def _asked(
+    name: str, parameters: list[str] | None, params: Path | None, kind: str, own: dict[str, Any], *, reach: bool
+) -> "tuple[Graph, dict[str, Any]]":
+    """A pipeline and its parameters, checked: those given, over those that every run has of its own."""
+    from gumshoe.artifacts.manifest import code_hash
+    from gumshoe_pipelines.arguments import check_arguments
+    from gumshoe_pipelines.graphs import compiled, read_values
+
+    graph = compiled(name)
+    given = read_values(parameters or [], params)
+    every = {"run": f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}", "code": code_hash(), **own}
+    arguments = graph.checked({**{key: value for key, value in every.items() if key in graph.parameters}, **given})
+    check_arguments(arguments, reach=reach)
+    return graph, arguments
+
+
+def _follow(server: "Server", run_id: str, *, once: bool = False) -> None:
+    from rich.live import Live
+
+    from gumshoe.errors import GumshoeError
+    from gumshoe_pipelines.watch import Cluster, NoPods, Pods, follow
+
+    def warn(said: str) -> None:
+        err.print(f"[bold yellow]warning:[/] {escape(plain(said))}", soft_wrap=True)
+
+    pods: Pods = NoPods()
+    try:
+        pods = Cluster(server.address.namespace or "kubeflow")
+    except GumshoeError as error:
+        warn(f"{error}; without it there are no pods' logs and events here")
+    told = set[str]()
+    view = None
+    with Live(console=err, auto_refresh=False, transient=True) as live:
+        for view in follow(lambda: server.run(run_id), pods, warn):
+            if err.is_terminal:
+                live.update(_table(view), refresh=True)
+            else:
+                _tell(view, told)
+            if once:
+                break
+    if view is None:
+        return
+    out.print(_table(view))
+    if view.state not in ("SUCCEEDED", "RUNNING", "PENDING"):
+        raise GumshoeError(f"{view.name} ended as {view.state}" + (f": {view.error}" if view.error else ""))
+
+
+def _tell(view: "RunView", told: set[str]) -> None:
+    """What is new, a line each, where there is no terminal to draw on."""
+    for step in view.steps:
+        for text in (f"{step.name}: {step.state}", *filter(None, (step.progress, step.trouble, step.error))):
+            if f"{step.name}/{text}" not in told:
+                told.add(f"{step.name}/{text}")
+                err.print(escape(plain(text)), soft_wrap=True)
+
+
+def _table(view: "RunView") -> Any:
+    from rich.table import Table
+
+    table = Table("step", "state", "time", "", title=f"{escape(plain(view.name))}: {view.state}", box=None)
+    for step in view.steps:
+        time = "" if step.seconds is None else f"{step.seconds // 60:.0f}:{step.seconds % 60:02.0f}"
+        said = step.trouble or step.error or step.progress
+        table.add_row(escape(plain(step.name)), _state(step.state), time, escape(plain(said)))
+    return table
+
+
+def _state(state: str) -> str:
+    colour = _STATES.get(state, "default")
+    return f"[{colour}]{state.lower()}[/]"

@@ -159,7 +159,7 @@ def _impatient(text: str) -> str:
         for task in graph.get("dag", {}).get("tasks", {}).values():
             if "retryPolicy" in task:
                 task["retryPolicy"]["backoffDuration"] = _BETWEEN_TRIES
-    return yaml.safe_dump_all([spec, *platforms])
+    return str(yaml.safe_dump_all([spec, *platforms]))
 
 
 def main() -> None:

@@ -17,20 +17,20 @@ WORKER, TRAINER = "ghcr.io/gumshoe/worker:0.1.0", "ghcr.io/gumshoe/trainer:0.1.0
 
 @dsl.pipeline(name="train-agent", description="Train a search agent on somebody's mail, and publish what is better.")
 def train_agent(
-    mail: list,  # type: ignore[type-arg]
+    mail: list,
     scenarios: str,
     store: str,
     run: str,
     base_model: str = "Qwen/Qwen2.5-7B-Instruct",
     config: str = "",
-    settings: dict = {},  # type: ignore[type-arg] # noqa: B006 - a default of Kubeflow's
-    limits: dict = {},  # type: ignore[type-arg] # noqa: B006
+    settings: dict = {},  # noqa: B006 - a default of Kubeflow's
+    limits: dict = {},  # noqa: B006
     judge: str = "heuristic",
-    thresholds: dict = {},  # type: ignore[type-arg] # noqa: B006
+    thresholds: dict = {},  # noqa: B006
     seed: int = 1,
     gpus: int = 1,
-    node_selector: dict = {},  # type: ignore[type-arg] # noqa: B006
-    tolerations: list = [],  # type: ignore[type-arg] # noqa: B006
+    node_selector: dict = {},  # noqa: B006
+    tolerations: list = [],  # noqa: B006
     worker_image: str = WORKER,
     trainer_image: str = TRAINER,
     code: str = "",

@@ -9,7 +9,7 @@ def evaluate_policy(
     scenarios: dsl.Input[dsl.Dataset],
     base_model: str,
     judge: str,
-    limits: dict,  # type: ignore[type-arg]
+    limits: dict,
     gpus: int,  # noqa: ARG001 - of the pod
     code: str,
     evaluation: dsl.Output[dsl.Artifact],
@@ -53,7 +53,7 @@ def evaluate_policy(
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
 def gate(
     evaluation: dsl.Input[dsl.Artifact],
-    thresholds: dict,  # type: ignore[type-arg]
+    thresholds: dict,
     store: str,
     run: str,
     decision: dsl.Output[dsl.Artifact],

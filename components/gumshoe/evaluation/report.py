@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from gumshoe.agent.chat_format import NoCallError, UnusableCallError, parse_call
 from gumshoe.agent.email import bare_id
-from gumshoe.agent.policies import TINY, PolicyName, load_tokenizer
+from gumshoe.agent.policies import PolicyName, load_tokenizer
 from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.artifacts.storage import explained, write_atomically
 from gumshoe.evaluation.evaluate import Evaluated, EvaluationSettings

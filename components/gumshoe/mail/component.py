@@ -4,7 +4,7 @@ from kfp import dsl
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
-def ingest_mail(sources: list, code: str, mail: dsl.Output[dsl.Dataset]) -> int:  # type: ignore[type-arg]
+def ingest_mail(sources: list, code: str, mail: dsl.Output[dsl.Dataset]) -> int:
     """Index mail from its sources; how many messages there are.
 
     Args:

@@ -9,7 +9,7 @@ def train_grpo(
     scenarios: dsl.Input[dsl.Dataset],
     base_model: str,
     config: str,
-    settings: dict,  # type: ignore[type-arg]
+    settings: dict,
     checkpoints: str,
     gpus: int,  # noqa: ARG001 - of the pod
     adapter: dsl.Output[dsl.Model],

@@ -1,0 +1,98 @@
+"""What a pipeline is asked to do, checked before anything is started or sent."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from gumshoe.artifacts.storage import split_uri
+from gumshoe.errors import UsageError
+
+_RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # a label of Kubernetes, and a version of artifacts
+_LIMITS = ("max_turns", "max_tokens", "max_context")
+
+
+def check_arguments(arguments: Mapping[str, Any], *, reach: bool) -> None:
+    """Refuse what a step would refuse, hours later.
+
+    `reach`: whether files and stores that are named are this machine's to read.
+
+    Raises:
+        UsageError: it says what to change, all of it at once.
+    """
+    faults = []
+    for name, check in _CHECKS.items():
+        if name in arguments:
+            try:
+                check(arguments, reach)
+            except UsageError as error:
+                faults.append(f"{name}: {error}")
+    if faults:
+        raise UsageError("; ".join(faults))
+
+
+def _run(arguments: Mapping[str, Any], _: bool) -> None:
+    if not _RUN.fullmatch(arguments["run"]):
+        raise UsageError(f"{arguments['run']!r} is no id; use lower-case letters, digits, dots and dashes, at most 63")
+
+
+def _store(arguments: Mapping[str, Any], _: bool) -> None:
+    split_uri(arguments["store"])
+
+
+def _mail(arguments: Mapping[str, Any], reach: bool) -> None:
+    from gumshoe.mail.sources import open_source
+
+    if not arguments["mail"]:
+        raise UsageError("there is no source; write a list such as [maildir:s3://bucket/mail]")
+    for source in arguments["mail"] if reach else ():
+        open_source(source)
+
+
+def _scenarios(arguments: Mapping[str, Any], reach: bool) -> None:
+    from gumshoe.scenarios.sources import read_scenarios
+
+    if reach and next(iter(read_scenarios(arguments["scenarios"])), None) is None:
+        raise UsageError(f"there is nothing in {arguments['scenarios']}")
+
+
+def _settings(arguments: Mapping[str, Any], reach: bool) -> None:
+    from gumshoe.training.settings import resolve
+
+    config = str(arguments.get("config", ""))
+    flags = {**arguments.get("settings", {}), "model.name": arguments.get("base_model", "tiny")}
+    resolve(config if reach or "/" not in config else None, flags, {})
+
+
+def _limits(arguments: Mapping[str, Any], _: bool) -> None:
+    for name, value in arguments["limits"].items():
+        if name not in _LIMITS or not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{name}: {value} is none; there are {', '.join(_LIMITS)}, whole numbers from 1")
+
+
+def _thresholds(arguments: Mapping[str, Any], _: bool) -> None:
+    from gumshoe.evaluation.gate import GateSettings
+
+    known = [each.name for each in fields(GateSettings)]
+    for name, value in arguments["thresholds"].items():
+        if name not in known or not isinstance(value, int | float) or isinstance(value, bool):
+            raise UsageError(f"{name}: {value} is none; there are {', '.join(known)}, each a number")
+
+
+def _judge(arguments: Mapping[str, Any], reach: bool) -> None:
+    from gumshoe.rewards.judges import named_settings, open_judge
+
+    if reach or named_settings(arguments["judge"])[0] not in ("openai", "embedding"):  # whose key is the step's
+        open_judge(arguments["judge"])
+
+
+_CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
+    "run": _run,
+    "store": _store,
+    "mail": _mail,
+    "scenarios": _scenarios,
+    "config": _settings,
+    "limits": _limits,
+    "thresholds": _thresholds,
+    "judge": _judge,
+}

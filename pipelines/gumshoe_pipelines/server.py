@@ -1,0 +1,196 @@
+"""A Kubeflow Pipelines server: start runs there, and ask how they are. Each request has a deadline."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kfp_server_api as api
+import urllib3
+import yaml
+
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe_pipelines.graphs import Graph
+from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL
+
+IN_CLUSTER = "http://ml-pipeline.{namespace}.svc.cluster.local:8888"
+_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")  # where Kubeflow mounts a service account's
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is, and who asks."""
+
+    host: str
+    namespace: str | None = None
+    """Of the experiment, where the server has several users."""
+    token: str | None = None
+    deadline: float = 30
+    """Seconds of a request."""
+
+    @classmethod
+    def of(cls, host: str | None, namespace: str | None, token: str | None, *, in_cluster: bool) -> "Address":
+        """
+        Raises:
+            UsageError: it says not, or not in this way, where the server is.
+        """
+        if in_cluster:
+            if not _TOKEN.exists() and token is None:
+                raise UsageError(
+                    f"there is no token at {_TOKEN}; this is no pod that Kubeflow gave one, so name --host"
+                )
+            own = token or _TOKEN.read_text(encoding="utf-8").strip()
+            return cls(host or IN_CLUSTER.format(namespace=namespace or "kubeflow"), namespace, own)
+        if host is None:
+            raise UsageError("say where Kubeflow Pipelines is, with --host or $KFP_HOST; --in-cluster from within")
+        if not host.startswith(("http://", "https://")):
+            raise UsageError(f"--host {host} is no address; write https://HOST, or http://localhost:8080")
+        return cls(host.rstrip("/"), namespace, token)
+
+
+class Server:
+    """Asks a server. Every method raises as `_explained` says."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        configuration = api.Configuration(host=address.host)
+        if address.token:
+            configuration.api_key["authorization"] = address.token
+            configuration.api_key_prefix["authorization"] = "Bearer"
+        configuration.retries = urllib3.Retry(0)  # a run that was begun twice costs twice
+        self._client = api.ApiClient(configuration)
+        self._within = {"_request_timeout": address.deadline}
+
+    def submit(
+        self, graph: Graph, arguments: dict[str, Any], *, experiment: str, service_account: str | None, caching: bool
+    ) -> api.V2beta1Run:
+        """Start a run of a pipeline, whose graph is sent with it."""
+        run = api.V2beta1Run(
+            display_name=f"{graph.name} {arguments['run']}",
+            experiment_id=self._experiment(experiment),
+            pipeline_spec=sent(graph, arguments, caching=caching),
+            runtime_config=api.V2beta1RuntimeConfig(parameters=arguments),
+            service_account=service_account,
+        )
+        with self._explained():
+            return api.RunServiceApi(self._client).run_service_create_run(run, **self._within)
+
+    def schedule(
+        self,
+        graph: Graph,
+        arguments: dict[str, Any],
+        *,
+        cron: str,
+        experiment: str,
+        service_account: str | None,
+    ) -> api.V2beta1RecurringRun:
+        """Have a pipeline run again and again, never twice at once."""
+        recurring = api.V2beta1RecurringRun(
+            display_name=graph.name,
+            experiment_id=self._experiment(experiment),
+            pipeline_spec=sent(graph, arguments, caching=True),
+            runtime_config=api.V2beta1RuntimeConfig(parameters=arguments),
+            service_account=service_account,
+            max_concurrency="1",
+            no_catchup=True,
+            mode=api.RecurringRunMode.ENABLE,
+            trigger=api.V2beta1Trigger(cron_schedule=api.V2beta1CronSchedule(cron=cron)),
+        )
+        with self._explained():
+            return api.RecurringRunServiceApi(self._client).recurring_run_service_create_recurring_run(
+                recurring, **self._within
+            )
+
+    def run(self, run_id: str) -> api.V2beta1Run:
+        """A run with its steps."""
+        with self._explained(f"run {run_id}"):
+            return api.RunServiceApi(self._client).run_service_get_run(run_id, **self._within)
+
+    def runs(self, most: int) -> list[api.V2beta1Run]:
+        """The newest runs."""
+        more = {"namespace": self.address.namespace} if self.address.namespace else {}
+        with self._explained():
+            found = api.RunServiceApi(self._client).run_service_list_runs(
+                page_size=most, sort_by="created_at desc", **more, **self._within
+            )
+        return found.runs or []
+
+    def _experiment(self, name: str) -> str:
+        """The id of the experiment of that name, which is made where it is missing."""
+        service = api.ExperimentServiceApi(self._client)
+        wanted = {"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]}
+        more = {"namespace": self.address.namespace} if self.address.namespace else {}
+        with self._explained():
+            found = service.experiment_service_list_experiments(filter=json.dumps(wanted), **more, **self._within)
+            if found.experiments:
+                return str(found.experiments[0].experiment_id)
+            made = api.V2beta1Experiment(display_name=name, namespace=self.address.namespace)
+            return str(service.experiment_service_create_experiment(made, **self._within).experiment_id)
+
+    @contextmanager
+    def _explained(self, what: str = "it") -> Iterator[None]:
+        """
+        Raises:
+            UnavailableError: the server does not answer, or is not well.
+            GumshoeError: it refuses.
+        """
+        host = self.address.host
+        try:
+            yield
+        except api.ApiException as error:
+            said = _said(error)
+            if error.status in (401, 403):
+                raise GumshoeError(
+                    f"{host} refuses ({error.status}{said}); give a token that may do this, with --token or $KFP_TOKEN"
+                ) from None
+            if error.status == 404:
+                raise GumshoeError(
+                    f"{host} does not have {what} (404{said}); check the address of Kubeflow Pipelines, the namespace "
+                    "and the id"
+                ) from None
+            if error.status is None or error.status >= 500 or error.status == 429:
+                raise UnavailableError(f"{host} is not well ({error.status}{said}); try again") from None
+            raise GumshoeError(f"{host} refuses ({error.status}{said})") from None
+        except urllib3.exceptions.HTTPError as error:
+            reason = getattr(error, "reason", None) or error
+            kind = "in time" if isinstance(reason, urllib3.exceptions.TimeoutError) else f"({_short(reason)})"
+            raise UnavailableError(f"{host} does not answer {kind}; check --host, and that you can reach it") from None
+        except ValueError as error:
+            raise GumshoeError(f"{host} does not answer as Kubeflow Pipelines does ({_short(error)})") from None
+
+
+def sent(graph: Graph, arguments: dict[str, Any], *, caching: bool) -> dict[str, Any]:
+    """A pipeline as a server takes it, with the labels of its pods filled in."""
+    spec, *platforms = yaml.safe_load_all(graph.text)
+    if not caching:
+        for part in (spec["root"], *spec["components"].values()):
+            for task in part.get("dag", {}).get("tasks", {}).values():
+                task["cachingOptions"] = {}
+    platform = platforms[0] if platforms else {}
+    known = {RUN_LABEL: str(arguments.get("run", "")), PROJECT_LABEL: project_of(str(arguments.get("store", "")))}
+    executors = platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
+    for executor in executors.values():
+        labels = executor.get("podMetadata", {}).get("labels", {})
+        labels.update({label: value for label, value in known.items() if label in labels and value})
+    return {"pipeline_spec": spec, "platform_spec": platform}
+
+
+def project_of(store: str) -> str:
+    """What a project is called: the last part of its store's URI."""
+    return store.rstrip("/").rpartition("/")[2]
+
+
+def _said(error: api.ApiException) -> str:
+    """What an answer says of itself."""
+    try:
+        body = json.loads(error.body or "")
+        said = body.get("message") or body.get("error") or body.get("error_details") or ""
+    except (ValueError, AttributeError):
+        said = error.reason or ""
+    return f": {_short(said)}" if said else ""
+
+
+def _short(said: object) -> str:
+    return " ".join(str(said).split())[:300]
