@@ -30,6 +30,7 @@ COMMANDS = {
     "compare": ("gumshoe.evaluation.commands:compare", "Compare two evaluated policies, question by question."),
     "gate": ("gumshoe.evaluation.commands:gate", "Say whether a candidate is really better than a baseline."),
     "pipeline": ("gumshoe_pipelines.commands", "The whole path, as a graph: compile it, run it here, submit it."),
+    "ask": ("gumshoe.agent.commands:ask", "Ask an agent one question about a mailbox."),
     "trajectories": ("gumshoe.agent.commands:trajectories", "Look at what episodes left."),
 }
 

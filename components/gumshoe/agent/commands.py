@@ -1,21 +1,23 @@
-"""`gumshoe rollout` and `gumshoe trajectories`: run episodes, and look at what they left."""
+"""`gumshoe rollout`, `gumshoe trajectories` and `gumshoe ask`: run episodes, and look at what they left."""
 
 import asyncio
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.terminal import JsonFlag, out, plain, print_json, progress
+from gumshoe.errors import RefusedError, UnavailableError, UsageError
+from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
 
 if TYPE_CHECKING:
     from gumshoe.agent.run import RolloutReport, Settings
     from gumshoe.agent.trajectory import Trajectory
 
 rollout = typer.Typer(add_completion=False)
+ask = typer.Typer(add_completion=False)
 trajectories = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at what episodes left.")
 
 _COLOURS = {"prompt": "dim", "injected": "cyan", "sampled": "green"}
@@ -90,6 +92,60 @@ def run(
         raise UnavailableError(
             f"{report.dropped:,} groups were dropped ({causes}); run this again for them. Of {scenario}: {first}"
         )
+
+
+@ask.command()
+def run_question(
+    question: Annotated[str, typer.Argument(help="What to find out.")],
+    index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")],
+    inbox: Annotated[str, typer.Option(metavar="ADDRESS", help="Whose mail; nothing else is seen.")],
+    adapter: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION|latest|DIR", help="Of the store, or a directory; the base model alone without."),
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Where adapters were published.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="DIR|NAME", help="The base model; the adapter's own unless given, or tiny.")
+    ] = None,
+    day: Annotated[
+        datetime | None, typer.Option("--date", formats=["%Y-%m-%d"], help="Nothing sent later is seen; today.")
+    ] = None,
+    max_turns: Annotated[int, typer.Option(min=1, help="Most turns.")] = 10,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
+    json: JsonFlag = False,
+) -> None:
+    """Answer one question on this machine, with what was done for it and where the answer stands.
+
+    Ends with 3 where there is no answer.
+    """
+    from gumshoe.agent.ask import Question, answered
+    from gumshoe.agent.episode import EpisodeLimits
+    from gumshoe.agent.policy import Sampling
+
+    asked = Question(
+        index=index,
+        inbox=inbox,
+        day=(day or datetime.now(UTC)).date(),
+        text=question,
+        adapter=adapter,
+        store=store,
+        model=model,
+    )
+    found = asyncio.run(answered(asked, Sampling(0.0, max_tokens=max_tokens), EpisodeLimits(max_turns)))
+    if json:
+        print_json(asdict(found))
+    else:
+        for step in found.steps:
+            err.print(f"[dim]{_shown(step)}[/]", soft_wrap=True)
+        if found.success:
+            out.print(f"[bold]{_shown(found.answer)}[/]", soft_wrap=True)
+        for source in found.sources:
+            out.print(f"  {_shown(source)}", soft_wrap=True)
+        err.print(f"{_shown(found.policy)}, {found.turns} turns, {found.seconds:.1f} s", soft_wrap=True)
+    if not found.success:
+        raise RefusedError(found.reason)
 
 
 def _watched(settings: "Settings", path: Path) -> "RolloutReport":

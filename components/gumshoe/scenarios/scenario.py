@@ -98,6 +98,24 @@ class Scenario(BaseModel):
             raise ValueError(f"it holds what cannot be written as JSON ({error})") from None
         return self
 
+    @classmethod
+    def asked(cls, question: str, inbox_address: str, query_date: date) -> "Scenario":
+        """A question of which nobody knows the answer: one to answer, and not to learn from or to measure with.
+
+        Raises:
+            ScenarioError: the question is empty, or the address is none.
+        """
+        text = question.strip()
+        try:
+            inbox = _address(inbox_address)
+        except ValueError as error:
+            raise ScenarioError(str(error)) from None
+        if not text:
+            raise ScenarioError("the question is empty; ask something")
+        return cls.model_construct(
+            id="asked", question=text, answer="", inbox_address=inbox, query_date=query_date, message_ids=()
+        )
+
     @property
     def sources(self) -> tuple[str, ...]:
         """The ids of the messages or documents that hold the answer."""

@@ -36,7 +36,12 @@ def trained(
     directory = train(resolve(config, flags).settings, index, scenarios, resume=True, replace_run=False)
     adapter = directory / (BEST if (directory / BEST).exists() else FINAL)
     metadata = Metadata.model_validate_json((adapter / METADATA).read_bytes())
-    facts = {"base_model": metadata.base_model, "step": metadata.step, "run": metadata.run, "mail": metadata.mail}
+    facts = {
+        "base_model": metadata.settings.model.name,
+        "step": metadata.step,
+        "run": metadata.run,
+        "mail": metadata.mail,
+    }
     numbers = {
         f"{event} {name}": float(value)
         for event, record in metadata.metrics.items()
