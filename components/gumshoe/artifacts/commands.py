@@ -1,4 +1,4 @@
-"""`gumshoe artifacts`: publish, fetch, list, show, verify, prune."""
+"""`gumshoe artifacts`: publish, fetch, list, show, verify, prune, forget."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -194,13 +194,28 @@ def prune(
     kind: Annotated[str | None, typer.Option(help="Only this kind.")] = None,
     keep: Annotated[int, typer.Option(min=1, help="How many of the newest of each kind stay.")] = 5,
     older_than: Annotated[float, typer.Option(min=0, help="Days; what is younger stays.")] = 30,
+    retention: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="GUMSHOE_RETENTION",
+            metavar="KIND=DAYS",
+            help="Artifacts whose kind ends in KIND go after so many days, the newest too, such as reports=30.",
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only say what would go.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Remove old artifacts that nothing kept was made from, and leftovers of unfinished publications."""
     from gumshoe.artifacts.pruning import prune as prune_store
 
-    pruned = prune_store(_store(store), keep=keep, older_than=timedelta(days=older_than), kind=kind, dry_run=not yes)
+    pruned = prune_store(
+        _store(store),
+        keep=keep,
+        older_than=timedelta(days=older_than),
+        kind=kind,
+        retention=dict(map(_retention, retention or [])),
+        dry_run=not yes,
+    )
     if json:
         print_json(
             {
@@ -220,6 +235,46 @@ def prune(
     out.print(f"{verb} {len(pruned.removed)} artifacts ({_size(total)}) and {pruned.leftovers} leftover files")
     if not yes and (pruned.removed or pruned.leftovers):
         out.print("Nothing was removed yet; add --yes to do it.")
+
+
+@app.command()
+def forget(
+    store: StoreUri,
+    inbox: Annotated[str, typer.Option(metavar="ADDRESS", help="Whose mail is to be forgotten.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only say what would go.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Find what quotes somebody's mail, below a store or what a pipeline left, and remove it.
+
+    Adapters that learned from it quote nothing, and stay. What does not say whose mail it holds, as an index of
+    several people's, goes too.
+    """
+    from gumshoe.artifacts.private import find_quoting
+    from gumshoe.artifacts.private import forget as remove
+
+    opened = _store(store)
+    found = find_quoting(opened.storage, inbox.strip().casefold())
+    if yes:
+        remove(opened.storage, found)
+    if json:
+        print_json({"dry_run": not yes, "removed": [each.place for each in found]})
+        return
+    verb = "removed" if yes else "would remove"
+    for each in found:
+        whose = "" if each.is_named else ", which may hold anybody's mail"
+        out.print(f"{verb} {_text(each.place)} ({len(each.keys)} files, {_size(each.size)}{whose})", soft_wrap=True)
+    if not found:
+        out.print(f"Nothing in {_text(opened.uri)} quotes {_text(inbox)}.", soft_wrap=True)
+    elif not yes:
+        out.print("Nothing was removed yet; add --yes to do it.")
+
+
+def _retention(text: str) -> tuple[str, timedelta]:
+    kind, _, days = text.partition("=")
+    try:
+        return kind, timedelta(days=float(days))
+    except ValueError:
+        raise UsageError(f"--retention {text!r} is not a kind and days; write it as reports=30") from None
 
 
 def _as_json(lineage: "Lineage") -> dict[str, object]:

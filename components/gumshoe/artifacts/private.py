@@ -1,26 +1,78 @@
-"""Marks what quotes somebody's mail, so that it can be found and removed when it is to be forgotten."""
+"""Marks what quotes somebody's mail, and finds and removes it when it is to be forgotten.
+
+A mark is a file beside what it is about: in an artifact, whose manifest lists it, and in the directory that a step of
+a pipeline leaves.
+"""
 
 import io
 import json
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST
+from gumshoe.artifacts.storage import Storage, explained, write_atomically
 
 MARK = "private.json"
+_ARTIFACT = re.compile(rf"(?P<place>.+)/{DATA_PREFIX}[0-9a-f]{{32}}/{re.escape(MARK)}", re.S)
 
 
 def mark(directory: Path, inboxes: Iterable[str] | None) -> None:
     """Note in a directory whose mail its files quote; None where that may be anybody's."""
     named = None if inboxes is None else sorted(set(inboxes))
     with explained(directory):
+        directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / MARK, io.BytesIO(json.dumps({"inboxes": named}).encode() + b"\n"))
 
 
-def quotes(mark: bytes, inbox: str) -> bool:
-    """Whether what bears such a mark may quote an inbox; one that cannot be read may."""
+@dataclass(frozen=True, slots=True)
+class Quoting:
+    """What quotes an inbox, or may."""
+
+    place: str
+    """The artifact, or the directory that a step left, below the storage's root."""
+    is_named: bool
+    """The mark names the inbox; otherwise it may be anybody's mail."""
+    keys: tuple[str, ...]
+    """All of its files; an artifact's manifest first, since what is half removed must not be seen."""
+    size: int
+    """Bytes."""
+
+
+def find_quoting(storage: Storage, inbox: str) -> list[Quoting]:
+    """What bears a mark that names an inbox, or that names none.
+
+    Raises:
+        StorageError, UnavailableError: it could not be read.
+    """
+    found: dict[str, Quoting] = {}
+    for entry in list(storage.entries()):
+        if entry.key.rpartition("/")[2] != MARK:
+            continue
+        text, _ = storage.read(entry.key)
+        inboxes = _inboxes(text)
+        if inboxes is not None and inbox not in inboxes:
+            continue
+        artifact = _ARTIFACT.fullmatch(entry.key)
+        # A step's directory holds that of each of its outputs, and what it said of them.
+        place = artifact["place"] if artifact else "/".join(entry.key.split("/")[:-2])
+        below = list(storage.entries(f"{place}/"))
+        keys = sorted((each.key for each in below), key=lambda key: (not key.endswith(f"/{MANIFEST}"), key))
+        found[place] = Quoting(place, inboxes is not None, tuple(keys), sum(each.size for each in below))
+    return list(found.values())
+
+
+def forget(storage: Storage, found: Iterable[Quoting]) -> None:
+    """Remove what was found."""
+    for each in found:
+        storage.delete(each.keys)
+
+
+def _inboxes(text: bytes) -> frozenset[str] | None:
+    """Whose mail it is; None where that is not said, or cannot be read."""
     try:
-        named = json.loads(mark)["inboxes"]
+        named = json.loads(text)["inboxes"]
+        return None if named is None else frozenset(map(str, named))
     except (ValueError, KeyError, TypeError):
-        return True
-    return named is None or inbox in named
+        return None

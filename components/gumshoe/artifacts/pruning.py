@@ -2,8 +2,10 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest, check_kind, now
 from gumshoe.artifacts.store import ABANDONED_AFTER, PRUNED, Store
@@ -23,12 +25,22 @@ class Pruned:
     """Files of publications that were never finished."""
 
 
-def prune(store: Store, *, keep: int, older_than: timedelta, kind: str | None = None, dry_run: bool = False) -> Pruned:
+def prune(
+    store: Store,
+    *,
+    keep: int,
+    older_than: timedelta,
+    kind: str | None = None,
+    retention: Mapping[str, timedelta] = MappingProxyType({}),
+    dry_run: bool = False,
+) -> Pruned:
     """Remove old artifacts, and the leftovers of publications that were never finished.
 
     Kept are the `keep` newest of each kind, the latest, those younger than `older_than`, and whatever a
     kept artifact was made from. With `kind`, other kinds are left alone. Leftovers go once they are as
     old as that, and a day at least: a publication may be under way. A removed version is not used again.
+
+    `retention` is how long artifacts whose kind ends in that word may stay at all: older ones go, whatever else holds.
 
     Raises:
         InvalidNameError: the kind is not of the allowed form.
@@ -36,7 +48,13 @@ def prune(store: Store, *, keep: int, older_than: timedelta, kind: str | None = 
     if kind is not None:
         check_kind(kind)
     manifests = store.list()
+    over = {
+        each.reference
+        for each in manifests
+        if (time := retention.get(each.kind.rpartition("/")[2])) is not None and each.created < now() - time
+    }
     kept = _kept(store, manifests, keep, now() - older_than, kind)
+    kept = {reference: reason for reference, reason in kept.items() if reference not in over}
     removed = [manifest for manifest in manifests if manifest.reference not in kept]
     unfinished = now() - max(older_than, ABANDONED_AFTER)
     leftovers = _leftovers(store, manifests, unfinished, kind)

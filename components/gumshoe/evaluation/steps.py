@@ -58,8 +58,6 @@ def measured(
         policies=tuple(policies),
         judges=(judge,),
     )
-    with explained(directory):
-        directory.mkdir(parents=True, exist_ok=True)
     mark(directory, [str(each.inbox_address) for each in load_scenarios(scenarios)])
     found = asyncio.run(evaluate(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
