@@ -112,9 +112,9 @@ def submit(
     begun = server.submit(graph, arguments, experiment=experiment, service_account=service_account, caching=caching)
     address = f"{(ui or server.address.host).rstrip('/')}/#/runs/details/{begun.run_id}"
     if json:
-        print_json({"run_id": begun.run_id, "run": arguments["run"], "address": address})
+        print_json({"run_id": begun.run_id, "run": arguments.get("run"), "address": address})
     else:
-        out.print(f"[bold]{escape(arguments['run'])}[/] {begun.run_id}", soft_wrap=True)
+        out.print(f"[bold]{escape(arguments.get('run', name))}[/] {begun.run_id}", soft_wrap=True)
         out.print(escape(address), soft_wrap=True)
     if watch:
         _follow(server, begun.run_id)

@@ -5,6 +5,8 @@ from typing import Any
 
 from kfp import kubernetes
 
+WORKER, TRAINER = "ghcr.io/gumshoe/worker:0.1.0", "ghcr.io/gumshoe/trainer:0.1.0"
+"""Images, unless others are named."""
 MINUTE, HOUR = 60, 3600
 PROJECT_LABEL, RUN_LABEL, STEP_LABEL = "gumshoe.dev/project", "gumshoe.dev/run", "gumshoe.dev/step"
 """Of pods. What a compiled pipeline has there for project and run, `gumshoe pipeline submit` replaces."""

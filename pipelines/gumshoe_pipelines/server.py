@@ -68,7 +68,7 @@ class Server:
     ) -> api.V2beta1Run:
         """Start a run of a pipeline, whose graph is sent with it."""
         run = api.V2beta1Run(
-            display_name=f"{graph.name} {arguments['run']}",
+            display_name=f"{graph.name} {arguments.get('run', '')}".strip(),
             experiment_id=self._experiment(experiment),
             pipeline_spec=sent(graph, arguments, caching=caching),
             runtime_config=api.V2beta1RuntimeConfig(parameters=arguments),

@@ -6,13 +6,10 @@ from kfp import dsl
 
 from gumshoe.artifacts.component import publish_adapter
 from gumshoe.evaluation.component import evaluate_policy, gate
-from gumshoe.mail.component import ingest_mail
 from gumshoe.operations.component import notify
-from gumshoe.scenarios.component import load_scenarios
 from gumshoe.training.component import train_grpo
-from gumshoe_pipelines.placement import Placement
-
-WORKER, TRAINER = "ghcr.io/gumshoe/worker:0.1.0", "ghcr.io/gumshoe/trainer:0.1.0"
+from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
+from gumshoe_pipelines.prepared import prepared
 
 
 @dsl.pipeline(name="train-agent", description="Train a search agent on somebody's mail, and publish what is better.")
@@ -59,15 +56,7 @@ def train_agent(
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
     told = where.on_cpu(notify(store=store, run=run), hours=0.25)
     with dsl.ExitHandler(told, name="run"):
-        ingested = where.on_cpu(ingest_mail(sources=mail, code=code), hours=12, cached=True)
-        index = ingested.outputs["mail"]
-        loaded = where.on_cpu(load_scenarios(source=scenarios, mail=index, seed=seed, code=code), cached=True)
-        asked = {
-            "mail": index,
-            "scenarios": loaded.outputs["scenarios"],
-            "base_model": base_model,
-            "gpus": gpus,
-        }
+        asked = {**prepared(where, mail, scenarios, seed, code), "base_model": base_model, "gpus": gpus}
         measuring = {**asked, "judge": judge, "limits": limits, "code": code}
         before = where.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
         trained = where.on_gpu(

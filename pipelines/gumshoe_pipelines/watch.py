@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from gumshoe.errors import GumshoeError, UnavailableError
-from gumshoe_pipelines.placement import RUN_LABEL, STEP_LABEL
+from gumshoe_pipelines.placement import STEP_LABEL
 
 OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "CANCELLED", "SKIPPED"})
+_RUN = "pipeline/runid"  # Kubeflow's own label
 _EVERY = 5.0  # seconds
 _SILENCE = 600.0  # seconds without an answer after which nobody waits any longer
 _LINES = 20  # of a pod's log
@@ -64,14 +65,14 @@ class PodView:
 class Pods(Protocol):
     """What is known of a run's pods."""
 
-    def of(self, run: str) -> dict[str, PodView]:
+    def of(self, run_id: str) -> dict[str, PodView]:
         """By the steps' names."""
 
 
 class NoPods:
     """Nothing is known of pods: there is no way to Kubernetes."""
 
-    def of(self, run: str) -> dict[str, PodView]:  # noqa: ARG002
+    def of(self, run_id: str) -> dict[str, PodView]:  # noqa: ARG002
         """As `Pods.of`."""
         return {}
 
@@ -99,10 +100,10 @@ class Cluster:
                 raise GumshoeError(f"no way to Kubernetes ({error}); set KUBECONFIG") from None
             self._core = client.CoreV1Api()
 
-    def of(self, run: str) -> dict[str, PodView]:
+    def of(self, run_id: str) -> dict[str, PodView]:
         """As `Pods.of`; of several pods of one step, the newest."""
         found = self._core.list_namespaced_pod(
-            self.namespace, label_selector=f"{RUN_LABEL}={run}", _request_timeout=self.deadline
+            self.namespace, label_selector=f"{_RUN}={run_id}", _request_timeout=self.deadline
         )
         pods = sorted(found.items, key=lambda pod: pod.metadata.creation_timestamp or datetime.min.replace(tzinfo=UTC))
         return {
@@ -212,9 +213,8 @@ def follow(
                 warn(f"{error}; asking again")
             time.sleep(every)
             continue
-        name = str((run.runtime_config.parameters or {}).get("run", "")) if run.runtime_config else ""
         try:
-            found = pods.of(name) if name else {}
+            found = pods.of(run.run_id)
         except Exception as error:  # noqa: BLE001 - of Kubernetes' client and what lies under it: the run goes on without
             found = {}
             said = f"pods cannot be seen: {type(error).__name__}: {' '.join(str(error).split())[:120]}"

@@ -1,4 +1,4 @@
-"""The pipeline's step that publishes an adapter."""
+"""The pipeline's steps that fetch and publish adapters."""
 
 from kfp import dsl
 
@@ -37,3 +37,28 @@ def publish_adapter(
     published.metadata.update(settings, version=version, content=manifest.content, store=store)
     print(f"Published {manifest.reference} in {store}")
     return manifest.reference
+
+
+@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
+def fetch_adapter(store: str, version: str, adapter: dsl.Output[dsl.Model]) -> str:
+    """Fetch a published adapter; its version. Where `latest` is asked for and none was published, it is empty.
+
+    Args:
+        store: The URI of a project's artifacts.
+        version: A version, or `latest`.
+        adapter: Its directory.
+    """
+    from pathlib import Path
+
+    from gumshoe.artifacts.store import Store
+
+    kept = Store(store)
+    if version == "latest" and kept.latest("adapters") is None:
+        Path(adapter.path).mkdir(parents=True)
+        (Path(adapter.path) / "none").touch()
+        print("No adapter was published yet")
+        return ""
+    found = kept.fetch(f"adapters/{version}", Path(adapter.path)).manifest
+    adapter.metadata.update(found.settings, version=found.version, content=found.content)
+    print(f"{found.reference} of {store}")
+    return found.version

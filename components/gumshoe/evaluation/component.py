@@ -16,13 +16,14 @@ def evaluate_policy(
     metrics: dsl.Output[dsl.Metrics],
     report: dsl.Output[dsl.HTML],
     adapter: dsl.Input[dsl.Model] = None,
+    current: dsl.Input[dsl.Model] = None,
     baseline: dsl.Input[dsl.Artifact] = None,
 ) -> float:
-    """Measure the base model, or an adapter beside it, on the test split; the accuracy.
+    """Measure the base model, and the adapters that are given beside it, on the test split; the last one's accuracy.
 
     Args:
         mail: An index.
-        scenarios: A JSONL file.
+        scenarios: A directory with `scenarios.jsonl`.
         base_model: `tiny`, a model's directory, or its name on the hub.
         judge: Says which answers are right, as `gumshoe evaluate --judge`.
         limits: Of an episode: max_turns, max_tokens, max_context.
@@ -32,6 +33,7 @@ def evaluate_policy(
         metrics: The first of its numbers.
         report: Every episode.
         adapter: Measured where it is given.
+        current: The adapter in service, measured too; an empty one is none.
         baseline: An evaluation of the base model, of which nothing is asked again.
     """
     import shutil
@@ -42,7 +44,9 @@ def evaluate_policy(
     place = Path(evaluation.path)
     if baseline is not None:
         shutil.copytree(baseline.path, place, dirs_exist_ok=True)
-    result = measured(Path(mail.path), scenarios.path, base_model, adapter and Path(adapter.path), judge, limits, place)
+    adapters = {"current": current, "adapter": adapter}
+    given = {name: Path(each.path) for name, each in adapters.items() if each is not None}
+    result = measured(Path(mail.path), Path(scenarios.path), base_model, given, judge, limits, place)
     shutil.copyfile(place / "report.html", report.path)
     for name, estimate in result.metrics.items():
         metrics.log_metric(name, estimate.value)
@@ -59,7 +63,7 @@ def gate(
     decision: dsl.Output[dsl.Artifact],
     summary: dsl.Output[dsl.Markdown],
 ) -> bool:
-    """Say whether the adapter is really better than the base model, and why; keep that with the report in the store.
+    """Say whether the adapter is really better than the one in service, or the base model, and why; and keep that.
 
     Args:
         evaluation: One of both.

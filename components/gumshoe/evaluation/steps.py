@@ -18,38 +18,44 @@ from gumshoe.evaluation.gate import Decision, GateSettings, decided
 from gumshoe.evaluation.metrics import described, written
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, read_result
+from gumshoe.scenarios.prepare import SCENARIOS
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import progress
 
-BASE, ADAPTER = "base", "adapter"
+BASE, CURRENT, ADAPTER = "base", "current", "adapter"
 DECISION, SUMMARY = "gate.json", "summary.md"
 _SUMMARISED = ("accuracy", "source_accuracy", "found", "read", "unusable", "turns", "reward", "seconds_p50")
 
 
 def measured(
     index: Path,
-    scenarios: str,
+    scenarios: Path,
     base_model: str,
-    adapter: Path | None,
+    adapters: Mapping[str, Path],
     judge: str,
     limits: Mapping[str, int],
     directory: Path,
 ) -> PolicyResult:
-    """Measure the base model, and an adapter beside it where one is given, on the test split; the last of them.
+    """Measure the base model, and adapters of it by name, on the test split; the last of them.
 
-    Where the directory holds an evaluation of the base model, nothing of that is asked again.
+    A directory that holds no adapter is left out. Where there is an evaluation of the base model, nothing of that is
+    asked again.
 
     Raises:
         UsageError: it cannot be carried out; nothing was begun.
         UnavailableError: questions have no answer, or answers no verdict.
     """
     policies = [NamedPolicy(BASE, f"local:{base_model}")]
-    if adapter is not None:
-        policies.append(NamedPolicy(ADAPTER, f"local:{base_model}#{adapter}"))
+    policies += [
+        NamedPolicy(name, f"local:{base_model}#{place}")
+        for name, place in adapters.items()
+        if (place / "adapter_config.json").exists()
+    ]
+    asked = str(scenarios / SCENARIOS)
     settings = EvaluationSettings(
         rollout=Settings(
             index=index,
-            scenarios=scenarios,
+            scenarios=asked,
             split="test",
             policy="",
             sampling=Sampling(0.0, max_tokens=limits.get("max_tokens", 512)),
@@ -58,14 +64,16 @@ def measured(
         policies=tuple(policies),
         judges=(judge,),
     )
-    mark(directory, [str(each.inbox_address) for each in load_scenarios(scenarios)])
+    mark(directory, [str(each.inbox_address) for each in load_scenarios(asked)])
     found = asyncio.run(evaluate(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
     return found.result.policies[-1]
 
 
 def decide(directory: Path, thresholds: Mapping[str, float]) -> Decision:
-    """What the gate says of the adapter of an evaluation; it is written beside it, as JSON and as Markdown.
+    """What the gate says of the adapter of an evaluation, against the one in service or else the base model.
+
+    It is written beside the evaluation, as JSON and as Markdown.
 
     Raises:
         UsageError: there is no such threshold; or the evaluation is not of both.
@@ -74,7 +82,9 @@ def decide(directory: Path, thresholds: Mapping[str, float]) -> Decision:
     unknown = next((each for each in thresholds if each not in known), None)
     if unknown is not None:
         raise UsageError(f"the gate has no threshold {unknown!r}; it has {', '.join(known)}")
-    candidate, baseline = (read_result(f"{directory}#{name}") for name in (ADAPTER, BASE))
+    candidate = read_result(f"{directory}#{ADAPTER}")
+    names = [each.name for each in candidate[0].policies]
+    baseline = read_result(f"{directory}#{CURRENT if CURRENT in names else BASE}")
     decision = decided(candidate, baseline, GateSettings(**thresholds))
     with explained(directory):
         (directory / DECISION).write_text(decision.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ def load_scenarios(
         mail: An index.
         seed: Decides which go where, where the source does not say.
         code: A hash of the code, so that what other code made is not taken from the cache.
-        scenarios: A JSONL file.
+        scenarios: A directory with `scenarios.jsonl`.
     """
     from pathlib import Path
 

@@ -4,12 +4,15 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
+from gumshoe.artifacts.private import mark
 from gumshoe.artifacts.storage import explained, write_atomically
 from gumshoe.errors import RefusedError
 from gumshoe.scenarios.check import CheckReport, check_scenarios
 from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import read_scenarios
 from gumshoe.scenarios.splitting import split_scenarios
+
+SCENARIOS = "scenarios.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,8 @@ class Prepared:
         return {split: len(self.scenarios.only(split)) for split in SPLITS}
 
 
-def prepare(source: str, index: Path, path: Path, *, validation: float, test: float, seed: int) -> Prepared:
-    """Check scenarios, drop those that are wrong, divide what is not divided, and write them to a file.
+def prepare(source: str, index: Path, directory: Path, *, validation: float, test: float, seed: int) -> Prepared:
+    """Check scenarios, drop those that are wrong, divide what is not divided, and write them to a directory.
 
     A test split that is there stays as it is, and so does a validation split beside it.
 
@@ -44,6 +47,7 @@ def prepare(source: str, index: Path, path: Path, *, validation: float, test: fl
         scenarios, _ = split_scenarios(
             scenarios, validation=validation, test=test, seed=seed, keep_test=has_test, by_inbox=False
         )
-    with explained(path):
-        write_atomically(path, io.BytesIO(scenarios.to_jsonl()))
+    mark(directory, [str(each.inbox_address) for each in scenarios])
+    with explained(directory):
+        write_atomically(directory / SCENARIOS, io.BytesIO(scenarios.to_jsonl()))
     return Prepared(scenarios, report)

@@ -20,7 +20,7 @@ def train_grpo(
 
     Args:
         mail: An index.
-        scenarios: A JSONL file.
+        scenarios: A directory with `scenarios.jsonl`.
         base_model: `tiny`, a model's directory, or its name on the hub.
         config: Settings: a name of those that come with Gumshoe, a path, or a URI; empty for the defaults.
         settings: More of them, by dotted name.
@@ -35,7 +35,7 @@ def train_grpo(
 
     from gumshoe.training.steps import trained
 
-    found = trained(Path(mail.path), scenarios.path, base_model, config, settings, checkpoints)
+    found = trained(Path(mail.path), Path(scenarios.path), base_model, config, settings, checkpoints)
     shutil.copytree(found.adapter, adapter.path, dirs_exist_ok=True)
     shutil.copyfile(found.plots, plots.path)
     adapter.metadata.update(found.facts)

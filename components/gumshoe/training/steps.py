@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from gumshoe.scenarios.prepare import SCENARIOS
 from gumshoe.training.settings import resolve
 from gumshoe.training.spec import BEST, FINAL, METADATA, PAGE, Metadata
 from gumshoe.training.supervisor import train
@@ -23,7 +24,7 @@ class Trained:
 
 
 def trained(
-    index: Path, scenarios: str, base_model: str, config: str, settings: Mapping[str, Any], checkpoints: str
+    index: Path, scenarios: Path, base_model: str, config: str, settings: Mapping[str, Any], checkpoints: str
 ) -> Trained:
     """Train in a directory of its own; a run that left checkpoints in the store goes on from there.
 
@@ -33,7 +34,9 @@ def trained(
     """
     flags = {**settings, "model.name": base_model, "output.checkpoints": checkpoints}
     flags["output.directory"] = mkdtemp(prefix="gumshoe-train-")
-    directory = train(resolve(config, flags).settings, index, scenarios, resume=True, replace_run=False)
+    directory = train(
+        resolve(config, flags).settings, index, str(scenarios / SCENARIOS), resume=True, replace_run=False
+    )
     adapter = directory / (BEST if (directory / BEST).exists() else FINAL)
     metadata = Metadata.model_validate_json((adapter / METADATA).read_bytes())
     facts = {

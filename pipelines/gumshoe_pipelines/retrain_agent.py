@@ -1,0 +1,82 @@
+"""Train again on what mail there is by now, and publish what is better than the adapter in service.
+
+Meant to be run again and again: `gumshoe pipeline submit retrain-agent --cron ...`.
+"""
+
+from typing import Any
+
+from kfp import dsl
+
+from gumshoe.artifacts.component import fetch_adapter, publish_adapter
+from gumshoe.evaluation.component import evaluate_policy, gate
+from gumshoe.operations.component import notify
+from gumshoe.training.component import train_grpo
+from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
+from gumshoe_pipelines.prepared import prepared
+
+
+@dsl.pipeline(name="retrain-agent", description="Train again, and publish what beats the adapter in service.")
+def retrain_agent(
+    mail: list,
+    scenarios: str,
+    store: str,
+    base_model: str = "Qwen/Qwen2.5-7B-Instruct",
+    config: str = "",
+    settings: dict = {},  # noqa: B006 - a default of Kubeflow's
+    limits: dict = {},  # noqa: B006
+    judge: str = "heuristic",
+    thresholds: dict = {},  # noqa: B006
+    seed: int = 1,
+    gpus: int = 1,
+    node_selector: dict = {},  # noqa: B006
+    tolerations: list = [],  # noqa: B006
+    worker_image: str = WORKER,
+    trainer_image: str = TRAINER,
+    code: str = "",
+) -> None:
+    """Train an agent again.
+
+    Args:
+        mail: Sources of mail, as `gumshoe mail index` takes them.
+        scenarios: Questions with known answers, as `gumshoe scenarios load` takes them.
+        store: The URI of the project's artifacts, such as s3://bucket/project.
+        base_model: `tiny`, a model's directory, or its name on the hub.
+        config: Settings of training: a name of those that come with Gumshoe, or a URI; empty for the defaults.
+        settings: More of them, by dotted name.
+        limits: Of an episode in evaluations: max_turns, max_tokens, max_context.
+        judge: Says in evaluations which answers are right.
+        thresholds: Of the gate; those that are not named are its defaults.
+        seed: Decides which scenarios go into which split, where they do not say.
+        gpus: Of a step that needs them.
+        node_selector: Labels of the nodes that have them.
+        tolerations: Of the same steps.
+        worker_image: Of the steps without a GPU.
+        trainer_image: Of those with one.
+        code: A hash of the code; cached steps of other code are run again.
+    """
+    run = dsl.PIPELINE_JOB_ID_PLACEHOLDER  # each run has its own
+    where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
+    told = where.on_cpu(notify(store=store, run=run), hours=0.25)
+    with dsl.ExitHandler(told, name="run"):
+        asked = {**prepared(where, mail, scenarios, seed, code), "base_model": base_model, "gpus": gpus}
+        current = where.on_cpu(fetch_adapter(store=store, version="latest"))
+        trained = where.on_gpu(
+            train_grpo(**asked, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"), hours=48
+        )
+        adapter = trained.outputs["adapter"]
+        measured = evaluate_policy(
+            **asked, judge=judge, limits=limits, code=code, adapter=adapter, current=current.outputs["adapter"]
+        )
+        where.on_gpu(measured, hours=12)
+        decided = where.on_cpu(
+            gate(evaluation=measured.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5
+        )
+        with dsl.If(decided.outputs["Output"] == True, name="passed"):  # noqa: E712 - Kubeflow's own
+            publish = publish_adapter(
+                adapter=adapter,
+                decision=decided.outputs["decision"],
+                store=store,
+                version=run,
+                image=trainer_image,
+            )
+            where.on_cpu(publish)
