@@ -15,6 +15,7 @@ from gumshoe.errors import UsageError
 PIPELINES = {
     "train-agent": ("gumshoe_pipelines.train_agent", "train_agent"),
     "retrain-agent": ("gumshoe_pipelines.retrain_agent", "retrain_agent"),
+    "sweep-agent": ("gumshoe_pipelines.sweep_agent", "sweep_agent"),
     "evaluate-agent": ("gumshoe_pipelines.evaluate_agent", "evaluate_agent"),
 }
 _TYPES: dict[str, tuple[type, ...]] = {

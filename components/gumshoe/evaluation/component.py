@@ -85,3 +85,43 @@ def gate(
     decision.metadata.update({"passed": found.passed, "why": found.why, "report": keep(place, found, store, run)})
     print(found.why)
     return found.passed
+
+
+@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
+def choose(
+    evaluations: dsl.Input[list[dsl.Artifact]],
+    adapters: dsl.Input[list[dsl.Model]],
+    thresholds: dict,
+    store: str,
+    run: str,
+    best: dsl.Output[dsl.Model],
+    decision: dsl.Output[dsl.Artifact],
+    summary: dsl.Output[dsl.Markdown],
+) -> bool:
+    """Choose the adapter that answers most of those that the gate lets pass; whether there is one.
+
+    Args:
+        evaluations: One of each adapter.
+        adapters: In the same order.
+        thresholds: As `gumshoe gate` has them; stricter for each, as there are more of them.
+        store: The URI of the project's artifacts.
+        run: The run's id.
+        best: The one that was chosen; empty where none passes.
+        decision: What the gate said of it, JSON.
+        summary: All of them, to read.
+    """
+    import shutil
+    from pathlib import Path
+
+    from gumshoe.evaluation.steps import DECISION, chosen, keep
+
+    places = [Path(each.path) for each in evaluations]
+    decisions, place, text = chosen(places, thresholds)
+    shutil.copyfile(places[place] / DECISION, decision.path)
+    Path(summary.path).write_text(text, encoding="utf-8")
+    shutil.copytree(adapters[place].path, best.path, dirs_exist_ok=True)
+    best.metadata.update(adapters[place].metadata)
+    for each, found in zip(places, decisions, strict=True):
+        keep(each, found, store, run)
+        print(found.why)
+    return decisions[place].passed

@@ -1,7 +1,7 @@
 """What the pipeline's steps do with policies: measure the base model or an adapter beside it, and decide."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -90,6 +90,30 @@ def decide(directory: Path, thresholds: Mapping[str, float]) -> Decision:
         (directory / DECISION).write_text(decision.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (directory / SUMMARY).write_text(_summary(decision, candidate[0]), encoding="utf-8")
     return decision
+
+
+def chosen(directories: Sequence[Path], thresholds: Mapping[str, float]) -> tuple[list[Decision], int, str]:
+    """What the gate says of several adapters, the place of the best, and all of it as Markdown.
+
+    The best is the one that answers most questions of those that pass; of all, where none does. The more there are,
+    the likelier one is good by chance: each is held to a stricter level (Bonferroni's correction,
+    https://en.wikipedia.org/wiki/Bonferroni_correction).
+
+    Raises:
+        UsageError: as `decide`.
+    """
+    defaults, count = GateSettings(), len(directories)
+    stricter = {
+        **thresholds,
+        "level": 1 - (1 - thresholds.get("level", defaults.level)) / count,
+        "max_p": thresholds.get("max_p", defaults.max_p) / count,
+    }
+    decisions = [decide(each, stricter) for each in directories]
+    gains = [(each.passed, each.comparison.accuracy.candidate) for each in decisions]
+    best = gains.index(max(gains))
+    texts = [(each / SUMMARY).read_text(encoding="utf-8") for each in directories]
+    verdict = f"Number {best + 1} of {count} is the best" + ("" if decisions[best].passed else ", and none passes")
+    return decisions, best, "\n".join([f"{verdict}.", "", *texts])
 
 
 def keep(directory: Path, decision: Decision, store: str, run: str) -> str:
