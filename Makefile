@@ -11,7 +11,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package torch --no-emit-package triton
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint unit benchmarks demo lock hooks clean
+.PHONY: help install test lint unit benchmarks demo pipelines lock hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ demo: $(VENV)/installed ## from nothing to a report: invented mail, training, ev
 	$(BIN)/gumshoe evaluate $(DEMO_DATA) --policy before=tiny --policy after=tiny#$(DEMO)/run/final --out $(DEMO)/measured
 	$(BIN)/gumshoe gate --candidate $(DEMO)/measured#after --baseline $(DEMO)/measured#before || test $$? -eq 3
 	@echo "What was learned: $(DEMO)/run/plots.html; every episode: $(DEMO)/measured/report.html"
+
+pipelines: $(VENV)/installed ## compile the pipelines again, as they are committed
+	$(BIN)/gumshoe pipeline compile --out pipelines/compiled
 
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
 	$(LOCK) --extra dev --extra cpu --extra train --extra pipelines pyproject.toml -o requirements-dev.txt

@@ -22,7 +22,7 @@ def check_arguments(arguments: Mapping[str, Any], *, reach: bool) -> None:
     """
     faults = []
     for name, check in _CHECKS.items():
-        if name in arguments:
+        if name in arguments or (name == "config" and "settings" in arguments):
             try:
                 check(arguments, reach)
             except UsageError as error:

@@ -1,7 +1,7 @@
 """A Kubeflow Pipelines server: start runs there, and ask how they are. Each request has a deadline."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,6 @@ class Server:
             configuration.api_key_prefix["authorization"] = "Bearer"
         configuration.retries = urllib3.Retry(0)  # a run that was begun twice costs twice
         self._client = api.ApiClient(configuration)
-        self._within = {"_request_timeout": address.deadline}
 
     def submit(
         self, graph: Graph, arguments: dict[str, Any], *, experiment: str, service_account: str | None, caching: bool
@@ -74,8 +73,7 @@ class Server:
             runtime_config=api.V2beta1RuntimeConfig(parameters=arguments),
             service_account=service_account,
         )
-        with self._explained():
-            return api.RunServiceApi(self._client).run_service_create_run(run, **self._within)
+        return self._ask(api.RunServiceApi(self._client).run_service_create_run, run)
 
     def schedule(
         self,
@@ -98,23 +96,18 @@ class Server:
             mode=api.RecurringRunMode.ENABLE,
             trigger=api.V2beta1Trigger(cron_schedule=api.V2beta1CronSchedule(cron=cron)),
         )
-        with self._explained():
-            return api.RecurringRunServiceApi(self._client).recurring_run_service_create_recurring_run(
-                recurring, **self._within
-            )
+        service = api.RecurringRunServiceApi(self._client)
+        return self._ask(service.recurring_run_service_create_recurring_run, recurring)
 
     def run(self, run_id: str) -> api.V2beta1Run:
         """A run with its steps."""
-        with self._explained(f"run {run_id}"):
-            return api.RunServiceApi(self._client).run_service_get_run(run_id, **self._within)
+        return self._ask(api.RunServiceApi(self._client).run_service_get_run, run_id, what=f"run {run_id}")
 
     def runs(self, most: int) -> list[api.V2beta1Run]:
         """The newest runs."""
         more = {"namespace": self.address.namespace} if self.address.namespace else {}
-        with self._explained():
-            found = api.RunServiceApi(self._client).run_service_list_runs(
-                page_size=most, sort_by="created_at desc", **more, **self._within
-            )
+        service = api.RunServiceApi(self._client)
+        found = self._ask(service.run_service_list_runs, page_size=most, sort_by="created_at desc", **more)
         return found.runs or []
 
     def _experiment(self, name: str) -> str:
@@ -122,15 +115,23 @@ class Server:
         service = api.ExperimentServiceApi(self._client)
         wanted = {"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]}
         more = {"namespace": self.address.namespace} if self.address.namespace else {}
-        with self._explained():
-            found = service.experiment_service_list_experiments(filter=json.dumps(wanted), **more, **self._within)
-            if found.experiments:
-                return str(found.experiments[0].experiment_id)
-            made = api.V2beta1Experiment(display_name=name, namespace=self.address.namespace)
-            return str(service.experiment_service_create_experiment(made, **self._within).experiment_id)
+        found = self._ask(service.experiment_service_list_experiments, filter=json.dumps(wanted), **more)
+        if found.experiments:
+            return str(found.experiments[0].experiment_id)
+        made = api.V2beta1Experiment(display_name=name, namespace=self.address.namespace)
+        return str(self._ask(service.experiment_service_create_experiment, made).experiment_id)
+
+    def _ask(self, method: Callable[..., Any], *arguments: Any, what: str = "it", **named: Any) -> Any:
+        """Call a method of the published client, within the deadline."""
+        deadline = (self.address.deadline, self.address.deadline)  # a number alone would have to be whole
+        with self._explained(what):
+            found, _, headers = method(*arguments, **named, _request_timeout=deadline, _return_http_data_only=False)
+            if "json" not in headers.get("Content-Type", ""):  # of which the client makes an empty answer
+                raise ValueError(f"it sends {headers.get('Content-Type') or 'no JSON'}")
+            return found
 
     @contextmanager
-    def _explained(self, what: str = "it") -> Iterator[None]:
+    def _explained(self, what: str) -> Iterator[None]:
         """
         Raises:
             UnavailableError: the server does not answer, or is not well.
@@ -157,7 +158,7 @@ class Server:
             reason = getattr(error, "reason", None) or error
             kind = "in time" if isinstance(reason, urllib3.exceptions.TimeoutError) else f"({_short(reason)})"
             raise UnavailableError(f"{host} does not answer {kind}; check --host, and that you can reach it") from None
-        except ValueError as error:
+        except (ValueError, AttributeError, TypeError) as error:  # what the client makes of other documents
             raise GumshoeError(f"{host} does not answer as Kubeflow Pipelines does ({_short(error)})") from None
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -83,7 +83,8 @@ class Cluster:
 
     namespace: str
     deadline: float = 15
-    _core: Any = field(default=None)
+    core: Any = None
+    """A client of Kubernetes; one by KUBECONFIG, or the pod that this runs in, unless given."""
 
     def __post_init__(self) -> None:
         """
@@ -93,16 +94,16 @@ class Cluster:
         from kubernetes import client, config
         from kubernetes.config import ConfigException
 
-        if self._core is None:
+        if self.core is None:
             try:
                 config.load_config()
             except ConfigException as error:
                 raise GumshoeError(f"no way to Kubernetes ({error}); set KUBECONFIG") from None
-            self._core = client.CoreV1Api()
+            self.core = client.CoreV1Api()
 
     def of(self, run_id: str) -> dict[str, PodView]:
         """As `Pods.of`; of several pods of one step, the newest."""
-        found = self._core.list_namespaced_pod(
+        found = self.core.list_namespaced_pod(
             self.namespace, label_selector=f"{_RUN}={run_id}", _request_timeout=self.deadline
         )
         pods = sorted(found.items, key=lambda pod: pod.metadata.creation_timestamp or datetime.min.replace(tzinfo=UTC))
@@ -118,7 +119,7 @@ class Cluster:
         from kubernetes.client import ApiException
 
         try:
-            log = self._core.read_namespaced_pod_log(
+            log = self.core.read_namespaced_pod_log(
                 pod.metadata.name,
                 self.namespace,
                 container="main",
@@ -134,7 +135,7 @@ class Cluster:
         """What keeps it from running, or ended it, and what helps."""
         reasons = dict(_reasons(pod.status))
         if pod.status.phase == "Pending":
-            events = self._core.list_namespaced_event(
+            events = self.core.list_namespaced_event(
                 self.namespace,
                 field_selector=f"involvedObject.name={pod.metadata.name},type=Warning",
                 _request_timeout=self.deadline,

@@ -115,9 +115,9 @@ def main() -> None:
 
 
 def company(directory: Path, seed: int) -> Questions:
-    """An invented company with easy questions."""
+    """An invented company with plain questions."""
     place = directory / str(seed)
-    write_mail(synthesize_mail(seed, 12, 3600, "easy"), place)
+    write_mail(synthesize_mail(seed, 12, 3600, "plain"), place)
     build_index([f"jsonl:{place / MAIL}"], place / "index")
     return Questions(place / "index", place / "scenarios.jsonl")
 

@@ -1,0 +1,159 @@
+"""A Kubeflow Pipelines server and a Kubernetes API over a real socket, for what a cluster would be needed for.
+
+What comes in is read with the published clients' own types, and so is what goes out made. It can be told to misbehave.
+"""
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import kfp_server_api as api
+from kubernetes import client as kubernetes
+
+_RUNS = "/apis/v2beta1/runs"
+_EXPERIMENTS = "/apis/v2beta1/experiments"
+_RECURRING = "/apis/v2beta1/recurringruns"
+
+
+@dataclass
+class FakeKubeflow:
+    """What the server knows, was asked, and is to do wrong."""
+
+    url: str = ""
+    token: str | None = None
+    """Without which it refuses."""
+    runs: dict[str, api.V2beta1Run] = field(default_factory=dict)
+    recurring: list[api.V2beta1RecurringRun] = field(default_factory=list)
+    experiments: list[api.V2beta1Experiment] = field(default_factory=list)
+    pods: list[kubernetes.V1Pod] = field(default_factory=list)
+    events: list[kubernetes.CoreV1Event] = field(default_factory=list)
+    logs: dict[str, str] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    faults: deque[str] = field(default_factory=deque)
+    """For the next requests, one each: reset, hang, a status, nonsense, or fine."""
+    states: deque[str] = field(default_factory=deque)
+    """Of the runs, one for each time that one is asked for; the last stays."""
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Any]:
+        match method, path:
+            case "GET", str() if path == _EXPERIMENTS:
+                wanted = json.loads(query["filter"])["predicates"][0]["stringValue"]
+                found = [each for each in self.experiments if each.display_name == wanted]
+                return 200, api.V2beta1ListExperimentsResponse(experiments=found or None)
+            case "POST", str() if path == _EXPERIMENTS:
+                made = read(body, "V2beta1Experiment")
+                made.experiment_id = f"e{len(self.experiments)}"
+                self.experiments.append(made)
+                return 200, made
+            case "POST", str() if path == _RUNS:
+                run = read(body, "V2beta1Run")
+                assert run.experiment_id in {each.experiment_id for each in self.experiments}
+                run.run_id, run.state = f"run-{len(self.runs)}", "PENDING"
+                self.runs[run.run_id] = run
+                return 200, run
+            case "POST", str() if path == _RECURRING:
+                recurring = read(body, "V2beta1RecurringRun")
+                recurring.recurring_run_id = f"again-{len(self.recurring)}"
+                self.recurring.append(recurring)
+                return 200, recurring
+            case "GET", str() if path == _RUNS:
+                return 200, api.V2beta1ListRunsResponse(runs=list(self.runs.values()) or None)
+            case "GET", str() if path.removeprefix(f"{_RUNS}/") in self.runs:
+                run = self.runs[path.removeprefix(f"{_RUNS}/")]
+                if self.states:
+                    run.state = self.states.popleft() if len(self.states) > 1 else self.states[0]
+                return 200, run
+            case "GET", str() if path.endswith("/pods"):
+                name, _, value = query["labelSelector"].partition("=")
+                found = [each for each in self.pods if (each.metadata.labels or {}).get(name) == value]
+                return 200, kubernetes.V1PodList(items=found)
+            case "GET", str() if path.endswith("/log"):
+                return 200, self.logs[path.split("/")[-2]]
+            case "GET", str() if path.endswith("/events"):
+                pod = query["fieldSelector"].partition("involvedObject.name=")[2].partition(",")[0]
+                found = [each for each in self.events if each.involved_object.name == pod]
+                return 200, kubernetes.CoreV1EventList(items=found)
+        return 404, {"message": "Not Found"}
+
+    @property
+    def core(self) -> kubernetes.CoreV1Api:
+        """A client of its Kubernetes."""
+        configuration = kubernetes.Configuration(host=self.url)
+        configuration.retries = 0
+        return kubernetes.CoreV1Api(kubernetes.ApiClient(configuration))
+
+
+def read(body: bytes, kind: str) -> Any:
+    """What was sent, as the published client's type; what that does not know would be dropped without a word."""
+    sent = json.loads(body)
+    found = api.ApiClient().deserialize(SimpleNamespace(data=body.decode()), kind)
+    unknown = set(sent) - set(found.attribute_map.values()) - set(found.attribute_map)
+    assert not unknown, f"{kind} has no {unknown}"
+    return found
+
+
+@contextmanager
+def fake_kubeflow() -> Iterator[FakeKubeflow]:
+    fake = FakeKubeflow()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _respond(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            parts = urlsplit(self.path)
+            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            fake.asked.append(f"{self.command} {parts.path}")
+            fault = fake.faults.popleft() if fake.faults else "fine"
+            if fault == "reset":
+                self.connection.close()
+                self.close_connection = True
+                return
+            if fault == "hang":
+                time.sleep(5)
+                self.close_connection = True
+                return
+            found: Any
+            if fake.token and self.headers.get("authorization") != f"Bearer {fake.token}":
+                status, found = 401, {"message": "who are you?"}
+            elif fault.isdigit():
+                status, found = int(fault), {"message": "because"}
+            else:
+                status, found = fake.answer(self.command, parts.path, query, body)
+            if fault == "nonsense":
+                text = b"<html>a login page</html>"
+            elif isinstance(found, str):
+                text = found.encode()
+            elif type(found).__module__.startswith("kubernetes"):
+                text = json.dumps(kubernetes.ApiClient().sanitize_for_serialization(found)).encode()
+            else:
+                text = json.dumps(api.ApiClient().sanitize_for_serialization(found)).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html" if fault == "nonsense" else "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_POST = _respond  # noqa: N815 - http.server's names
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        server.server_close()

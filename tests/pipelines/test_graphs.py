@@ -1,0 +1,160 @@
+"""The compiled pipelines: whole, up to date, and without what Kubeflow's compiler is known to get wrong."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gumshoe.errors import UsageError
+from gumshoe_pipelines.graphs import PIPELINES, Graph, compiled, read_values
+from gumshoe_pipelines.placement import STEP_LABEL
+
+COMPILED = Path(__file__).parents[2] / "pipelines" / "compiled"
+ON_GPU = {"train-grpo", "evaluate-policy"}
+
+
+@pytest.fixture(scope="module", params=list(PIPELINES))
+def graph(request: pytest.FixtureRequest) -> Graph:
+    return compiled(request.param)
+
+
+def parts(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The pipeline itself, and what it consists of, by name."""
+    yield "root", spec["root"]
+    yield from spec["components"].items()
+
+
+def missing(text: str) -> list[str]:
+    """What is taken from a graph's inputs, where the graph has no such input."""
+    spec, *platforms = yaml.safe_load_all(text)
+    executors = platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platforms else {}
+    found = []
+    for name, part in parts(spec):
+        inputs = part.get("inputDefinitions", {})
+        known = {*inputs.get("parameters", {}), *inputs.get("artifacts", {})}
+        for task, described in part.get("dag", {}).get("tasks", {}).items():
+            own = known | {described.get("parameterIterator", {}).get("itemInput")}
+            given = described.get("inputs", {})
+            wanted = [
+                each.get("componentInputParameter") or each.get("componentInputArtifact")
+                for each in [*given.get("parameters", {}).values(), *given.get("artifacts", {}).values()]
+            ]
+            executor = spec["components"][described["componentRef"]["name"]].get("executorLabel", "")
+            wanted += re.findall(r"'componentInputParameter': '([^']+)'", str(executors.get(executor, {})))
+            found += [f"{name}/{task}: {each}" for each in wanted if each and each not in own]
+    return found
+
+
+def test_every_input_that_a_step_takes_is_one_that_its_graph_has(graph: Graph) -> None:
+    assert missing(graph.text) == []
+
+
+def test_the_compiler_s_fault_is_found_where_it_is(tmp_path: Path) -> None:
+    """A limit that is a parameter, within a condition, of a step that does not take the parameter as an input too."""
+    from kfp import compiler, dsl
+
+    @dsl.component(base_image="x", install_kfp_package=False)
+    def step() -> bool:
+        return True
+
+    @dsl.pipeline(name="faulty")
+    def faulty(gpus: int = 1) -> None:
+        with dsl.If(step().output == True):  # noqa: E712
+            step().set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(gpus)
+
+    path = tmp_path / "faulty.yaml"
+    compiler.Compiler().compile(faulty, str(path))
+    assert missing(path.read_text()) == ["condition-1/step-2: pipelinechannel--gpus"]
+
+
+def executors(graph: Graph) -> dict[str, dict[str, Any]]:
+    """What Kubernetes is told of each step, by its name."""
+    _, platform = yaml.safe_load_all(graph.text)
+    found: dict[str, dict[str, Any]] = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    return {name.removeprefix("exec-"): each for name, each in found.items()}
+
+
+def test_every_step_has_labels_secrets_that_may_be_missing_and_an_end(graph: Graph) -> None:
+    for name, told in executors(graph).items():
+        assert told["podMetadata"]["labels"][STEP_LABEL] == name
+        assert int(told["activeDeadlineSeconds"]) > 0
+        secrets = told["secretAsEnv"]
+        assert {each["secretName"] for each in secrets} == {"gumshoe-s3", "gumshoe-models", "gumshoe-webhook"}
+        assert all(each["optional"] for each in secrets)
+
+
+def test_steps_on_gpus_ask_for_them(graph: Graph) -> None:
+    containers = graph.spec["deploymentSpec"]["executors"]
+    for name, told in executors(graph).items():
+        on_gpu = re.sub(r"-\d+$", "", name) in ON_GPU
+        accelerator = containers[f"exec-{name}"]["container"].get("resources", {}).get("accelerator", {})
+        assert bool(accelerator) == on_gpu
+        assert ("nodeSelector" in told, "tolerations" in told) == (on_gpu, on_gpu)
+        if on_gpu:
+            assert accelerator["resourceType"] == "nvidia.com/gpu"
+            (shared,) = told["emptyDirMounts"]
+            assert (shared["medium"], shared["mountPath"]) == ("Memory", "/dev/shm")
+
+
+def test_every_step_is_tried_again_and_only_what_is_pure_is_cached(graph: Graph) -> None:
+    tasks = [item for _, part in parts(graph.spec) for item in part.get("dag", {}).get("tasks", {}).items()]
+    steps = {name: each for name, each in tasks if "executorLabel" in graph.spec["components"][f"comp-{name}"]}
+    assert all(each["retryPolicy"]["maxRetryCount"] == 3 for each in steps.values())
+    cached = {name for name, each in steps.items() if each.get("cachingOptions", {}).get("enableCache")}
+    assert cached <= {"ingest-mail", "load-scenarios", "evaluate-policy"}
+    for name in cached:
+        assert "code" in steps[name]["inputs"]["parameters"], "other code would be given what this made"
+
+
+def test_nothing_is_installed_while_a_step_runs_and_images_are_parameters(graph: Graph) -> None:
+    for each in graph.spec["deploymentSpec"]["executors"].values():
+        container = each["container"]
+        assert "pip install" not in str(container["command"])
+        assert re.fullmatch(r"\{\{\$\.inputs\.parameters\['pipelinechannel--\w+_image'\]\}\}", container["image"])
+
+
+@pytest.mark.parametrize("name", list(PIPELINES))
+def test_what_is_committed_is_what_is_compiled(name: str) -> None:
+    """`make pipelines` compiles it anew."""
+    assert (COMPILED / f"{name}.yaml").read_text(encoding="utf-8") == compiled(name).text
+
+
+def test_parameters_are_read_from_a_file_and_then_from_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text("seed: 1\nmail: [a]\n")
+    assert read_values(["seed=2", "settings={a.b: 1e-3}", "config="], path) == {
+        "seed": 2,
+        "mail": ["a"],
+        "settings": {"a.b": "1e-3"},  # YAML 1.1: 1e-3 is a text; settings read it as a number
+        "config": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("pairs", "text", "said"),
+    [
+        (["seed"], None, "'seed' is no parameter; write NAME=VALUE"),
+        (["seed=[1"], None, "parameters are to be YAML"),
+        ([], "- a\n", "holds no parameters by name"),
+    ],
+)
+def test_parameters_that_cannot_be_read(pairs: list[str], text: str | None, said: str, tmp_path: Path) -> None:
+    path = None
+    if text is not None:
+        path = tmp_path / "parameters.yaml"
+        path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        read_values(pairs, path)
+
+
+def test_a_parameter_that_is_missing_is_named_with_what_it_is() -> None:
+    with pytest.raises(UsageError, match="scenarios is missing: Questions with known answers"):
+        compiled("train-agent").checked({"mail": ["a"], "store": "s", "run": "r"})
+
+
+def test_a_pipeline_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match="there is no pipeline 'train'; there are train-agent,"):
+        compiled("train")

@@ -1,0 +1,311 @@
+"""`gumshoe pipeline submit`, `watch` and `list` against a server that speaks Kubeflow's protocol, and misbehaves."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import kfp_server_api as api
+import pytest
+from kubernetes import client as kubernetes
+
+from gumshoe.errors import GumshoeError, UnavailableError
+from gumshoe_pipelines.graphs import compiled
+from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
+from gumshoe_pipelines.server import Address, Server
+from gumshoe_pipelines.watch import Cluster, NoPods, RunView, follow
+from tests.pipelines.fake_kubeflow import FakeKubeflow, fake_kubeflow
+
+ASKED = ["-p", "mail=[jsonl:s3://bucket/mail.jsonl]", "-p", "scenarios=s3://bucket/questions.jsonl"]
+WHERE = ["-p", "store=s3://bucket/acme"]
+ARGUMENTS = {"mail": ["a"], "scenarios": "b", "store": "s3://bucket/acme", "run": "r1"}
+
+
+@pytest.fixture
+def kubeflow() -> Iterator[FakeKubeflow]:
+    with fake_kubeflow() as fake:
+        yield fake
+
+
+@pytest.fixture
+def server(kubeflow: FakeKubeflow) -> Server:
+    return Server(Address(kubeflow.url, deadline=0.5))
+
+
+def submitted(server: Server, **arguments: Any) -> str:
+    given = {**ARGUMENTS, **arguments}
+    begun = server.submit(compiled("train-agent"), given, experiment="e", service_account=None, caching=True)
+    return str(begun.run_id)
+
+
+def test_a_run_is_submitted_with_its_graph_and_the_labels_of_its_pods(
+    kubeflow: FakeKubeflow, run: Callable[..., Any]
+) -> None:
+    done = run("pipeline", "submit", "train-agent", *ASKED, *WHERE, "-p", "run=r1", "--host", kubeflow.url)
+    assert done.status == 0, done.err
+    assert f"{kubeflow.url}/#/runs/details/run-0" in done.out
+    begun = kubeflow.runs["run-0"]
+    assert begun.runtime_config.parameters["run"] == "r1"
+    assert len(begun.runtime_config.parameters["code"]) == 64
+    assert [each.display_name for each in kubeflow.experiments] == ["gumshoe"]
+    spec = begun.pipeline_spec
+    assert spec["pipeline_spec"]["pipelineInfo"]["name"] == "train-agent"
+    executors = spec["platform_spec"]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    labels = executors["exec-train-grpo"]["podMetadata"]["labels"]
+    assert labels == {PROJECT_LABEL: "acme", RUN_LABEL: "r1", STEP_LABEL: "train-grpo"}
+
+
+def test_an_experiment_that_is_there_is_used(server: Server, kubeflow: FakeKubeflow) -> None:
+    submitted(server)
+    submitted(server)
+    assert len(kubeflow.experiments) == 1
+    assert len(kubeflow.runs) == 2
+
+
+def test_without_caching_no_step_is_taken_from_the_cache(kubeflow: FakeKubeflow, server: Server) -> None:
+    graph = compiled("train-agent")
+    for caching in (True, False):
+        server.submit(graph, ARGUMENTS, experiment="e", service_account="runner", caching=caching)
+
+    def cached(run: str) -> set[str]:
+        spec = kubeflow.runs[run].pipeline_spec["pipeline_spec"]
+        parts = [spec["root"], *spec["components"].values()]
+        tasks = [task for part in parts for task in part.get("dag", {}).get("tasks", {}).items()]
+        return {name for name, task in tasks if task.get("cachingOptions", {}).get("enableCache")}
+
+    assert cached("run-0") >= {"ingest-mail", "load-scenarios", "evaluate-policy"}
+    assert not cached("run-0") & {"train-grpo", "publish-adapter", "notify", "gate"}
+    assert not cached("run-1")
+    assert kubeflow.runs["run-0"].service_account == "runner"
+
+
+def test_a_recurring_run_never_overlaps_itself(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    done = run("pipeline", "submit", "retrain-agent", *ASKED, *WHERE, "--cron", "0 0 3 * * 0", "--host", kubeflow.url)
+    assert done.status == 0, done.err
+    (made,) = kubeflow.recurring
+    assert made.trigger.cron_schedule.cron == "0 0 3 * * 0"
+    assert (made.max_concurrency, made.no_catchup, made.mode) == ("1", True, "ENABLE")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["-p", "gpus=many"], 'gpus is to be a whole number, and not "many"'),
+        (["-p", "colour=blue"], "colour is no parameter"),
+        (["-p", "run=Nightly Run"], "'Nightly Run' is no id"),
+        (["-p", "thresholds={min_gian: 1}"], "min_gian"),
+        (["-p", "limits={max_turns: 0}"], "max_turns: 0"),
+        (["-p", "config=tinny"], "tinny"),
+        (["-p", "settings={optimizer.lerning_rate: 1}"], "lerning_rate"),
+        (["-p", "judge=oracle"], "'oracle' names no judge"),
+        (["-p", "store=ftp://bucket"], "ftp"),
+        (["-p", "mail=[]"], "there is no source"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_server_hears_of_it(
+    wrong: list[str], said: str, kubeflow: FakeKubeflow, run: Callable[..., Any]
+) -> None:
+    done = run("pipeline", "submit", "train-agent", *ASKED, *WHERE, *wrong, "--host", kubeflow.url)
+    assert done.status == 2
+    assert said in done.err
+    assert kubeflow.asked == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "said"),
+    [
+        ("hang", UnavailableError, "does not answer in time"),
+        ("reset", UnavailableError, "does not answer"),
+        ("401", GumshoeError, "refuses (401: because); give a token"),
+        ("403", GumshoeError, "refuses (403: because); give a token"),
+        ("404", GumshoeError, "does not have it (404: because); check the address"),
+        ("503", UnavailableError, "is not well (503: because)"),
+        ("nonsense", GumshoeError, "does not answer as Kubeflow Pipelines does"),
+    ],
+)
+def test_a_server_that_misbehaves_is_told_of_in_one_line(
+    fault: str, error: type[GumshoeError], said: str, kubeflow: FakeKubeflow, server: Server
+) -> None:
+    kubeflow.faults.append(fault)
+    with pytest.raises(error) as told:
+        submitted(server)
+    assert said in str(told.value)
+    assert "\n" not in str(told.value)
+    assert type(told.value) is error
+    assert len(kubeflow.asked) == 1, "it is not asked twice: a run that was begun twice costs twice"
+
+
+def test_a_server_that_is_not_there(run: Callable[..., Any]) -> None:
+    done = run("pipeline", "list", "--host", "http://127.0.0.1:9")
+    assert done.status == 75
+    assert done.err.count("\n") == 1
+    assert "does not answer" in done.err
+
+
+def test_a_token_is_shown_to_the_server(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    kubeflow.token = "sesame"
+    assert run("pipeline", "list", "--host", kubeflow.url).status == 1
+    done = run("pipeline", "list", "--host", kubeflow.url, "--token", "sesame", "--json")
+    assert (done.status, json.loads(done.out)) == (0, [])
+
+
+def task(name: str, state: str, minutes: float | None = None, error: str = "") -> api.V2beta1PipelineTaskDetail:
+    begun = datetime(2026, 1, 1, tzinfo=UTC)
+    return api.V2beta1PipelineTaskDetail(
+        display_name=name,
+        state=state,
+        create_time=begun,
+        start_time=begun,
+        end_time=begun + timedelta(minutes=minutes) if minutes is not None else None,
+        error=api.GoogleRpcStatus(code=2, message=error) if error else None,
+    )
+
+
+def pod(step: str, status: kubernetes.V1PodStatus, name: str = "") -> kubernetes.V1Pod:
+    labels = {"pipeline/runid": "run-0", STEP_LABEL: step}
+    made = datetime(2026, 1, 1, tzinfo=UTC)
+    metadata = kubernetes.V1ObjectMeta(name=name or f"{step}-pod", labels=labels, creation_timestamp=made)
+    container = kubernetes.V1Container(name="main", image="x")
+    return kubernetes.V1Pod(metadata=metadata, spec=kubernetes.V1PodSpec(containers=[container]), status=status)
+
+
+def waiting(reason: str) -> kubernetes.V1PodStatus:
+    state = kubernetes.V1ContainerState(waiting=kubernetes.V1ContainerStateWaiting(reason=reason))
+    return ended_with(state)
+
+
+def ended_with(state: kubernetes.V1ContainerState, phase: str = "Pending") -> kubernetes.V1PodStatus:
+    container = kubernetes.V1ContainerStatus(
+        name="main", image="x", image_id="", ready=False, restart_count=0, state=state
+    )
+    return kubernetes.V1PodStatus(phase=phase, container_statuses=[container])
+
+
+def shown(server: Server, pods: Any, **more: Any) -> list[RunView]:
+    warned: list[str] = more.setdefault("warned", [])
+    views = follow(lambda: server.run("run-0"), pods, warned.append, every=0.01, silence=more.get("silence", 5))
+    return list(views)
+
+
+def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: Server) -> None:
+    submitted(server)
+    kubeflow.states.extend(["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"])
+    kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(
+        task_details=[task("root", "RUNNING"), task("ingest-mail", "SUCCEEDED", 2), task("train-grpo", "RUNNING")]
+    )
+    kubeflow.pods.append(pod("train-grpo", kubernetes.V1PodStatus(phase="Running")))
+    line = "Step 12/200 | Loss 0.52 | Policy 0.51"
+    kubeflow.logs["train-grpo-pod"] = f"Starting vLLM\n{line}\nsomething else\n"
+    views = shown(server, Cluster("kubeflow", core=kubeflow.core))
+    assert [each.state for each in views] == ["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"]
+    ingested, trained = views[-1].steps
+    assert (ingested.name, ingested.state, ingested.seconds) == ("ingest-mail", "SUCCEEDED", 120)
+    assert trained.progress == line
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (
+            kubernetes.V1PodStatus(
+                phase="Pending",
+                conditions=[
+                    kubernetes.V1PodCondition(
+                        type="PodScheduled", status="False", reason="Unschedulable", message="0/3 nodes: no nvidia"
+                    )
+                ],
+            ),
+            "no node has room for it: check gpus, node_selector and tolerations, and what the nodes have free "
+            "(0/3 nodes: no nvidia)",
+        ),
+        (waiting("ImagePullBackOff"), "its image cannot be pulled: check worker_image"),
+        (waiting("CreateContainerConfigError"), "a secret or a volume that it names is missing"),
+        (
+            ended_with(
+                kubernetes.V1ContainerState(
+                    terminated=kubernetes.V1ContainerStateTerminated(exit_code=137, reason="OOMKilled")
+                ),
+                "Failed",
+            ),
+            "it needed more memory than it had",
+        ),
+        (kubernetes.V1PodStatus(phase="Failed", reason="Evicted"), "its node had no more room"),
+    ],
+)
+def test_what_keeps_a_pod_from_running_is_said_in_plain_words(
+    status: kubernetes.V1PodStatus, said: str, kubeflow: FakeKubeflow, server: Server
+) -> None:
+    submitted(server)
+    kubeflow.states.extend(["RUNNING", "FAILED"])
+    kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(task_details=[task("train-grpo", "RUNNING")])
+    kubeflow.pods.append(pod("train-grpo", status))
+    (step,) = shown(server, Cluster("kubeflow", core=kubeflow.core))[-1].steps
+    assert said in step.trouble
+
+
+def test_an_event_tells_what_a_status_does_not(kubeflow: FakeKubeflow, server: Server) -> None:
+    submitted(server)
+    kubeflow.states.append("FAILED")
+    kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(task_details=[task("train-grpo", "RUNNING")])
+    kubeflow.pods.append(pod("train-grpo", kubernetes.V1PodStatus(phase="Pending")))
+    about = kubernetes.V1ObjectReference(name="train-grpo-pod")
+    metadata = kubernetes.V1ObjectMeta(name="e")
+    kubeflow.events.append(
+        kubernetes.CoreV1Event(involved_object=about, metadata=metadata, reason="FailedMount", message="no secret s3")
+    )
+    (step,) = shown(server, Cluster("kubeflow", core=kubeflow.core))[-1].steps
+    assert step.trouble.startswith("FailedMount: ")
+    assert "(no secret s3)" in step.trouble
+
+
+def test_a_watch_that_breaks_goes_on(kubeflow: FakeKubeflow, server: Server) -> None:
+    submitted(server)
+    kubeflow.states.extend(["RUNNING", "SUCCEEDED"])
+    kubeflow.faults.extend(["fine", "reset", "503", "hang", "fine"])
+    warned: list[str] = []
+    views = shown(server, NoPods(), warned=warned)
+    assert [each.state for each in views] == ["RUNNING", "SUCCEEDED"]
+    assert len(warned) == 3
+    assert all("asking again" in each for each in warned)
+
+
+def test_a_server_that_stays_silent_is_not_waited_for_for_ever(kubeflow: FakeKubeflow, server: Server) -> None:
+    submitted(server)
+    kubeflow.faults.extend(["reset"] * 1000)
+    with pytest.raises(UnavailableError, match="does not answer"):
+        shown(server, NoPods(), silence=0.2)
+
+
+def test_a_run_goes_on_where_its_pods_cannot_be_seen(kubeflow: FakeKubeflow, server: Server) -> None:
+    submitted(server)
+    kubeflow.states.append("SUCCEEDED")
+    warned: list[str] = []
+    nobody = kubernetes.Configuration(host="http://127.0.0.1:9")
+    nobody.retries = 0
+    unreachable = Cluster("kubeflow", core=kubernetes.CoreV1Api(kubernetes.ApiClient(nobody)))
+    assert shown(server, unreachable, warned=warned)[-1].state == "SUCCEEDED"
+    assert "pods cannot be seen" in warned[0]
+
+
+def test_watching_a_run_that_fails_ends_with_1(
+    kubeflow: FakeKubeflow,
+    server: Server,
+    run: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    submitted(server)
+    kubeflow.states.append("FAILED")
+    kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(
+        task_details=[task("train-grpo", "FAILED", 1, "exit code 75")]
+    )
+    done = run("pipeline", "watch", "run-0", "--host", kubeflow.url)
+    assert done.status == 1
+    assert "train-grpo: FAILED" in done.err
+    assert "exit code 75" in done.out
+    assert "no way to Kubernetes" in done.err
+    done = run("pipeline", "watch", "another", "--host", kubeflow.url)
+    assert done.status == 1
+    assert "does not have run another (404" in done.err
