@@ -1,0 +1,194 @@
+"""The compiled pipeline from mail to a published adapter, run here by `kfp.local` on the tiny policy."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gumshoe.artifacts.store import Store
+from gumshoe.mail.build import build_index
+from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.synthesis.mail import synthesize_mail, write_mail
+from tests.conftest import Ran
+from tests.pipelines.webhook import webhook
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+
+FEW = {"train": 12, "validation": 3, "test": 5}
+QUICK = {
+    "rollouts.engine": "transformers",
+    "rollouts.num_generations": 4,
+    "rollouts.draws": 1,
+    "rollouts.max_turns": 4,
+    "rollouts.max_tokens": 80,
+    "optimizer.max_steps": 2,
+    "optimizer.per_device_train_batch_size": 4,
+    "optimizer.gradient_accumulation_steps": 1,
+    "model.gradient_checkpointing": False,
+    "evaluation.eval_steps": 2,
+    "evaluation.baseline": False,
+    "output.save_steps": 1,
+    "output.report_to": [],
+}
+ANYTHING = {"min_gain": -1, "min_lower": -1.1, "max_p": 1, "max_unusable": 1}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Invented mail, and a few questions of each split."""
+    directory = tmp_path_factory.mktemp("mail")
+    write_mail(synthesize_mail(8, 4, 600, "plain"), directory)
+    every = load_scenarios(str(directory / "scenarios.jsonl"))
+    few = [each for split in SPLITS for each in every.only(split).scenarios[: FEW[split]]]
+    (directory / "few.jsonl").write_bytes(ScenarioSet.of(few).to_jsonl())
+    return directory
+
+
+def parameters(place: Path, run: str, path: Path, **more: Any) -> Path:
+    """A file of parameters."""
+    given = {
+        "mail": [f"jsonl:{place / 'mail.jsonl'}"],
+        "scenarios": str(place / "few.jsonl"),
+        "base_model": "tiny",
+        "run": run,
+        "settings": QUICK,
+        "limits": {"max_turns": 4, "max_tokens": 80},
+        **more,
+    }
+    path.write_text(json.dumps(given))
+    return path
+
+
+def ran(params: Path, out: Path, name: str = "train-agent", **environment: str) -> Ran:
+    words = [sys.executable, "-m", "gumshoe", "pipeline", "run", name, "--params", str(params), "--out", str(out)]
+    env = {**os.environ, "COLUMNS": "200", **environment}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=550)
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def states(said: str) -> dict[str, str]:
+    """How each step ended, by its name, as it was told."""
+    found = {}
+    name = ""
+    for line in said.splitlines():
+        if re.fullmatch(r"[a-z0-9-]+", line):
+            name = line
+        elif ended := re.match(r"  (done|failed|as before|skipped)\b", line):
+            found[name] = ended[1]
+    return found
+
+
+def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
+    place: Path, tmp_path: Path, gumshoe: Callable[..., Ran]
+) -> None:
+    out = tmp_path / "out"
+    with webhook() as hook:
+        refused = ran(parameters(place, "r1", tmp_path / "p.json"), out, GUMSHOE_WEBHOOK=hook.url)
+        assert refused.status == 0, refused.err  # a gate that refuses is a run that is done
+        assert states(refused.err) == {
+            "ingest-mail": "done",
+            "load-scenarios": "done",
+            "evaluate-policy": "done",
+            "train-grpo": "done",
+            "evaluate-policy-2": "done",
+            "gate": "done",
+            "condition-2": "skipped",
+            "notify": "done",
+        }
+        assert "Step 2/2 | Loss" in refused.err
+        assert "does not pass" in refused.err
+        store = Store(str(out / "store"))
+        assert store.latest("adapters") is None
+        assert [each.settings["passed"] for each in store.list("runs/r1/reports")] == [False]
+        (told,) = hook.told
+        assert (told["run"], told["state"], told["adapter"]) == ("r1", "SUCCEEDED", None)
+        assert "published no adapter" in told["text"]
+        assert "does not pass" in told["text"]
+
+        # Once more, with a gate that lets everything pass: what was made is taken from the cache, and from the store.
+        passed = ran(parameters(place, "r1", tmp_path / "p.json", thresholds=ANYTHING), out, GUMSHOE_WEBHOOK=hook.url)
+        assert passed.status == 0, passed.err
+        found = states(passed.err)
+        assert {name for name, state in found.items() if state == "as before"} == {
+            "ingest-mail",
+            "load-scenarios",
+            "evaluate-policy",
+        }
+        assert found["publish-adapter"] == "done"
+        assert "Took up" in passed.err and "Step 1/2" not in passed.err, "the training was at its end"
+        assert hook.told[-1]["adapter"] == "adapters/r1"
+    manifest = store.manifest("adapters/latest")
+    assert {"adapter_model.safetensors", "metadata.json", "gate.json"} <= {each.path for each in manifest.files}
+    assert manifest.settings["base_model"] == "tiny"
+    assert "adapter passes" in manifest.settings["gate"]
+
+    reports = [each for each in out.rglob("report.html") if "evaluate-policy-2" in str(each)]
+    assert reports
+    assert "<html" in reports[0].read_text()[:200]
+
+    build_index([f"jsonl:{place / 'mail.jsonl'}"], tmp_path / "index")
+    asked = load_scenarios(str(place / "few.jsonl")).scenarios[0]
+    answer = gumshoe(
+        "ask", asked.question, "--adapter", "latest", "--store", out / "store", "--index", tmp_path / "index",
+        "--inbox", asked.inbox_address, "--date", asked.query_date, "--max-tokens", "80", "--json",
+    )  # fmt: skip
+    assert answer.status in (0, 3), answer.err
+    told = json.loads(answer.out)
+    assert told["policy"] == "tiny with latest"
+    assert told["steps"][0].startswith("search_inbox(")
+    assert told["success"] == (answer.status == 0)
+
+    inbox = str(asked.inbox_address)
+    would = gumshoe("artifacts", "forget", "--store", out, "--inbox", inbox, "--json")
+    places = json.loads(would.out)["removed"]
+    assert any("runs/r1/reports" in each for each in places)
+    assert any("ingest-mail" in each for each in places)
+    assert gumshoe("artifacts", "forget", "--store", out, "--inbox", inbox, "--yes").status == 0
+    left = [each for each in out.rglob("*") if each.is_file() and asked.question in each.read_text(errors="replace")]
+    assert left == []
+    assert store.find("adapters/r1") is not None
+
+
+def test_a_trainer_that_is_killed_is_taken_up_on_another_machine(place: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    long = {**QUICK, "optimizer.max_steps": 4}
+    params = parameters(place, "r2", tmp_path / "p.json", settings=long, store=str(store), thresholds=ANYTHING)
+    here, there = tmp_path / "here", tmp_path / "there"
+    words = [sys.executable, "-m", "gumshoe", "pipeline", "run", "train-agent", "--params", str(params)]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*words, "--out", str(here)], stdout=log, stderr=log)
+    started = time.monotonic()
+    while not any((store / "runs" / "r2" / "checkpoints").glob("*/manifest.json")):
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() - started < 300
+        time.sleep(0.2)
+    for each in [process, *psutil.Process(process.pid).children(recursive=True)]:
+        each.kill()
+    process.wait()
+    shutil.rmtree(here)  # no file system is shared
+    done = ran(params, there)
+    assert done.status == 0, done.err
+    assert "Took up" in done.err
+    assert "Step 1/4" not in done.err
+    assert "Step 4/4" in done.err
+    assert states(done.err)["publish-adapter"] == "done"
+
+
+def test_a_step_that_fails_is_tried_again_and_what_stays_wrong_is_said(place: Path, tmp_path: Path) -> None:
+    bad = parameters(place, "r3", tmp_path / "p.json", settings={**QUICK, "data.train_size": 1})
+    done = ran(bad, tmp_path / "out")
+    assert done.status == 1
+    assert states(done.err)["train-grpo"] == "failed"
+    assert done.err.count("\ntrain-grpo\n") == 4, "three times more"
+    assert "error: train-grpo failed: there are 1 scenarios to learn from" in done.err
+    assert states(done.err)["notify"] == "done"
