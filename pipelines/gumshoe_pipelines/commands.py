@@ -73,6 +73,21 @@ def run(
     graph, arguments = _asked(name, parameters, params, "local", {"store": str(place / "store")}, reach=True)
     err.print(f"Run {escape(plain(arguments.get('run', name)))}, with all that it leaves in {escape(plain(place))}")
     run_here(graph, arguments, place, caching=caching)
+    _conclude(arguments)
+
+
+def _conclude(arguments: dict[str, Any]) -> None:
+    """What came of a run: the gate's words, what was published, and where every episode can be seen."""
+    from gumshoe.artifacts.store import Store
+
+    store, kind = Store(arguments["store"]), f"runs/{arguments.get('run')}/reports"
+    if "run" not in arguments or store.latest(kind) is None:
+        return
+    report = store.manifest(f"{kind}/latest")
+    out.print(escape(plain(report.settings.get("why", ""))), soft_wrap=True)
+    found = store.find(f"adapters/{arguments['run']}")
+    out.print(f"Published: [bold]{escape(found.reference) if found else 'nothing'}[/]", soft_wrap=True)
+    out.print(f"Every episode: {escape(store.uri)}/{report.reference}/{report.data}/report.html", soft_wrap=True)
 
 
 @app.command()

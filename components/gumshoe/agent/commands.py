@@ -96,9 +96,13 @@ def run(
 
 @ask.command()
 def run_question(
-    question: Annotated[str, typer.Argument(help="What to find out.")],
     index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")],
-    inbox: Annotated[str, typer.Option(metavar="ADDRESS", help="Whose mail; nothing else is seen.")],
+    question: Annotated[str | None, typer.Argument(help="What to find out.")] = None,
+    inbox: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Whose mail; nothing else is seen.")] = None,
+    scenarios: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="In place of question and inbox: the first of the test split of scenarios."),
+    ] = None,
     adapter: Annotated[
         str | None,
         typer.Option(metavar="VERSION|latest|DIR", help="Of the store, or a directory; the base model alone without."),
@@ -124,10 +128,20 @@ def run_question(
     from gumshoe.agent.episode import EpisodeLimits
     from gumshoe.agent.policy import Sampling
 
+    known = None
+    if scenarios is not None and question is None and inbox is None:
+        from gumshoe.scenarios.sources import load_scenarios
+
+        known = next(iter(load_scenarios(scenarios).only("test")), None)
+    if known is not None:
+        question, inbox = known.question, known.inbox_address
+        err.print(f"{_shown(known.inbox_address)} asks: {_shown(question)}", soft_wrap=True)
+    if question is None or inbox is None:
+        raise UsageError("ask a question of somebody's mail (QUESTION and --inbox), or one of a file (--scenarios)")
     asked = Question(
         index=index,
         inbox=inbox,
-        day=(day or datetime.now(UTC)).date(),
+        day=known.query_date if known and known.query_date else (day or datetime.now(UTC)).date(),
         text=question,
         adapter=adapter,
         store=store,
@@ -143,6 +157,8 @@ def run_question(
             out.print(f"[bold]{_shown(found.answer)}[/]", soft_wrap=True)
         for source in found.sources:
             out.print(f"  {_shown(source)}", soft_wrap=True)
+        if known is not None:
+            err.print(f"The answer that is known: {_shown(known.answer)}", soft_wrap=True)
         err.print(f"{_shown(found.policy)}, {found.turns} turns, {found.seconds:.1f} s", soft_wrap=True)
     if not found.success:
         raise RefusedError(found.reason)

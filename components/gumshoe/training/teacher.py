@@ -42,11 +42,11 @@ def _habit(openings: str, there: float, elsewhere: float) -> Habit:
 
 HABITS: Mapping[Slip, Habit] = {
     "few keywords": _habit("Which", 0.6, 0.12),
-    "first hit unread": _habit("Who", 0.6, 0.04),
+    "first hit unread": _habit("Who", 0.6, 0.02),
     "wrong person": _habit("", 0.0, 0.15),
     "older fact": _habit("", 0.0, 0.48),
     "neighbouring field": _habit("", 0.0, 0.15),
-    "gave up early": _habit("How Where When On Why", 0.55, 0.05),
+    "gave up early": _habit("How Where When On Why", 0.61, 0.05),
 }
 
 
