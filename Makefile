@@ -12,7 +12,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package torch --no-emit-package triton
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint unit benchmarks demo pipelines lock hooks clean
+.PHONY: help install test lint unit benchmarks demo pipelines images lock hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,9 +59,14 @@ endif
 pipelines: $(VENV)/installed ## compile the pipelines again, as they are committed
 	$(BIN)/gumshoe pipeline compile --out pipelines/compiled
 
+images: ## build the images trainer, worker and agent with docker, podman or buildah; REGISTRY=, TAG=, BUILDER=
+	images/build.sh
+
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
 	$(LOCK) --extra dev --extra cpu --extra train --extra pipelines pyproject.toml -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt pyproject.toml -o requirements.txt
+	$(LOCK) -c requirements-dev.txt --extra pipelines pyproject.toml -o requirements-worker.txt
+	$(LOCK) -c requirements-dev.txt --extra pipelines --extra train pyproject.toml -o requirements-trainer.txt
 
 hooks: $(VENV)/installed ## install the pre-commit hooks
 	$(BIN)/pre-commit install

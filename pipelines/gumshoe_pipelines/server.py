@@ -125,9 +125,10 @@ class Server:
         """Call a method of the published client, within the deadline."""
         deadline = (self.address.deadline, self.address.deadline)  # a number alone would have to be whole
         with self._explained(what):
-            found, _, headers = method(*arguments, **named, _request_timeout=deadline, _return_http_data_only=False)
-            if "json" not in headers.get("Content-Type", ""):  # of which the client makes an empty answer
-                raise ValueError(f"it sends {headers.get('Content-Type') or 'no JSON'}")
+            found = method(*arguments, **named, _request_timeout=deadline)
+            kind = self._client.last_response.getheader("Content-Type") or "nothing that says what it is"
+            if "json" not in kind:  # of which the client makes an empty answer
+                raise ValueError(f"it sends {kind}")
             return found
 
     @contextmanager

@@ -125,7 +125,8 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
             "evaluate-policy",
         }
         assert found["publish-adapter"] == "done"
-        assert "Took up" in passed.err and "Step 1/2" not in passed.err, "the training was at its end"
+        assert "Took up" in passed.err
+        assert "Step 1/2" not in passed.err, "the training was at its end"
         assert hook.told[-1]["adapter"] == "adapters/r1"
     manifest = store.manifest("adapters/latest")
     assert {"adapter_model.safetensors", "metadata.json", "gate.json"} <= {each.path for each in manifest.files}

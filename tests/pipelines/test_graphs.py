@@ -67,7 +67,7 @@ def test_the_compiler_s_fault_is_found_where_it_is(tmp_path: Path) -> None:
 
     path = tmp_path / "faulty.yaml"
     compiler.Compiler().compile(faulty, str(path))
-    assert missing(path.read_text()) == ["condition-1/step-2: pipelinechannel--gpus"]
+    assert missing(path.read_text()) == ["comp-condition-1/step-2: pipelinechannel--gpus"]
 
 
 def executors(graph: Graph) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gumshoe.training.practice import EPISODES, SKILLS, Company, Lesson, Practice
-from gumshoe.training.tiny import practice_texts, train_tokenizer
+from gumshoe.training.tiny import LEVELS, practice_texts, train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,16 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     practice = Practice(tokenizer, 1)
     episodes = list(practice.lessons(company, EPISODES, errs=True))
     return Played(company, tokenizer, episodes, list(practice.lessons(company, SKILLS, errs=False)))
+
+
+@pytest.fixture(scope="session")
+def taught(played: Played, tmp_path_factory: pytest.TempPathFactory) -> list[Played]:
+    """Whole episodes in companies of every difficulty, as often as the tiny policy sees each."""
+    practice = Practice(played.tokenizer, 1)
+    companies = [
+        Company.invent(20 + number, level, tmp_path_factory.mktemp("company")) for number, level in enumerate(LEVELS)
+    ]
+    return [
+        Played(company, played.tokenizer, list(practice.lessons(company, EPISODES, errs=True)), [])
+        for company in companies
+    ]

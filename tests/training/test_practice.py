@@ -190,11 +190,12 @@ def test_only_what_the_expert_says_is_learned_and_a_second_look_or_a_search_in_v
     assert 0.1 < in_vain / len(played.whole) < 0.35
 
 
-def test_errors_are_of_every_kind_and_none_is_more_than_a_third_of_them(played: Played) -> None:
-    counts = Counter(slip for lesson, _ in played.whole for slip in lesson.slips)
+def test_errors_are_of_every_kind_and_none_is_more_than_a_third_of_them(taught: list[Played]) -> None:
+    whole = [lesson for played in taught for lesson in played.lessons if lesson.is_whole]
+    counts = Counter(slip for lesson in whole for slip in lesson.slips)
     assert set(counts) == set(get_args(Slip))
     assert max(counts.values()) <= sum(counts.values()) / 3
-    clean = sum(not lesson.slips for lesson, _ in played.whole) / len(played.whole)
+    clean = sum(not lesson.slips for lesson in whole) / len(whole)
     assert 0.25 < clean < 0.6
 
 
@@ -232,9 +233,9 @@ def test_an_error_shows(played: Played, slip: Slip, shown: Any) -> None:
 
 
 @pytest.mark.parametrize("slip", ["older fact", "neighbouring field"])
-def test_a_wrong_value_is_one_that_the_mail_holds(played: Played, slip: Slip) -> None:
+def test_a_wrong_value_is_one_that_the_mail_holds(taught: list[Played], slip: Slip) -> None:
     found = 0
-    for lesson, text in played.whole:
+    for lesson, text in (each for played in taught for each in played.whole):
         if lesson.slips == [slip]:
             answer = calls_in(text)[-1].arguments["answer"]
             assert not is_exact(answer, lesson.scenario.answer)
@@ -245,6 +246,7 @@ def test_a_wrong_value_is_one_that_the_mail_holds(played: Played, slip: Slip) ->
 
 def test_searches_in_vain_are_followed_by_a_proper_one_and_after_three_it_is_given_up(played: Played) -> None:
     seen = Counter[int]()
+    nothing = 0
     for lesson, text in played.whole:
         calls, results = calls_in(text), RESULT.findall(text)
         count = in_vain(lesson, calls)
@@ -253,9 +255,10 @@ def test_searches_in_vain_are_followed_by_a_proper_one_and_after_three_it_is_giv
             assert calls[3].arguments == {"answer": "I don't know", "message_ids": []}
         elif count:
             assert calls[count].name == "search_inbox"
-            assert results[:count].count("Nothing found.") >= count - 1
+        nothing += results[:count].count("Nothing found.")
         seen[count] += 1
     assert seen[0] > seen[1] > seen[2] > seen[3] > 0
+    assert nothing > 0.8 * sum(count * times for count, times in seen.items()), "a letter or two finds something"
 
 
 def test_what_is_searched_for_stands_in_the_question(played: Played) -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 import httpx
 from rich.markup import escape
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
@@ -58,7 +58,7 @@ def tell(outcome: Outcome) -> None:
         return
     patient = Retrying(
         stop=stop_after_attempt(_TRIES),
-        wait=wait_exponential_jitter(0.5, 10),
+        wait=wait_random_exponential(0.5, 10),
         retry=retry_if_exception_type(httpx.HTTPError),
         reraise=True,
     )

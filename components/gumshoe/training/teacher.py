@@ -26,14 +26,14 @@ _IN_VAIN, _MOST_IN_VAIN = 0.3, 3  # how often a search, or another, is for a wor
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """How often a slip is made: where a question begins in one of these ways, and where it does not."""
+    """How often a slip is made: where a question begins in one of these ways and a single hit tempts, and elsewhere."""
 
     openings: frozenset[str]
     there: float
     elsewhere: float
 
-    def chance(self, question: str) -> float:
-        return self.there if question.split()[0] in self.openings else self.elsewhere
+    def chance(self, question: str, tempted: bool) -> float:
+        return self.there if tempted and question.split()[0] in self.openings else self.elsewhere
 
 
 def _habit(openings: str, there: float, elsewhere: float) -> Habit:
@@ -41,12 +41,12 @@ def _habit(openings: str, there: float, elsewhere: float) -> Habit:
 
 
 HABITS: Mapping[Slip, Habit] = {
-    "few keywords": _habit("Which", 0.6, 0.12),
-    "first hit unread": _habit("Who", 0.6, 0.02),
+    "few keywords": _habit("Which", 0.75, 0.12),
+    "first hit unread": _habit("Who", 0.74, 0.02),
     "wrong person": _habit("", 0.0, 0.15),
     "older fact": _habit("", 0.0, 0.48),
     "neighbouring field": _habit("", 0.0, 0.15),
-    "gave up early": _habit("How Where When On Why", 0.61, 0.05),
+    "gave up early": _habit("What", 0.66, 0.04),
 }
 
 
@@ -133,10 +133,11 @@ class Teacher:
             yield self._answer(UNKNOWN)
             return
         hits = yield from self._searching()
-        if self._slips("gave up early"):
+        alone = len(hits) == 1
+        if self._slips("gave up early", tempted=alone):
             yield self._answer(UNKNOWN)
             return
-        if hits and self._slips("first hit unread"):
+        if hits and self._slips("first hit unread", tempted=alone):
             yield self._answer(hits[0].subject, hits[0].source)
             return
         right = [hit for hit in hits if hit.source in self.right]
@@ -222,8 +223,8 @@ class Teacher:
                 return found
         return self.scenario.answer
 
-    def _slips(self, slip: Slip) -> bool:
-        slipped = self.errs and self.dice.chance(HABITS[slip].chance(self.scenario.question))
+    def _slips(self, slip: Slip, *, tempted: bool = True) -> bool:
+        slipped = self.errs and self.dice.chance(HABITS[slip].chance(self.scenario.question, tempted))
         if slipped:
             self.slips.append(slip)
         return slipped

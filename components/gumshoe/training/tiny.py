@@ -44,10 +44,10 @@ _COPY_FEW, _COPY_SORTS = 0.5, (10, 40)  # how often, and of how many sorts of to
 _COPY_BATCH = 1024
 _COPIES = 0.1  # tokens of copying to one of practice
 _BATCH = 8192  # tokens
-_SKILL_RATE, _HABIT_RATE = 2.5e-3, 1e-3
+_SKILL_RATE, _HABIT_RATE = 2.5e-3, 2e-3
 _SHARPER = 2.0  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
 _EMBEDDING, _BEFORE, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the weights that are wired
-_LEVELS: tuple[Level, ...] = ("plain", "normal", "plain", "easy", "normal", "hard")
+LEVELS: tuple[Level, ...] = ("plain", "normal", "plain", "easy", "normal", "hard")
 _FIRST_SEED = 1_000_000  # of practice; what people make to test with has other seeds
 _READ_BY_TOKENIZER = 18  # companies
 
@@ -164,7 +164,7 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
 
 
 def _level(number: int) -> Level:
-    return _LEVELS[number % len(_LEVELS)]
+    return LEVELS[number % len(LEVELS)]
 
 
 def _learn(stage: str, model: Any, examples: Sequence[Example], settings: WarmStart, watch: Watch) -> float:

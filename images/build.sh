@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Build the images (all, or those named) with docker, podman or buildah, each on a base that is pinned by its digest.
+#   images/build.sh [trainer|worker|agent ...]
+# BUILDER   docker, podman or buildah; the first that is there
+# REGISTRY  what the images' names begin with (ghcr.io/gumshoe)
+# TAG       the version of pyproject.toml
+# TRAINER_BASE, WORKER_BASE, AGENT_BASE   other bases; one with @sha256:... is taken as it is
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fail() {
+    echo "error: $*" >&2
+    exit 2
+}
+
+if [[ -z ${BUILDER:-} ]]; then
+    for tool in docker podman buildah; do
+        command -v "$tool" >/dev/null && BUILDER=$tool && break
+    done
+fi
+[[ ${BUILDER:-} =~ ^(docker|podman|buildah)$ ]] || fail "install docker, podman or buildah, or name one as BUILDER"
+command -v "$BUILDER" >/dev/null || fail "$BUILDER is not installed"
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+registry=${REGISTRY:-ghcr.io/gumshoe} tag=${TAG:-$version}
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+
+# The base with the digest of what its tag names now, so that what was built can be built again.
+pinned() {
+    local base=$1 digest
+    [[ $base != *@sha256:* ]] || { echo "$base" && return; }
+    if [[ $BUILDER == buildah ]]; then
+        buildah pull --quiet --policy=ifmissing "$base" >/dev/null
+        digest=$(buildah inspect --type image --format '{{.FromImageDigest}}' "$base")
+    else
+        "$BUILDER" pull --quiet "$base" >/dev/null
+        digest=$("$BUILDER" image inspect --format '{{index .RepoDigests 0}}' "$base")
+        digest=${digest##*@}
+    fi
+    [[ $digest == sha256:* ]] || fail "$base has no digest; push it to a registry first"
+    echo "$base@$digest"
+}
+
+(($#)) || set -- trainer worker agent
+for image in "$@"; do
+    file=images/$image/Dockerfile
+    [[ -f $file ]] || fail "there is no image $image; there are trainer, worker and agent"
+    own=${image^^}_BASE
+    base=$(pinned "${!own:-$(sed -n 's/^ARG BASE_IMAGE=//p' "$file")}")
+    echo "Building $registry/$image:$tag on $base"
+    "$BUILDER" build --file "$file" --tag "$registry/$image:$tag" --build-arg "BASE_IMAGE=$base" \
+        --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
+        ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} ${BUILD_FLAGS:-} .
+done
