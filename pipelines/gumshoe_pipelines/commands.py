@@ -40,16 +40,17 @@ def compile_(
         list[str] | None, typer.Argument(metavar="[PIPELINE]...", help="All of them unless named.")
     ] = None,
 ) -> None:
-    """Compile pipelines to what Kubeflow takes."""
+    """Compile pipelines to what Kubeflow takes: PIPELINE.yaml for its server, PIPELINE.k8s.yaml for `kubectl apply`."""
     from gumshoe.artifacts.storage import explained, writable_directory
-    from gumshoe_pipelines.graphs import PIPELINES, compiled
+    from gumshoe_pipelines.graphs import PIPELINES, compiled, manifests
 
     place = writable_directory(str(directory))
     for name in names or PIPELINES:
-        path = place / f"{name}.yaml"
-        with explained(path):
-            path.write_text(compiled(name).text, encoding="utf-8")
-        out.print(escape(plain(path)), soft_wrap=True)
+        graph = compiled(name)
+        for path, text in ((place / f"{name}.yaml", graph.text), (place / f"{name}.k8s.yaml", manifests(graph))):
+            with explained(path):
+                path.write_text(text, encoding="utf-8")
+            out.print(escape(plain(path)), soft_wrap=True)
 
 
 @app.command()

