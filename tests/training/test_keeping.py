@@ -1,0 +1,164 @@
+"""Checkpoints in a store: sent while a run goes on, and taken up where nothing is."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gumshoe.artifacts.store import Store
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.training import keeping
+from gumshoe.training.keeping import KIND, CheckpointStore
+from gumshoe.training.spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC
+
+
+@pytest.fixture(params=["file", "s3"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store, in a directory and in a bucket."""
+    if request.param == "file":
+        return (tmp_path / "store").as_uri()
+    return f"s3://{request.getfixturevalue('s3_bucket')}/project/runs/r1"
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_LOOK", 0.05)
+    monkeypatch.setattr(keeping, "_PATIENCE", 0.05)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's directory, before its first checkpoint."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / SPEC).write_text("{}")
+    (directory / METRICS).write_text("")
+    return directory
+
+
+def save(directory: Path, name: str, text: str) -> None:
+    """As a trainer does: what says that it is whole comes last."""
+    place = directory / name
+    place.mkdir(exist_ok=True)
+    (place / "adapter_model.safetensors").write_text(text)
+    (place / METADATA).write_text("{}")
+    with (directory / METRICS).open("a") as metrics:
+        metrics.write(f"{text}\n")
+
+
+def files(directory: Path) -> dict[str, str]:
+    return {str(each.relative_to(directory)): each.read_text() for each in directory.rglob("*") if each.is_file()}
+
+
+def versions(uri: str) -> list[str]:
+    return sorted(each.version for each in Store(uri).list(KIND))
+
+
+def until(uri: str, wanted: list[str]) -> None:
+    deadline = time.monotonic() + 20
+    while versions(uri) != wanted:
+        assert time.monotonic() < deadline, versions(uri)
+        time.sleep(0.05)
+
+
+def test_each_checkpoint_is_sent_while_the_run_goes_on_and_only_so_many_are_kept(uri: str, run: Path) -> None:
+    with CheckpointStore(uri, 2).sending(run, attempt=1):
+        for step in (1, 2, 3):
+            save(run, f"checkpoint-{step}", f"step {step}")
+            until(uri, [f"001-{each:06}" for each in range(max(1, step - 1), step + 1)])
+    assert versions(uri) == ["001-000002", "001-000003"]
+    assert not [each for each in run.iterdir() if each.name.startswith(".")]
+
+
+def test_a_run_is_taken_up_where_nothing_is(uri: str, run: Path, tmp_path: Path) -> None:
+    """With its last checkpoint, the best adapter, and the records; older checkpoints and the end of none."""
+    save(run, "checkpoint-1", "step 1")
+    save(run, BEST, "best")
+    (run / BASELINE).write_text("{}")
+    save(run, "checkpoint-2", "step 2")
+    with CheckpointStore(uri, 2).sending(run, attempt=1):
+        pass
+    other = tmp_path / "other"
+    other.mkdir()
+    CheckpointStore(uri, 2).restore(other)
+    expected = {name: text for name, text in files(run).items() if not name.startswith("checkpoint-1")}
+    assert files(other) == expected
+
+
+def test_the_latest_attempt_is_gone_on_from_and_the_end_before_all_of_it(uri: str, run: Path, tmp_path: Path) -> None:
+    """An attempt that began again at an earlier step is later than one that got further."""
+    keeper = CheckpointStore(uri, 9)
+    for attempt, step in ((1, 1), (1, 5), (2, 3)):
+        save(run, f"checkpoint-{step}", f"attempt {attempt}")
+        with keeper.sending(run, attempt):
+            pass
+        (run / f"checkpoint-{step}" / METADATA).unlink()
+    save(run, "checkpoint-3", "attempt 2")
+    save(run, FINAL, "final")
+    with keeper.sending(run, 2):
+        pass
+    assert versions(uri) == ["001-000001", "001-000005", "002-000003", "002-000003-end"]
+    other = tmp_path / "other"
+    other.mkdir()
+    CheckpointStore(uri, 9).restore(other)
+    assert files(other)["final/adapter_model.safetensors"] == "final"
+    assert "checkpoint-5/adapter_model.safetensors" not in files(other)
+
+
+def test_where_the_run_is_there_it_is_left_as_it_is(uri: str, run: Path) -> None:
+    save(run, "checkpoint-1", "step 1")
+    with CheckpointStore(uri, 2).sending(run, 1):
+        pass
+    (run / "checkpoint-1" / "adapter_model.safetensors").write_text("newer")
+    CheckpointStore(uri, 2).restore(run)
+    assert files(run)["checkpoint-1/adapter_model.safetensors"] == "newer"
+
+
+def test_nothing_is_sent_twice_nor_what_is_not_whole(uri: str, run: Path) -> None:
+    save(run, "checkpoint-1", "step 1")
+    (run / "checkpoint-2").mkdir()
+    (run / "checkpoint-2" / "adapter_model.safetensors").write_text("half")
+    keeper = CheckpointStore(uri, 2)
+    with keeper.sending(run, 1):
+        until(uri, ["001-000001"])
+        time.sleep(0.3)
+    with keeper.sending(run, 2):
+        time.sleep(0.2)
+    assert versions(uri) == ["001-000001"]
+
+
+def test_a_place_that_another_run_has_is_refused(uri: str, run: Path) -> None:
+    CheckpointStore(uri, 2).check_free()
+    save(run, "checkpoint-1", "step 1")
+    with CheckpointStore(uri, 2).sending(run, 1):
+        pass
+    with pytest.raises(UsageError, match=r"holds the checkpoints of a run; go on with it \(--resume\)"):
+        CheckpointStore(uri, 2).check_free()
+
+
+def test_a_store_that_comes_back_has_everything_in_the_end(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    store.write_text("in its place lies a file")
+    save(run, "checkpoint-1", "step 1")
+    with CheckpointStore(store.as_uri(), 2).sending(run, 1):
+        deadline = time.monotonic() + 20
+        said = ""
+        while "a checkpoint is not in the store yet" not in said:
+            assert time.monotonic() < deadline
+            said += capsys.readouterr().err
+            time.sleep(0.05)
+        store.unlink()
+    assert versions(store.as_uri()) == ["001-000001"]
+
+
+def test_a_last_checkpoint_that_cannot_be_sent_is_told_of_and_is_still_there(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("in its place lies a file")
+    save(run, "checkpoint-1", "step 1")
+    with (
+        pytest.raises(UnavailableError, match=r"last checkpoint is in .* and not in the store: .*; go on with --resume"),
+        CheckpointStore((tmp_path / "store").as_uri(), 2).sending(run, 1),
+    ):
+        pass
+    assert files(run)["checkpoint-1/adapter_model.safetensors"] == "step 1"
