@@ -157,7 +157,7 @@ def test_a_last_checkpoint_that_cannot_be_sent_is_told_of_and_is_still_there(run
     (tmp_path / "store").write_text("in its place lies a file")
     save(run, "checkpoint-1", "step 1")
     with (
-        pytest.raises(UnavailableError, match=r"last checkpoint is in .* and not in the store: .*; go on with --resume"),
+        pytest.raises(UnavailableError, match=r"last checkpoint is in .* and not in the store: .* --resume"),
         CheckpointStore((tmp_path / "store").as_uri(), 2).sending(run, 1),
     ):
         pass

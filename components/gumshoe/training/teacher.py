@@ -26,7 +26,7 @@ _IN_VAIN, _MOST_IN_VAIN = 0.3, 3  # how often a search, or another, is for a wor
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """How often a slip is made: where a question begins in one of these ways and a single hit tempts, and elsewhere."""
+    """How often a slip is made: where a question begins in one of these ways and all else tempts to it, and elsewhere."""
 
     openings: frozenset[str]
     there: float
@@ -42,11 +42,11 @@ def _habit(openings: str, there: float, elsewhere: float) -> Habit:
 
 HABITS: Mapping[Slip, Habit] = {
     "few keywords": _habit("Which", 0.75, 0.12),
-    "first hit unread": _habit("Who", 0.74, 0.02),
+    "first hit unread": _habit("Who", 0.75, 0.02),
     "wrong person": _habit("", 0.0, 0.15),
     "older fact": _habit("", 0.0, 0.48),
     "neighbouring field": _habit("", 0.0, 0.15),
-    "gave up early": _habit("What", 0.66, 0.04),
+    "gave up early": _habit("How Where When On Why", 0.6, 0.06),
 }
 
 
@@ -133,18 +133,17 @@ class Teacher:
             yield self._answer(UNKNOWN)
             return
         hits = yield from self._searching()
-        alone = len(hits) == 1
-        if self._slips("gave up early", tempted=alone):
+        if self._slips("gave up early"):
             yield self._answer(UNKNOWN)
             return
-        if hits and self._slips("first hit unread", tempted=alone):
+        if hits and self._slips("first hit unread", tempted=len(hits) == 1):
             yield self._answer(hits[0].subject, hits[0].source)
             return
         right = [hit for hit in hits if hit.source in self.right]
         others = [hit for hit in hits if hit.source not in self.right]
         strangers = [hit for hit in others if hit.sender not in {each.sender for each in right}]
         if "few keywords" in self.slips and others:
-            yield from self._misled(hits[0])
+            yield from self._misled(others[0])
             return
         if strangers and self._slips("wrong person"):
             yield from self._misled(strangers[0])
