@@ -44,6 +44,7 @@ def test_the_import_contract_names_every_package_whole() -> None:
     assert [name for name in below_only if (ROOT / "components" / "gumshoe" / name).exists()] == []
 
 
+@pytest.mark.timeout(600)
 def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     mail = next(block for block in blocks if "cat > mail.jsonl" in block)
@@ -58,7 +59,7 @@ def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=580,
     )
     assert run.returncode == 0, run.stderr
     assert "The invoice for the second quarter is $1,250" in run.stdout

@@ -26,7 +26,7 @@ _IN_VAIN, _MOST_IN_VAIN = 0.3, 3  # how often a search, or another, is for a wor
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """How often a slip is made: where a question begins in one of these ways and all else tempts to it, and elsewhere."""
+    """How often a slip is made: where a question begins in one of these ways, if all else tempts too, and elsewhere."""
 
     openings: frozenset[str]
     there: float
