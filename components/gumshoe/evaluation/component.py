@@ -36,6 +36,7 @@ def evaluate_policy(
         current: The adapter in service, measured too; an empty one is none.
         baseline: An evaluation of the base model, of which nothing is asked again.
     """
+    import json
     import shutil
     from pathlib import Path
 
@@ -48,8 +49,10 @@ def evaluate_policy(
     given = {name: Path(each.path) for name, each in adapters.items() if each is not None}
     result = measured(Path(mail.path), Path(scenarios.path), base_model, given, judge, limits, place)
     shutil.copyfile(place / "report.html", report.path)
-    for name, estimate in result.metrics.items():
-        metrics.log_metric(name, estimate.value)
+    numbers = {name: estimate.value for name, estimate in result.metrics.items()}
+    for name, value in numbers.items():
+        metrics.log_metric(name, value)
+    Path(metrics.path).write_text(json.dumps(numbers), encoding="utf-8")  # without a file there is nothing to cache
     evaluation.metadata.update({"policy": result.name, "questions": len(result.correct_map), "code": code})
     return result.metrics["accuracy"].value
 

@@ -7,8 +7,10 @@ from tempfile import mkdtemp
 from typing import Any
 
 from gumshoe.scenarios.prepare import SCENARIOS
+from gumshoe.training.plots import write_plots
+from gumshoe.training.records import read_records
 from gumshoe.training.settings import resolve
-from gumshoe.training.spec import BEST, FINAL, METADATA, PAGE, Metadata
+from gumshoe.training.spec import BEST, FINAL, METADATA, METRICS, Metadata
 from gumshoe.training.supervisor import train
 
 
@@ -51,4 +53,6 @@ def trained(
         for name, value in record.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    return Trained(adapter, directory / PAGE, facts, numbers)
+    # Drawn from the records, which are all that the store has of a run that was at its end before.
+    page = write_plots(read_records(directory / METRICS), directory, f"Run {metadata.run}")
+    return Trained(adapter, page, facts, numbers)

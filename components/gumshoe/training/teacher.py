@@ -41,12 +41,12 @@ def _habit(openings: str, there: float, elsewhere: float) -> Habit:
 
 
 HABITS: Mapping[Slip, Habit] = {
-    "few keywords": _habit("Which", 0.75, 0.12),
-    "first hit unread": _habit("Who", 0.75, 0.02),
+    "few keywords": _habit("Which", 0.75, 0.1),
+    "first hit unread": _habit("Who", 0.7, 0.02),
     "wrong person": _habit("", 0.0, 0.15),
-    "older fact": _habit("", 0.0, 0.48),
-    "neighbouring field": _habit("", 0.0, 0.15),
-    "gave up early": _habit("How Where When On Why", 0.6, 0.06),
+    "older fact": _habit("", 0.0, 0.3),
+    "neighbouring field": _habit("", 0.0, 0.3),
+    "gave up early": _habit("What How Where When On Why", 0.48, 0.05),
 }
 
 
@@ -133,10 +133,11 @@ class Teacher:
             yield self._answer(UNKNOWN)
             return
         hits = yield from self._searching()
-        if self._slips("gave up early"):
+        alone = len(hits) == 1
+        if self._slips("gave up early", tempted=alone):
             yield self._answer(UNKNOWN)
             return
-        if hits and self._slips("first hit unread", tempted=len(hits) == 1):
+        if hits and self._slips("first hit unread", tempted=alone):
             yield self._answer(hits[0].subject, hits[0].source)
             return
         right = [hit for hit in hits if hit.source in self.right]
