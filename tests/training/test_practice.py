@@ -258,7 +258,7 @@ def test_searches_in_vain_are_followed_by_a_proper_one_and_after_three_it_is_giv
         nothing += results[:count].count("Nothing found.")
         seen[count] += 1
     assert seen[0] > seen[1] > seen[2] > seen[3] > 0
-    assert nothing > 0.8 * sum(count * times for count, times in seen.items()), "a letter or two finds something"
+    assert nothing > 0.7 * sum(count * times for count, times in seen.items()), "a letter or two finds something"
 
 
 def test_what_is_searched_for_stands_in_the_question(played: Played) -> None:

@@ -41,12 +41,12 @@ def _habit(openings: str, there: float, elsewhere: float) -> Habit:
 
 
 HABITS: Mapping[Slip, Habit] = {
-    "few keywords": _habit("Which", 0.75, 0.1),
+    "few keywords": _habit("Which", 0.72, 0.08),
     "first hit unread": _habit("Who", 0.7, 0.02),
     "wrong person": _habit("", 0.0, 0.15),
     "older fact": _habit("", 0.0, 0.3),
     "neighbouring field": _habit("", 0.0, 0.3),
-    "gave up early": _habit("What How Where When On Why", 0.48, 0.05),
+    "gave up early": _habit("What How Where When On Why", 0.41, 0.05),
 }
 
 
