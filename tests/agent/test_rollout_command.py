@@ -413,7 +413,7 @@ def test_where_every_group_is_dropped_nothing_is_written(
     ("changes", "says"),
     [
         ({"policy": "MISSING"}, "does not serve 'other'; it has base, adapter"),
-        ({"policy": "gpt-4"}, "names no policy; write tiny[#ADAPTER-DIR], vllm:URL"),
+        ({"policy": "gpt-4"}, "names no policy; write tiny[#ADAPTER-DIR], local:MODEL"),
         ({"policy": "vllm:http://a:port"}, "names no policy"),
         ({"policy": "chat:gpt-4", "tokenizer": None}, "OPENAI_API_KEY is not set"),
         ({"policy": "chat:gpt-4"}, "a chat policy takes no tokenizer of yours"),

@@ -186,7 +186,8 @@ def test_a_trainer_that_is_killed_is_taken_up_on_another_machine(place: Path, tm
 
 
 def test_a_step_that_fails_is_tried_again_and_what_stays_wrong_is_said(place: Path, tmp_path: Path) -> None:
-    bad = parameters(place, "r3", tmp_path / "p.json", settings={**QUICK, "data.train_size": 1})
+    lacking = {**QUICK, "data.train_size": 1, "optimizer.per_device_train_batch_size": 8}  # two groups of four
+    bad = parameters(place, "r3", tmp_path / "p.json", settings=lacking)
     done = ran(bad, tmp_path / "out")
     assert done.status == 1
     assert states(done.err)["train-grpo"] == "failed"
