@@ -53,8 +53,10 @@ endif
 	$(BIN)/gumshoe pipeline run train-agent --out $(DEMO) -p 'mail=[$(DEMO_MAIL)]' -p scenarios=$(DEMO_SCENARIOS) \
 		-p base_model=tiny -p config=tiny -p 'limits={max_turns: 6, max_tokens: 120}'
 	$(BIN)/gumshoe mail index $(DEMO_MAIL) --out $(DEMO)/index --replace
-	$(BIN)/gumshoe ask --scenarios $(DEMO_SCENARIOS) --adapter latest --store $(DEMO)/store --index $(DEMO)/index \
-		--max-turns 6 --max-tokens 120 || test $$? -ne 2
+	@if $(BIN)/gumshoe artifacts show adapters/latest --store $(DEMO)/store >/dev/null 2>&1; then \
+		$(BIN)/gumshoe ask --scenarios $(DEMO_SCENARIOS) --adapter latest --store $(DEMO)/store --index $(DEMO)/index \
+			--max-turns 6 --max-tokens 120 || test $$? -eq 3; \
+	else echo "No adapter was published, so none is asked."; fi
 
 pipelines: $(VENV)/installed ## compile the pipelines again, as they are committed
 	$(BIN)/gumshoe pipeline compile --out pipelines/compiled

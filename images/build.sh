@@ -49,5 +49,5 @@ for image in "$@"; do
     echo "Building $registry/$image:$tag on $base"
     "$BUILDER" build --file "$file" --tag "$registry/$image:$tag" --build-arg "BASE_IMAGE=$base" \
         --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
-        ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} ${BUILD_FLAGS:-} .
+        ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} .
 done

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from gumshoe.artifacts.storage import split_uri
@@ -73,10 +72,7 @@ def _limits(arguments: Mapping[str, Any], _: bool) -> None:
 def _thresholds(arguments: Mapping[str, Any], _: bool) -> None:
     from gumshoe.evaluation.gate import GateSettings
 
-    known = [each.name for each in fields(GateSettings)]
-    for name, value in arguments["thresholds"].items():
-        if name not in known or not isinstance(value, int | float) or isinstance(value, bool):
-            raise UsageError(f"{name}: {value} is none; there are {', '.join(known)}, each a number")
+    GateSettings.of(arguments["thresholds"])
 
 
 def _judge(arguments: Mapping[str, Any], reach: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from gumshoe.errors import UsageError
 from gumshoe.terminal import JsonFlag, err, out, plain, print_json
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="The whole path, as a graph: compile it, run it here, submit it."
 )
 
-Name = Annotated[str, typer.Argument(metavar="PIPELINE", help="train-agent")]
+Name = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="train-agent, retrain-agent, sweep-agent or evaluate-agent.")
+]
 Parameters = Annotated[
     list[str] | None,
     typer.Option("--set", "-p", metavar="NAME=VALUE", help="A parameter, in YAML, such as seed=2; repeatable."),
@@ -113,17 +116,24 @@ def submit(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Start a run on a cluster. All of it is checked before the server hears of it.
+    """Start a run on a cluster, or have it run again and again. All of it is checked before the server hears of it.
 
     With the id of a run that stopped, the new one takes up where that stopped.
     """
+    if cron is not None and watch:
+        raise UsageError("what runs by --cron has not begun; follow a run of it with gumshoe pipeline watch ID")
     from gumshoe_pipelines.server import Address, Server
 
     graph, arguments = _asked(name, parameters, params, "run", {}, reach=False)
     server = Server(Address.of(host, namespace, token, in_cluster=in_cluster))
     if cron is not None:
-        recurring = server.schedule(graph, arguments, cron=cron, experiment=experiment, service_account=service_account)
-        out.print(f"{escape(graph.name)} runs at {escape(cron)}: {recurring.recurring_run_id}", soft_wrap=True)
+        recurring = server.schedule(
+            graph, arguments, cron=cron, experiment=experiment, service_account=service_account, caching=caching
+        )
+        if json:
+            print_json({"recurring_run_id": recurring.recurring_run_id, "cron": cron})
+        else:
+            out.print(f"{escape(graph.name)} runs at {escape(cron)}: {recurring.recurring_run_id}", soft_wrap=True)
         return
     begun = server.submit(graph, arguments, experiment=experiment, service_account=service_account, caching=caching)
     address = f"{(ui or server.address.host).rstrip('/')}/#/runs/details/{begun.run_id}"

@@ -37,9 +37,7 @@ class Step:
 
     name: str
     state: str = "running"
-    """running, done, cached, skipped or failed"""
-    seconds: float = 0.0
-    tries: int = 1
+    """running, again, done, cached, skipped or failed"""
     error: str = ""
 
 
@@ -47,9 +45,9 @@ class Step:
 class LocalRun:
     """A run on this machine."""
 
-    directory: Path
     steps: list[Step] = field(default_factory=list)
     begun: float = 0.0
+    """When the last step began, in seconds of the monotonic clock."""
 
     def take(self, line: str) -> str | None:
         """Read a line of what the runner says; what to show of it."""
@@ -63,11 +61,9 @@ class LocalRun:
         if found := _ENDED.search(text):
             step = self.steps[-1]
             step.state = "done" if found[2] == "SUCCESS" else "failed"
-            step.seconds = time.monotonic() - self.begun
-            return f"  {_SHOWN[step.state]} after {step.seconds:,.1f} s"
+            return f"  {_SHOWN[step.state]} after {time.monotonic() - self.begun:,.1f} s"
         if found := _AGAIN.search(text):
             self.steps[-1].state = "again"
-            self.steps[-1].tries += 1
             return f"  [yellow]again[/]: try {int(found[2]) + 1} of {found[3]}"
         if found := _CACHED.search(text):
             self.steps.append(Step(found[1], "cached"))
@@ -93,7 +89,7 @@ _SHOWN = {
 }
 
 
-def run_here(graph: Graph, arguments: dict[str, Any], directory: Path, *, caching: bool) -> LocalRun:
+def run_here(graph: Graph, arguments: dict[str, Any], directory: Path, *, caching: bool) -> None:
     """Run a compiled pipeline on this machine, with what each step says on the terminal, and all of it in `run.log`.
 
     Raises:
@@ -105,7 +101,7 @@ def run_here(graph: Graph, arguments: dict[str, Any], directory: Path, *, cachin
     compiled.write_text(_impatient(graph.text), encoding="utf-8")
     told = {"pipeline": str(compiled), "root": str(directory), "arguments": arguments, "caching": caching}
     spec.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    run = LocalRun(directory)
+    run = LocalRun()
     with (directory / "run.log").open("a", encoding="utf-8") as log, _child(spec) as child:
         for line in child.stdout or ():
             log.write(line)
@@ -117,7 +113,6 @@ def run_here(graph: Graph, arguments: dict[str, Any], directory: Path, *, cachin
     if status:
         name, why = (failed.name, failed.error) if failed else ("the run", "")
         raise GumshoeError(f"{name} failed: {why or 'see its words above'}; all of them are in {directory / 'run.log'}")
-    return run
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """Where steps run, and what they are given: images, GPUs, secrets, time, and further tries."""
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from kfp import kubernetes
 
-WORKER, TRAINER = "ghcr.io/gumshoe/worker:0.1.0", "ghcr.io/gumshoe/trainer:0.1.0"
+WORKER, TRAINER = (f"ghcr.io/gumshoe/{image}:{version('gumshoe')}" for image in ("worker", "trainer"))
 """Images, unless others are named."""
 MINUTE, HOUR = 60, 3600
 PROJECT_LABEL, RUN_LABEL, STEP_LABEL = "gumshoe.dev/project", "gumshoe.dev/run", "gumshoe.dev/step"

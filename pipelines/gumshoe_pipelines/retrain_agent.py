@@ -7,12 +7,12 @@ from typing import Any
 
 from kfp import dsl
 
-from gumshoe.artifacts.component import fetch_adapter, publish_adapter
+from gumshoe.artifacts.component import fetch_adapter
 from gumshoe.evaluation.component import evaluate_policy, gate
 from gumshoe.operations.component import notify
 from gumshoe.training.component import train_grpo
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
-from gumshoe_pipelines.prepared import prepared
+from gumshoe_pipelines.prepared import prepared, published_if_passed
 
 
 @dsl.pipeline(name="retrain-agent", description="Train again, and publish what beats the adapter in service.")
@@ -71,12 +71,4 @@ def retrain_agent(
         decided = where.on_cpu(
             gate(evaluation=measured.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5
         )
-        with dsl.If(decided.outputs["Output"] == True, name="passed"):  # noqa: E712 - Kubeflow's own
-            publish = publish_adapter(
-                adapter=adapter,
-                decision=decided.outputs["decision"],
-                store=store,
-                version=run,
-                image=trainer_image,
-            )
-            where.on_cpu(publish)
+        published_if_passed(where, decided, adapter, store, run)

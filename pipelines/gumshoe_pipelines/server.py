@@ -83,12 +83,13 @@ class Server:
         cron: str,
         experiment: str,
         service_account: str | None,
+        caching: bool,
     ) -> api.V2beta1RecurringRun:
         """Have a pipeline run again and again, never twice at once."""
         recurring = api.V2beta1RecurringRun(
             display_name=graph.name,
             experiment_id=self._experiment(experiment),
-            pipeline_spec=sent(graph, arguments, caching=True),
+            pipeline_spec=sent(graph, arguments, caching=caching),
             runtime_config=api.V2beta1RuntimeConfig(parameters=arguments),
             service_account=service_account,
             max_concurrency="1",

@@ -7,11 +7,10 @@ from typing import Any
 
 from kfp import dsl
 
-from gumshoe.artifacts.component import publish_adapter
 from gumshoe.evaluation.component import choose, evaluate_policy
 from gumshoe.training.component import train_grpo
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
-from gumshoe_pipelines.prepared import prepared
+from gumshoe_pipelines.prepared import prepared, published_if_passed
 
 AT_ONCE = 4
 
@@ -80,13 +79,4 @@ def sweep_agent(
         ),
         hours=0.5,
     )
-    with dsl.If(decided.outputs["Output"] == True, name="passed"):  # noqa: E712 - Kubeflow's own
-        where.on_cpu(
-            publish_adapter(
-                adapter=decided.outputs["best"],
-                decision=decided.outputs["decision"],
-                store=store,
-                version=run,
-                image=trainer_image,
-            )
-        )
+    published_if_passed(where, decided, decided.outputs["best"], store, run)

@@ -4,12 +4,11 @@ from typing import Any
 
 from kfp import dsl
 
-from gumshoe.artifacts.component import publish_adapter
 from gumshoe.evaluation.component import evaluate_policy, gate
 from gumshoe.operations.component import notify
 from gumshoe.training.component import train_grpo
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
-from gumshoe_pipelines.prepared import prepared
+from gumshoe_pipelines.prepared import prepared, published_if_passed
 
 
 @dsl.pipeline(name="train-agent", description="Train a search agent on somebody's mail, and publish what is better.")
@@ -70,13 +69,4 @@ def train_agent(
         decided = where.on_cpu(
             gate(evaluation=after.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5
         )
-        with dsl.If(decided.outputs["Output"] == True, name="passed"):  # noqa: E712 - Kubeflow's own
-            where.on_cpu(
-                publish_adapter(
-                    adapter=adapter,
-                    decision=decided.outputs["decision"],
-                    store=store,
-                    version=run,
-                    image=trainer_image,
-                )
-            )
+        published_if_passed(where, decided, adapter, store, run)

@@ -39,6 +39,14 @@ def submitted(server: Server, **arguments: Any) -> str:
     return str(begun.run_id)
 
 
+def _cached(sent: Any) -> set[str]:
+    """The steps that may be taken from the cache."""
+    spec = sent["pipeline_spec"]
+    parts = [spec["root"], *spec["components"].values()]
+    tasks = [task for part in parts for task in part.get("dag", {}).get("tasks", {}).items()]
+    return {name for name, task in tasks if task.get("cachingOptions", {}).get("enableCache")}
+
+
 def test_a_run_is_submitted_with_its_graph_and_the_labels_of_its_pods(
     kubeflow: FakeKubeflow, run: Callable[..., Any]
 ) -> None:
@@ -67,16 +75,10 @@ def test_without_caching_no_step_is_taken_from_the_cache(kubeflow: FakeKubeflow,
     graph = compiled("train-agent")
     for caching in (True, False):
         server.submit(graph, ARGUMENTS, experiment="e", service_account="runner", caching=caching)
-
-    def cached(run: str) -> set[str]:
-        spec = kubeflow.runs[run].pipeline_spec["pipeline_spec"]
-        parts = [spec["root"], *spec["components"].values()]
-        tasks = [task for part in parts for task in part.get("dag", {}).get("tasks", {}).items()]
-        return {name for name, task in tasks if task.get("cachingOptions", {}).get("enableCache")}
-
-    assert cached("run-0") >= {"ingest-mail", "load-scenarios", "evaluate-policy"}
-    assert not cached("run-0") & {"train-grpo", "publish-adapter", "notify", "gate"}
-    assert not cached("run-1")
+    first, second = (_cached(kubeflow.runs[each].pipeline_spec) for each in ("run-0", "run-1"))
+    assert first >= {"ingest-mail", "load-scenarios", "evaluate-policy"}
+    assert not first & {"train-grpo", "publish-adapter", "notify", "gate"}
+    assert not second
     assert kubeflow.runs["run-0"].service_account == "runner"
 
 
@@ -84,8 +86,25 @@ def test_a_recurring_run_never_overlaps_itself(kubeflow: FakeKubeflow, run: Call
     done = run("pipeline", "submit", "retrain-agent", *ASKED, *WHERE, "--cron", "0 0 3 * * 0", "--host", kubeflow.url)
     assert done.status == 0, done.err
     (made,) = kubeflow.recurring
+    assert _cached(made.pipeline_spec)
     assert made.trigger.cron_schedule.cron == "0 0 3 * * 0"
     assert (made.max_concurrency, made.no_catchup, made.mode) == ("1", True, "ENABLE")
+
+
+def test_a_recurring_run_without_the_cache_says_so_in_json(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    asked = ["--cron", "0 0 3 * * 0", "--no-cache", "--json", "--host", kubeflow.url]
+    done = run("pipeline", "submit", "retrain-agent", *ASKED, *WHERE, *asked)
+    assert done.status == 0, done.err
+    (made,) = kubeflow.recurring
+    assert json.loads(done.out) == {"recurring_run_id": made.recurring_run_id, "cron": "0 0 3 * * 0"}
+    assert not _cached(made.pipeline_spec)
+
+
+def test_what_has_not_begun_cannot_be_followed(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    asked = ["--cron", "0 0 3 * * 0", "--watch", "--host", kubeflow.url]
+    done = run("pipeline", "submit", "retrain-agent", *ASKED, *WHERE, *asked)
+    assert (done.status, kubeflow.recurring) == (2, [])
+    assert "gumshoe pipeline watch ID" in done.err
 
 
 @pytest.mark.parametrize(

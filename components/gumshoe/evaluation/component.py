@@ -79,10 +79,11 @@ def gate(
     import shutil
     from pathlib import Path
 
+    from gumshoe.evaluation.gate import GateSettings
     from gumshoe.evaluation.steps import DECISION, SUMMARY, decide, keep
 
     place = Path(evaluation.path)
-    found = decide(place, thresholds)
+    found = decide(place, GateSettings.of(thresholds))
     shutil.copyfile(place / DECISION, decision.path)
     shutil.copyfile(place / SUMMARY, summary.path)
     decision.metadata.update({"passed": found.passed, "why": found.why, "report": keep(place, found, store, run)})
@@ -109,17 +110,18 @@ def choose(
         thresholds: As `gumshoe gate` has them; stricter for each, as there are more of them.
         store: The URI of the project's artifacts.
         run: The run's id.
-        best: The one that was chosen; empty where none passes.
+        best: The one that was chosen; where none passes, the best of all.
         decision: What the gate said of it, JSON.
         summary: All of them, to read.
     """
     import shutil
     from pathlib import Path
 
+    from gumshoe.evaluation.gate import GateSettings
     from gumshoe.evaluation.steps import DECISION, chosen, keep
 
     places = [Path(each.path) for each in evaluations]
-    decisions, place, text = chosen(places, thresholds)
+    decisions, place, text = chosen(places, GateSettings.of(thresholds))
     shutil.copyfile(places[place] / DECISION, decision.path)
     Path(summary.path).write_text(text, encoding="utf-8")
     shutil.copytree(adapters[place].path, best.path, dirs_exist_ok=True)

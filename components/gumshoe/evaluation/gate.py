@@ -1,6 +1,8 @@
 """Whether a candidate goes into service."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,6 +27,19 @@ class GateSettings:
     """Highest share of episodes that end with a call that is no use."""
     level: float = 0.95
     """Of the interval."""
+
+    @classmethod
+    def of(cls, thresholds: Mapping[str, Any]) -> "GateSettings":
+        """By name; those that are not named are the defaults.
+
+        Raises:
+            UsageError: there is no such threshold, or one is no number.
+        """
+        known = [each.name for each in fields(cls)]
+        for name, value in thresholds.items():
+            if name not in known or not isinstance(value, int | float) or isinstance(value, bool):
+                raise UsageError(f"{name}: {value} is none; there are {', '.join(known)}, each a number")
+        return cls(**thresholds)
 
 
 class Decision(BaseModel):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 
 from gumshoe.agent.episode import EpisodeLimits
@@ -12,7 +12,6 @@ from gumshoe.artifacts.manifest import artifact_files, content_digest, describe
 from gumshoe.artifacts.private import mark
 from gumshoe.artifacts.storage import explained
 from gumshoe.artifacts.store import Store
-from gumshoe.errors import UsageError
 from gumshoe.evaluation.evaluate import EvaluationSettings, NamedPolicy, evaluate
 from gumshoe.evaluation.gate import Decision, GateSettings, decided
 from gumshoe.evaluation.metrics import described, written
@@ -70,29 +69,25 @@ def measured(
     return found.result.policies[-1]
 
 
-def decide(directory: Path, thresholds: Mapping[str, float]) -> Decision:
+def decide(directory: Path, settings: GateSettings) -> Decision:
     """What the gate says of the adapter of an evaluation, against the one in service or else the base model.
 
     It is written beside the evaluation, as JSON and as Markdown.
 
     Raises:
-        UsageError: there is no such threshold; or the evaluation is not of both.
+        UsageError: the evaluation is not of both.
     """
-    known = [each.name for each in fields(GateSettings)]
-    unknown = next((each for each in thresholds if each not in known), None)
-    if unknown is not None:
-        raise UsageError(f"the gate has no threshold {unknown!r}; it has {', '.join(known)}")
     candidate = read_result(f"{directory}#{ADAPTER}")
     names = [each.name for each in candidate[0].policies]
     baseline = read_result(f"{directory}#{CURRENT if CURRENT in names else BASE}")
-    decision = decided(candidate, baseline, GateSettings(**thresholds))
+    decision = decided(candidate, baseline, settings)
     with explained(directory):
         (directory / DECISION).write_text(decision.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (directory / SUMMARY).write_text(_summary(decision, candidate[0]), encoding="utf-8")
     return decision
 
 
-def chosen(directories: Sequence[Path], thresholds: Mapping[str, float]) -> tuple[list[Decision], int, str]:
+def chosen(directories: Sequence[Path], settings: GateSettings) -> tuple[list[Decision], int, str]:
     """What the gate says of several adapters, the place of the best, and all of it as Markdown.
 
     The best is the one that answers most questions of those that pass; of all, where none does. The more there are,
@@ -102,12 +97,8 @@ def chosen(directories: Sequence[Path], thresholds: Mapping[str, float]) -> tupl
     Raises:
         UsageError: as `decide`.
     """
-    defaults, count = GateSettings(), len(directories)
-    stricter = {
-        **thresholds,
-        "level": 1 - (1 - thresholds.get("level", defaults.level)) / count,
-        "max_p": thresholds.get("max_p", defaults.max_p) / count,
-    }
+    count = len(directories)
+    stricter = replace(settings, level=1 - (1 - settings.level) / count, max_p=settings.max_p / count)
     decisions = [decide(each, stricter) for each in directories]
     gains = [(each.passed, each.comparison.accuracy.candidate) for each in decisions]
     best = gains.index(max(gains))
