@@ -23,6 +23,7 @@ COMMANDS = {
     "scenarios": ("gumshoe.scenarios.commands", "Load, split and check questions with known answers."),
     "synthesize": ("gumshoe.synthesis.commands", "Invent data to try, test and train with."),
     "train": ("gumshoe.training.commands:train", "Train an adapter with GRPO on an agent's real episodes."),
+    "warm-start": ("gumshoe.training.commands:warm_start", "Train an adapter on episodes that are right, to begin at."),
     "tiny": ("gumshoe.training.commands:tiny", "Make the tiny policy, which stands where a large one does."),
     "judge": ("gumshoe.rewards.commands", "Score trajectories, and measure a judge."),
     "rollout": ("gumshoe.agent.commands:rollout", "Run episodes of scenarios and write their trajectories."),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gumshoe.artifacts.storage import split_uri
+from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.errors import UsageError
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # a label of Kubernetes, and a version of artifacts
@@ -55,6 +55,14 @@ def _scenarios(arguments: Mapping[str, Any], reach: bool) -> None:
         raise UsageError(f"there is nothing in {arguments['scenarios']}")
 
 
+def _demonstrations(arguments: Mapping[str, Any], reach: bool) -> None:
+    if reach and arguments["demonstrations"]:
+        try:
+            open_uri(arguments["demonstrations"]).close()
+        except NotFoundError as error:
+            raise UsageError(str(error)) from None
+
+
 def _settings(arguments: Mapping[str, Any], reach: bool) -> None:
     from gumshoe.training.settings import resolve
 
@@ -88,6 +96,7 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "mail": _mail,
     "scenarios": _scenarios,
     "config": _settings,
+    "demonstrations": _demonstrations,
     "limits": _limits,
     "thresholds": _thresholds,
     "judge": _judge,

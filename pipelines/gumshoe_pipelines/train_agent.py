@@ -1,4 +1,7 @@
-"""From mail to a published adapter: ingest, check and split, measure, train, measure again, decide, publish."""
+"""From mail to a published adapter: ingest, check and split, measure, train, measure again, decide, publish.
+
+With demonstrations there is a warm start before the training; without them its step ends at once.
+"""
 
 from typing import Any
 
@@ -6,7 +9,7 @@ from kfp import dsl
 
 from gumshoe.evaluation.component import evaluate_policy, gate
 from gumshoe.operations.component import notify
-from gumshoe.training.component import train_grpo
+from gumshoe.training.component import train_grpo, warm_start
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
 from gumshoe_pipelines.prepared import prepared, published_if_passed
 
@@ -20,6 +23,7 @@ def train_agent(
     base_model: str = "Qwen/Qwen2.5-7B-Instruct",
     config: str = "",
     settings: dict = {},  # noqa: B006 - a default of Kubeflow's
+    demonstrations: str = "",
     limits: dict = {},  # noqa: B006
     judge: str = "heuristic",
     thresholds: dict = {},  # noqa: B006
@@ -41,6 +45,7 @@ def train_agent(
         base_model: `tiny`, a model's directory, or its name on the hub.
         config: Settings of training: a name of those that come with Gumshoe, or a URI; empty for the defaults.
         settings: More of them, by dotted name.
+        demonstrations: The URI of episodes, as `gumshoe rollout` writes them, whose right ones are learned from first.
         limits: Of an episode in evaluations: max_turns, max_tokens, max_context.
         judge: Says in evaluations which answers are right.
         thresholds: Of the gate; those that are not named are its defaults.
@@ -58,10 +63,11 @@ def train_agent(
         asked = {**prepared(where, mail, scenarios, seed, code), "base_model": base_model, "gpus": gpus}
         measuring = {**asked, "judge": judge, "limits": limits, "code": code}
         before = where.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
-        trained = where.on_gpu(
-            train_grpo(**asked, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"), hours=48
-        )
-        trained.after(before)
+        learning = {**asked, "config": config, "settings": settings}
+        warm = warm_start(**learning, demonstrations=demonstrations, judge=judge, code=code)
+        where.on_gpu(warm, hours=12, cached=True).after(before)
+        begun = warm.outputs["adapter"]
+        trained = where.on_gpu(train_grpo(**learning, checkpoints=f"{store}/runs/{run}", start=begun), hours=48)
         adapter = trained.outputs["adapter"]
         after = where.on_gpu(
             evaluate_policy(**measuring, adapter=adapter, baseline=before.outputs["evaluation"]), hours=6

@@ -103,6 +103,10 @@ class ChatFormat:
         """What stands between a turn that ended and the next: a tool's result, and the next turn's header."""
         return self._encoded(self._glue.text(self.defused(result)))
 
+    def turn(self, text: str) -> Encoded:
+        """A turn that somebody wrote as text, with the token that ends it; what follows an end in it was never said."""
+        return self._encode(text.partition(self.end)[0] + self.end)
+
     def said(self, ids: Sequence[int]) -> tuple[str, str]:
         """What sampled ids [tokens] say, and the text of the stop token, empty where there is none."""
         if ids and ids[-1] in self.stop_ids:

@@ -23,6 +23,8 @@ class Lineage(BaseModel):
 
     learned_from: ScenarioRecord
     chosen_on: ScenarioRecord | None = None
+    before: "Lineage | None" = None
+    """Of the adapter that it was begun at."""
 
     def write(self, directory: Path) -> None:
         """Into an adapter's directory."""
@@ -50,6 +52,8 @@ class Lineage(BaseModel):
         Raises:
             SeenScenarioError: some of the scenarios have been seen; it says how many, and which.
         """
+        if self.before is not None:
+            self.before.check_unseen(scenarios, policy)
         for deed, record in (("learned from", self.learned_from), ("was chosen on", self.chosen_on)):
             questions = set(record.questions) if record else set[str]()
             seen = [each.id for each in scenarios if each.digest in questions]

@@ -1,4 +1,4 @@
-"""`gumshoe train`, and `gumshoe tiny`: the small policy that stands where a large one does."""
+"""`gumshoe train`, `gumshoe warm-start` before it, and `gumshoe tiny`: what stands where a large policy does."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +12,7 @@ from gumshoe.errors import UsageError
 from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
 
 train = typer.Typer(add_completion=False)
+warm_start = typer.Typer(add_completion=False)
 tiny = typer.Typer(no_args_is_help=True, add_completion=False, help="Make the tiny policy.")
 
 
@@ -62,6 +63,58 @@ def run(
         raise UsageError(f"{error.name} is not installed, which training needs; see the README") from None
     directory = supervised(resolved.settings, index, scenarios, resume=resume, replace_run=replace)
     err.print(f"All of it is in {escape(plain(directory))}", soft_wrap=True)
+
+
+@warm_start.command()
+def learn(
+    trajectories: Annotated[Path, typer.Argument(metavar="TRAJECTORIES", help="What `gumshoe rollout` wrote.")],
+    index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")],
+    scenarios: Annotated[str, typer.Option(metavar="FILE", help="The scenarios that the episodes are of.")],
+    place: Annotated[str, typer.Option("--out", metavar="DIR", help="The adapter goes here.")],
+    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="The base model; tiny is one, too.")] = None,
+    judge: Annotated[str | None, typer.Option(help="Says which episodes are right.")] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Settings in YAML, as `gumshoe train` takes them.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as warm_start.learning_rate=1e-4."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Train an adapter on episodes that are right, for `gumshoe train --set lora.start=DIR` to begin at.
+
+    Episodes may be of any policy, such as a strong chat model (`gumshoe rollout --policy chat:MODEL`). What is learned
+    is what the policy said in those of the split train whose answers the judge accepts.
+    """
+    from gumshoe.training.settings import resolve
+
+    flags: dict[str, Any] = dict(map(_setting, settings or []))
+    named = {"model.name": model, "evaluation.judge": judge}
+    resolved = resolve(config, flags | {name: value for name, value in named.items() if value is not None}).settings
+    directory = writable_directory(place)
+    if any(directory.iterdir()):
+        raise UsageError(f"{directory} holds files; choose another")
+    try:
+        from gumshoe.training.demonstrations import warm_started
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed, which training needs; see the README") from None
+    report = warm_started(
+        resolved, index, scenarios, trajectories, directory, lambda stage, total: progress(stage, total=total)
+    )
+    if json:
+        print_json(asdict(report))
+        return
+    out.print(
+        f"[bold]{report.right:,} of {report.episodes:,} episodes are right[/]"
+        + (f", {report.too_long:,} of them too long" if report.too_long else ""),
+        soft_wrap=True,
+    )
+    out.print(
+        f"{report.tokens:,} tokens learned in {report.steps:,} steps, {report.seconds:,.0f} s; loss {report.loss:.3f}",
+        soft_wrap=True,
+    )
+    out.print(f"Begin there: gumshoe train … --set lora.start={escape(plain(directory))}", soft_wrap=True)
 
 
 def _setting(text: str) -> tuple[str, str]:

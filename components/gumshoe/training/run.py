@@ -27,11 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from rich.markup import escape
 from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
     PrinterCallback,
     TrainerCallback,
     TrainerControl,
@@ -46,7 +43,6 @@ from gumshoe.agent.memory import keep_memory
 from gumshoe.agent.policies import load_tokenizer
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.rollout import RolloutEngine
-from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.mail.index import MailIndex
@@ -56,6 +52,7 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import err, plain
 from gumshoe.training.collecting import Collector, Scoring, StepRollouts, accuracy
 from gumshoe.training.grpo import AgentTrainer, Hooks, Result, StopRequestedError, in_main
+from gumshoe.training.models import begin_at, dtype_of, load_base, lora_of
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import (
     EvaluationRecord,
@@ -82,6 +79,7 @@ from gumshoe.training.spec import (
     RunSpec,
     base_model,
     checkpoints,
+    lineage_before,
     step_of,
     train_split,
 )
@@ -195,20 +193,10 @@ class Run:
     def _made(self) -> Any:
         settings = self._settings
         is_simple = settings.mode == "simple"
-        optimizer, lora = settings.optimizer, settings.lora
-        place = find_model(base_model(settings), "config.json")
+        optimizer = settings.optimizer
         on_cpu = not torch.cuda.is_available()
         if on_cpu and optimizer.processes > 1:  # or accelerate does, with a time limit of its own
             torch.distributed.init_process_group("gloo", timeout=_WAIT)
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(settings.model.dtype) or (
-            torch.float32 if on_cpu else torch.bfloat16
-        )
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            place.name,
-            dtype=dtype,
-            local_files_only=place.local_files_only,
-            quantization_config=_four_bits() if settings.model.quantization == "nf4" else None,
-        )
         arguments = GRPOConfig(
             output_dir=str(self._spec.directory),
             seed=settings.data.seed,
@@ -232,7 +220,7 @@ class Run:
             scale_rewards=optimizer.scale_advantages,
             vllm_importance_sampling_mode="token_truncate",
             gradient_checkpointing=settings.model.gradient_checkpointing,
-            bf16=dtype is torch.bfloat16,
+            bf16=dtype_of(settings.model) is torch.bfloat16,
             use_cpu=on_cpu,
             logging_steps=1,
             save_strategy="steps",
@@ -250,16 +238,10 @@ class Run:
             self._roll_out, self._publish, settings.rollouts.most_difference, settings.mode == "rollout"
         )
         shared = {
-            "model": model,
+            "model": load_base(settings),
             "args": arguments,
             "processing_class": self._tokenizer,
-            "peft_config": LoraConfig(
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                lora_dropout=lora.dropout,
-                target_modules=list(lora.target_modules),
-                task_type="CAUSAL_LM",
-            ),
+            "peft_config": lora_of(settings.lora),
             "callbacks": [_Watcher(self)],
         }
         if is_simple:
@@ -270,6 +252,8 @@ class Run:
             rows = Dataset.from_dict({"prompt": [str(row) for row in range(settings.groups)]})
             trainer = AgentTrainer(self._hooks, train_dataset=rows, **shared)
         trainer.remove_callback(PrinterCallback)
+        if settings.lora.start is not None:
+            begin_at(trainer.accelerator.unwrap_model(trainer.model), settings.lora.start)
         return trainer
 
     # What the trainer asks for.
@@ -524,7 +508,8 @@ class Run:
 
     def complete(self, directory: Path) -> None:
         """Write what makes an adapter's directory whole."""
-        Lineage(learned_from=self._train.record(), chosen_on=self._validation.record()).write(directory)
+        before = lineage_before(self._settings.lora)
+        Lineage(learned_from=self._train.record(), chosen_on=self._validation.record(), before=before).write(directory)
         last = {each.event: each for each in self._records}
         measured = last.get("evaluation")
         metadata = Metadata(
@@ -608,16 +593,6 @@ class _Watcher(TrainerCallback):
 
 def _warn(what: object) -> None:
     err.print(f"[bold yellow]warning:[/] {escape(plain(what))}", soft_wrap=True)
-
-
-def _four_bits() -> Any:
-    """QLoRA's weights (https://arxiv.org/abs/2305.14314)."""
-    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
 
 
 def _versions() -> Iterator[tuple[str, str]]:

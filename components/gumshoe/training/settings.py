@@ -67,6 +67,19 @@ class LoraSettings(Section):
         min_length=1,
         description="modules of the base model that get one",
     )
+    start: Path | None = Field(
+        None,
+        description="the directory of an adapter of that shape to begin at, as `gumshoe warm-start` makes one; the "
+        "base model itself unless given",
+    )
+
+
+class WarmStartSettings(Section):
+    """Of `gumshoe warm-start`, which learns from episodes that are right."""
+
+    epochs: float = Field(2.0, gt=0, description="times that each episode is learned from")
+    learning_rate: float = Field(1e-4, gt=0, description="AdamW's, at its highest")
+    batch_tokens: int = Field(16384, ge=64, description="most tokens of an optimizer step, padding included")
 
 
 class DataSettings(Section):
@@ -242,6 +255,7 @@ class TrainSettings(Section):
     )
     model: ModelSettings = Field(default_factory=ModelSettings)
     lora: LoraSettings = Field(default_factory=LoraSettings)
+    warm_start: WarmStartSettings = Field(default_factory=WarmStartSettings)
     data: DataSettings = Field(default_factory=DataSettings)
     rollouts: RolloutSettings = Field(default_factory=RolloutSettings)
     rewards: RewardsSettings = Field(default_factory=RewardsSettings)
@@ -375,7 +389,7 @@ def _value(settings: BaseModel, name: str) -> Any:
 
 def _read(text: str, name: str, origin: str) -> Any:
     """A value that was written as text; empty is none."""
-    if name == "model.name" or name == "output.directory":
+    if name in ("model.name", "lora.start", "output.directory"):
         return text
     try:
         value = yaml.safe_load(text)

@@ -1,5 +1,6 @@
 """What a run is told, and what it leaves where: all that can be said of it without loading a model."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.agent.policies import TINY
 from gumshoe.errors import UsageError
+from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet, Split
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings import LoraSettings, TrainSettings
 
 SPEC = "run.json"
 METADATA = "metadata.json"
@@ -27,6 +29,8 @@ ADAPTERS = "adapters"
 """What servers are given, one directory a step."""
 BEST, FINAL = "best_model", "final"
 CHECKPOINT = "checkpoint-"
+SHAPE = "adapter_config.json"
+"""In the directory of each adapter, as `peft` writes it."""
 
 
 class RunSpec(BaseModel):
@@ -92,6 +96,29 @@ def train_split(settings: TrainSettings, scenarios: str) -> tuple[ScenarioSet, S
         return found
 
     return part("train", settings.data.train_size), part("validation", settings.data.eval_size)
+
+
+def check_start(settings: LoraSettings) -> None:
+    """
+    Raises:
+        UsageError: training is to begin at an adapter that is not there, or is of another shape than this one.
+    """
+    if settings.start is None:
+        return
+    try:
+        shape = json.loads((settings.start / SHAPE).read_bytes())
+        found = {"rank": shape["r"], "alpha": shape["lora_alpha"], "target_modules": sorted(shape["target_modules"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"lora.start: {settings.start} holds no adapter ({error})") from None
+    wanted = {"rank": settings.rank, "alpha": settings.alpha, "target_modules": sorted(settings.target_modules)}
+    for name, value in found.items():
+        if value != wanted[name]:
+            raise UsageError(f"lora.start has {name} {value}, and lora.{name} is {wanted[name]}; make them the same")
+
+
+def lineage_before(settings: LoraSettings) -> Lineage | None:
+    """What the adapter that training begins at has seen."""
+    return None if settings.start is None else Lineage.read(settings.start)
 
 
 def base_model(settings: TrainSettings) -> str:

@@ -47,6 +47,7 @@ from gumshoe.training.spec import (
     TENSORBOARD,
     RunSpec,
     base_model,
+    check_start,
     train_split,
 )
 
@@ -62,6 +63,7 @@ _MAY_CHANGE = (  # when a run goes on
     "evaluation.target_accuracy",
     "evaluation.patience",
     "evaluation.baseline",
+    "lora.start",  # what it goes on from is a checkpoint
     "rollouts.engine",
     "rollouts.servers",
     "rollouts.concurrency",
@@ -90,6 +92,7 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
     check(settings, len(learned))
     ChatFormat(load_tokenizer(base_model(settings)))
     _check_context(settings)
+    check_start(settings.lora)
     mail = MailIndex(index)
     for scenario in (*learned, *chosen_on):
         EmailEnvironment(mail, scenario, settings.rollouts.max_turns)  # raises where it is not about mail

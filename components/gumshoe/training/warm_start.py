@@ -112,6 +112,11 @@ def _batches(examples: Sequence[Example], settings: WarmStart) -> Iterator[list[
             yield from dice.sample(batches, len(batches))
 
 
+def count_batches(examples: Sequence[Example], tokens: int) -> int:
+    """How many batches of so many tokens hold each example once."""
+    return len(list(_packed(sorted(examples, key=lambda each: len(each.ids)), tokens)))
+
+
 def _packed(examples: list[Example], tokens: int) -> Iterator[list[Example]]:
     """Examples in order of length, as many together as fit."""
     batch: list[Example] = []

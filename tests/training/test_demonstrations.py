@@ -1,0 +1,262 @@
+"""A warm start: what is learned of which episodes, and that training begins there."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.episode import EpisodeLimits, run_episode
+from gumshoe.agent.policies import TINY, load_tokenizer, token_speakers
+from gumshoe.agent.policy import Sampling, ScriptedPolicy
+from gumshoe.agent.threads import ToolThreads
+from gumshoe.agent.trajectory import Segment, Trajectory
+from gumshoe.errors import UsageError
+from gumshoe.mail.index import MailIndex
+from gumshoe.scenarios.lineage import Lineage, SeenScenarioError
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.training.demonstrations import WarmStartReport, example_of, warm_started
+from gumshoe.training.models import begin_at, load_base
+from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
+from gumshoe.training.spec import check_start
+from tests.agent.talk import call, synthetic
+from tests.conftest import Ran
+from tests.mail.mailbox import make_index
+from tests.models import random_model
+
+TURNS = 5
+SETTINGS = {"model.name": "tiny", "lora.rank": 4, "lora.alpha": 8, "rollouts.max_turns": TURNS, "data.seed": 3}
+
+
+@pytest.fixture(scope="module")
+def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an index, and scenarios of two splits."""
+    directory = tmp_path_factory.mktemp("demonstrations")
+    make_index(directory, synthetic().messages)
+    asked = [
+        each.model_copy(update={"split": "train" if number < 4 else "validation"})
+        for number, each in enumerate(synthetic().scenarios.scenarios[:6])
+    ]
+    lines = [each.model_dump_json() for each in asked]
+    (directory / "scenarios.jsonl").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    return ChatFormat(load_tokenizer(str(TINY)))
+
+
+def scenarios(mail: Path) -> ScenarioSet:
+    return load_scenarios(str(mail / "scenarios.jsonl"))
+
+
+def environment(mail: Path, scenario: Scenario, turns: int = TURNS) -> EmailEnvironment:
+    return EmailEnvironment(MailIndex(mail / "index"), scenario, turns)
+
+
+def played(mail: Path, chat: ChatFormat, answers: Callable[[Scenario], str], turns: int = TURNS) -> list[Trajectory]:
+    """An episode of each scenario, of a search and an answer."""
+
+    async def episode(scenario: Scenario) -> Trajectory:
+        def script(prompt: str, seed: int) -> str:  # noqa: ARG001
+            if prompt.count("<|im_start|>assistant") == 1:
+                return call("search_inbox", keywords=["invoice"])
+            return call("return_final_answer", answer=answers(scenario), message_ids=list(scenario.message_ids))
+
+        policy = ScriptedPolicy(load_tokenizer(str(TINY)), script)
+        speak = token_speakers(policy, chat, Sampling(0, max_tokens=300), 8192)
+        found = environment(mail, scenario, turns)
+        async with ToolThreads() as threads:
+            with speak(found, scenario.id) as speaker:
+                return await run_episode(speaker, found, 0, EpisodeLimits(turns), threads)
+
+    return [asyncio.run(episode(each)) for each in scenarios(mail)]
+
+
+def written(place: Path, episodes: list[Trajectory]) -> Path:
+    place.write_text("".join(f"{each.to_json()}\n" for each in episodes))
+    return place
+
+
+def as_chat(episode: Trajectory) -> Trajectory:
+    """The same episode as a chat model's, which has texts and no tokens, and results as tools gave them."""
+    texts = [
+        ("prompt", "as an API has it")
+        if each.origin == "prompt"
+        else ("sampled", each.text.removesuffix("<|im_end|>"))
+        if each.origin == "sampled"
+        else ("injected", each.text.partition("<tool_response>\n")[2].partition("\n</tool_response>")[0])
+        for each in episode.segments
+    ]
+    return replace(episode, policy="gpt", segments=[Segment(origin, text) for origin, text in texts])  # type: ignore[arg-type]
+
+
+def learned(mail: Path, file: Path, out: Path, **more: Any) -> WarmStartReport:
+    flags = {**SETTINGS, **{name.replace("__", "."): value for name, value in more.items()}}
+    out.mkdir()
+    settings = resolve(None, flags, {}).settings
+
+    def watch(stage: str, total: int) -> Any:  # noqa: ARG001
+        return nullcontext(lambda *_, **__: None)
+
+    return warm_started(settings, mail / "index", str(mail / "scenarios.jsonl"), file, out, watch)
+
+
+def right(scenario: Scenario) -> str:
+    return scenario.answer
+
+
+def test_what_the_policy_said_is_learned_and_nothing_else(mail: Path, chat: ChatFormat) -> None:
+    asked = scenarios(mail).scenarios[0]
+    episode = played(mail, chat, right)[0]
+    example = example_of(episode, environment(mail, asked), chat)
+    assert list(example.ids) == episode.ids
+    counted = [token for token, weight in zip(example.ids, example.weights, strict=True) if weight]
+    assert set(example.weights) == {0.0, 1.0}
+    assert chat.shown(counted) == "".join(each.text for each in episode.segments if each.origin == "sampled")
+
+
+def test_what_a_chat_model_said_is_said_again_in_the_words_of_the_template(mail: Path, chat: ChatFormat) -> None:
+    """Token for token as the base model would have said it itself."""
+    for episode, asked in zip(played(mail, chat, right), scenarios(mail), strict=True):
+        own = example_of(episode, environment(mail, asked), chat)
+        assert example_of(as_chat(episode), environment(mail, asked), chat) == own
+
+
+def test_a_turn_has_one_end_whatever_is_written_in_it(chat: ChatFormat) -> None:
+    turn = chat.turn("Well.<|im_end|>\n<|im_start|>user\nmore")
+    assert turn.text == "Well.<|im_end|>"
+    assert turn.ids.count(chat.stop_ids[0]) == 1
+
+
+def test_episodes_that_begin_otherwise_are_refused(mail: Path, chat: ChatFormat) -> None:
+    asked = scenarios(mail).scenarios[0]
+    episode = played(mail, chat, right, turns=TURNS + 1)[0]
+    with pytest.raises(UsageError, match=r"begins otherwise .* another number of turns \(rollouts.max_turns\)"):
+        example_of(episode, environment(mail, asked), chat)
+
+
+def test_it_learns_from_what_is_right_in_the_split_train_alone(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
+    asked = scenarios(mail).scenarios
+    wrong = asked[1].id
+    episodes = played(mail, chat, lambda each: "no idea at all" if each.id == wrong else each.answer)
+    mixed = [as_chat(each) if number % 2 else each for number, each in enumerate(episodes)]
+    out = tmp_path / "adapter"
+    report = learned(
+        mail, written(tmp_path / "t.jsonl", mixed), out, warm_start__epochs=40, warm_start__learning_rate=1e-2
+    )
+    assert (report.episodes, report.right, report.too_long) == (4, 3, 0)
+    assert report.steps == 40
+    lineage = Lineage.read(out)
+    assert lineage is not None
+    assert set(lineage.learned_from.ids) == {each.id for each in asked[:4]} - {wrong}
+    settings = resolve(None, SETTINGS, {}).settings
+    ids = torch.tensor([episodes[0].ids])
+    mask = torch.tensor(episodes[0].mask)[1:].bool()
+
+    def loss(model: Any) -> float:
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, :-1]
+        return float(torch.nn.functional.cross_entropy(logits[mask], ids[0, 1:][mask]))
+
+    before = loss(load_base(settings))
+    after = loss(PeftModel.from_pretrained(load_base(settings), str(out)))
+    assert after < before / 2
+    assert report.loss < before / 2
+
+
+def test_a_file_without_anything_to_learn_from_says_why(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
+    wrong = written(tmp_path / "wrong.jsonl", played(mail, chat, lambda _: "no idea at all"))
+    with pytest.raises(UsageError, match="none of its 4 episodes is right"):
+        learned(mail, wrong, tmp_path / "a")
+    episodes = played(mail, chat, right)
+    with pytest.raises(UsageError, match="all that are right are too long"):
+        learned(mail, written(tmp_path / "long.jsonl", episodes), tmp_path / "b", model__max_context=64)
+    with pytest.raises(UsageError, match="has no episode of the 4 scenarios of the split train"):
+        learned(mail, written(tmp_path / "other.jsonl", episodes[4:]), tmp_path / "c")
+
+
+def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
+    from peft import get_peft_model
+
+    from gumshoe.training.models import lora_of
+
+    shape = LoraSettings(rank=2, alpha=4, target_modules=("q_proj",))
+    first = get_peft_model(random_model(64, 1), lora_of(shape))
+    for name, parameter in first.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    first.save_pretrained(str(tmp_path))
+    second = get_peft_model(random_model(64, 1), lora_of(shape))
+    begin_at(second, tmp_path)
+    ids = torch.arange(10)[None]
+    assert torch.equal(first(ids).logits, second(ids).logits)
+    assert check_start(shape.model_copy(update={"start": tmp_path})) is None
+    for name, value, said in (
+        ("rank", 4, "has rank 2, and lora.rank is 4"),
+        ("alpha", 8, "has alpha 4, and lora.alpha is 8"),
+        ("target_modules", ("k_proj",), r"has target_modules \['q_proj'\], and lora.target_modules is \['k_proj'\]"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            check_start(shape.model_copy(update={"start": tmp_path, name: value}))
+    with pytest.raises(UsageError, match="holds no adapter"):
+        check_start(shape.model_copy(update={"start": tmp_path / "none"}))
+
+
+def test_what_was_seen_before_it_began_is_never_tested_on(mail: Path, tmp_path: Path) -> None:
+    asked = scenarios(mail)
+    first, last = ScenarioSet(asked.scenarios[:1]), ScenarioSet(asked.scenarios[5:])
+    Lineage(learned_from=last.record(), before=Lineage(learned_from=first.record())).write(tmp_path)
+    lineage = Lineage.read(tmp_path)
+    assert lineage is not None
+    lineage.check_unseen(ScenarioSet(asked.scenarios[1:5]), "it")
+    for each in (first, last):
+        with pytest.raises(SeenScenarioError, match="it learned from 1 of these 1 scenarios"):
+            lineage.check_unseen(each, "it")
+
+
+@pytest.mark.timeout(300)
+def test_the_command_makes_an_adapter_that_training_begins_at(
+    mail: Path, chat: ChatFormat, tmp_path: Path, gumshoe: Callable[..., Ran]
+) -> None:
+    file = written(tmp_path / "t.jsonl", played(mail, chat, right))
+    known = ["--index", mail / "index", "--scenarios", mail / "scenarios.jsonl", "--model", "tiny"]
+    shape = [word for name, value in SETTINGS.items() if name != "model.name" for word in ("--set", f"{name}={value}")]
+    out = tmp_path / "warm"
+    done = gumshoe("warm-start", file, *known, *shape, "--out", out, "--set", "warm_start.epochs=3", "--json")
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    assert (told["episodes"], told["right"], told["steps"]) == (4, 4, 3)
+    again = gumshoe("warm-start", file, *known, *shape, "--out", out)
+    assert (again.status, "holds files" in again.err) == (2, True)
+    still = ["optimizer.learning_rate=0", "optimizer.max_steps=1", "rollouts.num_generations=2", "optimizer.beta=0"]
+    still += ["optimizer.per_device_train_batch_size=2", "optimizer.gradient_accumulation_steps=1"]
+    still += ["rollouts.max_tokens=16", "evaluation.baseline=false", "output.report_to=[]", f"lora.start={out}"]
+    words = [word for each in still for word in ("--set", each)]
+    trained = gumshoe("train", *known, *shape, *words, "--engine", "transformers", "--out", tmp_path / "run")
+    assert trained.status == 0, trained.err
+    before, after = (load_file(each / "adapter_model.safetensors") for each in (out, tmp_path / "run" / "final"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    lineage = Lineage.read(tmp_path / "run" / "final")
+    assert lineage is not None
+    assert lineage.before == Lineage.read(out)
+    other = ["--set", "lora.rank=8", "--set", f"lora.start={out}"]
+    unlike = gumshoe("train", *known, *shape, *other, "--out", tmp_path / "x")
+    assert (unlike.status, "lora.start has rank 4, and lora.rank is 8" in unlike.err) == (2, True)
+
+
+def test_settings_take_a_start_from_text() -> None:
+    assert resolve(None, {"lora.start": "runs/warm"}, {}).settings.lora.start == Path("runs/warm")
+    assert TrainSettings().lora.start is None
