@@ -16,6 +16,7 @@ from types import TracebackType
 
 import httpx
 
+from gumshoe.agent import vllm_plugin
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
@@ -199,7 +200,7 @@ class VLLMServer:
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *named, *switches, *options.arguments]
 
     def _environment(self) -> dict[str, str]:
-        own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", **(_CPU if _is_cpu_build() else {})}
+        own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", vllm_plugin.ASKED: "1", **(_CPU if _is_cpu_build() else {})}
         return {**own, **os.environ, **self._options.environment}
 
     def _wait(self) -> None:
