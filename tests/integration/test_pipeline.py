@@ -99,6 +99,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
             "ingest-mail": "done",
             "load-scenarios": "done",
             "evaluate-policy": "done",
+            "warm-start": "done",
             "train-grpo": "done",
             "evaluate-policy-2": "done",
             "gate": "done",
@@ -123,6 +124,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
             "ingest-mail",
             "load-scenarios",
             "evaluate-policy",
+            "warm-start",
         }
         assert found["publish-adapter"] == "done"
         assert "Took up" in passed.err

@@ -15,7 +15,7 @@ from gumshoe_pipelines.graphs import PIPELINES, Graph, compiled, manifests, read
 from gumshoe_pipelines.placement import STEP_LABEL
 
 COMPILED = Path(__file__).parents[2] / "pipelines" / "compiled"
-ON_GPU = {"train-grpo", "evaluate-policy"}
+ON_GPU = {"warm-start", "train-grpo", "evaluate-policy"}
 
 
 @pytest.fixture(scope="module", params=list(PIPELINES))
@@ -106,7 +106,7 @@ def test_every_step_is_tried_again_and_only_what_is_pure_is_cached(graph: Graph)
     steps = {name: each for name, each in tasks if "executorLabel" in graph.spec["components"][f"comp-{name}"]}
     assert all(each["retryPolicy"]["maxRetryCount"] == 3 for each in steps.values())
     cached = {name for name, each in steps.items() if each.get("cachingOptions", {}).get("enableCache")}
-    assert cached <= {"ingest-mail", "load-scenarios", "evaluate-policy"}
+    assert cached <= {"ingest-mail", "load-scenarios", "evaluate-policy", "warm-start"}
     for name in cached:
         assert "code" in steps[name]["inputs"]["parameters"], "other code would be given what this made"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 
 from gumshoe.agent.chat_format import ChatFormat
@@ -26,9 +26,10 @@ from gumshoe.scenarios.lineage import Lineage, SeenScenarioError
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.training.demonstrations import WarmStartReport, example_of, warm_started
-from gumshoe.training.models import begin_at, load_base
+from gumshoe.training.models import begin_at, load_base, lora_of
 from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
 from gumshoe.training.spec import check_start
+from gumshoe.training.steps import begun
 from tests.agent.talk import call, synthetic
 from tests.conftest import Ran
 from tests.mail.mailbox import make_index
@@ -188,10 +189,6 @@ def test_a_file_without_anything_to_learn_from_says_why(mail: Path, chat: ChatFo
 
 
 def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
-    from peft import get_peft_model
-
-    from gumshoe.training.models import lora_of
-
     shape = LoraSettings(rank=2, alpha=4, target_modules=("q_proj",))
     first = get_peft_model(random_model(64, 1), lora_of(shape))
     for name, parameter in first.named_parameters():
@@ -224,6 +221,21 @@ def test_what_was_seen_before_it_began_is_never_tested_on(mail: Path, tmp_path: 
     for each in (first, last):
         with pytest.raises(SeenScenarioError, match="it learned from 1 of these 1 scenarios"):
             lineage.check_unseen(each, "it")
+
+
+def test_the_pipeline_s_step_fetches_them_and_without_any_its_adapter_is_empty(
+    mail: Path, chat: ChatFormat, tmp_path: Path
+) -> None:
+    assert begun(mail / "index", mail, "tiny", "", {}, "", "heuristic", tmp_path) == {}
+    assert [each.name for each in tmp_path.iterdir()] == ["none"]
+    place, out = tmp_path / "far", tmp_path / "out"
+    place.mkdir()
+    out.mkdir()
+    uri = written(place / "t.jsonl", [as_chat(each) for each in played(mail, chat, right)]).as_uri()
+    settings = {name: value for name, value in SETTINGS.items() if name != "model.name"}
+    told = begun(mail / "index", mail, "tiny", "", settings, uri, "exact", out)
+    assert (told["right"], told["steps"]) == (4, 2)
+    check_start(LoraSettings(rank=4, alpha=8, start=out))
 
 
 @pytest.mark.timeout(300)
