@@ -51,7 +51,8 @@ ifndef MAIL
 	$(BIN)/gumshoe synthesize mail --seed 9001 --difficulty plain --out $(DEMO)/made --replace
 endif
 	$(BIN)/gumshoe pipeline run train-agent --out $(DEMO) -p 'mail=[$(DEMO_MAIL)]' -p scenarios=$(DEMO_SCENARIOS) \
-		-p base_model=tiny -p config=tiny -p 'limits={max_turns: 6, max_tokens: 120}'
+		-p base_model=tiny -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6}' \
+		-p 'limits={max_turns: 6, max_tokens: 120}'
 	$(BIN)/gumshoe mail index $(DEMO_MAIL) --out $(DEMO)/index --replace
 	@if $(BIN)/gumshoe artifacts show adapters/latest --store $(DEMO)/store >/dev/null 2>&1; then \
 		$(BIN)/gumshoe ask --scenarios $(DEMO_SCENARIOS) --adapter latest --store $(DEMO)/store --index $(DEMO)/index \
