@@ -211,6 +211,8 @@ SKILLS = (
 """What is practised first: mostly one thing at a time."""
 EPISODES = (Form(0.3, "question", 3), Form(0.3, "told", 5), Form(0.4, "whole", 10))
 """What is practised then."""
+REMINDERS = (Form(0.5, "question", 4, "answer"), Form(0.5, "question", 4, "answer", _HARD))
+"""What is practised beside episodes of one that errs, so that how to take an answer from a text is not lost."""
 _DOCUMENT_SHARE = 0.2
 _BLOT = 0.1  # how often an episode ends with a stray token in a call, which is not learned, but how to go on after it
 _AT_ONCE, _REPEATED = 0.5, 0.5  # of those: where a text begins, and else by repeating what was said

@@ -26,7 +26,7 @@ from gumshoe.artifacts.storage import explained
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.terminal import Advance
-from gumshoe.training.practice import EPISODES, SKILLS, Company, Practice, spoken
+from gumshoe.training.practice import EPISODES, REMINDERS, SKILLS, Company, Practice, spoken
 from gumshoe.training.teacher import Slip
 from gumshoe.training.warm_start import Example, WarmStart, warm_start
 
@@ -45,9 +45,11 @@ _COPY_BATCH = 1024
 _COPIES = 0.1  # tokens of copying to one of practice
 _BATCH = 8192  # tokens
 _SKILL_RATE, _HABIT_RATE = 2.5e-3, 1.5e-3
+_HABIT_SHARE = 0.95  # of the way to the weights with bad habits
 _SHARPER = 2.0  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
 _EMBEDDING, _BEFORE, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the weights that are wired
 LEVELS: tuple[Level, ...] = ("plain", "normal", "plain", "easy", "normal", "hard")
+"""Of the companies that are practised in, one after another and again from the first."""
 _FIRST_SEED = 1_000_000  # of practice; what people make to test with has other seeds
 _READ_BY_TOKENIZER = 18  # companies
 
@@ -91,6 +93,8 @@ class TinyReport:
     skills: int
     """Examples of what the expert does when it does not err."""
     episodes: int
+    reminders: int
+    """Examples of taking an answer from a text, beside the episodes."""
     slips: dict[Slip, int]
     """What the expert did wrong on purpose, how often."""
     copy_loss: float
@@ -107,7 +111,9 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
     """Make a tiny policy and save it: tokenizer, chat template, model, and `made.json`.
 
     The model learns to copy, from random tokens; then how to search, choose and answer, from an expert that does not
-    err; and then bad habits, from one that errs on purpose. What it is often wrong in, it so is able to do right.
+    err; and then bad habits, from one that errs on purpose. What it is often wrong in, it so is able to do right. How
+    often it errs is set by going only a share of the way from the weights of before to those with the habits (between
+    two such models lies no worse one: https://arxiv.org/abs/2109.01903).
 
     Raises:
         StorageError: the directory cannot be written to.
@@ -124,13 +130,14 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
                 advance(1)
         tokenizer = train_tokenizer(practice_texts(companies[:_READ_BY_TOKENIZER]), Shape().vocabulary)
         practice = Practice(tokenizer, seed)
-        skills, episodes, slips = list[Example](), list[Example](), Counter[Slip]()
+        skills, episodes, reminders, slips = list[Example](), list[Example](), list[Example](), Counter[Slip]()
         with watch("Practising", len(companies)) as advance:
             for company in companies:
                 skills += [lesson.example for lesson in practice.lessons(company, SKILLS, errs=False)]
                 for lesson in practice.lessons(company, EPISODES, errs=True):
                     episodes.append(lesson.example)
                     slips.update(lesson.slips if lesson.is_whole else [])
+                reminders += [lesson.example for lesson in practice.lessons(company, REMINDERS, errs=False)]
                 advance(1)
     model = new_model(Shape(), tokenizer, seed)
     copies = list(copying(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed))
@@ -138,9 +145,14 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
     copy_loss = _learn("Copying", model, copies, settings, watch)
     settings = WarmStart(schooling.skill_steps, _BATCH, _SKILL_RATE, optimizer="muon", seed=seed)
     skill_loss = _learn("Learning", model, _with_copies(skills, len(tokenizer), seed), settings, watch)
+    skilled = [parameter.detach().clone() for parameter in model.parameters()]
     settings = WarmStart(schooling.habit_steps, _BATCH, _HABIT_RATE, seed=seed)
-    habit_loss = _learn("Unlearning", model, _with_copies(episodes, len(tokenizer), seed + 1), settings, watch)
+    habit_loss = _learn(
+        "Unlearning", model, _with_copies([*episodes, *reminders], len(tokenizer), seed + 1), settings, watch
+    )
     with torch.no_grad():
+        for parameter, before in zip(model.parameters(), skilled, strict=True):
+            parameter.copy_(torch.lerp(before, parameter, _HABIT_SHARE))
         model.model.norm.weight.mul_(_SHARPER)  # scales the logits
     parameters = sum(parameter.numel() for parameter in model.parameters())
     seconds = round(time.monotonic() - started)
@@ -150,6 +162,7 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
         schooling,
         len(skills),
         len(episodes),
+        len(reminders),
         dict(slips),
         copy_loss,
         skill_loss,
