@@ -4,7 +4,8 @@ The engine alone: episodes in a real index of synthetic mail, with a policy that
 time goes into tools, tokens and the engine; many at once, and one after another. The samples of a group begin with
 the same prompt and often come by the same results; what the engine does where nothing repeats is shown beside it.
 
-The tiny policy behind a real vLLM server, and in this process: many at once, and one after another.
+The tiny policy behind a real vLLM server, and in this process: many at once, and one after another. With an adapter:
+as servers of Gumshoe apply it on a CPU, and as vLLM does by itself.
 
 Takes some minutes. Figures are medians unless they say otherwise.
 """
@@ -17,13 +18,14 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from gumshoe.agent.chat_format import ChatFormat, Encoded
 from gumshoe.agent.email import EmailEnvironment
@@ -33,11 +35,13 @@ from gumshoe.agent.policy import Completion, Policy, Sampling
 from gumshoe.agent.rollout import RolloutEngine
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import Trajectory
+from gumshoe.agent.vllm_plugin import ASKED
 from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
 from gumshoe.mail.build import build_index
 from gumshoe.mail.index import Hit, MailIndex, Message
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.synthesis.mail import MAIL, SyntheticMail, synthesize_mail, write_mail
+from gumshoe.training.settings import LoraSettings
 from tests.agent.talk import QWEN2_5, call, train
 from tests.benchmarks.mail import ratio, show, spread
 
@@ -57,6 +61,7 @@ def main() -> None:
         place = make_place(Path(directory), options.groups)
         engine_alone(place, options.samples, options.runs)
         with_the_tiny_policy(place, options.runs)
+        with_an_adapter(place, options.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,32 @@ def with_the_tiny_policy(place: Place, runs: int) -> None:
         "Rollouts of the tiny policy a second",
         ["what", "median", "best", "worst", "against one after another"],
         [[name, *spread(paces[name], 2), ratio(paces[name], paces[alone])] for name in (together, alone, here)],
+    )
+
+
+def with_an_adapter(place: Place, runs: int) -> None:
+    """Rollouts a second through an adapter that changes nothing, so that both ways say the same."""
+    paces: dict[str, list[float]] = defaultdict(list)
+    ours, theirs = "by matrix products", "by vLLM's own functions"
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as servers:
+        adapter = Path(directory, "adapter")
+        model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True)
+        shape = LoraConfig(r=16, target_modules=list(LoraSettings().target_modules), task_type="CAUSAL_LM")
+        get_peft_model(model, shape).save_pretrained(str(adapter))
+        served = {}
+        for name, told in ((ours, "1"), (theirs, "")):
+            options = ServerOptions(environment={ASKED: told})
+            server = servers.enter_context(VLLMServer(TINY, log=Path(directory, "vllm.log"), options=options))
+            server.load_adapter("adapter", adapter)
+            served[name] = PolicyName("vllm", "adapter", (server.url,))
+            asyncio.run(rollouts(place, served[name], place.scenarios[-AT_ONCE:], AT_ONCE))  # the first is slower
+        for _ in range(runs):
+            for name, policy in served.items():
+                paces[name].append(asyncio.run(rollouts(place, policy, place.scenarios[::2], AT_ONCE)))
+    show(
+        f"Rollouts of the tiny policy with an adapter a second, {AT_ONCE} at once",
+        ["what", "median", "best", "worst", "against vLLM's own"],
+        [[name, *spread(each, 2), ratio(each, paces[theirs])] for name, each in paces.items()],
     )
 
 

@@ -112,8 +112,8 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
 
     The model learns to copy, from random tokens; then how to search, choose and answer, from an expert that does not
     err; and then bad habits, from one that errs on purpose. What it is often wrong in, it so is able to do right. How
-    often it errs is set by going only a share of the way from the weights of before to those with the habits (between
-    two such models lies no worse one: https://arxiv.org/abs/2109.01903).
+    often it errs is set by going only a share of the way from the weights of before to those with the habits (as in
+    https://arxiv.org/abs/2109.01903).
 
     Raises:
         StorageError: the directory cannot be written to.
