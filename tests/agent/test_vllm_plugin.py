@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def own() -> Iterator[object]:
         setattr(place, name, function)
 
 
-def weights(*shape: int) -> "torch.Tensor":
+def weights(*shape: int) -> Any:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
@@ -34,13 +35,14 @@ def test_it_says_what_vllm_says(rows: list[int], slots: tuple[int, ...], own: ob
     indices, count = torch.tensor(rows), len(rows)
     down, up = weights(*slots, RANK, WIDE), weights(*slots, HIGH, RANK)
     inputs, small = weights(count, WIDE), weights(count, RANK)
-    for name, arguments in (
-        ("bgmv_shrink", (inputs, down, weights(count, RANK), indices, 0.5)),
-        ("bgmv_expand", (small, up, weights(count, HIGH + 2), indices, True)),
-        ("bgmv_expand", (small, up, weights(count, HIGH - 2), indices, False)),
-        ("bgmv_expand_slice", (small, up, weights(count, HIGH + 5), indices, 3, HIGH, True)),
-        ("bgmv_expand_slice", (small, up, weights(count, HIGH + 5), indices, 3, HIGH, False)),
-    ):
+    cases: list[tuple[str, list[Any]]] = [
+        ("bgmv_shrink", [inputs, down, weights(count, RANK), indices, 0.5]),
+        ("bgmv_expand", [small, up, weights(count, HIGH + 2), indices, True]),
+        ("bgmv_expand", [small, up, weights(count, HIGH - 2), indices, False]),
+        ("bgmv_expand_slice", [small, up, weights(count, HIGH + 5), indices, 3, HIGH, True]),
+        ("bgmv_expand_slice", [small, up, weights(count, HIGH + 5), indices, 3, HIGH, False]),
+    ]
+    for name, arguments in cases:
         theirs = [each.clone() if torch.is_tensor(each) else each for each in arguments]
         getattr(own, name)(*theirs)
         getattr(vllm_plugin, name)(*arguments)

@@ -22,7 +22,8 @@ def register() -> None:
 
     if not current_platform.is_cpu():
         return
-    for place in (lora_ops, punica_cpu):
+    places: tuple[Any, ...] = (lora_ops, punica_cpu)
+    for place in places:
         place.bgmv_shrink, place.bgmv_expand, place.bgmv_expand_slice = bgmv_shrink, bgmv_expand, bgmv_expand_slice
 
 
