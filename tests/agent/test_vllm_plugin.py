@@ -5,19 +5,23 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
+import torch
 
 from gumshoe.agent import vllm_plugin
+from tests.conftest import missing
 
-torch = pytest.importorskip("torch")
 ADAPTERS, RANK, WIDE, HIGH = 3, 4, 6, 10
 SEVERAL = [0, 2, 2, 1, 0, 2]
 
 
 @pytest.fixture
-def own() -> Iterator[object]:
+def own() -> Iterator[Any]:
     """vLLM's functions, which are as they were afterwards."""
-    lora_ops = pytest.importorskip("vllm.lora.ops.torch_ops.lora_ops")
-    punica_cpu = pytest.importorskip("vllm.lora.punica_wrapper.punica_cpu")
+    try:
+        from vllm.lora.ops.torch_ops import lora_ops
+        from vllm.lora.punica_wrapper import punica_cpu
+    except ModuleNotFoundError:
+        missing("vLLM")
     names = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
     kept = [(place, name, getattr(place, name)) for place in (lora_ops, punica_cpu) for name in names]
     yield lora_ops
@@ -31,7 +35,7 @@ def weights(*shape: int) -> Any:
 
 @pytest.mark.parametrize("rows", [SEVERAL, [1] * 5, [2]])
 @pytest.mark.parametrize("slots", [(ADAPTERS,), (ADAPTERS, 1)])
-def test_it_says_what_vllm_says(rows: list[int], slots: tuple[int, ...], own: object) -> None:
+def test_it_says_what_vllm_says(rows: list[int], slots: tuple[int, ...], own: Any) -> None:
     indices, count = torch.tensor(rows), len(rows)
     down, up = weights(*slots, RANK, WIDE), weights(*slots, HIGH, RANK)
     inputs, small = weights(count, WIDE), weights(count, RANK)
@@ -55,12 +59,12 @@ def test_a_token_that_asks_for_no_adapter_has_none() -> None:
     assert [bool(row.any()) for row in out] == [False, True, False]
 
 
-def test_only_servers_that_are_told_to_load_it(own: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_servers_that_are_told_to_load_it(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = entry_points(group="vllm.general_plugins", name="gumshoe")
-    theirs = own.bgmv_shrink  # type: ignore[attr-defined]
+    theirs = own.bgmv_shrink
     monkeypatch.delenv(vllm_plugin.ASKED, raising=False)
     found.load()()
-    assert own.bgmv_shrink is theirs  # type: ignore[attr-defined]
+    assert own.bgmv_shrink is theirs
     monkeypatch.setenv(vllm_plugin.ASKED, "1")
     found.load()()
-    assert own.bgmv_shrink is vllm_plugin.bgmv_shrink  # type: ignore[attr-defined]
+    assert own.bgmv_shrink is vllm_plugin.bgmv_shrink

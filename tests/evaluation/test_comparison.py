@@ -156,6 +156,14 @@ def test_every_bound_of_the_gate_is_a_setting() -> None:
     assert gate(*same, min_gain=0, min_lower=-0.01, max_p=1)[0]
 
 
+def test_thresholds_are_named_and_numbers() -> None:
+    assert GateSettings.of({}) == GateSettings()
+    assert GateSettings.of({"min_gain": 0.1}) == GateSettings(min_gain=0.1)
+    for thresholds in ({"min_gains": 0.1}, {"min_gain": True}, {"min_gain": "0.1"}):
+        with pytest.raises(UsageError, match=r"is none; there are min_gain, min_lower, .*each a number"):
+            GateSettings.of(thresholds)
+
+
 def test_part_of_a_split_passes_no_gate() -> None:
     one, other = result(answers("++", "new")), result(answers("--", "old"))
     with pytest.raises(UsageError, match="new was evaluated on part of a split alone"):

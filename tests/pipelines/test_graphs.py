@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gumshoe.errors import UsageError
+from gumshoe_pipelines.arguments import check_arguments
 from gumshoe_pipelines.graphs import PIPELINES, Graph, compiled, manifests, read_values
 from gumshoe_pipelines.placement import STEP_LABEL
 
@@ -174,6 +175,18 @@ def test_parameters_that_cannot_be_read(pairs: list[str], text: str | None, said
 def test_a_parameter_that_is_missing_is_named_with_what_it_is() -> None:
     with pytest.raises(UsageError, match="scenarios is missing: Questions with known answers"):
         compiled("train-agent").checked({"mail": ["a"], "store": "s", "run": "r"})
+
+
+def test_demonstrations_that_are_not_there_are_found_before_anything_starts(tmp_path: Path) -> None:
+    """Where they are this machine's to read."""
+    arguments = {"demonstrations": str(tmp_path / "none.jsonl"), "thresholds": {"min_gains": 0.1}}
+    with pytest.raises(UsageError, match=r"demonstrations: .*none\.jsonl.*; thresholds: min_gains: 0\.1 is none"):
+        check_arguments(arguments, reach=True)
+    with pytest.raises(UsageError) as elsewhere:
+        check_arguments(arguments, reach=False)
+    assert "demonstrations" not in str(elsewhere.value)
+    (tmp_path / "none.jsonl").touch()
+    check_arguments({"demonstrations": str(tmp_path / "none.jsonl")}, reach=True)
 
 
 def test_a_pipeline_that_there_is_not() -> None:

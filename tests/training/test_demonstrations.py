@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.email import EmailEnvironment
@@ -29,7 +28,7 @@ from gumshoe.training.demonstrations import WarmStartReport, example_of, warm_st
 from gumshoe.training.models import begin_at, load_base, lora_of
 from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
 from gumshoe.training.spec import check_start
-from gumshoe.training.steps import begun
+from gumshoe.training.steps import warmed_up
 from tests.agent.talk import call, synthetic
 from tests.conftest import Ran
 from tests.mail.mailbox import make_index
@@ -108,10 +107,7 @@ def learned(mail: Path, file: Path, out: Path, **more: Any) -> WarmStartReport:
     out.mkdir()
     settings = resolve(None, flags, {}).settings
 
-    def watch(stage: str, total: int) -> Any:  # noqa: ARG001
-        return nullcontext(lambda *_, **__: None)
-
-    return warm_started(settings, mail / "index", str(mail / "scenarios.jsonl"), file, out, watch)
+    return warm_started(settings, mail / "index", str(mail / "scenarios.jsonl"), file, out)
 
 
 def right(scenario: Scenario) -> str:
@@ -207,6 +203,19 @@ def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             check_start(shape.model_copy(update={"start": tmp_path, name: value}))
+    keys = load_file(tmp_path / "adapter_model.safetensors")
+    for name, weights, said in (
+        ("others", {f"other.{key}": value for key, value in keys.items()}, "is the adapter of another model"),
+        ("fewer", dict(list(keys.items())[1:]), "is the adapter of another model; 1 of its weights"),
+        ("larger", {key: value.repeat(2, 2) for key, value in keys.items()}, "cannot be begun at .*size mismatch"),
+    ):
+        (tmp_path / name).mkdir()
+        save_file(weights, tmp_path / name / "adapter_model.safetensors")
+        with pytest.raises(UsageError, match=f"(?s)lora.start: .*{said}"):
+            begin_at(second, tmp_path / name)
+    (tmp_path / "fewer" / "adapter_model.safetensors").write_text("{}")
+    with pytest.raises(UsageError, match=r"lora\.start: .* cannot be begun at"):
+        begin_at(second, tmp_path / "fewer")
     with pytest.raises(UsageError, match="holds no adapter"):
         check_start(shape.model_copy(update={"start": tmp_path / "none"}))
 
@@ -226,14 +235,14 @@ def test_what_was_seen_before_it_began_is_never_tested_on(mail: Path, tmp_path: 
 def test_the_pipeline_s_step_fetches_them_and_without_any_its_adapter_is_empty(
     mail: Path, chat: ChatFormat, tmp_path: Path
 ) -> None:
-    assert begun(mail / "index", mail, "tiny", "", {}, "", "heuristic", tmp_path) == {}
+    assert warmed_up(mail / "index", mail, "tiny", "", {}, "", "heuristic", tmp_path) == {}
     assert [each.name for each in tmp_path.iterdir()] == ["none"]
     place, out = tmp_path / "far", tmp_path / "out"
     place.mkdir()
     out.mkdir()
     uri = written(place / "t.jsonl", [as_chat(each) for each in played(mail, chat, right)]).as_uri()
     settings = {name: value for name, value in SETTINGS.items() if name != "model.name"}
-    told = begun(mail / "index", mail, "tiny", "", settings, uri, "exact", out)
+    told = warmed_up(mail / "index", mail, "tiny", "", settings, uri, "exact", out)
     assert (told["right"], told["steps"]) == (4, 2)
     check_start(LoraSettings(rank=4, alpha=8, start=out))
 
@@ -254,9 +263,10 @@ def test_the_command_makes_an_adapter_that_training_begins_at(
     assert (again.status, "holds files" in again.err) == (2, True)
     still = ["optimizer.learning_rate=0", "optimizer.max_steps=1", "rollouts.num_generations=2", "optimizer.beta=0"]
     still += ["optimizer.per_device_train_batch_size=2", "optimizer.gradient_accumulation_steps=1"]
-    still += ["rollouts.max_tokens=16", "evaluation.baseline=false", "output.report_to=[]", f"lora.start={out}"]
+    still += ["rollouts.max_tokens=16", "evaluation.baseline=false", "output.report_to=[]"]
     words = [word for each in still for word in ("--set", each)]
-    trained = gumshoe("train", *known, *shape, *words, "--engine", "transformers", "--out", tmp_path / "run")
+    train = ["train", *known, *shape, *words, "--engine", "transformers", "--out", tmp_path / "run"]
+    trained = gumshoe(*train, "--set", f"lora.start={out}")
     assert trained.status == 0, trained.err
     before, after = (load_file(each / "adapter_model.safetensors") for each in (out, tmp_path / "run" / "final"))
     assert before.keys() == after.keys()
@@ -264,6 +274,9 @@ def test_the_command_makes_an_adapter_that_training_begins_at(
     lineage = Lineage.read(tmp_path / "run" / "final")
     assert lineage is not None
     assert lineage.before == Lineage.read(out)
+    longer = gumshoe(*train, "--set", "optimizer.max_steps=2", "--resume")
+    assert longer.status == 0, longer.err
+    assert Lineage.read(tmp_path / "run" / "final") == lineage, "whatever it would begin at now"
     other = ["--set", "lora.rank=8", "--set", f"lora.start={out}"]
     unlike = gumshoe("train", *known, *shape, *other, "--out", tmp_path / "x")
     assert (unlike.status, "lora.start has rank 4, and lora.rank is 8" in unlike.err) == (2, True)

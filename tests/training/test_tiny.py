@@ -11,11 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.policies import TINY
+from gumshoe.terminal import progress
 from gumshoe.training.commands import build
-from gumshoe.training.tiny import Schooling, Shape, copying, new_model, train_tokenizer
+from gumshoe.training.tiny import Schooling, Shape, build_tiny, copying, new_model, train_tokenizer
 from gumshoe.training.warm_start import WarmStart, warm_start
 from tests.conftest import Ran
 from tests.training.conftest import Played
@@ -122,6 +124,19 @@ def test_the_command_makes_a_policy_that_loads(tmp_path: Path, gumshoe: Callable
     TransformersPolicy(place)
     again = gumshoe(*command)
     assert (again.status, "holds files" in again.err) == (2, True)
+
+
+def test_with_none_of_the_way_to_the_habits_it_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so with a share of it, a share of them."""
+    weights = []
+    for share, steps in ((0.0, 2), (0.0, 4), (0.5, 2)):
+        monkeypatch.setattr("gumshoe.training.tiny._HABIT_SHARE", share)
+        place = tmp_path / f"{share} {steps}"
+        place.mkdir()
+        build_tiny(place, 3, Schooling(1, 2, 2, steps), lambda stage, total: progress(stage, total=total))
+        weights.append(load_file(place / "model.safetensors")["model.embed_tokens.weight"])
+    assert torch.equal(weights[0], weights[1]), "however long habits are learned"
+    assert not torch.equal(weights[0], weights[2])
 
 
 def test_a_place_that_cannot_be_written_to_is_found_before_anything_is_made(

@@ -1,7 +1,7 @@
 """What servers started by Gumshoe do otherwise than vLLM on a CPU: adapters are applied by matrix products.
 
-vLLM's own way there copies an adapter's weights for each token, which takes longer than the model itself; and tokens
-that ask for no adapter are given the one in the last slot.
+vLLM's own way there copies an adapter's weights for each token, which for a small model takes nearly as long as the
+model itself; and tokens that ask for no adapter are given the one in the last slot.
 """
 
 import os
@@ -27,38 +27,40 @@ def register() -> None:
         place.bgmv_shrink, place.bgmv_expand, place.bgmv_expand_slice = bgmv_shrink, bgmv_expand, bgmv_expand_slice
 
 
-def bgmv_shrink(inputs: Any, lora_b_weights: Any, output_tensor: Any, lora_indices_tensor: Any, scaling: float) -> None:
+# Arguments as vLLM gives them: `inputs` [tokens, in] and `output` [tokens, out], which is written to; `weights`
+# [adapters, out, in] or [adapters, 1, out, in]; `indices` [tokens], each token's adapter, negative where it has none.
+
+
+def bgmv_shrink(inputs: Any, weights: Any, output: Any, indices: Any, scaling: float = 1.0) -> None:
     """output[i, :rank] = scaling * weights[adapter of i] @ inputs[i]."""
-    for rows, weights in _by_adapter(lora_indices_tensor, lora_b_weights, output_tensor):
-        found = inputs[rows].to(output_tensor.dtype) @ weights.T
-        output_tensor[rows, : found.shape[1]] = scaling * found
+    for rows, own in _by_adapter(indices, weights, output):
+        found = inputs[rows].to(output.dtype) @ own.T
+        output[rows, : found.shape[1]] = scaling * found
 
 
-def bgmv_expand(
-    inputs: Any, lora_b_weights: Any, output_tensor: Any, lora_indices_tensor: Any, add_inputs: bool = True
-) -> None:
+def bgmv_expand(inputs: Any, weights: Any, output: Any, indices: Any, add_inputs: bool = True) -> None:
     """output[i] += weights[adapter of i] @ inputs[i], or = without `add_inputs`, as far as either reaches."""
-    width = min(lora_b_weights.shape[-2], output_tensor.shape[1])
-    bgmv_expand_slice(inputs, lora_b_weights, output_tensor, lora_indices_tensor, 0, width, add_inputs)
+    width = min(weights.shape[-2], output.shape[1])
+    bgmv_expand_slice(inputs, weights, output, indices, 0, width, add_inputs)
 
 
 def bgmv_expand_slice(
     inputs: Any,
-    lora_b_weights: Any,
-    output_tensor: Any,
-    lora_indices_tensor: Any,
+    weights: Any,
+    output: Any,
+    indices: Any,
     slice_offset: int,
     slice_size: int,
     add_inputs: bool = True,
 ) -> None:
     """As `bgmv_expand`, into some columns of the output."""
     columns = slice(slice_offset, slice_offset + slice_size)
-    for rows, weights in _by_adapter(lora_indices_tensor, lora_b_weights, output_tensor):
-        found = inputs[rows].to(output_tensor.dtype) @ weights[:slice_size].T
+    for rows, own in _by_adapter(indices, weights, output):
+        found = inputs[rows].to(output.dtype) @ own[:slice_size].T
         if add_inputs:
-            output_tensor[rows, columns] += found
+            output[rows, columns] += found
         else:
-            output_tensor[rows, columns] = found
+            output[rows, columns] = found
 
 
 def _by_adapter(indices: Any, weights: Any, output: Any) -> Iterator[tuple[Any, Any]]:

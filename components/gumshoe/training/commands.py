@@ -99,9 +99,7 @@ def learn(
         from gumshoe.training.demonstrations import warm_started
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed, which training needs; see the README") from None
-    report = warm_started(
-        resolved, index, scenarios, trajectories, directory, lambda stage, total: progress(stage, total=total)
-    )
+    report = warm_started(resolved, index, scenarios, trajectories, directory)
     if json:
         print_json(asdict(report))
         return

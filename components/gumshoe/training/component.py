@@ -35,11 +35,11 @@ def warm_start(
     import json
     from pathlib import Path
 
-    from gumshoe.training.steps import begun
+    from gumshoe.training.steps import warmed_up
 
     place = Path(adapter.path)
     place.mkdir(parents=True, exist_ok=True)
-    facts = begun(Path(mail.path), Path(scenarios.path), base_model, config, settings, demonstrations, judge, place)
+    facts = warmed_up(Path(mail.path), Path(scenarios.path), base_model, config, settings, demonstrations, judge, place)
     adapter.metadata.update({"base_model": base_model, "demonstrations": demonstrations})
     for name, value in facts.items():
         metrics.log_metric(name, value)

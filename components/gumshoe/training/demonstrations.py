@@ -3,10 +3,10 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from peft import get_peft_model
 
@@ -22,14 +22,11 @@ from gumshoe.rewards.judges import open_judge
 from gumshoe.rewards.scoring import at_once, judge_one
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
-from gumshoe.terminal import Advance
+from gumshoe.terminal import progress
 from gumshoe.training.models import begin_at, load_base, lora_of
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.spec import base_model, check_start, lineage_before, train_split
 from gumshoe.training.warm_start import Example, WarmStart, count_batches, warm_start
-
-Watch = Callable[[str, int], AbstractContextManager[Advance]]
-"""Shows the progress of a stage of so many steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +47,7 @@ class WarmStartReport:
     seconds: float
 
 
-def warm_started(
-    settings: TrainSettings, index: Path, scenarios: str, file: Path, directory: Path, watch: Watch
-) -> WarmStartReport:
+def warm_started(settings: TrainSettings, index: Path, scenarios: str, file: Path, directory: Path) -> WarmStartReport:
     """Train an adapter on those episodes of a file that are about the split `train` and right, and save it.
 
     Episodes are as `gumshoe rollout` writes them, of any policy; those of a chat model are said again in the words of
@@ -66,49 +61,70 @@ def warm_started(
     check_start(settings.lora)
     learned, _ = train_split(settings, scenarios)
     tokenizer = load_tokenizer(base_model(settings))
-    chat, mail = ChatFormat(tokenizer), MailIndex(index)
     by_id = {scenario.id: scenario for scenario in learned}
     episodes = [each for each in read_trajectories(file) if each.scenario in by_id]
     if not episodes:
         raise UsageError(f"{file} has no episode of the {len(learned):,} scenarios of the split train")
-    with watch("Judging", len(episodes)) as advance:
-        right = asyncio.run(_right(episodes, by_id, settings.evaluation.judge, advance))
-    examples = dict[int, Example]()
-    for number, each in enumerate(right):
-        environment = EmailEnvironment(mail, by_id[each.scenario], settings.rollouts.max_turns)
-        example = example_of(each, environment, chat)
-        if len(example.ids) <= settings.model.max_context:
-            examples[number] = example
+    right = asyncio.run(_right(episodes, by_id, settings.evaluation.judge))
+    kept = _examples(right, by_id, settings, MailIndex(index), ChatFormat(tokenizer))
+    examples = [example for _, example in kept]
     if not examples:
         why = f"none of its {len(episodes):,} episodes is right" if not right else "all that are right are too long"
         raise UsageError(f"{file} has nothing to learn from: {why}")
+    model, how = _adapted(settings), _schooling(settings, examples)
+    with progress("Learning", total=how.steps) as advance:
+        loss = warm_start(model, examples, how, lambda found: advance(1, note=f"loss {found:.3f}"))
+    with explained(directory):
+        model.save_pretrained(str(directory))
+        tokenizer.save_pretrained(str(directory))
+    used = {scenario.id for scenario, _ in kept}
+    seen = ScenarioSet(tuple(each for each in learned if each.id in used))
+    Lineage(learned_from=seen.record(), before=lineage_before(settings.lora)).write(directory)
+    return WarmStartReport(
+        len(episodes),
+        len(right),
+        len(right) - len(examples),
+        sum(int(sum(each.weights)) for each in examples),
+        how.steps,
+        loss,
+        round(time.monotonic() - started, 1),
+    )
+
+
+def _examples(
+    episodes: Sequence[Trajectory],
+    by_id: Mapping[str, Scenario],
+    settings: TrainSettings,
+    mail: MailIndex,
+    chat: ChatFormat,
+) -> list[tuple[Scenario, Example]]:
+    """Episodes as tokens, each with what it is of; but for those that are longer than the model's context."""
+    examples = []
+    for each in episodes:
+        scenario = by_id[each.scenario]
+        example = example_of(each, EmailEnvironment(mail, scenario, settings.rollouts.max_turns), chat)
+        if len(example.ids) <= settings.model.max_context:
+            examples.append((scenario, example))
+    return examples
+
+
+def _adapted(settings: TrainSettings) -> Any:
+    """The base model with the adapter that is to learn."""
     model = get_peft_model(load_base(settings), lora_of(settings.lora))
     if settings.lora.start is not None:
         begin_at(model, settings.lora.start)
     if settings.model.gradient_checkpointing:
         model.gradient_checkpointing_enable()
         model.enable_input_require_grads()
-    kept, wanted = list(examples.values()), settings.warm_start
-    tokens = max(wanted.batch_tokens, *(len(each.ids) for each in kept))
-    steps = math.ceil(wanted.epochs * count_batches(kept, tokens))
-    how = WarmStart(steps, tokens, wanted.learning_rate, seed=settings.data.seed)
-    with watch("Learning", steps) as advance:
-        loss = warm_start(model, kept, how, lambda found: advance(1, note=f"loss {found:.3f}"))
-    with explained(directory):
-        model.save_pretrained(str(directory))
-        tokenizer.save_pretrained(str(directory))
-    used = {right[each].scenario for each in examples}
-    seen = ScenarioSet(tuple(each for each in learned if each.id in used))
-    Lineage(learned_from=seen.record(), before=lineage_before(settings.lora)).write(directory)
-    return WarmStartReport(
-        len(episodes),
-        len(right),
-        len(right) - len(kept),
-        sum(int(sum(each.weights)) for each in kept),
-        steps,
-        loss,
-        round(time.monotonic() - started, 1),
-    )
+    return model
+
+
+def _schooling(settings: TrainSettings, examples: Sequence[Example]) -> WarmStart:
+    """How much is learned from them: as many batches as the epochs that are wanted have."""
+    wanted = settings.warm_start
+    tokens = max(wanted.batch_tokens, *(len(each.ids) for each in examples))
+    steps = math.ceil(wanted.epochs * count_batches(examples, tokens))
+    return WarmStart(steps, tokens, wanted.learning_rate, seed=settings.data.seed)
 
 
 def example_of(episode: Trajectory, environment: EmailEnvironment, chat: ChatFormat) -> Example:
@@ -135,12 +151,12 @@ def example_of(episode: Trajectory, environment: EmailEnvironment, chat: ChatFor
     return Example(ids, weights)
 
 
-async def _right(
-    episodes: Sequence[Trajectory], by_id: Mapping[str, Scenario], named: str, advance: Advance
-) -> list[Trajectory]:
+async def _right(episodes: Sequence[Trajectory], by_id: Mapping[str, Scenario], named: str) -> list[Trajectory]:
+    """Those whose answers a judge accepts."""
     judge = open_judge(named)
     try:
-        verdicts = await at_once(lambda each: judge_one(each, by_id[each.scenario], judge), episodes, advance)
+        with progress("Judging", total=len(episodes)) as advance:
+            verdicts = await at_once(lambda each: judge_one(each, by_id[each.scenario], judge), episodes, advance)
     finally:
         await judge.aclose()
     missing = next((each for each in verdicts if each.correct is None), None)

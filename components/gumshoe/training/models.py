@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, set_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from gumshoe.artifacts.hub import find_model
+from gumshoe.errors import UsageError
 from gumshoe.training.settings import LoraSettings, ModelSettings, TrainSettings
 from gumshoe.training.spec import base_model
 
@@ -49,8 +51,21 @@ def lora_of(settings: LoraSettings) -> LoraConfig:
 
 
 def begin_at(model: Any, start: Path) -> None:
-    """Give a model's new adapter the weights of one that is there."""
-    set_peft_model_state_dict(model, load_file(start / _WEIGHTS))
+    """Give a model's new adapter the weights of one that is there.
+
+    Raises:
+        UsageError: it has other weights than this model's adapter, such as one of another base model.
+    """
+    try:
+        found: Any = set_peft_model_state_dict(model, load_file(start / _WEIGHTS))
+    except (OSError, SafetensorError, RuntimeError) as error:  # the last where their sizes differ
+        raise UsageError(f"lora.start: {start / _WEIGHTS} cannot be begun at ({error})") from None
+    strange = [*found.unexpected_keys, *(name for name in found.missing_keys if "lora_" in name)]
+    if strange:
+        raise UsageError(
+            f"lora.start: {start} is the adapter of another model; {len(strange):,} of its weights have no counterpart "
+            f"here, or ours none there, such as {strange[0]}"
+        )
 
 
 def _four_bits() -> Any:

@@ -79,7 +79,6 @@ from gumshoe.training.spec import (
     RunSpec,
     base_model,
     checkpoints,
-    lineage_before,
     step_of,
     train_split,
 )
@@ -508,8 +507,10 @@ class Run:
 
     def complete(self, directory: Path) -> None:
         """Write what makes an adapter's directory whole."""
-        before = lineage_before(self._settings.lora)
-        Lineage(learned_from=self._train.record(), chosen_on=self._validation.record(), before=before).write(directory)
+        lineage = Lineage(
+            learned_from=self._train.record(), chosen_on=self._validation.record(), before=self._spec.before
+        )
+        lineage.write(directory)
         last = {each.event: each for each in self._records}
         measured = last.get("evaluation")
         metadata = Metadata(

@@ -49,6 +49,8 @@ class RunSpec(BaseModel):
     """Names the run in the names of its adapters."""
     attempt: int
     """How often the run was begun, from 1."""
+    before: Lineage | None = None
+    """What the adapter that the run began at had seen."""
     urls: tuple[str, ...] = ()
     """Of the vLLM servers that sample."""
     resume: bool = False

@@ -9,7 +9,6 @@ from typing import Any
 
 from gumshoe.artifacts.storage import open_uri
 from gumshoe.scenarios.prepare import SCENARIOS
-from gumshoe.terminal import progress
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
 from gumshoe.training.settings import resolve
@@ -28,7 +27,7 @@ class Trained:
     numbers: dict[str, float]
 
 
-def begun(
+def warmed_up(
     index: Path,
     scenarios: Path,
     base_model: str,
@@ -55,9 +54,7 @@ def begun(
         with open_uri(demonstrations) as found, file.open("wb") as copy:
             shutil.copyfileobj(found, copy)
         known = resolve(config, flags).settings
-        report = warm_started(
-            known, index, str(scenarios / SCENARIOS), file, directory, lambda stage, total: progress(stage, total=total)
-        )
+        report = warm_started(known, index, str(scenarios / SCENARIOS), file, directory)
     return {name: float(value) for name, value in asdict(report).items()}
 
 

@@ -48,6 +48,8 @@ from gumshoe.training.spec import (
     RunSpec,
     base_model,
     check_start,
+    checkpoints,
+    lineage_before,
     train_split,
 )
 
@@ -113,6 +115,7 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
         mail=str(mail.stats()["content"]),
         run=secrets.token_hex(3),
         attempt=1,
+        before=lineage_before(settings.lora),
         urls=settings.rollouts.servers if settings.mode != "simple" else (),
     )
     with ExitStack() as stack:
@@ -221,7 +224,10 @@ def _resumed(wanted: RunSpec) -> RunSpec | None:
     if old.exists() and not (directory / BEST).exists():
         old.rename(directory / BEST)
     _removed(directory, SERVED, FINAL, ADAPTERS)
-    return wanted.model_copy(update={"run": before.run, "attempt": before.attempt + 1, "resume": True})
+    known = {"run": before.run, "attempt": before.attempt + 1, "resume": True}
+    if checkpoints(directory):  # whose weights come from where the run began, wherever it would begin now
+        known["before"] = before.before
+    return wanted.model_copy(update=known)
 
 
 def _begun(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
