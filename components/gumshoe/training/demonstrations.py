@@ -71,7 +71,7 @@ def warm_started(settings: TrainSettings, index: Path, scenarios: str, file: Pat
     if not examples:
         why = f"none of its {len(episodes):,} episodes is right" if not right else "all that are right are too long"
         raise UsageError(f"{file} has nothing to learn from: {why}")
-    model, how = _adapted(settings), _schooling(settings, examples)
+    model, how = _adapted(settings), _planned(settings, examples)
     with progress("Learning", total=how.steps) as advance:
         loss = warm_start(model, examples, how, lambda found: advance(1, note=f"loss {found:.3f}"))
     with explained(directory):
@@ -119,7 +119,7 @@ def _adapted(settings: TrainSettings) -> Any:
     return model
 
 
-def _schooling(settings: TrainSettings, examples: Sequence[Example]) -> WarmStart:
+def _planned(settings: TrainSettings, examples: Sequence[Example]) -> WarmStart:
     """How much is learned from them: as many batches as the epochs that are wanted have."""
     wanted = settings.warm_start
     tokens = max(wanted.batch_tokens, *(len(each.ids) for each in examples))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, set_peft_model_state_dict
+from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -57,15 +57,19 @@ def begin_at(model: Any, start: Path) -> None:
         UsageError: it has other weights than this model's adapter, such as one of another base model.
     """
     try:
-        found: Any = set_peft_model_state_dict(model, load_file(start / _WEIGHTS))
-    except (OSError, SafetensorError, RuntimeError) as error:  # the last where their sizes differ
-        raise UsageError(f"lora.start: {start / _WEIGHTS} cannot be begun at ({error})") from None
-    strange = [*found.unexpected_keys, *(name for name in found.missing_keys if "lora_" in name)]
+        given = load_file(start / _WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"lora.start: {start / _WEIGHTS} cannot be read ({error})") from None
+    own = get_peft_model_state_dict(model, save_embedding_layers=False)
+    shapes, wanted = ({name: tuple(each.shape) for name, each in weights.items()} for weights in (given, own))
+    strange = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
     if strange:
+        name = strange[0]
         raise UsageError(
-            f"lora.start: {start} is the adapter of another model; {len(strange):,} of its weights have no counterpart "
-            f"here, or ours none there, such as {strange[0]}"
+            f"lora.start: {start} is the adapter of another model, whose weights differ in {len(strange):,} places: "
+            f"{name} is {shapes.get(name, 'missing')} there and {wanted.get(name, 'missing')} here"
         )
+    set_peft_model_state_dict(model, given)  # which leaves out, in silence, what has no counterpart
 
 
 def _four_bits() -> Any:
