@@ -20,6 +20,7 @@ from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.grammar import load_text
 from gumshoe.synthesis.letters import is_working_day
 from gumshoe.synthesis.mail import MAX_MAILBOXES, synthesize_mail
+from gumshoe.synthesis.matters import matter_kinds
 from gumshoe.synthesis.questions import Background
 from gumshoe.synthesis.seasons import BRITAIN, in_season
 from tests.synthesis.conftest import Made
@@ -373,6 +374,18 @@ def test_answers_stand_in_sentences_tables_replies_and_forwarded_mail(made: Made
             forms["sentence"] += 1
     assert set(forms) == {"reply", "table", "sentence"} | ({"forwarded"} if made.level != "plain" else set())
     assert min(forms.values()) > 0.02 * len(made.mail.scenarios), forms
+
+
+def test_plain_mail_says_what_a_thing_is_about_before_what_it_is(make: Callable[..., Made]) -> None:
+    mail = make("plain").mail
+    texts = {each["message_id"]: each["body"] for each in mail.messages}
+    first = 0
+    for scenario in mail.scenarios:
+        body, about = plain(texts[scenario.message_ids[0]]), plain(mail.backgrounds[scenario.id].about)
+        first += -1 < body.find(about) < body.find(plain(stated(scenario)[0]))
+    assert first > 0.97 * len(mail.scenarios)
+    kinds = [kind for matter in matter_kinds() for kind in matter.facts]
+    assert [kind.id for kind in kinds if not kind.with_value_last()] == []
 
 
 def test_there_are_distractors_of_each_sort(make: Callable[..., Made]) -> None:

@@ -43,6 +43,8 @@ class Difficulty:
     """Chance that a yearly matter has another of the same name a year before."""
     own_words: float
     """Share of the mail's statements that call a fact by its usual noun."""
+    value_last: bool
+    """Whether a plain statement says what it is about before what it is: "The lead for the refit is Ana Ruiz"."""
     history: float
     """How often a question is about how a fact went (what changed, who decided, why, latest, before a date), against
     1 for each kind of question about what it is."""
@@ -70,6 +72,7 @@ LEVELS: dict[Level, Difficulty] = {
         siblings=0.0,
         twins=0.0,
         own_words=1.0,
+        value_last=True,
         history=0.0,
         oblique=0.0,
         indirect=0.0,
@@ -91,6 +94,7 @@ LEVELS: dict[Level, Difficulty] = {
         siblings=0.0,
         twins=0.0,
         own_words=1.0,
+        value_last=False,
         history=0.25,
         oblique=0.0,
         indirect=0.0,
@@ -112,6 +116,7 @@ LEVELS: dict[Level, Difficulty] = {
         siblings=0.25,
         twins=0.2,
         own_words=0.9,
+        value_last=False,
         history=0.5,
         oblique=0.4,
         indirect=0.1,
@@ -133,6 +138,7 @@ LEVELS: dict[Level, Difficulty] = {
         siblings=0.5,
         twins=0.4,
         own_words=0.7,
+        value_last=False,
         history=1.0,
         oblique=0.85,
         indirect=0.4,

@@ -42,6 +42,10 @@ class FactKind:
         named = [text for text in texts if self.noun.split()[-1].casefold() in text.casefold() or "{noun}" in text]
         return named or texts
 
+    def with_value_last(self) -> list[str]:
+        """Its statements that name the matter before the value."""
+        return [text for text in self.say if -1 < text.casefold().rfind("{it}") < text.find("{value}")]
+
     @property
     def says_who(self) -> bool:
         """Whether it names a person or a firm."""

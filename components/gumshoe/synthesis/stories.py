@@ -233,7 +233,8 @@ class _Telling:
         return fact.versions[-1].states
 
     def _statement(self, fact: Fact) -> str:
-        return self._fill(fact, fact.kind.in_own_words(fact.kind.say) if self._own_words() else fact.kind.say)
+        texts = fact.kind.with_value_last() if self._difficulty.value_last else fact.kind.say
+        return self._fill(fact, fact.kind.in_own_words(texts) if self._own_words() else texts)
 
     def _own_words(self) -> bool:
         return self._dice.chance(self._difficulty.own_words)
