@@ -19,11 +19,11 @@ from gumshoe.training.practice import (
     EPISODES,
     MAX_TURNS,
     SKILLS,
+    UNFAMILIAR,
     Collection,
     Company,
     Form,
     Lesson,
-    Part,
     Practice,
     document,
     with_ids,
@@ -119,7 +119,7 @@ def called(played: Played, lesson: Lesson) -> list[str]:
 
 
 def test_a_skill_is_one_part_of_an_episode(played: Played) -> None:
-    parts = {part: [each for each in played.skills if each.form.part == part] for part in get_args(Part)}
+    parts = {part: [each for each in played.skills if each.form.part == part] for part in {form.part for form in SKILLS}}
     assert all(len(each) > 30 for each in parts.values())
     in_vain = 0
     for lesson in parts["search"]:
@@ -282,6 +282,25 @@ def test_a_search_names_what_the_question_is_about_and_what_it_asks(played: Play
     asked = len(played.company.mail.scenarios)
     assert phrases > 0.8 * asked
     assert found > 0.9 * asked
+
+
+def test_a_question_in_anybody_s_words_is_searched_by_what_it_names_and_then_by_less_of_it(played: Played) -> None:
+    lessons = list(Practice(played.tokenizer, 1).unfamiliar(played.company, UNFAMILIAR))
+    assert len(lessons) > 300
+    assert {lesson.form for lesson in lessons} == set(UNFAMILIAR)
+    own = {scenario.question for scenario in played.company.mail.scenarios}
+    nobody_s = less = 0
+    for lesson in lessons:
+        text, question = played.text(lesson), lesson.scenario.question
+        assert question not in own
+        assert set(called(played, lesson)) == {"search_inbox"}
+        searches = [json.loads(each) for each in re.findall(r'"keywords": (\[.*?\])\}', text)]
+        *before, last = searches or [[]]
+        if all(word in question for word in last):  # it does not end with a blot
+            nobody_s += "Nothing found." in text
+            less += any(word in " ".join(each) and word not in each for each in before for word in last)
+    assert nobody_s > 0.3 * len(lessons)
+    assert less > 0.15 * len(lessons)
 
 
 def test_a_shortened_result_keeps_a_right_source(played: Played) -> None:

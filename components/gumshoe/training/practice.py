@@ -1,6 +1,7 @@
 """Practice: episodes of the expert in invented mailboxes and document collections, as examples to learn from."""
 
 import json
+import re
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.mail import MAIL as MAIL_FILE
 from gumshoe.synthesis.mail import SyntheticMail, synthesize_mail, write_mail
+from gumshoe.synthesis.questions import Background
 from gumshoe.training.teacher import DOCUMENTS, MAIL, Listing, Move, Slip, Teacher, listed
 from gumshoe.training.warm_start import Example
 
@@ -172,7 +174,7 @@ def document(message_id: str) -> str:
     return f"doc-{message_id[1:].partition('@')[0]}"
 
 
-Part = Literal["search", "choice", "answer", "whole"]
+Part = Literal["search", "searches", "choice", "answer", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +185,15 @@ class Form:
     """
 
     share: float
-    """Of the questions that are practised so."""
+    """Of the questions, or the messages, that are practised so."""
     prompt: Literal["question", "told", "whole"]
     """Only the question; what the model is told and the question; or all that, and the tools described."""
     hits: int
     """Most hits of a search that are kept."""
     part: Part = "whole"
-    """All up to the first search that is learned; searches and what is read or answered then, where there are hits to
-    choose from; the last read, which is not learned here, and the answer; or the whole episode."""
+    """All up to the first search that is learned; or to the last one, and to the answer where that found nothing;
+    searches and what is read or answered then, where there are hits to choose from; the last read, which is not learned
+    here, and the answer; or the whole episode."""
     kinds: frozenset[str] = frozenset()
     """Of questions that are practised so; all, where none is named."""
 
@@ -213,6 +216,18 @@ EPISODES = (Form(0.3, "question", 3), Form(0.3, "told", 5), Form(0.4, "whole", 1
 """What is practised then."""
 REMINDERS = (Form(0.5, "question", 4, "answer"), Form(0.5, "question", 4, "answer", _HARD))
 """What is practised beside episodes of one that errs, so that how to take an answer from a text is not lost."""
+UNFAMILIAR = (
+    Form(0.1, "question", 4, "searches"),
+    Form(0.02, "told", 5, "searches"),
+    Form(0.01, "whole", 10, "searches"),
+)
+"""What is practised then too, with questions in words of any message: to search for what is asked about. One that only
+knows the questions of invented mail searches for what those would name, whatever it is asked."""
+_OPENINGS = ("Who", "What", "When", "Where", "Which", "Why", "How", "How many", "Did", "Does", "Is", "Has", "What did")
+_SENTENCE = re.compile(r"[A-Z][^.?!:;\n<>]{20,100}")
+_WORD = re.compile(r"[^\W\d_]{4,}")
+_NAME = re.compile(r"[A-Z][\w'\u2019-]+(?: [A-Z][\w'\u2019-]+)*")
+_ODD, _ODD_WORDS, _ODD_TOKENS = 0.5, (1, 3), (2, 4)  # how often it is about a name that nobody has, and its length
 _DOCUMENT_SHARE = 0.2
 _BLOT = 0.1  # how often an episode ends with a stray token in a call, which is not learned, but how to go on after it
 _AT_ONCE, _REPEATED = 0.5, 0.5  # of those: where a text begins, and else by repeating what was said
@@ -272,14 +287,53 @@ class Practice:
                 dice = Dice(self.seed, "episode" if errs else "skill", scenario.id, str(number))
                 if not dice.chance(form.share) or (form.kinds and scenario.kind not in form.kinds):
                     continue
-                environment, teacher = self._begun(company, scenario, dice, errs=errs)
-                turns = _part(list(_played(environment, teacher, form, dice)), form.part)
-                if turns:
-                    name = "".join(dice.pick(string.ascii_lowercase) for _ in range(dice.between(*_DOMAIN)))
-                    renamed = Renamed(company.domain, name + dice.pick(_DOMAIN_ENDS))
-                    example, is_cut = self._example(self._prompt(environment, form, renamed), turns, renamed, dice)
-                    is_whole = form.part == "whole" and not is_cut
-                    yield Lesson(scenario, form, example, is_whole, teacher.slips, renamed.other)
+                yield from self._lesson(company, *self._begun(company, scenario, dice, errs=errs), form, dice)
+
+    def unfamiliar(self, company: Company, forms: Sequence[Form]) -> Iterator[Lesson]:
+        """Searches for what a question is about that is made of a sentence of any message, in some of the forms."""
+        last = {str(each.inbox_address): each for each in company.mail.scenarios}
+        anything = frozenset(message["message_id"] for message in company.mail.messages)
+        for message in company.mail.messages:
+            inbox = next((each for each in (message["from"], *message["to"], *message["cc"]) if each in last), None)
+            for number, form in enumerate(forms):
+                dice = Dice(self.seed, "unfamiliar", message["message_id"], str(number))
+                made = self._made_up(message["body"], dice) if inbox and dice.chance(form.share) else None
+                if made and inbox:
+                    question, about = made
+                    changed = {"question": question, "message_ids": (message["message_id"],)}
+                    scenario = last[inbox].model_copy(update=changed)
+                    environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
+                    teacher = Teacher(scenario, Background(about, "", (), ()), anything, MAIL, dice, errs=False)
+                    yield from self._lesson(company, environment, teacher, form, dice)
+
+    def _made_up(self, body: str, dice: Dice) -> tuple[str, str] | None:
+        """A question of a sentence, and what it is about: the longest name in it, or else the longest word."""
+        sentences = _SENTENCE.findall(body)
+        if not sentences:
+            return None
+        first, _, rest = dice.pick(sentences).partition(" ")
+        about = max(_NAME.findall(rest) or _WORD.findall(rest), key=len, default="")
+        if not about:
+            return None
+        if dice.chance(_ODD):
+            odd = " ".join(
+                self.tokenizer.decode([dice.pick(self._words) for _ in range(dice.between(*_ODD_TOKENS))]).capitalize()
+                for _ in range(dice.between(*_ODD_WORDS))
+            )
+            rest, about = rest.replace(about, odd), odd
+        return f"{dice.pick(_OPENINGS)} {first.lower()} {rest.strip()}?", about
+
+    def _lesson(
+        self, company: Company, environment: Environment, teacher: Teacher, form: Form, dice: Dice
+    ) -> Iterator[Lesson]:
+        """What the expert does, in one form; nothing where that has no such part."""
+        turns = _part(list(_played(environment, teacher, form, dice)), form.part)
+        if turns:
+            name = "".join(dice.pick(string.ascii_lowercase) for _ in range(dice.between(*_DOMAIN)))
+            renamed = Renamed(company.domain, name + dice.pick(_DOMAIN_ENDS))
+            example, is_cut = self._example(self._prompt(environment, form, renamed), turns, renamed, dice)
+            is_whole = form.part == "whole" and not is_cut
+            yield Lesson(environment.scenario, form, example, is_whole, teacher.slips, renamed.other)
 
     def _begun(self, company: Company, scenario: Scenario, dice: Dice, *, errs: bool) -> tuple[Environment, Teacher]:
         background = company.mail.backgrounds[scenario.id]
@@ -365,6 +419,10 @@ def _part(turns: Sequence[_Turn], part: Part) -> Sequence[_Turn]:
     match part:
         case "search":
             return turns[: turns.index(learned[0]) + 1]
+        case "searches" if searches and listed(searches[-1].result):
+            return turns[: turns.index(searches[-1]) + 1]
+        case "searches":
+            return turns
         case "choice" if searches and len(listed(searches[-1].result)) > 1:
             return learned[: len(searches) + 1]
         case "choice":
