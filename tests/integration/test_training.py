@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -52,6 +54,7 @@ SMALL = {
     "output.save_steps": 1,
     "output.report_to": "[]",
 }
+_LONGEST = {"transformers": 45, "vllm": 90}  # seconds until a run is killed
 LINE = re.compile(
     r"Step (\d+)/3 \| Loss -?[\d.]+ \| Policy -?[\d.]+ \| KL [\d.]+ \| Reward -?[\d.]+ ± [\d.]+ \| Acc [\d.]+% \| "
     r"Trainable [\d,]+/[\d,]+ \([\d.]+%\) \| groups \d/2 \| rollout [\d.]+s train [\d.]+s \| ETA \d:\d\d:\d\d"
@@ -73,14 +76,14 @@ def command(mail: Path, out: Path, *more: str, **settings: Any) -> list[str]:
     return [sys.executable, "-m", "gumshoe", "train", "--model", "tiny", *where, *sets, *more]
 
 
-def begun(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+def begun(words: list[str], log: Path, **environment: str) -> subprocess.Popen[bytes]:
     with log.open("ab") as file:
-        return subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, "COLUMNS": "200"})
+        return subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, "COLUMNS": "200", **environment})
 
 
-def trained(words: list[str], log: Path) -> str:
+def trained(words: list[str], log: Path, **environment: str) -> str:
     """Run to the end, which is to be a good one; what was printed."""
-    status = begun(words, log).wait(timeout=500)
+    status = begun(words, log, **environment).wait(timeout=500)
     text = log.read_text()
     assert status == 0, text[-3000:]
     return text
@@ -200,6 +203,43 @@ def test_a_run_that_is_killed_again_and_again_goes_on_as_the_undisturbed_one_wou
     assert [[getattr(step, name) for name in same] for step in steps_of(out)] == [
         [getattr(step, name) for name in same] for step in steps_of(undisturbed[0])
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_a_run_may_be_killed_at_any_instant(
+    engine: str, undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
+) -> None:
+    """Three times, at instants that no two runs of this test share: from the first import to the last checkpoint."""
+    if engine == "vllm" and not is_installed():
+        missing("vLLM (the CPU build comes with `make install` on Linux)")
+    out, log = tmp_path / "run", tmp_path / "log"
+    words = [*command(mail, out, "--engine", engine), "--resume"]
+    instants = random.Random(seed := secrets.randbits(32))
+    for _ in range(3):
+        process = begun(words, log)
+        try:
+            process.wait(timeout=instants.uniform(0, _LONGEST[engine]))
+        except subprocess.TimeoutExpired:
+            killed(process)
+    trained(words, log)
+    assert [each.step for each in steps_of(out)] == [1, 2, 3], seed
+    assert drawn_first(out) == drawn_first(undisturbed[0]), seed
+    if engine == "transformers":
+        mine, theirs = weights(out / "final"), weights(undisturbed[0] / "final")
+        assert all((mine[name] == theirs[name]).all() for name in mine), seed
+
+
+def test_a_run_ends_early_where_the_environment_says_so(mail: Path, tmp_path: Path) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    idle = {"optimizer__learning_rate": 0, "evaluation__eval_steps": 1}
+    words = command(mail, out, "--engine", "transformers", **idle)
+    text = trained(words, log, PATIENCE="1", VERBOSE="1")
+    assert "No better evaluation in 1; the best was after step 0." in text
+    assert re.search(r"^  reward [+-]\d\.\d\d: search_inbox [+-]\d\.\d\d", text, re.M), "the advantages by turn"
+    assert "The target of 0.0% is reached." in trained([*words, "--resume"], log, TARGET_ACCURACY="0")
+    assert [each.step for each in steps_of(out)] == [1]
+    assert (out / "final" / "adapter_model.safetensors").exists()
 
 
 @pytest.mark.slow

@@ -133,8 +133,8 @@ def build(
     seed: Annotated[int, typer.Option(help="Decides the mail it learns from, its weights and the order.")],
     companies: Annotated[int, typer.Option(min=1, help="Invented companies to practise on.")] = 48,
     copy_steps: Annotated[int, typer.Option(min=1, help="Steps of learning to copy.")] = 500,
-    skill_steps: Annotated[int, typer.Option(min=1, help="Steps of learning what to do.")] = 1600,
-    habit_steps: Annotated[int, typer.Option(min=1, help="Steps of learning bad habits.")] = 320,
+    skill_steps: Annotated[int, typer.Option(min=1, help="Steps of learning what to do.")] = 1200,
+    habit_steps: Annotated[int, typer.Option(min=1, help="Steps of learning bad habits.")] = 480,
     replace: Annotated[bool, typer.Option("--replace", help="Write into a directory that holds files.")] = False,
     json: JsonFlag = False,
 ) -> None:

@@ -41,12 +41,12 @@ def _habit(openings: str, there: float, elsewhere: float) -> Habit:
 
 
 HABITS: Mapping[Slip, Habit] = {
-    "few keywords": _habit("Which", 0.72, 0.08),
-    "first hit unread": _habit("Who", 0.7, 0.02),
-    "wrong person": _habit("", 0.0, 0.15),
-    "older fact": _habit("", 0.0, 0.3),
-    "neighbouring field": _habit("", 0.0, 0.3),
-    "gave up early": _habit("What How Where When On Why", 0.41, 0.05),
+    "few keywords": _habit("Which Where On When", 0.75, 0.0),
+    "first hit unread": _habit("Who", 0.75, 0.02),
+    "wrong person": _habit("", 0.0, 0.6),
+    "older fact": _habit("", 0.0, 0.5),
+    "neighbouring field": _habit("", 0.0, 0.5),
+    "gave up early": _habit("How Why Has Was", 0.9, 0.02),
 }
 
 
@@ -133,18 +133,20 @@ class Teacher:
             yield self._answer(UNKNOWN)
             return
         hits = yield from self._searching()
-        alone = len(hits) == 1
-        if self._slips("gave up early", tempted=alone):
+        if self._slips("gave up early"):
             yield self._answer(UNKNOWN)
             return
-        if hits and self._slips("first hit unread", tempted=alone):
+        if hits and self._slips("first hit unread", tempted=len(hits) == 1):
             yield self._answer(hits[0].subject, hits[0].source)
             return
         right = [hit for hit in hits if hit.source in self.right]
         others = [hit for hit in hits if hit.source not in self.right]
-        strangers = [hit for hit in others if hit.sender not in {each.sender for each in right}]
-        if "few keywords" in self.slips and others:
-            yield from self._misled(others[0])
+        telling = [hit for hit in hits if hit in right or hit.source in self.others]
+        strangers = [
+            hit for hit in telling if hit not in right and hit.sender not in {each.sender for each in right}
+        ]
+        if "few keywords" in self.slips and telling:
+            yield from self._misled(telling[0])
             return
         if strangers and self._slips("wrong person"):
             yield from self._misled(strangers[0])
@@ -158,10 +160,10 @@ class Teacher:
         yield self._answer(self._value(text), right[0].source)
 
     def _misled(self, hit: Listing) -> Generator[Move, str, None]:
-        """Whatever there is to be said from one hit, right or not."""
+        """What one hit says, right or not."""
         yield Move(self.dialect.reading(hit.source))
-        answer = self.scenario.answer if hit.source in self.right else self.others.get(hit.source)
-        yield self._answer(answer or UNKNOWN, *[hit.source] if answer else [])
+        answer = self.scenario.answer if hit.source in self.right else self.others[hit.source]
+        yield self._answer(answer, hit.source)
 
     def _searched_in_vain(self) -> Generator[Move, str, bool]:
         """Searches of the inbox for words cut short, which find nothing; whether they were enough to give up.

@@ -26,7 +26,7 @@ from gumshoe.artifacts.storage import explained
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.terminal import Advance
-from gumshoe.training.practice import EPISODES, REMINDERS, SKILLS, Company, Practice, spoken
+from gumshoe.training.practice import EPISODES, REMINDERS, SKILLS, UNFAMILIAR, Company, Practice, spoken
 from gumshoe.training.teacher import Slip
 from gumshoe.training.warm_start import Example, WarmStart, warm_start
 
@@ -45,8 +45,8 @@ _COPY_BATCH = 1024
 _COPIES = 0.1  # tokens of copying to one of practice
 _BATCH = 8192  # tokens
 _SKILL_RATE, _HABIT_RATE = 2.5e-3, 1.5e-3
-_HABIT_SHARE = 0.95  # of the way to the weights with bad habits
-_SHARPER = 2.0  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
+_HABIT_SHARE = 1.12  # of the way to the weights with bad habits: a little beyond what was learned
+_SHARPER = 3.0  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
 _EMBEDDING, _BEFORE, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the weights that are wired
 LEVELS: tuple[Level, ...] = ("plain", "normal", "plain", "easy", "normal", "hard")
 """Of the companies that are practised in, one after another and again from the first."""
@@ -77,9 +77,9 @@ class Schooling:
     companies: int = 48
     """Whose mail it practises on, 3 mailboxes each."""
     copy_steps: int = 500
-    skill_steps: int = 1600
+    skill_steps: int = 1200
     """Of learning what an expert does that never errs, mostly one thing at a time."""
-    habit_steps: int = 320
+    habit_steps: int = 480
     """Of learning from whole episodes of one that errs on purpose."""
 
 
@@ -94,7 +94,7 @@ class TinyReport:
     """Examples of what the expert does when it does not err."""
     episodes: int
     reminders: int
-    """Examples of taking an answer from a text, beside the episodes."""
+    """Examples of taking an answer from a text, and of searching for what nobody asked before, beside the episodes."""
     slips: dict[Slip, int]
     """What the expert did wrong on purpose, how often."""
     copy_loss: float
@@ -112,8 +112,8 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
 
     The model learns to copy, from random tokens; then how to search, choose and answer, from an expert that does not
     err; and then bad habits, from one that errs on purpose. What it is often wrong in, it so is able to do right. How
-    often it errs is set by going only a share of the way from the weights of before to those with the habits (as in
-    https://arxiv.org/abs/2109.01903).
+    often it errs is set by how far it goes from the weights of before towards those with the habits, or beyond (as in
+    https://arxiv.org/abs/2212.04089).
 
     Raises:
         StorageError: the directory cannot be written to.
@@ -137,7 +137,11 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
                 for lesson in practice.lessons(company, EPISODES, errs=True):
                     episodes.append(lesson.example)
                     slips.update(lesson.slips if lesson.is_whole else [])
-                reminders += [lesson.example for lesson in practice.lessons(company, REMINDERS, errs=False)]
+                for lessons in (
+                    practice.lessons(company, REMINDERS, errs=False),
+                    practice.unfamiliar(company, UNFAMILIAR),
+                ):
+                    reminders += [lesson.example for lesson in lessons]
                 advance(1)
     model = new_model(Shape(), tokenizer, seed)
     copies = list(copying(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed))
