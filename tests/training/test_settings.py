@@ -47,6 +47,7 @@ def test_every_name_that_users_of_such_scripts_know_is_read() -> None:
     assert found.output.verbose
     assert found.evaluation.patience is None
     assert (found.model.name, found.directory) == ("7", Path("9")), "a name of digits is a name"
+    assert resolve(None, {"lora.start": "null"}, {}).settings.lora.start is None
 
 
 def test_what_is_printed_is_a_configuration_of_the_same_settings(tmp_path: Path) -> None:
@@ -75,6 +76,7 @@ def test_the_command_prints_settings_and_where_they_come_from(
         ({"optimizer.learningrate": "1"}, "optimizer.learningrate: extra inputs are not permitted"),
         ({"optimizer.beta": "[1"}, "optimizer.beta cannot be '[1' (from flag)"),
         ({"rollouts.num_generations": "1"}, "rollouts.num_generations: input should be greater than or equal to 2"),
+        ({"rollouts.temperature": "2.1"}, "rollouts.temperature: input should be less than or equal to 2 (from flag)"),
         ({"mode": "fast"}, "mode: input should be 'masked', 'rollout' or 'simple' (from flag)"),
     ],
 )

@@ -111,7 +111,9 @@ class RolloutSettings(Section):
     )
     max_turns: Annotated[int, Env("MAX_TURNS")] = Field(10, ge=1, description="most turns of an episode")
     max_tokens: Annotated[int, Env("MAX_TOKENS")] = Field(512, ge=8, description="most tokens of a turn")
-    temperature: Annotated[float, Env("TEMPERATURE")] = Field(1.0, gt=0, description="of sampling; also in training")
+    temperature: Annotated[float, Env("TEMPERATURE")] = Field(
+        1.0, gt=0, le=2, description="of sampling; also in training"
+    )
     min_group_std: Annotated[float, Env("MIN_GROUP_STD")] = Field(
         0.01, ge=0, description="groups whose rewards have a smaller standard deviation teach nothing and are dropped"
     )
@@ -388,8 +390,8 @@ def _value(settings: BaseModel, name: str) -> Any:
 
 
 def _read(text: str, name: str, origin: str) -> Any:
-    """A value that was written as text; empty is none."""
-    if name in ("model.name", "lora.start", "output.directory"):
+    """A value that was written as text; empty is none, and so is null."""
+    if name in ("model.name", "lora.start", "output.directory") and text not in ("", "null"):
         return text
     try:
         value = yaml.safe_load(text)

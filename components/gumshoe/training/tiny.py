@@ -46,7 +46,7 @@ _COPIES = 0.1  # tokens of copying to one of practice
 _BATCH = 8192  # tokens
 _SKILL_RATE, _HABIT_RATE = 2.5e-3, 1.5e-3
 _HABIT_SHARE = 1.12  # of the way to the weights with bad habits: a little beyond what was learned
-_SHARPER = 3.0  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
+_SHARPER = 2.8  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
 _EMBEDDING, _BEFORE, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the weights that are wired
 LEVELS: tuple[Level, ...] = ("plain", "normal", "plain", "easy", "normal", "hard")
 """Of the companies that are practised in, one after another and again from the first."""
