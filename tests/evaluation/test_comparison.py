@@ -51,6 +51,13 @@ def test_pairs_tell_more_than_two_intervals_do() -> None:
     assert found.p_value < 0.01
 
 
+@pytest.mark.parametrize(("right", "before", "of"), [(206, 110, 240), (94, 90, 200), (53, 50, 150)])
+def test_a_gain_is_what_was_counted(right: int, before: int, of: int) -> None:
+    candidate, baseline = ("+" * each + "-" * (of - each) for each in (right, before))
+    found = compared(result(answers(candidate, "new")), result(answers(baseline, "old")))
+    assert found.accuracy.difference == (right - before) / of
+
+
 def test_of_several_episodes_of_a_question_the_means_are_compared() -> None:
     candidate = [prediction(1, policy="new", sample=n, correct=n < 2, reward=float(n)) for n in range(3)]
     baseline = [prediction(1, policy="old", sample=n, correct=n < 1, reward=1.0) for n in range(2)]

@@ -31,7 +31,7 @@ class Quoting:
     """What quotes an inbox, or may."""
 
     place: str
-    """The artifact, or the directory that a step left, below the storage's root."""
+    """The artifact, or the directory that a step left, below the storage's root; "." is all that lies there."""
     is_named: bool
     """The mark names the inbox; otherwise it may be anybody's mail."""
     keys: tuple[str, ...]
@@ -52,14 +52,15 @@ def find_quoting(storage: Storage, inbox: str) -> list[Quoting]:
             continue
         text, _ = storage.read(entry.key)
         inboxes = _inboxes(text)
-        if inboxes is not None and inbox not in inboxes:
+        if inboxes is not None and inbox.casefold() not in inboxes:
             continue
         artifact = _ARTIFACT.fullmatch(entry.key)
         # A step's directory holds that of each of its outputs, and what it said of them.
-        place = artifact["place"] if artifact else "/".join(entry.key.split("/")[:-2])
-        below = list(storage.entries(f"{place}/"))
+        folders = entry.key.split("/")[:-1]
+        place = artifact["place"] if artifact else "/".join(folders[:-1] or folders)
+        below = list(storage.entries(f"{place}/" if place else ""))
         keys = sorted((each.key for each in below), key=lambda key: (not key.endswith(f"/{MANIFEST}"), key))
-        found[place] = Quoting(place, inboxes is not None, tuple(keys), sum(each.size for each in below))
+        found[place] = Quoting(place or ".", inboxes is not None, tuple(keys), sum(each.size for each in below))
     return list(found.values())
 
 
@@ -73,6 +74,6 @@ def _inboxes(text: bytes) -> frozenset[str] | None:
     """Whose mail it is; None where that is not said, or cannot be read."""
     try:
         named = json.loads(text)["inboxes"]
-        return None if named is None else frozenset(map(str, named))
+        return None if named is None else frozenset(str(each).casefold() for each in named)
     except (ValueError, KeyError, TypeError):
         return None

@@ -50,8 +50,15 @@ def compared(candidate: PolicyResult, baseline: PolicyResult, level: float = 0.9
 
 def _difference(candidate: Numbers, baseline: Numbers, level: float) -> Difference:
     low, high = paired_difference(candidate, baseline, level=level)
-    ours, theirs = float(np.mean(candidate)), float(np.mean(baseline))
-    return Difference(candidate=ours, baseline=theirs, difference=ours - theirs, low=low, high=high)
+    ours, theirs = np.asarray(candidate, float), np.asarray(baseline, float)
+    return Difference(
+        candidate=float(np.mean(ours)),
+        baseline=float(np.mean(theirs)),
+        # Of the pairs, since a gain of 96 of 240 is 0.4, and 206 / 240 - 110 / 240 is not.
+        difference=float(np.mean(ours - theirs)),
+        low=low,
+        high=high,
+    )
 
 
 def _beaten(rewards: Sequence[float], control: Sequence[float]) -> float:

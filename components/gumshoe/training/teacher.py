@@ -142,9 +142,7 @@ class Teacher:
         right = [hit for hit in hits if hit.source in self.right]
         others = [hit for hit in hits if hit.source not in self.right]
         telling = [hit for hit in hits if hit in right or hit.source in self.others]
-        strangers = [
-            hit for hit in telling if hit not in right and hit.sender not in {each.sender for each in right}
-        ]
+        strangers = [hit for hit in telling if hit not in right and hit.sender not in {each.sender for each in right}]
         if "few keywords" in self.slips and telling:
             yield from self._misled(telling[0])
             return
