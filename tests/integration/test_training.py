@@ -237,7 +237,7 @@ def test_a_run_ends_early_where_the_environment_says_so(mail: Path, tmp_path: Pa
     text = trained(words, log, PATIENCE="1", VERBOSE="1")
     assert "No better evaluation in 1; the best was after step 0." in text
     assert re.search(r"^  reward [+-]\d\.\d\d: search_inbox [+-]\d\.\d\d", text, re.M), "the advantages by turn"
-    assert "The target of 0.0% is reached." in trained([*words, "--resume"], log, TARGET_ACCURACY="0")
+    assert "The target of 1.0% is reached." in trained([*words, "--resume"], log, TARGET_ACCURACY="0.01")
     assert [each.step for each in steps_of(out)] == [1]
     assert (out / "final" / "adapter_model.safetensors").exists()
 
