@@ -157,6 +157,7 @@ class MailIndex:
         # The file never changes, and the episodes of a group, or the turns of one, ask for the same.
         self._hits = lru_cache(_RESULTS)(self._find_hits)
         self._message = lru_cache(_RESULTS)(self._find_message)
+        self._phrase = lru_cache(_CACHED)(self._quoted)
         self._address = lru_cache(_CACHED)(self._find_address)
         self._text = lru_cache(_CACHED)(self._find_text)
         self._size = lru_cache(_CACHED)(self._find_size)
@@ -289,7 +290,7 @@ class MailIndex:
         with self._explained():
             return list(self._connection().execute("SELECT place, reason, detail FROM unreadable"))
 
-    def _phrase(self, keyword: str) -> str:
+    def _quoted(self, keyword: str) -> str:
         """A keyword as a quoted phrase of the query language: nothing in it is an operator."""
         words = clean(keyword)
         if len(words) > MAX_KEYWORD:
