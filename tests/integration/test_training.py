@@ -230,6 +230,7 @@ def test_a_run_may_be_killed_at_any_instant(
         assert all((mine[name] == theirs[name]).all() for name in mine), seed
 
 
+@pytest.mark.slow
 def test_a_run_ends_early_where_the_environment_says_so(mail: Path, tmp_path: Path) -> None:
     out, log = tmp_path / "run", tmp_path / "log"
     idle = {"optimizer__learning_rate": 0, "evaluation__eval_steps": 1}

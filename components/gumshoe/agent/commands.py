@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from gumshoe.agent.policy import HIGHEST_TEMPERATURE
 from gumshoe.errors import RefusedError, UnavailableError, UsageError
 from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
 
@@ -43,7 +44,7 @@ def run(
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many scenarios.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each scenario: a group.")] = 1,
     seed: Annotated[int, typer.Option(help="Decides what is sampled, where the policy does as it is told.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0, max=HIGHEST_TEMPERATURE, help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of probability that is sampled from.")] = 1.0,
     max_turns: Annotated[int, typer.Option(min=1, help="Most turns of an episode.")] = 10,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,

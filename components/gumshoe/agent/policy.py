@@ -7,6 +7,10 @@ from typing import Literal, Protocol
 from gumshoe.errors import UnavailableError
 
 
+HIGHEST_TEMPERATURE = 2.0
+"""vLLM, as the API that it speaks, takes no higher one."""
+
+
 class PolicyError(UnavailableError):
     """A policy gave no answer, or none that can be used: a failure of infrastructure, never of the model."""
 
@@ -16,7 +20,7 @@ class Sampling:
     """How tokens are sampled. All of it is sent with each request, whatever a model's own defaults are."""
 
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy; at most `HIGHEST_TEMPERATURE`."""
     top_p: float = 1.0
     top_k: int = 0
     """0 is no limit."""

@@ -253,7 +253,7 @@ def forget(
     from gumshoe.artifacts.private import forget as remove
 
     opened = _store(store)
-    found = find_quoting(opened.storage, inbox.strip().casefold())
+    found = find_quoting(opened.storage, inbox.strip())
     if yes:
         remove(opened.storage, found)
     if json:

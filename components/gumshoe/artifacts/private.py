@@ -41,7 +41,7 @@ class Quoting:
 
 
 def find_quoting(storage: Storage, inbox: str) -> list[Quoting]:
-    """What bears a mark that names an inbox, or that names none.
+    """What bears a mark that names an inbox, in whatever case, or that names none.
 
     Raises:
         StorageError, UnavailableError: it could not be read.

@@ -9,6 +9,7 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from gumshoe.agent.policy import HIGHEST_TEMPERATURE
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
 
@@ -44,7 +45,8 @@ def run_evaluation(
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each scenario, for pass@k and spread.")] = 1,
     seed: Annotated[int, typer.Option(help="Decides what is sampled, of token policies that do as told.")] = 0,
     temperature: Annotated[
-        float | None, typer.Option(min=0, max=2, help="Greedy (0) unless given, or 1 with several samples.")
+        float | None,
+        typer.Option(min=0, max=HIGHEST_TEMPERATURE, help="Greedy (0) unless given, or 1 with several samples."),
     ] = None,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of probability that is sampled from.")] = 1.0,
     max_turns: Annotated[int, typer.Option(min=1, help="Most turns of an episode.")] = 10,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from gumshoe.agent.episode import EpisodeLimits
-from gumshoe.agent.policy import Sampling
+from gumshoe.agent.policy import HIGHEST_TEMPERATURE, Sampling
 from gumshoe.artifacts.storage import NotFoundError, open_uri
 from gumshoe.errors import UsageError, faults_of
 from gumshoe.rewards.combining import Way
@@ -112,7 +112,7 @@ class RolloutSettings(Section):
     max_turns: Annotated[int, Env("MAX_TURNS")] = Field(10, ge=1, description="most turns of an episode")
     max_tokens: Annotated[int, Env("MAX_TOKENS")] = Field(512, ge=8, description="most tokens of a turn")
     temperature: Annotated[float, Env("TEMPERATURE")] = Field(
-        1.0, gt=0, le=2, description="of sampling; also in training"
+        1.0, gt=0, le=HIGHEST_TEMPERATURE, description="of sampling; also in training"
     )
     min_group_std: Annotated[float, Env("MIN_GROUP_STD")] = Field(
         0.01, ge=0, description="groups whose rewards have a smaller standard deviation teach nothing and are dropped"
