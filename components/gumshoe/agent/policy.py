@@ -6,7 +6,6 @@ from typing import Literal, Protocol
 
 from gumshoe.errors import UnavailableError
 
-
 HIGHEST_TEMPERATURE = 2.0
 """vLLM, as the API that it speaks, takes no higher one."""
 

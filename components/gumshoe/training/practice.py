@@ -295,10 +295,12 @@ class Practice:
         anything = frozenset(message["message_id"] for message in company.mail.messages)
         for message in company.mail.messages:
             inbox = next((each for each in (message["from"], *message["to"], *message["cc"]) if each in last), None)
+            if inbox is None:
+                continue
             for number, form in enumerate(forms):
                 dice = Dice(self.seed, "unfamiliar", message["message_id"], str(number))
-                made = self._made_up(message["body"], dice) if inbox and dice.chance(form.share) else None
-                if made and inbox:
+                made = self._made_up(message["body"], dice) if dice.chance(form.share) else None
+                if made:
                     question, about = made
                     changed = {"question": question, "message_ids": (message["message_id"],)}
                     scenario = last[inbox].model_copy(update=changed)
