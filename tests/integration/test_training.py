@@ -40,6 +40,7 @@ pytestmark = pytest.mark.timeout(600)
 STEPS = 3
 SMALL = {
     "rollouts.num_generations": 4,
+    "rollouts.temperature": 2,  # as configs/tiny.yaml has it: at 1 the answers to one question are much the same
     "optimizer.per_device_train_batch_size": 4,
     "optimizer.gradient_accumulation_steps": 2,
     "optimizer.learning_rate": 1e-3,
@@ -286,8 +287,8 @@ def test_the_mode_rollout_learns_from_injected_tokens_too_here_with_ruler_as_the
 
 def test_the_mode_simple_learns_from_first_turns_alone(mail: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    hot = {"rollouts__temperature": 2, "optimizer__gradient_accumulation_steps": 6}  # first turns are much the same
-    words = command(mail, out, "--engine", "transformers", "--mode", "simple", optimizer__max_steps=2, **hot)
+    more = {"optimizer__max_steps": 2, "optimizer__gradient_accumulation_steps": 6}  # first turns are much the same
+    words = command(mail, out, "--engine", "transformers", "--mode", "simple", **more)
     text = trained(words, tmp_path / "log")
     found = steps_of(out)
     assert [each.step for each in found] == [1, 2]
