@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httpx
+import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from gumshoe.agent.policy import Completion, PolicyError, Sampling
@@ -18,6 +19,7 @@ _TRY_AGAIN = {408, 409, 425, 429}
 _GONE = {502, 503}  # what a proxy says whose server is not there, and a server that is not ready
 _NEVER = {501, 505}  # of all that begin with a 5, those that no second try helps
 
+_JSON = {"Content-Type": "application/json"}
 _MOST_IDS = 1 << 31
 _PROBED = 16  # tokens: a model is not sure of all of them
 _SURE = -1e-3  # of a token, where no other could be sampled
@@ -262,7 +264,7 @@ class VLLMPolicy:
         """The answer of one server to one try."""
         try:
             async with asyncio.timeout(self._limits.deadline):
-                response = await client.post("/v1/completions", json=request)
+                response = await client.post("/v1/completions", content=orjson.dumps(request), headers=_JSON)
         except TimeoutError:
             raise _TryAgainError(f"{client.base_url} did not answer in {self._limits.deadline:g} seconds") from None
         except httpx.RequestError as error:

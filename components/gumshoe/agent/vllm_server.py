@@ -26,7 +26,12 @@ BASE = "base"
 _LAST_LINES = 15  # of the log, in errors
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM has room for
 _PORT_PATIENCE = 5.0  # seconds for a server that was killed to let go of its port
-_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+_CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the scheduler is a process of its own, which waits by spinning
+}
+_CPU_BLOCK = "32"  # tokens of a prompt that are remembered together: the fewest that its attention takes, not 128
 
 
 class ServerError(UnavailableError):
@@ -190,9 +195,10 @@ class VLLMServer:
             "--generation-config": "vllm",
             "--logprobs-mode": "processed_logprobs",
         }
-        switches = ["--enable-lora"]
+        switches = ["--enable-lora", "--disable-uvicorn-access-log"]
         if _is_cpu_build():
-            arguments["--dtype"] = "float32" if options.dtype == "auto" else options.dtype
+            dtype = "float32" if options.dtype == "auto" else options.dtype
+            arguments |= {"--dtype": dtype, "--block-size": _CPU_BLOCK}
             switches.append("--enforce-eager")
         else:
             arguments |= {"--dtype": options.dtype, "--gpu-memory-utilization": str(options.gpu_memory)}
