@@ -1,10 +1,13 @@
 """Checkpoints in a store: sent while a run goes on, and taken up where nothing is."""
 
+import errno
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from gumshoe.artifacts.pruning import remove
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.training import keeping
@@ -134,6 +137,48 @@ def test_a_place_that_another_run_has_is_refused(uri: str, run: Path) -> None:
         pass
     with pytest.raises(UsageError, match=r"holds the checkpoints of a run; go on with it \(--resume\)"):
         CheckpointStore(uri, 2).check_free()
+
+
+def test_checkpoints_that_were_pruned_are_not_taken_for_a_run_that_never_was(
+    uri: str, run: Path, tmp_path: Path
+) -> None:
+    save(run, "checkpoint-1", "step 1")
+    with CheckpointStore(uri, 2).sending(run, 1):
+        pass
+    store = Store(uri)
+    for each in store.list(KIND):
+        remove(store, each)
+    (other := tmp_path / "other").mkdir()
+    with pytest.raises(UsageError, match=r"were pruned, .* begin a run of another id"):
+        CheckpointStore(uri, 2).restore(other)
+
+
+def test_where_files_cannot_be_linked_they_are_copied(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "this file system has no links")
+
+    monkeypatch.setattr("os.link", refuse)
+    save(run, "checkpoint-1", "step 1")
+    uri = (tmp_path / "store").as_uri()
+    with CheckpointStore(uri, 2).sending(run, 1):
+        pass
+    assert versions(uri) == ["001-000001"]
+
+
+def test_a_disk_that_is_full_meanwhile_ends_no_run(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = (tmp_path / "store").as_uri()
+    save(run, "checkpoint-1", "step 1")
+    with CheckpointStore(uri, 2).sending(run, 1), monkeypatch.context() as full:
+        full.setattr(keeping, "_link", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
+        deadline = time.monotonic() + 20
+        while "a checkpoint is not in the store yet" not in capsys.readouterr().err:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert versions(uri) == ["001-000001"]
 
 
 def test_a_store_that_comes_back_has_everything_in_the_end(

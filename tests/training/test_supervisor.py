@@ -3,15 +3,24 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gumshoe.agent.vllm_server import ServerError
-from gumshoe.errors import UnavailableError
-from gumshoe.training.supervisor import _watched
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.training.supervisor import _begun, _watched
+
+SAVING = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print(flush=True)
+sys.stdin.read()
+"""
 
 
 class Ending:
@@ -30,6 +39,14 @@ class Ending:
 
     def last_words(self) -> str:
         return "these"
+
+
+class _EndingWithUs(Ending):
+    """Ends as this process is asked to."""
+
+    def is_running(self) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False
 
 
 @pytest.fixture
@@ -76,3 +93,24 @@ def test_who_is_asked_to_end_while_a_server_is_started_again_does_not_wait_for_i
     with pytest.raises(UnavailableError, match="asked to end while vLLM was started again; go on with --resume"):
         watched(tmp_path, trainer, Ending(restarted))
     assert trainer.poll() == -signal.SIGTERM
+
+
+def test_who_is_asked_to_end_starts_no_server_again(tmp_path: Path) -> None:
+    """All of a service's processes are told at once, and the trainer is still saving."""
+    with subprocess.Popen([sys.executable, "-c", SAVING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        server = _EndingWithUs(lambda _: True)
+        assert watched(tmp_path, process, server) == 75
+    assert server.restarts == 0
+
+
+@pytest.mark.parametrize("name", ["checkpoint-500", "runs", "best_model"])
+def test_a_directory_with_something_else_s_files_is_left_alone(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    wanted: Any = SimpleNamespace(directory=tmp_path)
+    with pytest.raises(UsageError, match=f"holds {name}, of something else; choose another --out"):
+        _begun(wanted, replace_run=False)
+    assert (tmp_path / name).exists()
+    _begun(wanted, replace_run=True)
+    assert not (tmp_path / name).exists()

