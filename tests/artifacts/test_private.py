@@ -51,7 +51,6 @@ def test_a_mark_that_cannot_be_read_may_be_anybody_s(store: Store, tmp_path: Pat
 
 @pytest.mark.parametrize("below", ["", "report/", "steps/evaluate/report/"])
 def test_what_a_step_left_on_a_disk_goes_whole(tmp_path: Path, below: str) -> None:
-    """Of a step, what its outputs hold and what it said of them; of a directory by itself, what is in it."""
     left = tmp_path / "left"
     write_files(left, {f"{below}page": b"Dear Ana"})
     mark(left / below, [ANA])
@@ -59,6 +58,17 @@ def test_what_a_step_left_on_a_disk_goes_whole(tmp_path: Path, below: str) -> No
     (found,) = find_quoting(store.storage, ANA)
     forget(store.storage, [found])
     assert [path for path in left.rglob("*") if path.is_file()] == []
+
+
+def test_what_a_step_wrote_beside_it_goes_too_and_nothing_else_that_lies_there(tmp_path: Path) -> None:
+    write_files(tmp_path, {"run/made/page": b"Dear Ana", "run/report": b"Dear Ana", "run/report2": b"", "store/a": b""})
+    mark(tmp_path / "run" / "made", [ANA], beside=["report", "metrics"])
+    store = Store(tmp_path.as_uri())
+    (found,) = find_quoting(store.storage, ANA)
+    assert found.place == "run/made"
+    forget(store.storage, [found])
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["run/report2", "store/a"]
 
 
 def test_the_command_shows_what_would_go_and_removes_it_when_told(

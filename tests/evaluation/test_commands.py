@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gumshoe.artifacts.private import MARK
 from gumshoe.evaluation.predictions import read_predictions
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.scenarios.lineage import Lineage
@@ -156,7 +157,7 @@ def test_an_evaluation_that_ends_without_numbers_leaves_no_old_ones(
     assert run(*options(place, tmp_path / "e", old)).status == 0
     server.inject(status(400), times=None)
     assert run(*options(place, tmp_path / "e", old, new)).status == 75
-    assert sorted(each.name for each in (tmp_path / "e").iterdir()) == ["evaluation.json", "trajectories"]
+    assert {each.name for each in (tmp_path / "e").iterdir()} == {"evaluation.json", MARK, "trajectories"}
 
 
 def test_a_server_that_fails_costs_no_question_and_gives_no_number(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gumshoe.artifacts.private import MARK
 from gumshoe.artifacts.storage import directory_lock
 from gumshoe.errors import UsageError
 from gumshoe.mail.build import BuildOptions, build_index
@@ -163,7 +164,7 @@ def test_an_index_that_is_there_is_left_alone_unless_asked(tmp_path: Path) -> No
     assert MailIndex(tmp_path / "index").read(BOB, "<2@example.com>")
     with ThreadPoolExecutor(1) as thread, pytest.raises(IndexFileError, match="replaced"):
         thread.submit(old.search, BOB, ["text"]).result()  # which would have to open the new one
-    assert [path.name for path in (tmp_path / "index").iterdir()] == ["mail.sqlite"]
+    assert {path.name for path in (tmp_path / "index").iterdir()} == {"mail.sqlite", MARK}
 
 
 def test_a_source_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_a_build_killed_at_any_point_leaves_nothing_that_looks_finished(tmp_path
             (directory / "mail.sqlite").unlink()
     assert killed
     assert build_index([source], directory).content == whole
-    assert [path.name for path in directory.iterdir()] == ["mail.sqlite"]
+    assert {path.name for path in directory.iterdir()} == {"mail.sqlite", MARK}
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:

@@ -18,12 +18,16 @@ MARK = "private.json"
 _ARTIFACT = re.compile(rf"(?P<place>.+)/{DATA_PREFIX}[0-9a-f]{{32}}/{re.escape(MARK)}", re.S)
 
 
-def mark(directory: Path, inboxes: Iterable[str] | None) -> None:
-    """Note in a directory whose mail its files quote; None where that may be anybody's."""
+def mark(directory: Path, inboxes: Iterable[str] | None, beside: Iterable[str] = ()) -> None:
+    """Note in a directory whose mail its files quote; None where that may be anybody's.
+
+    `beside` names files beside the directory that quote the same.
+    """
     named = None if inboxes is None else sorted(set(inboxes))
+    text = json.dumps({"inboxes": named, "beside": sorted(beside)})
     with explained(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / MARK, io.BytesIO(json.dumps({"inboxes": named}).encode() + b"\n"))
+        write_atomically(directory / MARK, io.BytesIO(text.encode() + b"\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,17 @@ def find_quoting(storage: Storage, inbox: str) -> list[Quoting]:
         if entry.key.rpartition("/")[2] != MARK:
             continue
         text, _ = storage.read(entry.key)
-        inboxes = _inboxes(text)
+        inboxes, beside = _read(text)
         if inboxes is not None and inbox.casefold() not in inboxes:
             continue
         artifact = _ARTIFACT.fullmatch(entry.key)
-        # A step's directory holds that of each of its outputs, and what it said of them.
-        folders = entry.key.split("/")[:-1]
-        place = artifact["place"] if artifact else "/".join(folders[:-1] or folders)
+        folder = entry.key.rpartition("/")[0]
+        place = artifact["place"] if artifact else folder
         below = list(storage.entries(f"{place}/" if place else ""))
+        parent = folder.rpartition("/")[0]
+        for name in beside if folder and not artifact else ():
+            key = f"{parent}/{name}" if parent else name
+            below += [each for each in storage.entries(key) if each.key == key]
         keys = sorted((each.key for each in below), key=lambda key: (not key.endswith(f"/{MANIFEST}"), key))
         found[place] = Quoting(place or ".", inboxes is not None, tuple(keys), sum(each.size for each in below))
     return list(found.values())
@@ -70,10 +77,11 @@ def forget(storage: Storage, found: Iterable[Quoting]) -> None:
         storage.delete(each.keys)
 
 
-def _inboxes(text: bytes) -> frozenset[str] | None:
-    """Whose mail it is; None where that is not said, or cannot be read."""
+def _read(text: bytes) -> tuple[frozenset[str] | None, list[str]]:
+    """Whose mail it is, None where that is not said, or cannot be read; and what beside the directory quotes it."""
     try:
-        named = json.loads(text)["inboxes"]
-        return None if named is None else frozenset(str(each).casefold() for each in named)
-    except (ValueError, KeyError, TypeError):
-        return None
+        said = json.loads(text)
+        named, beside = said["inboxes"], [str(each) for each in said.get("beside", ())]
+        return None if named is None else frozenset(str(each).casefold() for each in named), beside
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None, []

@@ -16,6 +16,7 @@ from typing import Any
 from gumshoe.agent.policies import PolicyName
 from gumshoe.agent.run import Settings, chosen_scenarios, read_trajectories, run_to_file
 from gumshoe.agent.trajectory import Trajectory
+from gumshoe.artifacts.private import mark
 from gumshoe.artifacts.storage import explained, write_atomically
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.comparison import compared
@@ -159,6 +160,11 @@ def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
     return unseen
 
 
+def inboxes_of(scenarios: ScenarioSet) -> list[str]:
+    """Whose mail an evaluation quotes."""
+    return [str(each.inbox_address) for each in scenarios]
+
+
 def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet) -> None:
     """Note what the directory is for, or see that it is for the same."""
     rollout = settings.rollout
@@ -170,6 +176,7 @@ def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet
         if policy.takes_tokenizer:
             noted[f"tokenizer of {each.name}"] = rollout.tokenizer
     path = directory / _BEGUN
+    mark(directory, inboxes_of(scenarios))
     with explained(directory):
         (directory / TRAJECTORIES).mkdir(parents=True, exist_ok=True)
         if not path.exists():

@@ -1,6 +1,7 @@
 """What the pipeline's steps do with policies: measure the base model or an adapter beside it, and decide."""
 
 import asyncio
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,12 @@ from gumshoe.artifacts.manifest import artifact_files, content_digest, describe
 from gumshoe.artifacts.private import mark
 from gumshoe.artifacts.storage import explained
 from gumshoe.artifacts.store import Store
-from gumshoe.evaluation.evaluate import EvaluationSettings, NamedPolicy, evaluate
+from gumshoe.evaluation.evaluate import EvaluationSettings, NamedPolicy, evaluate, inboxes_of
 from gumshoe.evaluation.gate import Decision, GateSettings, decided
 from gumshoe.evaluation.metrics import described, written
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, read_result
 from gumshoe.scenarios.prepare import SCENARIOS
-from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import progress
 
 BASE, CURRENT, ADAPTER = "base", "current", "adapter"
@@ -34,10 +34,12 @@ def measured(
     judge: str,
     limits: Mapping[str, int],
     directory: Path,
+    page: Path,
 ) -> PolicyResult:
     """Measure the base model, and adapters of it by name, on the test split; the last of them.
 
-    A directory that holds no adapter is left out. Where there is an evaluation of the base model, nothing of that is
+    The report is written to `page`, beside the evaluation's directory, too. A directory that holds no adapter is left
+    out. Where there is an evaluation of the base model, nothing of that is
     asked again.
 
     Raises:
@@ -63,9 +65,10 @@ def measured(
         policies=tuple(policies),
         judges=(judge,),
     )
-    mark(directory, [str(each.inbox_address) for each in load_scenarios(asked)])
     found = asyncio.run(evaluate(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
+    mark(directory, inboxes_of(found.scenarios), beside=[page.name])
+    shutil.copyfile(directory / REPORT, page)
     return found.result.policies[-1]
 
 

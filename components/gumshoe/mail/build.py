@@ -18,6 +18,7 @@ from typing import Any
 import apsw
 import orjson
 
+from gumshoe.artifacts.private import mark
 from gumshoe.artifacts.storage import directory_lock, explained
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import ParsedMessage, Recipient, Unreadable, clean
@@ -104,6 +105,7 @@ def build_index(
             report = _build(opened, partial, options or BuildOptions(), started)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
+            mark(directory, None)
             partial.replace(final)
         finally:
             partial.unlink(missing_ok=True)
