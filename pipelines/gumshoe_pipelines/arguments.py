@@ -8,6 +8,8 @@ from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.errors import UsageError
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # a label of Kubernetes, and a version of artifacts
+_FOUND_BY_PODS = re.compile(r"(?:(?:maildir|mbox|eml|jsonl):)?s3://.+|hf:.+", re.S)
+_LATEST = "latest"  # of artifacts, and no version
 _LIMITS = ("max_turns", "max_tokens", "max_context")
 
 
@@ -33,29 +35,51 @@ def check_arguments(arguments: Mapping[str, Any], *, reach: bool) -> None:
 def _run(arguments: Mapping[str, Any], _: bool) -> None:
     if not _RUN.fullmatch(arguments["run"]):
         raise UsageError(f"{arguments['run']!r} is no id; use lower-case letters, digits, dots and dashes, at most 63")
+    if arguments["run"] == _LATEST:
+        raise UsageError(f"{_LATEST} is what the newest is called; choose another id")
 
 
-def _store(arguments: Mapping[str, Any], _: bool) -> None:
-    split_uri(arguments["store"])
+def _store(arguments: Mapping[str, Any], reach: bool) -> None:
+    scheme, _, _ = split_uri(arguments["store"])
+    if not reach and scheme != "s3":
+        raise UsageError(f"{arguments['store']} is gone with the pod that writes there; write s3://BUCKET/PREFIX")
+
+
+def _check_found(place: str, reach: bool) -> None:
+    """
+    Raises:
+        UsageError: it is a place on this machine, where pods look for nothing.
+    """
+    if not reach and not _FOUND_BY_PODS.fullmatch(place):
+        raise UsageError(f"{place} is not to be found from a pod; name it with s3:// or hf:")
 
 
 def _mail(arguments: Mapping[str, Any], reach: bool) -> None:
-    from gumshoe.mail.sources import open_source
+    from gumshoe.mail.sources import FORMS, open_source
 
     if not arguments["mail"]:
         raise UsageError("there is no source; write a list such as [maildir:s3://bucket/mail]")
-    for source in arguments["mail"] if reach else ():
-        open_source(source)
+    for source in arguments["mail"]:
+        if not isinstance(source, str):
+            raise UsageError(f"{source} is no text; write maildir:s3://bucket/mail, without a space")
+        if source.partition(":")[0] not in ("maildir", "mbox", "eml", "jsonl", "hf"):
+            raise UsageError(f"{source!r} is not a source of mail; write {FORMS}")
+        _check_found(source, reach)
+        if reach:
+            open_source(source)
 
 
 def _scenarios(arguments: Mapping[str, Any], reach: bool) -> None:
     from gumshoe.scenarios.sources import read_scenarios
 
+    _check_found(arguments["scenarios"], reach)
     if reach and next(iter(read_scenarios(arguments["scenarios"])), None) is None:
         raise UsageError(f"there is nothing in {arguments['scenarios']}")
 
 
 def _demonstrations(arguments: Mapping[str, Any], reach: bool) -> None:
+    if arguments["demonstrations"]:
+        _check_found(arguments["demonstrations"], reach)
     if reach and arguments["demonstrations"]:
         try:
             open_uri(arguments["demonstrations"]).close()
@@ -64,11 +88,27 @@ def _demonstrations(arguments: Mapping[str, Any], reach: bool) -> None:
 
 
 def _settings(arguments: Mapping[str, Any], reach: bool) -> None:
-    from gumshoe.training.settings import resolve
+    from gumshoe.training.settings import CONFIGS, resolve
 
     config = str(arguments.get("config", ""))
+    comes_with_gumshoe = not config or (CONFIGS / f"{config}.yaml").exists()
+    if not comes_with_gumshoe:
+        _check_found(config, reach)
     flags = {**arguments.get("settings", {}), "model.name": arguments.get("base_model", "tiny")}
-    resolve(config if reach or "/" not in config else None, flags, {})
+    resolve(config if reach or comes_with_gumshoe else None, flags, {})
+
+
+def _sweep(arguments: Mapping[str, Any], reach: bool) -> None:
+    names = []
+    for each in arguments["sweep"]:
+        if not isinstance(each, dict) or set(each) != {"name", "settings"} or not isinstance(each["settings"], dict):
+            raise UsageError(f"{each} is none; write {{name: slow, settings: {{optimizer.learning_rate: 1e-6}}}}")
+        if not _RUN.fullmatch(str(each["name"])):
+            raise UsageError(f"{each['name']!r} is no name; use lower-case letters, digits, dots and dashes")
+        names.append(each["name"])
+        _settings({**arguments, "settings": each["settings"]}, reach)
+    if not names or len(set(names)) < len(names):
+        raise UsageError("name one or more, each otherwise: they have their checkpoints by name")
 
 
 def _limits(arguments: Mapping[str, Any], _: bool) -> None:
@@ -96,6 +136,7 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "mail": _mail,
     "scenarios": _scenarios,
     "config": _settings,
+    "sweep": _sweep,
     "demonstrations": _demonstrations,
     "limits": _limits,
     "thresholds": _thresholds,

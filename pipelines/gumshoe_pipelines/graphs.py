@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -70,13 +71,19 @@ class Graph:
                 continue
             kind = known[name]["parameterType"]
             if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "BOOLEAN"):
-                faults.append(f"{name} is to be {_NAMES[kind]}, and not {json.dumps(value, ensure_ascii=False)}")
+                faults.append(f"{name} is to be {_NAMES[kind]}, and not {_shown(value)}")
         for name, parameter in known.items():
             if name not in values and "defaultValue" not in parameter and not parameter.get("isOptional"):
                 faults.append(f"{name} is missing: {parameter.get('description', '').rstrip('.')}")
         if faults:
             raise UsageError(f"{self.name}: {'; '.join(faults)}")
         return dict(values)
+
+
+def _shown(value: object) -> str:
+    """A value as it was read; YAML makes dates of what looks like one."""
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    return f"{shown}, a date; write it in quotes" if isinstance(value, date) else shown
 
 
 def compiled(name: str) -> Graph:

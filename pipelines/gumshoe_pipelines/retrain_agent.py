@@ -58,15 +58,14 @@ def retrain_agent(
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
     told = where.on_cpu(notify(store=store, run=run), hours=0.25)
     with dsl.ExitHandler(told, name="run"):
-        asked = {**prepared(where, mail, scenarios, seed, code), "base_model": base_model, "gpus": gpus}
-        current = where.on_cpu(fetch_adapter(store=store, version="latest"))
+        current = where.on_cpu(fetch_adapter(store=store, version="latest")).outputs["adapter"]
+        divided = prepared(where, mail, scenarios, seed, code, current)
+        asked = {**divided, "base_model": base_model, "gpus": gpus}
         trained = where.on_gpu(
             train_grpo(**asked, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"), hours=48
         )
         adapter = trained.outputs["adapter"]
-        measured = evaluate_policy(
-            **asked, judge=judge, limits=limits, code=code, adapter=adapter, current=current.outputs["adapter"]
-        )
+        measured = evaluate_policy(**asked, judge=judge, limits=limits, code=code, adapter=adapter, current=current)
         where.on_gpu(measured, hours=12)
         decided = where.on_cpu(
             gate(evaluation=measured.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5

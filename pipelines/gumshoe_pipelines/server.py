@@ -16,6 +16,7 @@ from gumshoe_pipelines.graphs import Graph
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL
 
 IN_CLUSTER = "http://ml-pipeline.{namespace}.svc.cluster.local:8888"
+_RECENT = 100  # runs that are looked at
 _TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")  # where Kubeflow mounts a service account's
 
 
@@ -65,9 +66,20 @@ class Server:
     def submit(
         self, graph: Graph, arguments: dict[str, Any], *, experiment: str, service_account: str | None, caching: bool
     ) -> api.V2beta1Run:
-        """Start a run of a pipeline, whose graph is sent with it."""
+        """Start a run of a pipeline, whose graph is sent with it.
+
+        Raises:
+            UsageError: a run of that id is going on, whose checkpoints this one would take for its own.
+        """
+        name = f"{graph.name} {arguments.get('run', '')}".strip()
+        for each in self.runs(_RECENT) if "run" in arguments else ():
+            if each.display_name == name and each.state in ("PENDING", "RUNNING"):
+                raise UsageError(
+                    f"run {arguments['run']} is going on; follow it with gumshoe pipeline watch {each.run_id}, end it "
+                    "first, or take another id"
+                )
         run = api.V2beta1Run(
-            display_name=f"{graph.name} {arguments.get('run', '')}".strip(),
+            display_name=name,
             experiment_id=self._experiment(experiment),
             pipeline_spec=sent(graph, arguments, caching=caching),
             runtime_config=api.V2beta1RuntimeConfig(parameters=arguments),

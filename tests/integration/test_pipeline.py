@@ -96,6 +96,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
         refused = ran(parameters(place, "r1", tmp_path / "p.json"), out, GUMSHOE_WEBHOOK=hook.url)
         assert refused.status == 0, refused.err  # a gate that refuses is a run that is done
         assert states(refused.err) == {
+            "look-at-sources": "done",
             "ingest-mail": "done",
             "load-scenarios": "done",
             "evaluate-policy": "done",

@@ -110,6 +110,8 @@ def test_every_step_is_tried_again_and_only_what_is_pure_is_cached(graph: Graph)
     assert cached <= {"ingest-mail", "load-scenarios", "evaluate-policy", "warm-start"}
     for name in cached:
         assert "code" in steps[name]["inputs"]["parameters"], "other code would be given what this made"
+    for name in ("ingest-mail", "load-scenarios"):
+        assert "state" in steps[name]["inputs"]["parameters"], "new mail would be given what was made of the old"
 
 
 def test_nothing_is_installed_while_a_step_runs_and_images_are_parameters(graph: Graph) -> None:
@@ -177,13 +179,34 @@ def test_a_parameter_that_is_missing_is_named_with_what_it_is() -> None:
         compiled("train-agent").checked({"mail": ["a"], "store": "s", "run": "r"})
 
 
+def test_what_yaml_takes_for_a_date_is_told_of() -> None:
+    with pytest.raises(UsageError, match='run is to be a text, and not "2024-05-03", a date; write it in quotes'):
+        compiled("train-agent").checked(read_values(["run=2024-05-03"], None))
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ([], "name one or more"),
+        ([{"name": "a", "settings": {}}, {"name": "a", "settings": {}}], "each otherwise"),
+        ([{"name": "a/", "settings": {}}], "'a/' is no name"),
+        ([{"settings": {}}], "is none; write {name: slow"),
+        ([{"name": "a", "settings": {"optimizer.lerning_rate": 1}}], "lerning_rate"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_before_anything_starts(sweep: list[Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        check_arguments({"sweep": sweep, "config": "tiny"}, reach=False)
+    check_arguments({"sweep": [{"name": "a", "settings": {"optimizer.learning_rate": 1e-6}}]}, reach=False)
+
+
 def test_demonstrations_that_are_not_there_are_found_before_anything_starts(tmp_path: Path) -> None:
     """Where they are this machine's to read."""
     arguments = {"demonstrations": str(tmp_path / "none.jsonl"), "thresholds": {"min_gains": 0.1}}
     with pytest.raises(UsageError, match=r"demonstrations: .*none\.jsonl.*; thresholds: min_gains: 0\.1 is none"):
         check_arguments(arguments, reach=True)
     with pytest.raises(UsageError) as elsewhere:
-        check_arguments(arguments, reach=False)
+        check_arguments({**arguments, "demonstrations": "s3://bucket/none.jsonl"}, reach=False)
     assert "demonstrations" not in str(elsewhere.value)
     (tmp_path / "none.jsonl").touch()
     check_arguments({"demonstrations": str(tmp_path / "none.jsonl")}, reach=True)

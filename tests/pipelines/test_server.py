@@ -10,7 +10,7 @@ import kfp_server_api as api
 import pytest
 from kubernetes import client as kubernetes
 
-from gumshoe.errors import GumshoeError, UnavailableError
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe_pipelines.graphs import compiled
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
 from gumshoe_pipelines.server import Address, Server
@@ -66,15 +66,26 @@ def test_a_run_is_submitted_with_its_graph_and_the_labels_of_its_pods(
 
 def test_an_experiment_that_is_there_is_used(server: Server, kubeflow: FakeKubeflow) -> None:
     submitted(server)
-    submitted(server)
+    submitted(server, run="r2")
     assert len(kubeflow.experiments) == 1
+    assert len(kubeflow.runs) == 2
+
+
+def test_a_run_that_is_going_on_is_not_submitted_once_more(server: Server, kubeflow: FakeKubeflow) -> None:
+    """Its checkpoints would be taken for the other's; one that has ended is taken up."""
+    submitted(server)
+    with pytest.raises(UsageError, match="run r1 is going on; follow it with gumshoe pipeline watch run-0"):
+        submitted(server)
+    kubeflow.runs["run-0"].state = "FAILED"
+    submitted(server)
     assert len(kubeflow.runs) == 2
 
 
 def test_without_caching_no_step_is_taken_from_the_cache(kubeflow: FakeKubeflow, server: Server) -> None:
     graph = compiled("train-agent")
     for caching in (True, False):
-        server.submit(graph, ARGUMENTS, experiment="e", service_account="runner", caching=caching)
+        arguments = {**ARGUMENTS, "run": f"caching-{caching}"}
+        server.submit(graph, arguments, experiment="e", service_account="runner", caching=caching)
     first, second = (_cached(kubeflow.runs[each].pipeline_spec) for each in ("run-0", "run-1"))
     assert first >= {"ingest-mail", "load-scenarios", "evaluate-policy"}
     assert not first & {"train-grpo", "publish-adapter", "notify", "gate"}
@@ -120,6 +131,14 @@ def test_what_has_not_begun_cannot_be_followed(kubeflow: FakeKubeflow, run: Call
         (["-p", "judge=oracle"], "'oracle' names no judge"),
         (["-p", "store=ftp://bucket"], "ftp"),
         (["-p", "mail=[]"], "there is no source"),
+        (["-p", "mail=[s3://bucket/mail]"], "'s3://bucket/mail' is not a source of mail; write maildir:DIR"),
+        (["-p", "mail=[maildir: s3://bucket/mail]"], "is no text; write maildir:s3://bucket/mail, without a space"),
+        (["-p", "mail=[maildir:Maildir]"], "maildir:Maildir is not to be found from a pod"),
+        (["-p", "scenarios=questions.jsonl"], "questions.jsonl is not to be found from a pod"),
+        (["-p", "demonstrations=shown.jsonl"], "shown.jsonl is not to be found from a pod"),
+        (["-p", "config=./mine.yaml"], "./mine.yaml is not to be found from a pod"),
+        (["-p", "store=outputs/store"], "outputs/store is gone with the pod that writes there"),
+        (["-p", "run=latest"], "latest is what the newest is called"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_server_hears_of_it(

@@ -217,6 +217,17 @@ def test_scenarios_that_share_something_are_one_group(others: list[Scenario]) ->
         assert len({splits_of(result)[each.id] for each in [scenario(1), *others]}) == 1
 
 
+def test_what_a_policy_has_seen_is_learned_from_with_all_that_hangs_together_with_it() -> None:
+    old = ScenarioSet.of(map(scenario, range(20)))
+    akin = scenario(100, question="How long is it?", message_ids=["<3@example.com>"])
+    made = ScenarioSet.of([*old, akin, *map(scenario, range(20, 60))])
+    for seed in range(5):
+        result, report = split_scenarios(made, validation=0.2, test=0.2, seed=seed, seen={each.digest for each in old})
+        found = splits_of(result)
+        assert {found[each.id] for each in [*old, akin]} == {"train"}
+        assert report.counts == {"train": 45, "validation": 8, "test": 8}
+
+
 def test_inboxes_stay_together_where_that_is_asked_for_and_only_then() -> None:
     made = ScenarioSet.of(scenario(number, inbox_address=f"owner{number % 10}@example.com") for number in range(60))
     for by_inbox, groups in ((True, 10), (False, 60)):

@@ -1,6 +1,28 @@
-"""The pipeline's steps that fetch and publish adapters."""
+"""The pipeline's steps that look at sources, and that fetch and publish adapters."""
+
+from typing import NamedTuple
 
 from kfp import dsl
+
+
+@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
+def look_at_sources(  # as Kubeflow has several outputs
+    mail: list, scenarios: str
+) -> NamedTuple("States", [("mail", str), ("scenarios", str)]):  # type: ignore[valid-type]
+    """Say what lies at the sources now, so that what was made of them before is used only where nothing has changed.
+
+    Args:
+        mail: Sources of mail, as `gumshoe mail index` takes them.
+        scenarios: As `gumshoe scenarios load` takes it.
+    """
+    import hashlib
+
+    from gumshoe.artifacts.state import state_of
+
+    def digest(uris: list) -> str:
+        return hashlib.sha256("\n".join(map(state_of, uris)).encode()).hexdigest()
+
+    return digest(mail), digest([scenarios])
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)

@@ -89,6 +89,23 @@ def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
         return records
 
 
+def dataset_commit(uri: str) -> str:
+    """The commit that `hf:DATASET` stands at; of a directory, its files' names, sizes and times.
+
+    Raises:
+        DatasetError: there is no such dataset, or the hub does not tell.
+    """
+    name, _ = _parts(uri)
+    if Path(name).is_dir():
+        files = ((each, each.stat()) for each in sorted(Path(name).rglob("*")) if each.is_file())
+        return str([(str(each), found.st_size, found.st_mtime_ns) for each, found in files])
+    from huggingface_hub import HfApi
+
+    with dataset_errors_explained(uri):
+        _check_reachable(name, "dataset")
+        return str(_patiently(HfApi().dataset_info, name).sha)
+
+
 def split_names(uri: str) -> list[str]:
     """The splits of `hf:DATASET`, or the one that `hf:DATASET@SPLIT` names.
 

@@ -47,8 +47,8 @@ def evaluate_policy(
         shutil.copytree(baseline.path, place, dirs_exist_ok=True)
     adapters = {"current": current, "adapter": adapter}
     given = {name: Path(each.path) for name, each in adapters.items() if each is not None}
-    result = measured(Path(mail.path), Path(scenarios.path), base_model, given, judge, limits, place)
-    shutil.copyfile(place / "report.html", report.path)
+    index, asked, page = Path(mail.path), Path(scenarios.path), Path(report.path)
+    result = measured(index, asked, base_model, given, judge, limits, place, page)
     numbers = {name: estimate.value for name, estimate in result.metrics.items()}
     for name, value in numbers.items():
         metrics.log_metric(name, value)
@@ -126,7 +126,8 @@ def choose(
     Path(summary.path).write_text(text, encoding="utf-8")
     shutil.copytree(adapters[place].path, best.path, dirs_exist_ok=True)
     best.metadata.update(adapters[place].metadata)
-    for each, found in zip(places, decisions, strict=True):
-        keep(each, found, store, run)
-        print(found.why)
+    last = [*(each for each in range(len(places)) if each != place), place]  # what is told of the run is of the best
+    for each in last:
+        keep(places[each], decisions[each], store, run)
+        print(decisions[each].why)
     return decisions[place].passed

@@ -26,6 +26,13 @@ class Lineage(BaseModel):
     before: "Lineage | None" = None
     """Of the adapter that it was begun at."""
 
+    @property
+    def questions(self) -> frozenset[str]:
+        """The digests of all the scenarios that were seen."""
+        records = [self.learned_from, *([self.chosen_on] if self.chosen_on else [])]
+        own = frozenset(each for record in records for each in record.questions)
+        return own | self.before.questions if self.before else own
+
     def write(self, directory: Path) -> None:
         """Into an adapter's directory."""
         write_atomically(directory / LINEAGE, io.BytesIO(self.model_dump_json(indent=2).encode() + b"\n"))

@@ -8,6 +8,7 @@ from gumshoe.artifacts.private import mark
 from gumshoe.artifacts.storage import explained, write_atomically
 from gumshoe.errors import RefusedError
 from gumshoe.scenarios.check import CheckReport, check_scenarios
+from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import read_scenarios
 from gumshoe.scenarios.splitting import split_scenarios
@@ -28,15 +29,27 @@ class Prepared:
         return {split: len(self.scenarios.only(split)) for split in SPLITS}
 
 
-def prepare(source: str, index: Path, directory: Path, *, validation: float, test: float, seed: int) -> Prepared:
+def prepare(
+    source: str,
+    index: Path,
+    directory: Path,
+    *,
+    validation: float,
+    test: float,
+    seed: int,
+    current: Path | None = None,
+) -> Prepared:
     """Check scenarios, drop those that are wrong, divide what is not divided, and write them to a directory.
 
-    A test split that is there stays as it is, and so does a validation split beside it.
+    A test split that is there stays as it is, and so does a validation split beside it. `current` is the directory of
+    an adapter that will be tested too: what it has seen, and what shares a source with that, goes into the split train.
 
     Raises:
         RefusedError: none can be answered.
+        SeenScenarioError: the adapter has seen some of a test split that is there.
         UsageError: they cannot be read, or divided so.
     """
+    lineage = None if current is None else Lineage.read(current)
     report = check_scenarios(read_scenarios(source), index)
     scenarios = report.clean
     if not scenarios:
@@ -44,9 +57,12 @@ def prepare(source: str, index: Path, directory: Path, *, validation: float, tes
         raise RefusedError(f"none of the {report.lines:,} scenarios in {source} can be used ({why or 'it is empty'})")
     has_test, has_validation = (bool(scenarios.only(split)) for split in ("test", "validation"))
     if not (has_test and has_validation):
+        seen = lineage.questions if lineage else frozenset[str]()
         scenarios, _ = split_scenarios(
-            scenarios, validation=validation, test=test, seed=seed, keep_test=has_test, by_inbox=False
+            scenarios, validation=validation, test=test, seed=seed, keep_test=has_test, seen=seen
         )
+    if lineage is not None:
+        lineage.check_unseen(scenarios.only("test"), "the adapter in service")
     mark(directory, [str(each.inbox_address) for each in scenarios])
     with explained(directory):
         write_atomically(directory / SCENARIOS, io.BytesIO(scenarios.to_jsonl()))

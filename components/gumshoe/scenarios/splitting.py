@@ -1,7 +1,7 @@
 """Split scenarios so that nothing leaks: what shares a source or a question stays together."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split, seeded
@@ -36,13 +36,16 @@ def split_scenarios(
     seed: int,
     by_inbox: bool = False,
     keep_test: bool = False,
+    seen: Collection[str] = (),
 ) -> tuple[ScenarioSet, SplitReport]:
     """Put each scenario into a split, in the order they came.
 
     Scenarios that share a source or a question (or an inbox, with `by_inbox`), directly or through others, are in
     one split. `validation` and `test` are shares of the whole, and met as nearly as the groups allow. With
     `keep_test` the test split stays what it is, `validation` is a share of the rest, and what shares something with
-    a test scenario is dropped from the rest. The same scenarios and seed give the same splits in whatever order.
+    a test scenario is dropped from the rest. What some policy has `seen` (digests of scenarios) goes into the split
+    train, with what hangs together with it; the shares are of the others then. The same scenarios and seed give the
+    same splits in whatever order.
 
     Raises:
         ScenarioError: the shares cannot be had.
@@ -68,7 +71,11 @@ def split_scenarios(
         "validation": validation,
         "test": 0 if keep_test else test,
     }
-    chosen = _assign(groups, shares, seed) | dict.fromkeys(tested, "test")
+    known = {scenario.id for scenario in free if scenario.digest in seen}
+    old = [group for group in groups if not known.isdisjoint(group)]
+    chosen: dict[str, Split] = dict.fromkeys((each for group in old for each in group), "train")
+    chosen |= _assign([group for group in groups if known.isdisjoint(group)], shares, seed)
+    chosen |= dict.fromkeys(tested, "test")
     result = ScenarioSet.of(
         scenario.model_copy(update={"split": chosen[scenario.id]}) for scenario in scenarios if scenario.id in chosen
     )

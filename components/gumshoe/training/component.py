@@ -84,6 +84,7 @@ def train_grpo(
     found = trained(Path(mail.path), Path(scenarios.path), base_model, config, settings, checkpoints, begun_at)
     shutil.copytree(found.adapter, adapter.path, dirs_exist_ok=True)
     shutil.copyfile(found.plots, plots.path)
+    shutil.rmtree(found.directory)
     adapter.metadata.update(found.facts)
     for name, value in found.numbers.items():
         metrics.log_metric(name, value)

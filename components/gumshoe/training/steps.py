@@ -20,6 +20,8 @@ from gumshoe.training.supervisor import train
 class Trained:
     """A run that is at its end."""
 
+    directory: Path
+    """All that it left on this machine."""
     adapter: Path
     """The directory of the best adapter; the last, where none was measured."""
     plots: Path
@@ -98,4 +100,4 @@ def trained(
     }
     # Drawn from the records, which are all that the store has of a run that was at its end before.
     page = write_plots(read_records(directory / METRICS), directory, f"Run {metadata.run}")
-    return Trained(adapter, page, facts, numbers)
+    return Trained(directory, adapter, page, facts, numbers)
