@@ -141,7 +141,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
     assert "<html" in reports[0].read_text()[:200]
 
     build_index([f"jsonl:{place / 'mail.jsonl'}"], tmp_path / "index")
-    asked = load_scenarios(str(place / "few.jsonl")).scenarios[0]
+    asked = load_scenarios(str(place / "few.jsonl")).only("test").scenarios[0]
     answer = gumshoe(
         "ask", asked.question, "--adapter", "latest", "--store", out / "store", "--index", tmp_path / "index",
         "--inbox", asked.inbox_address, "--date", asked.query_date, "--max-tokens", "80", "--json",
