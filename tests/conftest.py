@@ -103,6 +103,18 @@ def missing(what: str) -> None:
     pytest.skip(f"{what} is missing")
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 5 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", place], capture_output=True, check=False)
+    if made.returncode:
+        missing("the right to mount a file system")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The real mail and questions, which lie beside the checkout and are never committed."""

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gumshoe.artifacts.hub import local_dataset
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.errors import UsageError
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # a label of Kubernetes, and a version of artifacts
-_FOUND_BY_PODS = re.compile(r"(?:(?:maildir|mbox|eml|jsonl):)?s3://.+|hf:.+", re.S)
 _LATEST = "latest"  # of artifacts, and no version
 _LIMITS = ("max_turns", "max_tokens", "max_context")
 
@@ -45,26 +45,29 @@ def _store(arguments: Mapping[str, Any], reach: bool) -> None:
         raise UsageError(f"{arguments['store']} is gone with the pod that writes there; write s3://BUCKET/PREFIX")
 
 
-def _check_found(place: str, reach: bool) -> None:
-    """
+def _check_found(place: str, reach: bool, *, datasets: bool = False) -> None:
+    """`datasets`: whether it may be a dataset of the hub.
+
     Raises:
-        UsageError: it is a place on this machine, where pods look for nothing.
+        UsageError: it is a place on this machine, where pods look for nothing, or none at all.
     """
-    if not reach and not _FOUND_BY_PODS.fullmatch(place):
-        raise UsageError(f"{place} is not to be found from a pod; name it with s3:// or hf:")
+    if reach:
+        return
+    found = local_dataset(place) is None if datasets and place.startswith("hf:") else split_uri(place)[0] == "s3"
+    if not found:
+        raise UsageError(f"{place} is not to be found from a pod; name it with s3://{' or hf:' if datasets else ''}")
 
 
 def _mail(arguments: Mapping[str, Any], reach: bool) -> None:
-    from gumshoe.mail.sources import FORMS, open_source
+    from gumshoe.mail.sources import open_source, split_source
 
     if not arguments["mail"]:
         raise UsageError("there is no source; write a list such as [maildir:s3://bucket/mail]")
     for source in arguments["mail"]:
         if not isinstance(source, str):
             raise UsageError(f"{source} is no text; write maildir:s3://bucket/mail, without a space")
-        if source.partition(":")[0] not in ("maildir", "mbox", "eml", "jsonl", "hf"):
-            raise UsageError(f"{source!r} is not a source of mail; write {FORMS}")
-        _check_found(source, reach)
+        kind, place = split_source(source)
+        _check_found(source if kind == "hf" else place, reach, datasets=kind == "hf")
         if reach:
             open_source(source)
 
@@ -72,7 +75,7 @@ def _mail(arguments: Mapping[str, Any], reach: bool) -> None:
 def _scenarios(arguments: Mapping[str, Any], reach: bool) -> None:
     from gumshoe.scenarios.sources import read_scenarios
 
-    _check_found(arguments["scenarios"], reach)
+    _check_found(arguments["scenarios"].removeprefix("jsonl:"), reach, datasets=True)
     if reach and next(iter(read_scenarios(arguments["scenarios"])), None) is None:
         raise UsageError(f"there is nothing in {arguments['scenarios']}")
 

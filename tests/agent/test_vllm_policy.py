@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gumshoe.agent.policy import Completion, PolicyError, Sampling
 from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.agent.vllm_server import ServerError, check_server
 from gumshoe.errors import UsageError
 from tests.agent.fake_vllm import (
     STOP,
@@ -497,3 +498,14 @@ def test_log_probabilities_of_another_distribution_are_found_before_anything_is_
         other.probe = status(500)
         with pytest.raises(PolicyError, match="answered 500"):
             check_logprobs(other.address)
+
+
+def test_a_server_that_is_named_is_looked_at_before_anything_begins() -> None:
+    with FakeVLLM(max_model_len=2000) as server:
+        check_server(server.address, 2000)
+        with pytest.raises(UsageError, match="takes 2000 tokens, and an episode may have 2001; make"):
+            check_server(server.address, 2001)
+        with pytest.raises(ServerError, match="does not answer as vLLM does"):
+            check_server(f"{server.address}/elsewhere", 2000)
+    with pytest.raises(ServerError, match="does not answer as vLLM does"):
+        check_server(server.address, 2000)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from gumshoe.agent.policies import TINY
 from gumshoe.agent.transformers_policy import TransformersPolicy
 from gumshoe.agent.vllm_server import is_installed
 from gumshoe.artifacts.storage import directory_lock
+from gumshoe.artifacts.store import Store
 from gumshoe.mail.build import build_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.lineage import Lineage
@@ -31,9 +32,9 @@ from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from gumshoe.training import supervisor
 from gumshoe.training.records import EvaluationRecord, StepRecord, read_records
 from gumshoe.training.spec import Metadata
-from tests.agent.fake_vllm import FakeVLLM
+from tests.agent.fake_vllm import FakeVLLM, status
 from tests.conftest import Ran, missing
-from tests.rewards.chat_judge import by_length, says
+from tests.rewards.chat_judge import by_length, says, verdict
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -199,7 +200,11 @@ def test_a_run_that_is_killed_again_and_again_goes_on_as_the_undisturbed_one_wou
     assert mine.keys() == theirs.keys()
     assert all((mine[name] == theirs[name]).all() for name in mine), "bit for bit"
     assert [each.step for each in steps_of(out)] == [1, 2, 3]
-    assert trained(words, log).count("This run is at its end") == 1
+    kept = Store(str(tmp_path / "store"))
+    late = [*words, "--set", f"output.checkpoints={kept.uri}"]
+    assert trained(late, log).count("This run is at its end") == 1
+    (sent,) = kept.list("checkpoints")
+    assert {each.path.partition("/")[0] for each in sent.files} >= {"checkpoint-3", "best_model", "final", "run.json"}
     same = ("reward", "reward_std", "tokens", "groups", "endings")
     assert [[getattr(step, name) for name in same] for step in steps_of(out)] == [
         [getattr(step, name) for name in same] for step in steps_of(undisturbed[0])
@@ -245,6 +250,29 @@ def test_a_run_ends_early_where_the_environment_says_so(mail: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_run_whose_judge_fails_saves_what_it_has(mail: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While steps are taken it is warned of; an evaluation that cannot be made ends the run, till it is taken up."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    out, log = tmp_path / "run", tmp_path / "log"
+    with FakeVLLM(chat=says(verdict)) as judge:
+        asked = {"evaluation__judge": f"openai:base@{judge.address}/v1", "evaluation__baseline": False}
+        more = {"optimizer__max_steps": 2, "output__save_steps": 100}
+        words = command(mail, out, "--engine", "transformers", **asked, **more)
+        judge.inject(status(400), times=None)
+        assert begun(words, log).wait(timeout=200) == 75, log.read_text()[-3000:]
+        assert [each.accuracy for each in steps_of(out)] == [None, None]
+        assert [each.name for each in out.glob("checkpoint-*")] == ["checkpoint-2"]
+        judge.heal()
+        trained([*words, "--resume"], log)
+    assert [(each.event, each.step) for each in read_records(out / "metrics.jsonl")] == [
+        ("step", 1),
+        ("step", 2),
+        ("evaluation", 2),
+    ]
+    assert (out / "final" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_end_saves_what_it_has(
     undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
 ) -> None:
@@ -274,6 +302,7 @@ def test_the_mode_rollout_learns_from_injected_tokens_too_here_with_ruler_as_the
         model = {"model": "base", "url": f"{judge.address}/v1", "cache": None}
         ruler = json.dumps([{"name": "ruler", "arguments": {"judge": {"model": model}}}])
         more = {"rewards__functions": ruler, "rollouts__groups_per_step": 2, "optimizer__max_steps": 2}
+        more |= {"evaluation__eval_steps": 1, "output__save_steps": 100}
         trained(command(mail, out, "--engine", "transformers", "--mode", "rollout", **more), tmp_path / "log")
     found = steps_of(out)
     assert [each.step for each in found] == [1, 2]
@@ -283,6 +312,8 @@ def test_the_mode_rollout_learns_from_injected_tokens_too_here_with_ruler_as_the
         assert 0 < step.reward_quantiles[0] < step.reward_quantiles[-1] <= 1
         assert step.trainable_tokens > step.sampled_tokens * 8, "what was injected counts too"
     assert has_learned(out / "final")
+    best = Metadata.model_validate_json((out / "best_model" / "metadata.json").read_bytes()).step
+    assert {each.name for each in out.glob("checkpoint-*")} == {f"checkpoint-{best}", "checkpoint-2"}
 
 
 def test_the_mode_simple_learns_from_first_turns_alone(mail: Path, tmp_path: Path) -> None:
@@ -322,18 +353,6 @@ def test_two_ranks_learn_what_one_would(mail: Path, tmp_path: Path) -> None:
             assert getattr(one, name) == pytest.approx(getattr(two, name), rel=1e-3, abs=1e-5)
     mine, theirs = (learned(each / "final") for each in (alone, together))
     assert (mine - theirs).abs().mean() < 1e-3 * mine.abs().mean()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 5 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", place], capture_output=True, check=False)
-    if made.returncode:
-        missing("the right to mount a file system")
-    yield place
-    subprocess.run(["umount", place], check=True)
 
 
 @pytest.mark.slow

@@ -585,19 +585,20 @@ def test_an_object_that_vanishes_from_s3_is_listed(s3_bucket: str) -> None:
 
 PROGRAM = """
 import json, sys, time
-from gumshoe.artifacts.hub import DatasetError
+from gumshoe.artifacts.hub import DatasetError, dataset_commit, local_dataset
 from gumshoe.mail.sources import open_source
 
 for uri in sys.argv[1:]:
-    items, error, status, started = [], "", 0, time.monotonic()
+    items, commit, error, status, started = [], "", "", 0, time.monotonic()
     try:
         for item in open_source(uri).read(lambda amount: None):
             items.append([item.message_id, item.sent, item.utc_offset, item.sender])
             items[-1] += [each.address for each in item.recipients]
+        commit = "" if local_dataset(uri) else dataset_commit(uri)
     except DatasetError as failure:
         error, status = str(failure), failure.exit_status
-    outcome = {"items": items, "error": error, "status": status, "seconds": time.monotonic() - started}
-    print(json.dumps(outcome), flush=True)
+    outcome = {"items": items, "commit": commit, "error": error, "status": status}
+    print(json.dumps(outcome | {"seconds": time.monotonic() - started}), flush=True)
 """
 
 
@@ -606,6 +607,8 @@ class Outcome:
     """What reading a dataset came to: its messages, and the error that it ended with, or nothing."""
 
     items: list[list[Any]]
+    commit: str
+    """That the hub said the dataset is at."""
     error: str
     status: int
     """What a command that meets the error ends with."""
@@ -749,6 +752,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 def test_a_dataset_of_the_hub_is_streamed_in_order(outcomes: dict[str, Outcome]) -> None:
     assert (outcomes["mail"].items, outcomes["mail"].error) == (rows(1, 2, 3, 4, 5), "")
+
+
+def test_the_commit_that_a_dataset_stands_at_is_asked_of_the_hub(outcomes: dict[str, Outcome]) -> None:
+    assert (outcomes["mail"].commit, outcomes["good"].commit) == (HubHandler.commit, "")
 
 
 def test_a_request_that_the_hub_does_not_answer_is_made_again(outcomes: dict[str, Outcome]) -> None:

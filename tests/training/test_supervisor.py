@@ -13,7 +13,7 @@ import pytest
 
 from gumshoe.agent.vllm_server import ServerError
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.training.supervisor import _begun, _watched
+from gumshoe.training.supervisor import _begun, _ended_at_once, _watched, _write
 
 SAVING = """
 import signal, sys
@@ -103,6 +103,24 @@ def test_who_is_asked_to_end_starts_no_server_again(tmp_path: Path) -> None:
         server = _EndingWithUs(lambda _: True)
         assert watched(tmp_path, process, server) == 75
     assert server.restarts == 0
+
+
+def test_who_is_asked_to_end_before_training_begins_does_at_once() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(UnavailableError, match="asked to end before training began"), _ended_at_once():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_run_that_cannot_be_noted_for_want_of_room_leaves_the_note_that_was_there(small_disk: Path) -> None:
+    text = "{}"
+    spec: Any = SimpleNamespace(directory=small_disk, model_dump_json=lambda **_: text)
+    _write(spec)
+    (small_disk / "mail").write_bytes(bytes(4 << 20))
+    text = "x" * (2 << 20)
+    with pytest.raises(UnavailableError, match=f"the disk of {small_disk} is full; make room, and go on with --resume"):
+        _write(spec)
+    assert [each.read_text() for each in small_disk.glob("*.json")] == ["{}\n"]
 
 
 @pytest.mark.parametrize("name", ["checkpoint-500", "runs", "best_model"])

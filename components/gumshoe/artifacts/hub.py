@@ -59,7 +59,7 @@ def find_model(place: Path | str, file: str) -> ModelPlace:
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
     try:
-        _check_reachable(name, "model")
+        _ask(name, "model")
     except (OSError, ValueError, HTTPError) as error:  # ValueError: it is no name
         if isinstance(try_to_load_from_cache(name, file), str):
             return ModelPlace(name, local_files_only=True)
@@ -84,26 +84,30 @@ def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
     import datasets  # takes seconds to import
 
     with dataset_errors_explained(uri):
-        _check_reachable(name, "dataset")
+        _check_reachable(name)
         records: Iterable[Any] = _patiently(datasets.load_dataset, name, split=named or split, streaming=True)
         return records
 
 
 def dataset_commit(uri: str) -> str:
-    """The commit that `hf:DATASET` stands at; of a directory, its files' names, sizes and times.
+    """The commit that `hf:DATASET` stands at on the hub.
 
     Raises:
         DatasetError: there is no such dataset, or the hub does not tell.
     """
     name, _ = _parts(uri)
-    if Path(name).is_dir():
-        files = ((each, each.stat()) for each in sorted(Path(name).rglob("*")) if each.is_file())
-        return str([(str(each), found.st_size, found.st_mtime_ns) for each, found in files])
-    from huggingface_hub import HfApi
-
     with dataset_errors_explained(uri):
-        _check_reachable(name, "dataset")
-        return str(_patiently(HfApi().dataset_info, name).sha)
+        return str(_patiently(_ask, name, kind="dataset").sha)
+
+
+def local_dataset(uri: str) -> str | None:
+    """The directory that `hf:DATASET` names, where it is one.
+
+    Raises:
+        DatasetNameError: it names nothing.
+    """
+    name, _ = _parts(uri)
+    return name if Path(name).is_dir() else None
 
 
 def split_names(uri: str) -> list[str]:
@@ -118,7 +122,7 @@ def split_names(uri: str) -> list[str]:
     import datasets
 
     with dataset_errors_explained(uri):
-        _check_reachable(name, "dataset")
+        _check_reachable(name)
         return list(_patiently(datasets.get_dataset_split_names, name))
 
 
@@ -142,17 +146,22 @@ def _parts(uri: str) -> tuple[str, str]:
     return name, split
 
 
-def _check_reachable(name: str, kind: Literal["dataset", "model"]) -> None:
-    """Tell of a name that is wrong, or a hub that is silent, at once and not after minutes of tries."""
+def _check_reachable(name: str) -> None:
+    """Tell of a dataset's name that is wrong, or a hub that is silent, at once and not after minutes of tries."""
+    if not Path(name).is_dir():
+        _ask(name, "dataset")
+
+
+def _ask(name: str, kind: Literal["dataset", "model"]) -> Any:
+    """What the hub says of a dataset or a model."""
     from huggingface_hub import HfApi, constants, get_session
 
     hooks = get_session().event_hooks["request"]
     if _limit_wait not in hooks:
         hooks.append(_limit_wait)
-    if not Path(name).is_dir():
-        api = HfApi()
-        ask: Callable[..., object] = api.dataset_info if kind == "dataset" else api.model_info
-        ask(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    api = HfApi()
+    ask: Callable[..., Any] = api.dataset_info if kind == "dataset" else api.model_info
+    return ask(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
 
 
 def _limit_wait(request: Any) -> None:

@@ -23,9 +23,9 @@ def file_size(uri: str) -> int:
         NotFoundError, StorageError, UnavailableError: as `list_uri`.
     """
     found = list_uri(uri)
-    if len(found) != 1 or found[0][0] not in {uri, split_uri(uri)[2]}:  # a file:// URI is listed as its path
+    if len(found) != 1 or found[0].key not in {uri, split_uri(uri)[2]}:  # a file:// URI is listed as its path
         raise InvalidUriError(f"{uri} is a directory; name one file")
-    return found[0][1]
+    return found[0].size
 
 
 def read_lines(uri: str, advance: Callable[[int], object] = lambda _: None) -> Iterator[bytes]:

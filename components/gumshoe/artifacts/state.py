@@ -2,36 +2,28 @@
 
 import hashlib
 import re
-from pathlib import Path
+from collections.abc import Iterable
 
-from gumshoe.artifacts.hub import dataset_commit
-from gumshoe.artifacts.storage import NotFoundError, open_storage, split_uri
+from gumshoe.artifacts.hub import dataset_commit, local_dataset
+from gumshoe.artifacts.storage import list_uri
 
 _KIND = re.compile(r"(?:maildir|mbox|eml|jsonl):(?!//)")
 
 
-def state_of(uri: str) -> str:
+def state_of(uris: Iterable[str]) -> str:
     """Of `hf:DATASET`, its commit; of files (`file://`, `s3://` or a path, after the kind of source or without), their
     names, sizes and times.
 
     Raises:
-        UsageError, NotFoundError: nothing lies there.
-        StorageError, DatasetError, UnavailableError: it could not be looked at.
+        UsageError, NotFoundError: nothing lies at one of them.
+        StorageError, DatasetError, UnavailableError: one could not be looked at.
     """
-    if uri.startswith("hf:"):
-        return dataset_commit(uri)
-    place = _KIND.sub("", uri, count=1)
-    scheme, bucket, path = split_uri(place)
-    if scheme == "s3":
-        entries = open_storage(f"s3://{bucket}").entries(path)
-        found = [each for each in entries if each.key == path or each.key.startswith(f"{path}/" if path else "")]
-    else:
-        one = Path(path).is_file()
-        entries = open_storage(str(Path(path).parent) if one else path).entries(Path(path).name if one else "")
-        found = [each for each in entries if not one or each.key == Path(path).name]
-    if not found:
-        raise NotFoundError(f"nothing lies at {place}; check the path")
     digest = hashlib.sha256()
-    for each in sorted(found, key=lambda entry: entry.key):
-        digest.update(f"{each.key}\0{each.size}\0{each.modified.isoformat()}\0".encode())
+    for uri in uris:
+        directory = local_dataset(uri) if uri.startswith("hf:") else None
+        if uri.startswith("hf:") and directory is None:
+            digest.update(f"{dataset_commit(uri)}\0".encode())
+            continue
+        for each in list_uri(directory or _KIND.sub("", uri, count=1)):
+            digest.update(f"{each.key}\0{each.size}\0{each.modified.isoformat()}\0".encode())
     return digest.hexdigest()

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -186,8 +186,8 @@ def open_uri(uri: str, limits: Limits | None = None) -> BinaryIO:
     return FileStorage(Path(path).parent).open(Path(path).name)
 
 
-def list_uri(uri: str, limits: Limits | None = None) -> list[tuple[str, int]]:
-    """Everything at and below a URI: each file's URI (or path) and its bytes, in order of name.
+def list_uri(uri: str, limits: Limits | None = None) -> list[Entry]:
+    """Everything at and below a URI, in order of name; each entry's key is its URI (or path), as `open_uri` takes it.
 
     Raises:
         InvalidUriError: the URI is of another form.
@@ -198,16 +198,21 @@ def list_uri(uri: str, limits: Limits | None = None) -> list[tuple[str, int]]:
     if scheme == "s3":
         storage = open_storage(f"s3://{bucket}", limits)
         wanted = (entry for entry in storage.entries(path) if not path or entry.key.startswith(f"{path}/"))
-        found = [(f"s3://{bucket}/{entry.key}", entry.size) for entry in wanted if not entry.key.endswith("/")]
+        found = [replace(entry, key=f"s3://{bucket}/{entry.key}") for entry in wanted if not entry.key.endswith("/")]
         if not found:
-            found = [(uri, entry.size) for entry in storage.entries(path) if entry.key == path]
+            found = [replace(entry, key=uri) for entry in storage.entries(path) if entry.key == path]
     elif Path(path).is_file():
-        found = [(path, Path(path).stat().st_size)]
+        found = [_entry(path, Path(path).stat())]
     else:
-        found = [(str(Path(path) / entry.key), entry.size) for entry in FileStorage(Path(path)).entries()]
+        entries = FileStorage(Path(path)).entries()
+        found = [replace(entry, key=str(Path(path) / entry.key)) for entry in entries]
     if not found:
         raise NotFoundError(f"nothing lies at {uri}; check the path")
     return found
+
+
+def _entry(key: str, file: os.stat_result) -> Entry:
+    return Entry(key, file.st_size, datetime.fromtimestamp(file.st_mtime, UTC))
 
 
 @contextmanager
@@ -313,7 +318,7 @@ class FileStorage:
                     found = path.stat()
                 except FileNotFoundError:
                     continue
-                yield Entry(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+                yield _entry(key, found)
 
     def open(self, key: str, offset: int = 0) -> io.BufferedReader:
         with explained(self._root / key):

@@ -160,11 +160,6 @@ def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
     return unseen
 
 
-def inboxes_of(scenarios: ScenarioSet) -> list[str]:
-    """Whose mail an evaluation quotes."""
-    return [str(each.inbox_address) for each in scenarios]
-
-
 def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet) -> None:
     """Note what the directory is for, or see that it is for the same."""
     rollout = settings.rollout
@@ -176,7 +171,7 @@ def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet
         if policy.takes_tokenizer:
             noted[f"tokenizer of {each.name}"] = rollout.tokenizer
     path = directory / _BEGUN
-    mark(directory, inboxes_of(scenarios))
+    mark(directory, scenarios.inboxes)
     with explained(directory):
         (directory / TRAJECTORIES).mkdir(parents=True, exist_ok=True)
         if not path.exists():

@@ -13,7 +13,7 @@ from gumshoe.artifacts.manifest import artifact_files, content_digest, describe
 from gumshoe.artifacts.private import mark
 from gumshoe.artifacts.storage import explained
 from gumshoe.artifacts.store import Store
-from gumshoe.evaluation.evaluate import EvaluationSettings, NamedPolicy, evaluate, inboxes_of
+from gumshoe.evaluation.evaluate import EvaluationSettings, NamedPolicy, evaluate
 from gumshoe.evaluation.gate import Decision, GateSettings, decided
 from gumshoe.evaluation.metrics import described, written
 from gumshoe.evaluation.report import write_report
@@ -67,7 +67,7 @@ def measured(
     )
     found = asyncio.run(evaluate(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
-    mark(directory, inboxes_of(found.scenarios), beside=[page.name])
+    mark(directory, found.scenarios.inboxes, beside=[page.name])
     shutil.copyfile(directory / REPORT, page)
     return found.result.policies[-1]
 

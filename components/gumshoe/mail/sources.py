@@ -38,6 +38,7 @@ FORMS = (
     "maildir:DIR, mbox:FILE[.gz], eml:DIR, jsonl:FILE[.gz] (each a path, file:// or s3://) or hf:DATASET[@SPLIT], "
     "such as hf:corbt/enron-emails"
 )
+_KINDS = ("maildir", "mbox", "eml", "jsonl", "hf")
 _FIELDS = {"message_id", "date", "from", *ROLES, "subject", "body", "x_from"}
 _NOBODY = Recipient("to", "")
 _FROM_LINE = re.compile(rb"From \S.*\d\d:\d\d.*\b\d{4}")  # the line between two messages of an mbox
@@ -81,20 +82,30 @@ def open_source(uri: str) -> Source:
         SourceError: the URI is of no known form, or nothing of that kind lies there.
         StorageError, UnavailableError: the place could not be looked into.
     """
-    scheme, colon, place = uri.partition(":")
-    kinds: dict[str, Callable[[str, str], Source]] = {
+    kind, place = split_source(uri)
+    openers: dict[str, Callable[[str, str], Source]] = {
         "maildir": _Tree.maildir,
         "eml": _Tree.eml,
         "mbox": _Mbox.at,
         "jsonl": _Jsonl.at,
         "hf": _Dataset.named,
     }
-    if not colon or not place or scheme not in kinds:
-        raise SourceError(f"{uri!r} is not a source of mail; write {FORMS}")
     try:
-        return kinds[scheme](uri, place)
+        return openers[kind](uri, place)
     except (NotFoundError, InvalidUriError) as error:
         raise SourceError(f"{uri}: {error}") from None
+
+
+def split_source(uri: str) -> tuple[str, str]:
+    """The kind of a source and its place.
+
+    Raises:
+        SourceError: the URI is of no known form.
+    """
+    kind, _, place = uri.partition(":")
+    if not place or kind not in _KINDS:
+        raise SourceError(f"{uri!r} is not a source of mail; write {FORMS}")
+    return kind, place
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def prepare(
         )
     if lineage is not None:
         lineage.check_unseen(scenarios.only("test"), "the adapter in service")
-    mark(directory, [str(each.inbox_address) for each in scenarios])
+    mark(directory, scenarios.inboxes)
     with explained(directory):
         write_atomically(directory / SCENARIOS, io.BytesIO(scenarios.to_jsonl()))
     return Prepared(scenarios, report)

@@ -195,6 +195,11 @@ class ScenarioSet:
         """The scenarios of one split, or with None those that are in none."""
         return ScenarioSet.of(scenario for scenario in self if scenario.split == split)
 
+    @property
+    def inboxes(self) -> frozenset[str]:
+        """Whose mail they ask about."""
+        return frozenset(each.inbox_address for each in self if each.inbox_address is not None)
+
     @cached_property
     def content(self) -> str:
         """SHA-256 over every field of every scenario: equal for equal scenarios, whatever their order."""
