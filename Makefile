@@ -66,8 +66,8 @@ images: ## build the images trainer, worker and agent with docker, podman or bui
 	images/build.sh
 
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
-	$(LOCK) --extra dev --extra cpu --extra train --extra pipelines pyproject.toml -o requirements-dev.txt
-	$(LOCK) -c requirements-dev.txt pyproject.toml -o requirements.txt
+	$(LOCK) --extra dev --extra cpu --extra train --extra pipelines --extra serve pyproject.toml -o requirements-dev.txt
+	$(LOCK) -c requirements-dev.txt --extra serve pyproject.toml -o requirements.txt
 	$(LOCK) -c requirements-dev.txt --extra pipelines pyproject.toml -o requirements-worker.txt
 	$(LOCK) -c requirements-dev.txt --extra pipelines --extra train pyproject.toml -o requirements-trainer.txt
 

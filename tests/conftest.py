@@ -1,6 +1,7 @@
 """Fixtures that every folder of tests shares: a real S3 API over HTTP, in a process of its own."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,8 +12,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -101,6 +106,20 @@ def missing(what: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"{what} is missing, and CI is to have it")
     pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """Closed with this module: as long as it is open, Playwright keeps an event loop running in this thread."""
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        missing("a browser (chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ COMMANDS = {
     "compare": ("gumshoe.evaluation.commands:compare", "Compare two evaluated policies, question by question."),
     "gate": ("gumshoe.evaluation.commands:gate", "Say whether a candidate is really better than a baseline."),
     "pipeline": ("gumshoe_pipelines.commands", "The whole path, as a graph: compile it, run it here, submit it."),
+    "serve": ("gumshoe.serving.commands:serve", "Serve an agent over HTTP and MCP, with a page to try it."),
+    "serve-key": ("gumshoe.serving.commands:serve_key", "Make a key for the agent server."),
     "ask": ("gumshoe.agent.commands:ask", "Ask an agent one question about a mailbox."),
     "trajectories": ("gumshoe.agent.commands:trajectories", "Look at what episodes left."),
 }

@@ -4,6 +4,7 @@ A message says what was wrong, where, and what to do; the command line prints it
 ends with the class's exit status.
 """
 
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -36,4 +37,5 @@ class UnavailableError(GumshoeError):
 
 def faults_of(error: "ValidationError", most: int = 5) -> str:
     """What is wrong in data that was checked, and where."""
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors()[:most])
+    told = ((".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")) for each in error.errors())
+    return "; ".join(f"{where}: {said[:1].lower()}{said[1:]}".removeprefix(": ") for where, said in islice(told, most))

@@ -32,7 +32,7 @@ from typing import Any, Self
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from tests.serving import serving
+from tests.http_server import serving
 
 END, ODD_END = "<|im_end|>", "<|endoftext|>"
 CONTROL = (ODD_END, "<|im_start|>", END)
@@ -102,10 +102,15 @@ def next_call(question: str, results: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 def said_after(prompt: str) -> str:
-    """The turn that follows a prompt in ChatML; what stands after "Say:" in it, where that is asked for."""
+    """The turn that follows a prompt in ChatML; what stands after "Say:" in it, or a call that stands after
+    "Call:", where that is asked for."""
     questions = re.findall(r"<\|im_start\|>user\n(?!<tool_response>)(.*?)<\|im_end\|>", prompt, re.S)
-    if not questions or questions[0].startswith("Say:"):
-        return (questions[0].removeprefix("Say:") if questions else "Yes.").replace("STOP", ODD_END)
+    _, asks, wanted = questions[0].partition("Say:") if questions else ("", "Say:", "Yes.")
+    if asks:
+        return wanted.replace("STOP", ODD_END)
+    _, asks, wanted = questions[0].partition("Call:")
+    if asks:
+        return f"<tool_call>\n{wanted}\n</tool_call>"
     name, arguments = next_call(questions[0], re.findall(r"<tool_response>\n(.*?)\n</tool_response>", prompt, re.S))
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 

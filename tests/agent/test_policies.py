@@ -20,7 +20,7 @@ from gumshoe.artifacts.hub import ModelPlace, find_model
 from gumshoe.errors import UsageError
 from tests.agent.fake_vllm import write_tokenizer
 from tests.conftest import free_port
-from tests.serving import serving
+from tests.http_server import serving
 
 # The hub's library reads its settings as it is imported, hence a process of its own.
 PROGRAM = """

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-from tests.serving import serving
+from tests.http_server import serving
 
 _PER_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server", "expect"}
 

@@ -3,18 +3,16 @@
 import json
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from gumshoe.evaluation.metrics import written
 from gumshoe.evaluation.results import EvaluationResult
 from tests.agent.fake_vllm import encoded, logprobs_of
-from tests.conftest import missing
 from tests.evaluation.conftest import Place
 from tests.evaluation.pages import made_up, write_page
 
@@ -23,18 +21,6 @@ HOSTILE = (
     "</style><a href='javascript:window.hacked=3'>x</a><iframe src='https://example.com'></iframe>{{ 7 * 7 }}\u2028]]>"
     '" onmouseover="window.hacked = 4" \\u003cscript> &lt;b&gt;'
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Closed with this module: as long as it is open, Playwright keeps an event loop running in this thread."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        missing("a browser (chromium)")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
 
 
 @dataclass

@@ -148,8 +148,8 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
     )  # fmt: skip
     assert answer.status in (0, 3), answer.err
     told = json.loads(answer.out)
-    assert told["policy"] == "tiny with latest"
-    assert told["steps"][0].startswith("search_inbox(")
+    assert told["policy"] == "tiny#r1"
+    assert told["steps"][0]["tool"] == "search_inbox"
     assert told["success"] == (answer.status == 0)
 
     inbox = str(asked.inbox_address)

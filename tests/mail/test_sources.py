@@ -29,8 +29,8 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import ParsedMessage, Unreadable, shown_date
 from gumshoe.mail.sources import SourceError, open_source, parse_record
 from tests.conftest import free_port
+from tests.http_server import serving
 from tests.mail.mailbox import record
-from tests.serving import serving
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
 NOON = int(datetime(2001, 5, 14, 12, tzinfo=UTC).timestamp())

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from gumshoe.errors import RefusedError, UnavailableError, UsageError
 from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
 
 if TYPE_CHECKING:
+    from gumshoe.agent.answer import Answer, Step
     from gumshoe.agent.run import RolloutReport, Settings
     from gumshoe.agent.trajectory import Trajectory
 
@@ -21,6 +22,8 @@ rollout = typer.Typer(add_completion=False)
 ask = typer.Typer(add_completion=False)
 trajectories = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at what episodes left.")
 
+_PATIENCE = 300.0  # seconds for an agent server's answer
+_BUSY = 429
 _COLOURS = {"prompt": "dim", "injected": "cyan", "sampled": "green"}
 
 
@@ -97,13 +100,19 @@ def run(
 
 @ask.command()
 def run_question(
-    index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")],
     question: Annotated[str | None, typer.Argument(help="What to find out.")] = None,
     inbox: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Whose mail; nothing else is seen.")] = None,
     scenarios: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="In place of question and inbox: the first of the test split of scenarios."),
     ] = None,
+    index: Annotated[
+        Path | None, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Of an agent server, which has a model and an index.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(envvar="GUMSHOE_KEY", metavar="KEY", help="For the agent server.")] = None,
     adapter: Annotated[
         str | None,
         typer.Option(metavar="VERSION|latest|DIR", help="Of the store, or a directory; the base model alone without."),
@@ -121,14 +130,15 @@ def run_question(
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
     json: JsonFlag = False,
 ) -> None:
-    """Answer one question on this machine, with what was done for it and where the answer stands.
+    """Answer one question, with what was done for it and where the answer stands: on this machine (--index), or by an
+    agent server (--url).
 
     Ends with 3 where there is no answer.
     """
-    from gumshoe.agent.ask import Question, answered
-    from gumshoe.agent.episode import EpisodeLimits
-    from gumshoe.agent.policy import Sampling
-
+    if (index is None) == (url is None):
+        raise UsageError("say where to look: in an index (--index), or by an agent server (--url)")
+    if url is not None and (adapter or model):
+        raise UsageError("an agent server has its own model; leave --adapter and --model out")
     known = None
     if scenarios is not None and question is None and inbox is None:
         from gumshoe.scenarios.sources import load_scenarios
@@ -139,30 +149,81 @@ def run_question(
         err.print(f"{_shown(known.inbox_address)} asks: {_shown(question)}", soft_wrap=True)
     if question is None or inbox is None:
         raise UsageError("ask a question of somebody's mail (QUESTION and --inbox), or one of a file (--scenarios)")
-    asked = Question(
-        index=index,
-        inbox=inbox,
-        day=known.query_date if known and known.query_date else (day or datetime.now(UTC)).date(),
-        text=question,
-        adapter=adapter,
-        store=store,
-        model=model,
-    )
-    found = asyncio.run(answered(asked, Sampling(0.0, max_tokens=max_tokens), EpisodeLimits(max_turns)))
-    if json:
-        print_json(asdict(found))
+    asked_on = known.query_date if known and known.query_date else (day or datetime.now(UTC)).date()
+    if index is None:
+        found = _served(str(url), key, question, inbox, asked_on)
     else:
-        for step in found.steps:
-            err.print(f"[dim]{_shown(step)}[/]", soft_wrap=True)
-        if found.success:
-            out.print(f"[bold]{_shown(found.answer)}[/]", soft_wrap=True)
-        for source in found.sources:
-            out.print(f"  {_shown(source)}", soft_wrap=True)
+        from gumshoe.agent.ask import LocalModel, Question, answered
+        from gumshoe.agent.episode import EpisodeLimits
+        from gumshoe.agent.policy import Sampling
+
+        asked, local = Question(index, inbox, asked_on, question), LocalModel(adapter, store, model)
+        found = asyncio.run(answered(asked, local, Sampling(0.0, max_tokens=max_tokens), EpisodeLimits(max_turns)))
+    if json:
+        from pydantic import TypeAdapter
+
+        from gumshoe.agent.answer import Answer
+
+        print_json(TypeAdapter(Answer).dump_python(found, mode="json"))
+    else:
+        _print_answer(found)
         if known is not None:
             err.print(f"The answer that is known: {_shown(known.answer)}", soft_wrap=True)
-        err.print(f"{_shown(found.policy)}, {found.turns} turns, {found.seconds:.1f} s", soft_wrap=True)
     if not found.success:
         raise RefusedError(found.reason)
+
+
+def _served(url: str, key: str | None, question: str, inbox: str, day: date) -> "Answer":
+    """The answer of an agent server.
+
+    Raises:
+        UsageError: it does not take the question, or the key.
+        UnavailableError: it does not answer, or has no model that does.
+    """
+    import httpx
+    from pydantic import TypeAdapter, ValidationError
+
+    from gumshoe.agent.answer import Answer
+
+    asked = {"question": question, "inbox_address": inbox, "query_date": str(day), "steps": True}
+    try:
+        response = httpx.post(
+            f"{url.rstrip('/')}/invoke",
+            json={"parameters": asked},
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=_PATIENCE,
+        )
+        if response.is_success:
+            return TypeAdapter(Answer).validate_json(response.content)
+        told = response.json()
+        said = f"{url} answered {response.status_code}: {told['title']}, {told['detail']}"
+    except httpx.InvalidURL as error:
+        raise UsageError(f"{url} is no address ({error}); write http://HOST:PORT") from None
+    except httpx.HTTPError as error:
+        raise UnavailableError(f"{url} does not answer ({type(error).__name__}: {error}); is it running?") from None
+    except (ValidationError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{url} does not answer as an agent server does; check the address") from None
+    raise UnavailableError(said) if response.is_server_error or response.status_code == _BUSY else UsageError(said)
+
+
+def _print_answer(found: "Answer") -> None:
+    for step in found.steps:
+        err.print(f"[dim]{_shown(_in_a_line(step))}[/]", soft_wrap=True)
+    if found.success:
+        out.print(f"[bold]{_shown(found.answer)}[/]", soft_wrap=True)
+    for each in found.sources:
+        sent = f"{each.sent:%Y-%m-%d} " if each.sent else ""
+        out.print(f"  {_shown(f'{sent}{each.sender}: {each.subject} {each.message_id}')}", soft_wrap=True)
+    err.print(f"{_shown(found.policy)}, {found.turns} turns, {found.seconds:.1f} s", soft_wrap=True)
+
+
+def _in_a_line(step: "Step") -> str:
+    """A call, and how much came of it."""
+    if not step.tool:
+        return " ".join(step.text.split())
+    values = ", ".join(f"{name}={value!r}" for name, value in step.arguments.items() if value is not None)
+    hits = f": {(step.result or '').count(chr(10) + '  id: ')} found" if step.tool.startswith("search") else ""
+    return f"{step.tool}({values}){hits}"
 
 
 def _watched(settings: "Settings", path: Path) -> "RolloutReport":

@@ -20,7 +20,7 @@ from gumshoe.agent.chat_policy import ChatSpeaker
 from gumshoe.agent.environment import Environment
 from gumshoe.agent.episode import EpisodeLimits, Speaker, TokenSpeaker
 from gumshoe.agent.policy import Policy, Sampling
-from gumshoe.agent.vllm_policy import VLLMPolicy
+from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.agent.vllm_server import ServerOptions, VLLMServer, is_installed, room_for
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.manifest import file_digest
@@ -53,6 +53,8 @@ class PolicyName:
     """The name that a server knows it by, or its directory."""
     urls: tuple[str, ...] = ()
     adapter: Path | None = None
+    called: str = ""
+    """Its version, where that is not told by model and adapter."""
 
     @classmethod
     def parse(cls, word: str) -> "PolicyName":
@@ -87,7 +89,7 @@ class PolicyName:
     def version(self) -> str:
         """What trajectories of this policy name as theirs."""
         name = "tiny" if self.model == str(TINY) else self.model
-        return f"{name}#{self.adapter}" if self.adapter else name
+        return self.called or (f"{name}#{self.adapter}" if self.adapter else name)
 
     @property
     def base(self) -> Path | str:
@@ -107,9 +109,13 @@ class PolicyName:
 
 @asynccontextmanager
 async def open_policy(
-    name: PolicyName, tokenizer: Path | str | None, sampling: Sampling, limits: EpisodeLimits
+    name: PolicyName,
+    tokenizer: Path | str | None,
+    sampling: Sampling,
+    limits: EpisodeLimits,
+    requests: RequestLimits | None = None,
 ) -> AsyncIterator[OpenSpeaker]:
-    """What begins conversations with a policy, as long as the block runs.
+    """What begins conversations with a policy, as long as the block runs. `requests` bounds those to vLLM servers.
 
     Raises:
         UsageError: it cannot be had as it was named, or the tokenizer is not that of the server's model.
@@ -123,7 +129,10 @@ async def open_policy(
             yield lambda environment, _: nullcontext(ChatSpeaker(client, name.model, *_told(environment), sampling))
         return
     if name.kind == "local":
-        async with _started(name, limits) as running, open_policy(running, name.base, sampling, limits) as speak:
+        async with (
+            _started(name, limits) as running,
+            open_policy(running, name.base, sampling, limits, requests) as speak,
+        ):
             yield speak
         return
     if tokenizer is None and name.kind == "vllm":
@@ -131,7 +140,7 @@ async def open_policy(
     codec = load_tokenizer(tokenizer or name.model)
     chat = ChatFormat(codec)
     if name.kind == "vllm":
-        async with VLLMPolicy(name.urls, name.model) as served:
+        async with VLLMPolicy(name.urls, name.model, requests) as served:
             await served.check(limits.max_context)
             probe = _probe(chat)
             await served.check_vocabulary(codec, chat.shown(probe), chat.stop_ids)
@@ -170,7 +179,7 @@ def token_speakers(
 async def _started(name: PolicyName, limits: EpisodeLimits) -> AsyncIterator[PolicyName]:
     """A model on whichever engine is there: a vLLM server of its own, or this process."""
     if not is_installed():
-        yield PolicyName("transformers", str(name.base), adapter=name.adapter)
+        yield PolicyName("transformers", str(name.base), adapter=name.adapter, called=name.called)
         return
     rank = _rank(name.adapter) if name.adapter is not None else 1
     with TemporaryDirectory(prefix="gumshoe-local-") as logs:

@@ -1,0 +1,278 @@
+"""Who asks, and whose mail they may read: keys from a file, or tokens (JWT) that somebody else signs.
+
+What always holds: a principal is told apart from its credentials alone, and an inbox that it may not read is refused
+before a question is taken, in the same words whether there is such an inbox or not.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import jwt
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gumshoe.errors import UnavailableError, UsageError, faults_of
+from gumshoe.mail.message import normal_address
+from gumshoe.serving.settings import AccessSettings
+
+_KEY = "gum_"  # what keys begin with, so that they are known where they leak
+_FRESH, _STALE = 600.0, 86400.0  # seconds for which published keys are used, and where their address is silent
+_PAUSE = 30.0  # seconds between two looks for a key that is not published
+_LEEWAY = 30  # seconds that clocks may differ
+_TIMEOUT = 5.0
+
+
+class UnauthenticatedError(Exception):
+    """Who asks is not known; the message says why, and nothing of what is right."""
+
+
+class ForbiddenError(Exception):
+    """Who asks may not read that inbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks.
+
+    Invariant: `patterns` are lower-case addresses in which `*` stands for any run of characters but `@`.
+    """
+
+    name: str
+    patterns: tuple[str, ...]
+
+    def may_read(self, inbox: str) -> bool:
+        """Whether it may read an inbox, however that is written."""
+        address = normal_address(inbox)
+        return bool(address) and any(_matches(each, address) for each in self.patterns)
+
+    @property
+    def only_inbox(self) -> str | None:
+        """The one inbox that it may read, where that is one."""
+        return self.patterns[0] if len(self.patterns) == 1 and "*" not in self.patterns[0] else None
+
+
+ANYBODY = Principal("anybody", ("*@*",))
+
+
+class Access(Protocol):
+    """Tells who asks."""
+
+    async def principal(self, credentials: str | None) -> Principal:
+        """Who has these: what stands after `Bearer`, or None.
+
+        Raises:
+            UnauthenticatedError: nobody.
+            UnavailableError: it cannot be told now.
+        """
+        ...
+
+
+def open_access(settings: AccessSettings) -> Access:
+    """
+    Raises:
+        UsageError: the file of keys cannot be read.
+    """
+    if settings.open:
+        return _Open()
+    keys = _Keys(read_keys(settings.keys)) if settings.keys else None
+    tokens = _Tokens(settings, _PublishedKeys(settings.jwks_url)) if settings.jwks_url else None
+    return _Either(keys, tokens)
+
+
+class _Open:
+    async def principal(self, credentials: str | None) -> Principal:  # noqa: ARG002
+        return ANYBODY
+
+
+@dataclass(frozen=True, slots=True)
+class _Either:
+    """Keys, and tokens for all that is none."""
+
+    keys: "_Keys | None"
+    tokens: "_Tokens | None"
+
+    async def principal(self, credentials: str | None) -> Principal:
+        if not credentials:
+            raise UnauthenticatedError("say who asks: send a key or a token as Authorization: Bearer ...")
+        if self.keys is not None and (self.tokens is None or credentials.startswith(_KEY)):
+            return self.keys.principal(credentials)
+        if self.tokens is None:
+            raise AssertionError("settings have keys or tokens")
+        return await self.tokens.principal(credentials)
+
+
+# Keys.
+
+
+class Key(BaseModel):
+    """A line of a file of keys: the key itself is not in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    inboxes: tuple[str, ...] = Field(min_length=1)
+
+
+def read_keys(path: Path) -> list[Key]:
+    """
+    Raises:
+        UsageError: the file cannot be read as keys; the message says where.
+    """
+    try:
+        listed = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+        if not isinstance(listed, list):
+            raise UsageError(f"{path} holds no list of keys; write one with `gumshoe serve-key`")
+        keys = [Key.model_validate(each) for each in listed]
+        for each in keys:
+            _checked_patterns(each.inboxes)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); write one with `gumshoe serve-key`") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as YAML: {error}") from None
+    except ValidationError as error:
+        raise UsageError(f"{path} holds what is no key ({faults_of(error)})") from None
+    return keys
+
+
+def add_key(path: Path, name: str, inboxes: Iterable[str]) -> str:
+    """Make a key, and write its name, its hash and what it may read at the end of a file: the key, which is shown this
+    once.
+
+    Raises:
+        UsageError: the file is none of keys, or has that name; an inbox is no address and no pattern.
+    """
+    patterns = _checked_patterns(inboxes)
+    known = read_keys(path) if path.exists() else []
+    if any(each.name == name for each in known):
+        raise UsageError(f"{path} has a key of {name!r}; choose another name, or take that out")
+    key = _KEY + secrets.token_urlsafe(32)
+    line = {"name": name, "sha256": _hashed(key), "inboxes": list(patterns)}
+    path.touch(mode=0o600)
+    with path.open("a", encoding="utf-8") as file:
+        yaml.safe_dump([line], file, sort_keys=False, allow_unicode=True)
+    return key
+
+
+class _Keys:
+    def __init__(self, keys: list[Key]) -> None:
+        self._keys = keys
+
+    def principal(self, credentials: str) -> Principal:
+        hashed = _hashed(credentials)
+        found = [each for each in self._keys if hmac.compare_digest(each.sha256, hashed)]  # all of them, always
+        if not found:
+            raise UnauthenticatedError("this key is not known")
+        return Principal(found[0].name, _checked_patterns(found[0].inboxes))
+
+
+def _hashed(key: str) -> str:
+    """A key has 256 random bits: to hash it slowly would protect nothing."""
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()
+
+
+# Tokens.
+
+
+@dataclass(slots=True)
+class _PublishedKeys:
+    """What a JWKS address publishes, remembered."""
+
+    url: str
+    _keys: dict[str, jwt.PyJWK] = field(default_factory=dict)
+    _fetched: float = field(default=-_STALE)
+    _tried: float = field(default=-_STALE)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def key(self, name: str) -> jwt.PyJWK:
+        """
+        Raises:
+            UnauthenticatedError: none of that name is published.
+            UnavailableError: the address does not answer, and nothing is known from before.
+        """
+        async with self._lock:
+            now = time.monotonic()
+            is_fresh = now - self._fetched < _FRESH
+            if (name not in self._keys or not is_fresh) and now - self._tried >= _PAUSE:
+                self._tried = now
+                await self._fetch()
+            if time.monotonic() - self._fetched >= _STALE:
+                raise UnavailableError("the keys that tokens are signed with cannot be had now")
+        if name not in self._keys:
+            raise UnauthenticatedError("the token is signed with a key that is not published")
+        return self._keys[name]
+
+    async def _fetch(self) -> None:
+        try:
+            async with httpx.AsyncClient(timeout=_TIMEOUT) as client:
+                answer = (await client.get(self.url)).raise_for_status().json()
+            found = [each for each in jwt.PyJWKSet.from_dict(answer).keys if each.key_type != "oct"]
+        except (httpx.HTTPError, ValueError, jwt.PyJWTError, AttributeError, TypeError):
+            return
+        self._keys = {str(each.key_id): each for each in found}
+        self._fetched = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    settings: AccessSettings
+    published: _PublishedKeys
+
+    async def principal(self, credentials: str) -> Principal:
+        settings = self.settings
+        try:
+            header = jwt.get_unverified_header(credentials)
+            if header.get("alg") not in settings.algorithms:  # never the header's own choice
+                raise UnauthenticatedError("the token is signed in a way that is not taken")
+            key = await self.published.key(str(header.get("kid")))
+            claims = jwt.decode(
+                credentials,
+                key=key,
+                algorithms=list(settings.algorithms),
+                issuer=settings.issuer,
+                audience=settings.audience,
+                leeway=_LEEWAY,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except jwt.PyJWTError as error:
+            raise UnauthenticatedError(f"the token is not taken: {str(error).lower()}") from None
+        own = _claimed(claims, settings.inbox_claim)
+        return Principal(str(claims["sub"]), (*own, *_checked_patterns(settings.inboxes)))
+
+
+def _claimed(claims: dict[str, Any], name: str | None) -> tuple[str, ...]:
+    """The inboxes that a claim names, each in full: a pattern there is none."""
+    found = claims.get(name) if name else None
+    listed = [found] if isinstance(found, str) else found if isinstance(found, list) else []
+    if name == "email" and claims.get("email_verified") is False:
+        return ()
+    addresses = (normal_address(each) for each in listed if isinstance(each, str) and "*" not in each)
+    return tuple(each for each in addresses if each)
+
+
+# Patterns.
+
+
+def _checked_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
+    """
+    Raises:
+        UsageError: one is neither an address nor a pattern of one.
+    """
+    found = tuple(each.strip().lower() for each in patterns)
+    for each in found:
+        if not re.fullmatch(r"[^@\s]+@[^@\s]+", each):
+            raise UsageError(f"{each!r} is no inbox; write an address, or a pattern such as *@example.com")
+    return found
+
+
+def _matches(pattern: str, address: str) -> bool:
+    return re.fullmatch("[^@]*".join(map(re.escape, pattern.split("*"))), address) is not None

@@ -1,0 +1,384 @@
+"""The agent server's HTTP interface. What goes wrong is told as a problem (RFC 9457, application/problem+json)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from gumshoe.agent.answer import Answer, Source, Step
+from gumshoe.agent.policy import PolicyError
+from gumshoe.agent.threads import ToolFailedError
+from gumshoe.mail.schema import IndexFileError
+from gumshoe.scenarios.scenario import Scenario, ScenarioError
+from gumshoe.serving.access import ForbiddenError, Principal
+from gumshoe.serving.front import RefusedRequestError, problem
+from gumshoe.serving.keeping import Keeper
+from gumshoe.serving.service import AnswerService, BusyError, NotReadyError, TooSlowError
+from gumshoe.serving.settings import ServeSettings
+from gumshoe.serving.telemetry import told
+
+_PAGE = Path(__file__).parent / "page"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
+_EARLY = 0.5  # seconds in which a stream that fails is told so by its status
+_PULSE = 15.0  # seconds between signs of life
+_RETRY = "1"  # seconds
+
+
+class Asked(BaseModel):
+    """A question about one inbox."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    question: str = Field(min_length=1, description="What to find out.")
+    inbox_address: str | None = Field(
+        None, max_length=320, description="Whose mail; where the caller may read one inbox only, that is taken."
+    )
+    query_date: date | None = Field(None, description="Nothing sent later is seen; today unless given.")
+    session_id: str | None = Field(None, max_length=200, description="One session is answered by one policy.")
+    steps: bool = Field(False, description="Whether what was done is to be told too.")
+
+
+Id = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class Judged(BaseModel):
+    """What somebody says of an answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    question: str = Field(min_length=1)
+    inbox_address: str = Field(max_length=320)
+    query_date: date
+    answer: str = Field(max_length=10_000, description="As it was given.")
+    source_ids: list[Id] = Field(default_factory=list, max_length=20)
+    right: bool = Field(description="Whether the answer is right.")
+    right_answer: str | None = Field(None, max_length=10_000, description="What would have been, where it is known,")
+    right_source_ids: list[Id] = Field(default_factory=list, max_length=20, description="and where it stands.")
+
+
+class Answered(BaseModel):
+    """What came of a question."""
+
+    question: str
+    answer: str
+    source_ids: list[str]
+    success: bool
+    reason: str = Field(description="Why there is no answer; empty where there is one.")
+    inbox_address: str
+    query_date: date
+    sources: list[Source]
+    turns: int
+    seconds: float
+    policy: str = Field(description="The version of the policy that took every turn.")
+    steps: list[Step]
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    request_id: str
+
+
+class Caller(BaseModel):
+    """Who asks."""
+
+    name: str
+    inboxes: list[str] = Field(description="Addresses and patterns that it may read.")
+    feedback: bool = Field(description="Whether this server takes what is said of answers.")
+
+
+def _unwrapped(body: Any) -> Any:
+    """What stands in `parameters`, as KFP's and other agents' clients send it, or the object itself."""
+    return body["parameters"] if isinstance(body, dict) and set(body) == {"parameters"} else body
+
+
+def _principal(request: Request) -> Principal:
+    who: Principal = request.state.principal
+    return who
+
+
+Who = Annotated[Principal, Depends(_principal)]
+Question = Annotated[Asked, BeforeValidator(_unwrapped)]
+_ASKED = {"$ref": "#/components/schemas/Asked"}
+_EITHER = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "anyOf": [
+                        _ASKED,
+                        {
+                            "type": "object",
+                            "properties": {"parameters": _ASKED},
+                            "required": ["parameters"],
+                            "additionalProperties": False,
+                        },
+                    ]
+                }
+            }
+        },
+    }
+}
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": title, "content": {"application/problem+json": {}}}
+    for status, title in {
+        400: "It is not JSON",
+        401: "Who asks is not known",
+        403: "That inbox is not to be read",
+        413: "It is too large",
+        422: "It is not a question",
+        429: "Too many ask at once",
+        502: "The model failed",
+        503: "There is no model now",
+        504: "The model was too slow",
+    }.items()
+}
+
+
+def scenario_for(who: Principal, question: str, inbox: str | None, day: date | None, most: int) -> Scenario:
+    """The question of somebody who may read the inbox that it is about.
+
+    Raises:
+        ForbiddenError: they may not.
+        RefusedRequestError: it is no question, or names no inbox.
+    """
+    named = inbox or who.only_inbox
+    if named is None:
+        raise RefusedRequestError(422, "It is not a question", "inbox_address: say whose mail; you may read several")
+    if len(question) > most:
+        raise RefusedRequestError(422, "It is not a question", f"question: it has at most {most:,} characters")
+    try:
+        asked = Scenario.asked(question, named, day or datetime.now(UTC).date())
+    except ScenarioError as error:
+        raise RefusedRequestError(422, "It is not a question", str(error)) from None
+    if not who.may_read(str(asked.inbox_address)):
+        raise ForbiddenError
+    return asked.model_copy(update={"id": f"asked-{asked.digest}"})
+
+
+def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) -> FastAPI:
+    """The routes; `gumshoe.serving.front` stands before them."""
+    app = FastAPI(title="Gumshoe", docs_url=None, redoc_url=None, responses=_PROBLEMS)
+    _explain(app)
+
+    def asked_by(who: Principal, asked: Asked) -> Scenario:
+        most = settings.limits.question
+        scenario = scenario_for(who, asked.question, asked.inbox_address, asked.query_date, most)
+        if settings.log_questions:
+            told("question", question=scenario.question, inbox=scenario.inbox_address)
+        return scenario
+
+    def answered(answer: Answer, *, steps: bool) -> Answered:
+        quoted = {"answer": answer.answer} if settings.log_questions else {}
+        told("answer", policy=answer.policy, success=answer.success, turns=answer.turns, **quoted)
+        fields = asdict(answer) | {"steps": answer.steps if steps else ()}
+        return Answered.model_validate(fields, from_attributes=True)
+
+    @app.post("/invoke", openapi_extra=_EITHER)
+    async def invoke(asked: Question, who: Who, request: Request) -> Answered:
+        """Answer a question about an inbox."""
+        scenario = asked_by(who, asked)
+        work = service.answer(scenario, asked.session_id, lambda _: None)
+        return answered(await _unless_gone(request, work), steps=asked.steps)
+
+    @app.post("/invoke/stream", openapi_extra=_EITHER, response_class=StreamingResponse)
+    async def stream(asked: Question, who: Who) -> StreamingResponse:
+        """The same, with every step as it is taken: server-sent events `step`, and at last `answer` or `problem`."""
+        scenario = asked_by(who, asked)
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Step | None] = asyncio.Queue()
+
+        def tell(step: Step | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(events.put_nowait, step)
+
+        work = asyncio.create_task(service.answer(scenario, asked.session_id, tell))
+        work.add_done_callback(lambda _: tell(None))
+        done, _ = await asyncio.wait({work}, timeout=_EARLY)
+        if done and work.exception() is not None:
+            work.result()  # raises: it is told as for /invoke
+
+        async def sent() -> AsyncIterator[bytes]:
+            try:
+                while (step := await _next(events)) is not None:
+                    yield b": alive\n\n" if step == "alive" else _event("step", asdict(step))
+                try:
+                    yield _event("answer", answered(await work, steps=True).model_dump(mode="json"))
+                except Exception as error:  # noqa: BLE001 - its status has been sent
+                    status, title, detail = _explained(error)
+                    yield _event("problem", problem(status, title, detail))
+            finally:
+                work.cancel()
+
+        return StreamingResponse(sent(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    @app.post("/feedback", status_code=202)
+    async def feedback(judged: Judged, who: Who) -> dict[str, bool]:
+        """Keep a question with its right answer and where that stands, to learn from; without both nothing is kept."""
+        most = settings.limits.question
+        scenario = scenario_for(who, judged.question, judged.inbox_address, judged.query_date, most)
+        if not settings.keeping.feedback:
+            raise RefusedRequestError(404, "Not kept", "this server takes no feedback; its operator can switch it on")
+        answer, sources = judged.right_answer, judged.right_source_ids
+        if judged.right:
+            answer, sources = judged.answer, judged.source_ids
+        is_kept = bool(answer and sources)
+        if is_kept:
+            keeper.feedback(scenario.model_copy(update={"answer": answer, "message_ids": tuple(sources)}))
+        told("feedback", right=judged.right, kept=is_kept)
+        return {"kept": is_kept}
+
+    @app.get("/principal")
+    async def principal(who: Who) -> Caller:
+        """Who asks, and what they may read."""
+        return Caller(name=who.name, inboxes=list(who.patterns), feedback=settings.keeping.feedback)
+
+    _add_operations(app, service)
+    return app
+
+
+def _add_operations(app: FastAPI, service: AnswerService) -> None:
+    """What operators and browsers ask for; nothing of it tells of mail."""
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Whether this process works."""
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Whether questions can be answered: the index is open, and the model is there and has its adapter."""
+        trouble = service.trouble
+        service.metrics.ready.set(not trouble)
+        if trouble:
+            return _problem(503, "Not ready", trouble)
+        return JSONResponse({"status": "ready", "policies": [each.name.version for each in service.candidates]})
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        service.metrics.ready.set(not service.trouble)
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    for path, name, kind in (
+        ("/", "page.html", "text/html"),
+        ("/page.js", "page.js", "text/javascript"),
+        ("/page.css", "page.css", "text/css"),
+    ):
+        app.add_route(path, _page((_PAGE / name).read_bytes(), kind), include_in_schema=False)
+
+
+def _page(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    headers = {"Content-Security-Policy": _POLICY, "X-Frame-Options": "DENY"}
+
+    async def page(request: Request) -> Response:  # noqa: ARG001
+        return Response(content, headers=headers, media_type=kind)
+
+    return page
+
+
+def _explain(app: FastAPI) -> None:
+    """Have every error told as a problem."""
+
+    async def told_of(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        return _problem(*_explained(error))
+
+    for kind in (
+        BusyError,
+        ForbiddenError,
+        HTTPException,
+        IndexFileError,
+        NotReadyError,
+        PolicyError,
+        RefusedRequestError,
+        RequestValidationError,
+        TooSlowError,
+        ToolFailedError,
+    ):
+        app.add_exception_handler(kind, told_of)
+
+
+def _explained(error: Exception) -> tuple[int, str, str]:
+    """Status, title and detail of a problem."""
+    match error:
+        case RefusedRequestError():
+            return error.status, error.title, error.detail
+        case RequestValidationError():
+            return 422, "It is not a question", "; ".join(map(_fault, error.errors()[:5]))
+        case HTTPException():
+            return error.status_code, "Not taken", str(error.detail)
+        case ForbiddenError():
+            return 403, "Not allowed", "you may not read that inbox"
+        case BusyError():
+            return 429, "Too many ask at once", "ask again in a while"
+        case TooSlowError():
+            return 504, "Too slow", str(error)
+        case NotReadyError():
+            return 503, "There is no model now", str(error)
+        case PolicyError() | ToolFailedError():
+            return 502, "The model failed", "the model gave no answer that can be used; this server's log says more"
+        case _:
+            return 500, "Something went wrong", "this server failed; its log says more"
+
+
+def _fault(fault: Any) -> str:
+    """What is wrong with a field; never what it holds."""
+    where = ".".join(map(str, fault["loc"][1:]))
+    return f"{where}: {fault['msg'].lower()}" if where else str(fault["msg"]).lower()
+
+
+def _problem(status: int, title: str, detail: str) -> Response:
+    headers = {"Retry-After": _RETRY} if status in (429, 503) else {}
+    return JSONResponse(problem(status, title, detail), status, headers, "application/problem+json")
+
+
+def _event(name: str, data: Any) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data, default=str) + b"\n\n"
+
+
+async def _next(events: asyncio.Queue[Step | None]) -> Any:
+    """The next step; None where there is no other, and `alive` where it takes long."""
+    try:
+        async with asyncio.timeout(_PULSE):
+            return await events.get()
+    except TimeoutError:
+        return "alive"
+
+
+async def _unless_gone(request: Request, work: Any) -> Answer:
+    """What the work comes to; it is given up where whoever asked has left."""
+    task = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RefusedRequestError(499, "Gone", "whoever asked has left")
+        answer: Answer = task.result()
+        return answer
+    finally:
+        task.cancel()
+        leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

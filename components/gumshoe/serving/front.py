@@ -1,0 +1,179 @@
+"""What stands before every route: who asks, how much they may send, and what is told of it."""
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry.trace import Tracer
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gumshoe.errors import UnavailableError
+from gumshoe.serving.access import Access, UnauthenticatedError
+from gumshoe.serving.settings import ServeSettings
+from gumshoe.serving.telemetry import Metrics, request_id, request_span, told
+
+PUBLIC = {"/": "/", "/page.js": "/page", "/page.css": "/page", "/healthz": "/healthz", "/readyz": "/readyz"}
+PUBLIC |= {"/metrics": "/metrics", "/openapi.json": "/openapi.json"}
+ROUTES = {"/invoke", "/invoke/stream", "/feedback", "/principal", "/mcp"}
+_HERE = ("localhost", "127.0.0.1", "[::1]")
+_READ = 20.0  # seconds for a request's body
+_ID = re.compile(r"[\w.-]{1,64}", re.A)
+_QUIET = {"/healthz", "/readyz", "/metrics"}  # asked again and again, and not worth a line
+_SAFE = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+]
+
+_log = logging.getLogger(__name__)
+
+
+def problem(status: int, title: str, detail: str) -> dict[str, Any]:
+    """What went wrong, as RFC 9457 has it."""
+    return {"type": "about:blank", "title": title, "status": status, "detail": detail, "request_id": request_id.get()}
+
+
+class RefusedRequestError(Exception):
+    """A request that is not taken."""
+
+    def __init__(self, status: int, title: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.title, self.detail = status, title, detail
+
+
+@dataclass(slots=True)
+class Front:
+    """Passes on to `app` what is to be answered: with who asks in the request's state (`principal`), and with its whole
+    body. Everything but what is public needs a principal.
+    """
+
+    app: ASGIApp
+    settings: ServeSettings
+    access: Access
+    metrics: Metrics
+    tracer: Tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        path = scope["path"].rstrip("/") or "/"
+        route = PUBLIC.get(path) or (path if path in ROUTES else "other")
+        given = headers.get("x-request-id", "")
+        held = request_id.set(given if _ID.fullmatch(given) else secrets.token_hex(8))
+        answer = _Answer(send)
+        started = time.monotonic()
+        try:
+            with request_span(self.tracer, f"{scope['method']} {route}", dict(headers)) as span:
+                await self._answered(scope, receive, answer, headers, is_public=path in PUBLIC)
+                span.set_attribute("http.response.status_code", answer.status)
+                if route not in _QUIET:
+                    seconds = round(time.monotonic() - started, 4)
+                    about = getattr(scope.get("state", {}).get("principal"), "name", None)
+                    told("request", route=route, status=answer.status, seconds=seconds, principal=about)
+        finally:
+            self.metrics.requests.labels(route, str(answer.status)).inc()
+            self.metrics.latency.labels(route).observe(time.monotonic() - started)
+            request_id.reset(held)
+
+    async def _answered(
+        self, scope: Scope, receive: Receive, answer: "_Answer", headers: Headers, *, is_public: bool
+    ) -> None:
+        try:
+            self._check_host(headers.get("host", ""))
+            if not is_public:
+                kind, _, credentials = headers.get("authorization", "").partition(" ")
+                who = await self.access.principal(credentials.strip() if kind.lower() == "bearer" else None)
+                scope.setdefault("state", {})["principal"] = who
+            body = await self._body(receive, headers)
+            await self.app(scope, _replayed(body, receive), answer)
+        except RefusedRequestError as error:
+            await answer.problem(error.status, error.title, error.detail)
+        except UnauthenticatedError as error:
+            self.metrics.refused.labels("unauthenticated").inc()
+            await answer.problem(401, "Who asks is not known", str(error))
+        except UnavailableError as error:
+            await answer.problem(503, "Not available", str(error))
+        except Exception:  # noqa: BLE001 - the outermost boundary
+            _log.exception("a request failed")
+            await answer.problem(500, "Something went wrong", "this server failed; its log says more")
+
+    def _check_host(self, host: str) -> None:
+        """Where access is open, a page of somebody else's that a browser on this machine shows must not reach the
+        server under a name of its own.
+        """
+        access = self.settings.access
+        allowed = access.allowed_hosts or (_HERE if access.open else ())
+        name = re.sub(r":\d+$", "", host).lower()
+        if allowed and name not in allowed:
+            raise RefusedRequestError(421, "Another host", f"this server is not asked as {name!r}")
+
+    async def _body(self, receive: Receive, headers: Headers) -> bytes:
+        most = self.settings.limits.body
+        too_large = RefusedRequestError(413, "Too large", f"a request has at most {most:,} bytes")
+        if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > most:
+            raise too_large
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(_READ):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise RefusedRequestError(400, "Incomplete", "the request ended before its body did")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > most:
+                        raise too_large
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise RefusedRequestError(408, "Too slow", f"its body did not come within {_READ:g} seconds") from None
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body that was read, and then what else comes: the end of the connection."""
+    coming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return coming.pop() if coming else await receive()
+
+    return next_message
+
+
+class _Answer:
+    """Passes an answer on, with the headers that all have."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 499  # whoever asked is gone
+        self._begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._begun, self.status = True, message["status"]
+            known = {name.lower() for name, _ in message.get("headers", [])}
+            more = [each for each in _SAFE if each[0] not in known]
+            headers = [*message.get("headers", []), *more, (b"x-request-id", request_id.get().encode())]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    async def problem(self, status: int, title: str, detail: str) -> None:
+        """Say what went wrong, where nothing was said yet."""
+        if self._begun:
+            return
+        body = json.dumps(problem(status, title, detail)).encode()
+        headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if status in (408, 413):  # what else comes of it is not read
+            headers.append((b"connection", b"close"))
+        await self({"type": "http.response.start", "status": status, "headers": headers})
+        await self({"type": "http.response.body", "body": body})

@@ -1,0 +1,156 @@
+// Asks a question, and shows each step as it comes. All that comes from the server is text, and is put in as such.
+"use strict";
+const at = (id) => document.getElementById(id);
+const KEY = "gumshoe-key";
+let caller = null, running = null, latest = null;
+
+function made(tag, text, ...inside) {
+  const element = document.createElement(tag);
+  if (text) element.textContent = text;
+  element.append(...inside);
+  return element;
+}
+
+function headers() {
+  const key = sessionStorage.getItem(KEY);
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+function show(problem) {
+  at("problem").textContent = problem;
+  at("problem").hidden = !problem;
+}
+
+async function told(response) {
+  try {
+    const problem = await response.json();
+    return `${problem.title}: ${problem.detail}`;
+  } catch {
+    return `The server answered ${response.status}.`;
+  }
+}
+
+async function whoami() {
+  let response;
+  try {
+    response = await fetch("principal", { headers: headers() });
+  } catch {
+    return show("The server does not answer.");
+  }
+  at("key-form").hidden = response.status !== 401;
+  at("ask").hidden = !response.ok;
+  if (response.status === 401) {
+    if (sessionStorage.getItem(KEY)) show("This key is not known.");
+    sessionStorage.removeItem(KEY);
+    return at("key").focus();
+  }
+  if (!response.ok) return show(await told(response));
+  show("");
+  caller = await response.json();
+  const whole = caller.inboxes.filter((each) => !each.includes("*"));
+  at("inboxes").replaceChildren(...whole.map((each) => Object.assign(made("option"), { value: each })));
+  if (whole.length === 1 && caller.inboxes.length === 1) at("inbox").value = whole[0];
+  at("question").focus();
+}
+
+function call(step) {
+  if (!step.tool) return step.text;
+  const given = Object.entries(step.arguments).filter(([, value]) => value !== null);
+  return `${step.tool}(${given.map(([name, value]) => `${name}=${JSON.stringify(value)}`).join(", ")})`;
+}
+
+function showStep(step) {
+  const item = made("li", "", made("code", call(step)));
+  if (step.result !== null) {
+    item.append(made("details", "", made("summary", "What came back"), made("pre", step.result)));
+  }
+  const before = at("steps").children[step.turn - 1];
+  if (before) before.replaceWith(item);
+  else at("steps").append(item);
+  at("steps-part").hidden = false;
+  at("status").textContent = `Step ${step.turn} …`;
+}
+
+function showAnswer(answer) {
+  latest = answer;
+  at("answer").textContent = answer.success ? answer.answer : `No answer: ${answer.reason}.`;
+  at("sources").replaceChildren(...answer.sources.map((each) => made(
+    "li", `${each.sent ? `${each.sent.slice(0, 10)} ` : ""}${each.sender}: ${each.subject} `, made("code", each.message_id))));
+  at("about").textContent = `${answer.turns} turns, ${answer.seconds.toFixed(1)} seconds, by ${answer.policy}`;
+  at("judge").hidden = !(caller.feedback && answer.success);
+  at("answer-part").hidden = false;
+  at("status").textContent = "Done.";
+  at("answer-title").focus();
+}
+
+// Server-sent events from the answer to a POST, which EventSource cannot make.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const lines = part.split("\n");
+      const of = (name) => lines.filter((each) => each.startsWith(name)).map((each) => each.slice(name.length)).join("\n");
+      if (of("event: ")) yield [of("event: "), JSON.parse(of("data: "))];
+    }
+  }
+}
+
+async function ask(event) {
+  event.preventDefault();
+  running?.abort();
+  running = new AbortController();
+  show("");
+  at("steps").replaceChildren();
+  at("steps-part").hidden = at("answer-part").hidden = true;
+  at("go").disabled = true;
+  at("stop").hidden = false;
+  at("status").textContent = "Asking …";
+  const asked = { question: at("question").value, inbox_address: at("inbox").value, query_date: at("day").value };
+  try {
+    const response = await fetch("invoke/stream", {
+      method: "POST", headers: headers(), body: JSON.stringify(asked), signal: running.signal });
+    if (!response.ok) throw new Error(await told(response));
+    let ended = false;
+    for await (const [name, data] of events(response)) {
+      if (name === "step") showStep(data);
+      if (name === "answer") showAnswer(data);
+      if (name === "problem") throw new Error(`${data.title}: ${data.detail}`);
+      ended = name === "answer";
+    }
+    if (!ended) throw new Error("The connection ended before the answer came.");
+  } catch (error) {
+    at("status").textContent = "";
+    if (error.name === "AbortError") at("status").textContent = "Stopped.";
+    else show(error instanceof TypeError ? "The server does not answer." : error.message);
+  } finally {
+    at("go").disabled = false;
+    at("stop").hidden = true;
+  }
+}
+
+async function judge(right) {
+  const { question, inbox_address, query_date, answer, source_ids } = latest;
+  const said = { question, inbox_address, query_date, answer, source_ids, right };
+  at("judge").hidden = true;
+  const response = await fetch("feedback", { method: "POST", headers: headers(), body: JSON.stringify(said) });
+  at("status").textContent = response.ok ? "Thank you." : await told(response);
+}
+
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, at("key").value);
+  at("key").value = "";
+  whoami();
+});
+at("ask").addEventListener("submit", ask);
+at("stop").addEventListener("click", () => running?.abort());
+at("right").addEventListener("click", () => judge(true));
+at("wrong").addEventListener("click", () => judge(false));
+const now = new Date();
+at("day").value = new Date(now - now.getTimezoneOffset() * 60000).toISOString().slice(0, 10);
+whoami();

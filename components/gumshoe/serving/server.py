@@ -1,0 +1,148 @@
+"""The agent server as a process: what it needs is brought here, opened, served, and put away again."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import uvicorn
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.types import ASGIApp
+
+from gumshoe.artifacts.manifest import MANIFEST, is_reference
+from gumshoe.artifacts.store import Store, verify_directory
+from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.mail.index import MailIndex
+from gumshoe.serving.access import open_access
+from gumshoe.serving.app import make_app
+from gumshoe.serving.front import Front
+from gumshoe.serving.keeping import Keeper
+from gumshoe.serving.mcp_server import make_mcp
+from gumshoe.serving.service import AnswerService, serving
+from gumshoe.serving.settings import ServeSettings
+from gumshoe.serving.telemetry import Metrics, tracer
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
+    """Serve until the process is asked to end, and then until what runs has ended; `announce` is told the address.
+
+    Raises:
+        UsageError: it cannot be served as the settings say.
+        GumshoeError: the index is damaged, or cannot be had; the model of this machine does not start.
+    """
+    with ExitStack() as held:
+        listening = held.enter_context(_listening(settings.host, settings.port))
+        index = MailIndex(_found_index(settings, held))
+        async with application(settings, index) as app:
+            server = _Server(
+                uvicorn.Config(
+                    app,
+                    log_config=None,
+                    access_log=False,
+                    server_header=False,
+                    lifespan="off",
+                    timeout_graceful_shutdown=int(settings.limits.shutdown),
+                )
+            )
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            announce(f"http://{host}:{listening.getsockname()[1]}")
+            await server.serve(sockets=[listening])
+
+
+@asynccontextmanager
+async def application(settings: ServeSettings, index: MailIndex) -> AsyncIterator[ASGIApp]:
+    """The whole of it as an ASGI application, as long as the block runs.
+
+    Raises:
+        UsageError, PolicyError: a model of this machine, or the file of keys, cannot be had.
+    """
+    keeps = settings.keeping.feedback or settings.keeping.trajectories > 0
+    store = Store(settings.store) if keeps and settings.store else None
+    with Keeper(settings.keeping, store) as keeper:
+        async with (
+            serving(settings, index, Metrics(), tracer(), keeper.episode) as service,
+            routes_to(service, keeper) as app,
+        ):
+            yield app
+
+
+@asynccontextmanager
+async def routes_to(service: AnswerService, keeper: Keeper) -> AsyncIterator[ASGIApp]:
+    """HTTP and MCP to a service, for those who may ask it.
+
+    Raises:
+        UsageError: the file of keys cannot be read.
+    """
+    settings = service.settings
+    access = open_access(settings.access)
+    if settings.access.open:
+        _log.warning("access is open: whoever reaches this server may read every mailbox in its index")
+    app = make_app(settings, service, keeper)
+    tools = make_mcp(service)
+    mounted = tools.streamable_http_app(
+        stateless_http=True,
+        json_response=True,
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Front` does
+    )
+    app.router.routes.extend(mounted.routes)
+    async with tools.session_manager.run():
+        yield Front(app, settings, access, service.metrics, service.tracer)
+
+
+def _found_index(settings: ServeSettings, held: ExitStack) -> Path:
+    """The directory of the index: as it is, or fetched from the store; verified where a manifest says what it holds.
+
+    Raises:
+        UsageError: it is neither a directory nor in the store.
+        GumshoeError: it is damaged, or the store does not answer.
+    """
+    directory = Path(settings.index)
+    if directory.is_dir():
+        if (directory / MANIFEST).exists():
+            _, damaged = verify_directory(directory)
+            if damaged:
+                told = ", ".join(f"{path}: {reason}" for path, reason in damaged.items())
+                raise GumshoeError(f"{directory} is damaged ({told}); fetch it again")
+        return directory
+    if settings.store is None or not is_reference(settings.index):
+        raise UsageError(f"there is no directory {settings.index}; name that of an index, or KIND/VERSION with --store")
+    place = Path(held.enter_context(TemporaryDirectory(prefix="gumshoe-index-"))) / "index"
+    return Store(settings.store).fetch(settings.index, place).directory
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """
+    Raises:
+        UsageError: the port cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise UsageError(f"{host}:{port} cannot be listened at ({error.strerror}); choose another --port") from None
+    # Inherited by what is accepted; asyncio sets it for sockets that say that they are TCP, and this one does not.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with listening:
+        yield listening
+
+
+class _Server(uvicorn.Server):
+    """Ends when it is asked to; uvicorn's own would then end the process too, before all is put away."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)

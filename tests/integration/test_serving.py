@@ -1,0 +1,132 @@
+"""The agent server with the tiny policy and an adapter, behind a real vLLM server that it starts itself."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from mcp import Client
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from gumshoe.agent.policies import TINY
+from gumshoe.agent.run import read_trajectories
+from gumshoe.agent.vllm_server import is_installed
+from gumshoe.artifacts.store import Store
+from gumshoe.mail.build import build_index
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.synthesis.mail import synthesize_mail, write_mail
+from tests.conftest import Ran, missing
+from tests.serving.agent_server import Place, Running, started
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("mail")
+    write_mail(synthesize_mail(9, 6, 900, "easy"), directory)
+    build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def asked(mail: Path) -> list[Scenario]:
+    return list(load_scenarios(str(mail / "scenarios.jsonl")))[:24]
+
+
+@pytest.fixture(scope="module")
+def store(mail: Path) -> Store:
+    """Holds an adapter as training leaves it, which changes nothing yet."""
+    adapter = mail / "adapter"
+    model: Any = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True)
+    torch.manual_seed(1)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    adapted.save_pretrained(str(adapter))
+    (adapter / "metadata.json").write_text(json.dumps({"settings": {"model": {"name": "tiny"}}}))
+    store = Store(str(mail / "store"))
+    store.publish(adapter, "adapters", "r1")
+    return store
+
+
+@pytest.fixture(scope="module")
+def server(mail: Path, store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    if not is_installed():
+        missing("vLLM (the CPU build comes with `make install` on Linux)")
+    log = tmp_path_factory.mktemp("serve") / "log"
+    place = Place(mail / "index", TINY)
+    words = ["--adapter", "latest", "--store", store.uri, "--open", "--set", "model.max_tokens=160"]
+    keeping = ["--set", "keeping.trajectories=1", "--set", "model.max_context=8192"]
+    with started(place, None, log, *words, *keeping) as running:
+        yield running
+
+
+def body(scenario: Scenario) -> dict[str, Any]:
+    fields = {"question": scenario.question, "inbox_address": scenario.inbox_address}
+    return fields | {"query_date": str(scenario.query_date), "steps": True}
+
+
+def test_questions_are_answered_as_they_were_measured(
+    server: Running, mail: Path, asked: list[Scenario], run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    """The same questions, asked of the server and rolled out greedily with the same weights."""
+    assert server.client.get("/readyz").json() == {"status": "ready", "policies": ["tiny#r1"]}
+    with ThreadPoolExecutor(8) as pool:
+        answers = [each.json() for each in pool.map(lambda one: server.client.post("/invoke", json=body(one)), asked)]
+    assert {each["policy"] for each in answers} == {"tiny#r1"}
+    assert all(each["source_ids"] and each["answer"] for each in answers if each["success"])
+    assert sum(each["success"] for each in answers) > len(answers) / 3
+
+    out = tmp_path / "t.jsonl"
+    rolled = run(
+        "rollout", "--index", mail / "index", "--scenarios", mail / "scenarios.jsonl", "--limit", len(asked),
+        "--policy", f"tiny#{mail / 'adapter'}", "--out", out, "--temperature", 0, "--max-tokens", 160,
+    )  # fmt: skip
+    assert rolled.status == 0, rolled.err
+    measured = {each.scenario: each for each in read_trajectories(out)}
+    same = [
+        each["answer"] == (measured[one.id].record.answer or "") and each["turns"] == measured[one.id].turns
+        for one, each in zip(asked, answers, strict=True)
+    ]
+    assert sum(same) >= 0.9 * len(same), "batches of other sizes may tip the scales where two tokens are as likely"
+
+
+def test_a_stream_an_mcp_client_and_the_command_line_are_answered_too(
+    server: Running, asked: list[Scenario], run: Callable[..., Ran]
+) -> None:
+    question = asked[0]
+    with server.client.stream("POST", "/invoke/stream", json=body(question)) as response:
+        text = response.read().decode()
+    assert text.count("event: step") >= 3
+    streamed = json.loads(text.rpartition("event: answer\ndata: ")[2])
+
+    async def ask() -> Any:
+        async with Client(f"{server.url}/mcp") as client:
+            given = {name: value for name, value in body(question).items() if name != "steps"}
+            return (await client.call_tool("ask", given)).content[0]
+
+    assert json.loads(asyncio.run(ask()).text)["answer"] == streamed["answer"]
+    words = [question.question, "--url", server.url, "--inbox", question.inbox_address, "--date", question.query_date]
+    ran = run("ask", *words, "--json")
+    assert ran.status in (0, 3), ran.err
+    assert json.loads(ran.out)["answer"] == streamed["answer"]
+    assert "search_inbox(" in run("ask", *words).err
+
+
+def test_its_end_leaves_no_process_and_keeps_what_was_asked(server: Running, store: Store, tmp_path: Path) -> None:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    assert any("vllm" in " ".join(each.cmdline()) for each in children)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+    assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    kept = store.fetch("feedback/latest", tmp_path / "kept").directory
+    trajectories = list(read_trajectories(kept / "trajectories.jsonl"))
+    assert len(trajectories) >= 24
+    assert all(sum(each.mask) == each.sampled_tokens > 0 for each in trajectories)

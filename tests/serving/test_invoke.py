@@ -1,0 +1,352 @@
+"""Questions over HTTP: what is answered, what is refused, and what becomes of those whose model fails."""
+
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.agent.fake_vllm import Act, FakeVLLM, after, altered, cut_json, fewer_logprobs, reset, stall, status, trickle
+from tests.serving.agent_server import ANN, DAY, SECRET, Place, Running, asked, started, until
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_question_is_answered_with_its_sources(wrapped: bool, server: Running) -> None:
+    body = {"parameters": asked(7)} if wrapped else asked(7)
+    response = server.client.post("/invoke", json=body)
+    assert response.status_code == 200
+    told = response.json()
+    assert told["seconds"] > 0
+    assert told | {"seconds": 0} == {
+        "question": "What is in 7?",
+        "answer": "Body of message 7",
+        "source_ids": ["<7@example.com>"],
+        "sources": [
+            {"message_id": "<7@example.com>", "sent": "2001-05-08T12:00:00Z", "sender": ANN, "subject": "Subject 7"}
+        ],
+        "success": True,
+        "reason": "",
+        "inbox_address": ANN,
+        "query_date": DAY,
+        "turns": 3,
+        "seconds": 0,
+        "policy": "adapter",
+        "steps": [],
+    }
+
+
+def test_the_steps_are_told_when_asked_for(server: Running) -> None:
+    steps = server.ask(steps=True).json()["steps"]
+    assert [each["tool"] for each in steps] == ["search_inbox", "read_email", "return_final_answer"]
+    assert steps[0]["arguments"] == {"keywords": ["body", "7"]}
+    assert "id: <7@example.com>" in steps[0]["result"]
+    assert "Body of message 7" in steps[1]["result"]
+    assert steps[2]["result"] is None
+
+
+def test_what_the_model_is_given_is_what_training_gives_it(server: Running, model: FakeVLLM) -> None:
+    """Token for token: each turn's prompt begins with the one before and what was sampled then."""
+    server.ask()
+    first, second, third = model.requests
+    assert second["prompt"][: len(first["prompt"])] == first["prompt"]
+    assert third["prompt"][: len(second["prompt"])] == second["prompt"]
+    assert {each["temperature"] for each in model.requests} == {0}
+    assert {each["model"] for each in model.requests} == {"adapter"}
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason"),
+    [
+        (
+            'Call:{"name": "return_final_answer", "arguments": {"answer": "I don\'t know", "message_ids": []}}',
+            "the agent found no answer",
+        ),
+        ("Say:I would rather not.", "the agent came to no answer: no call"),
+        (
+            'Call:{"name": "delete_email", "arguments": {}}',
+            "the agent came to no answer: unknown tool",
+        ),
+    ],
+)
+def test_who_finds_nothing_says_why(turn: str, reason: str, server: Running) -> None:
+    told = server.ask(question=turn).json()
+    assert (told["success"], told["source_ids"]) == (False, [])
+    assert told["reason"].startswith(reason)
+
+
+def test_sources_that_a_model_invents_are_left_out(server: Running) -> None:
+    call = {"name": "return_final_answer", "arguments": {"answer": "4711", "message_ids": ["<99@example.com>", "x"]}}
+    told = server.ask(question=f"Call:{json.dumps(call)}").json()
+    assert (told["success"], told["source_ids"], told["sources"]) == (True, [], [])
+
+
+def events(response: httpx.Response) -> list[tuple[str, Any]]:
+    found = re.findall(r"event: (\w+)\ndata: (.*)\n\n", response.read().decode())
+    return [(name, json.loads(data)) for name, data in found]
+
+
+def test_a_stream_tells_each_step_as_it_is_taken(server: Running) -> None:
+    with server.client.stream("POST", "/invoke/stream", json=asked(7)) as response:
+        assert (response.status_code, response.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+        found = events(response)
+    assert [name for name, _ in found] == ["step"] * 5 + ["answer"]
+    turns = [(data["turn"], data["result"] is not None) for name, data in found if name == "step"]
+    assert turns == [(1, False), (1, True), (2, False), (2, True), (3, False)]
+    whole = server.ask(steps=True).json()
+    assert found[-1][1] | {"seconds": 0} == whole | {"seconds": 0}
+
+
+def test_a_stream_that_fails_at_once_says_so_by_its_status_and_later_by_an_event(
+    server: Running, model: FakeVLLM
+) -> None:
+    assert server.client.post("/invoke/stream", json=asked(question="")).status_code == 422
+    model.inject(status(400))
+    failed = server.client.post("/invoke/stream", json=asked())
+    assert (failed.status_code, failed.json()["title"]) == (502, "The model failed")
+    model.inject(after(0.8))
+    model.inject(status(400), after=1)
+    with server.client.stream("POST", "/invoke/stream", json=asked()) as response:
+        assert response.status_code == 200
+        name, told = events(response)[-1]
+    assert (name, told["status"]) == ("problem", 502)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "detail"),
+    [
+        (b"", 422, "field required"),
+        (b"not json", 422, ""),
+        (b"[" * 60_000, 400, ""),
+        (b'{"question": ' * 4_000, 400, ""),
+        (b'{"question": "' + b"a" * 3000 + b'", "inbox_address": "ann@example.com"}', 422, "at most 2,000 characters"),
+        (b'{"question": "\\ud800", "inbox_address": "ann@example.com"}', 422, "question"),
+        ('{"question": "Où?", "inbox_address": "ann@example.com"}'.encode("latin-1"), 400, ""),
+        (b'{"question": 7, "inbox_address": "ann@example.com"}', 422, "question: input should be a valid string"),
+        (b'{"question": "  ", "inbox_address": "ann@example.com"}', 422, "the question is empty"),
+        (b'{"question": "What?", "inbox_address": "ann"}', 422, "'ann' is not a whole address"),
+        (b'{"question": "What?", "inbox_address": "ann@example.com", "query_date": "1"}', 422, "query_date"),
+        (b'{"question": "What?", "inbox_address": "ann@example.com", "inbox": "bob@example.com"}', 422, "inbox: extra"),
+        (b'{"parameters": {"question": "What?"}, "inbox_address": "ann@example.com"}', 422, "parameters: extra"),
+        (b'{"question": "What?"}', 422, "inbox_address: say whose mail"),
+        (b"x" * 70_000, 413, "at most 65,536 bytes"),
+    ],
+)
+def test_what_is_no_question_is_refused_with_what_to_change(
+    body: bytes, code: int, detail: str, server: Running
+) -> None:
+    response = server.client.post("/invoke", content=body, headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.headers["content-type"]) == (code, "application/problem+json")
+    told = response.json()
+    assert told["status"] == code
+    assert detail in told["detail"]
+    assert told["request_id"] == response.headers["x-request-id"]
+
+
+def test_other_ways_to_write_the_same_body_are_taken(server: Running) -> None:
+    text = json.dumps(asked(7))
+    for encoding in ("utf-8", "utf-16", "utf-32"):
+        kind = {"Content-Type": f"application/json; charset={encoding}"}
+        response = server.client.post("/invoke", content=text.encode(encoding), headers=kind)
+        assert (response.status_code, response.json()["answer"]) == (200, "Body of message 7"), encoding
+    parts = (text[at : at + 5].encode() for at in range(0, len(text), 5))
+    assert server.client.post("/invoke", content=parts, headers={"Content-Type": "application/json"}).is_success
+
+
+def test_a_body_without_an_end_is_not_waited_for_to_its_end(server: Running) -> None:
+    endless = (b"x" * 4096 for _ in range(1 << 20))
+    try:
+        response = server.client.post("/invoke", content=endless, headers={"Content-Type": "application/json"})
+        assert response.status_code == 413
+    except httpx.TransportError:  # it was still sending when the server had closed
+        pass
+    assert server.ask().is_success
+
+
+@pytest.mark.parametrize(
+    ("act", "code"),
+    [
+        (stall, 504),
+        (trickle, 504),
+        (reset, 502),
+        (status(500), 502),
+        (status(404), 502),
+        (cut_json, 502),
+        (altered(fewer_logprobs), 502),
+        (altered(lambda answer: answer.update(model="another")), 502),
+    ],
+    ids=["stall", "trickle", "reset", "500", "404", "cut", "fewer log-probabilities", "another's"],
+)
+def test_a_model_that_fails_is_told_of_as_such_and_not_quoted(
+    act: Act, code: int, server: Running, model: FakeVLLM
+) -> None:
+    model.inject(act, times=None)
+    response = server.ask()
+    assert (response.status_code, response.headers["content-type"]) == (code, "application/problem+json")
+    assert "Traceback" not in response.text
+    assert "127.0.0.1" not in response.text
+    model.heal()
+    assert server.ask().status_code == 200
+
+
+def test_one_failure_that_passes_is_not_noticed(server: Running, model: FakeVLLM) -> None:
+    model.inject(status(503))
+    assert server.ask().status_code == 200
+
+
+def test_more_than_may_wait_are_told_to_come_again_and_none_is_lost(server: Running, model: FakeVLLM) -> None:
+    model.inject(after(0.05), times=None)
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(lambda number: server.ask(1 + number % 20), range(500)))
+    codes = Counter(each.status_code for each in answers)
+    assert set(codes) == {200, 429}
+    assert all(each.headers["retry-after"] == "1" for each in answers if each.status_code == 429)
+    right = [
+        each.json()["answer"] == f"Body of message {1 + number % 20}"
+        for number, each in enumerate(answers)
+        if each.is_success
+    ]
+    assert len(right) >= 16
+    assert all(right), "each its own"
+    until(lambda: server.metric("gumshoe_running") == 0 and server.metric("gumshoe_waiting") == 0)
+
+
+def test_who_leaves_frees_the_place_that_they_had(server: Running, model: FakeVLLM) -> None:
+    model.inject(stall, times=None)
+    for path in ("/invoke", "/invoke/stream"):
+        with pytest.raises(httpx.ReadTimeout):
+            server.client.post(path, json=asked(), timeout=0.7)
+        until(lambda: server.metric("gumshoe_running") == 0, seconds=2)
+
+
+def test_a_client_that_sends_slowly_holds_up_nobody(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps(asked()).encode()
+    with socket.create_connection((host, int(port))) as slow:
+        slow.sendall(b"POST /invoke HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n")
+        slow.sendall(b"Content-Length: %d\r\n\r\n" % len(body))
+        for byte in body[:-1]:
+            slow.sendall(bytes([byte]))
+            time.sleep(0.002)
+        assert server.ask().is_success
+        slow.sendall(body[-1:])
+        assert slow.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_who_asks_for_another_route_or_host_is_told_so(server: Running) -> None:
+    for method, path, code in (("GET", "/invoke", 405), ("POST", "/elsewhere", 404), ("GET", "/..%2f..%2fetc", 404)):
+        response = server.client.request(method, path)
+        assert (response.status_code, response.headers["content-type"]) == (code, "application/problem+json")
+    response = server.client.get("/principal", headers={"Host": "evil.example"})
+    assert (response.status_code, response.json()["detail"]) == (421, "this server is not asked as 'evil.example'")
+
+
+def test_the_log_tells_of_requests_and_quotes_nothing(server: Running) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"X-Request-ID": "mine-1", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    response = server.client.post("/invoke", json=asked(7), headers=headers)
+    assert response.headers["x-request-id"] == "mine-1"
+    until(lambda: any(each.get("request_id") == "mine-1" and "route" in each for each in server.logged()))
+    lines = [each for each in server.logged() if each.get("request_id") == "mine-1"]
+    assert {each["trace_id"] for each in lines} == {trace}
+    told = {name: value for each in lines for name, value in each.items()}
+    assert (told["route"], told["status"], told["principal"], told["policy"]) == ("/invoke", 200, "anybody", "adapter")
+    odd = server.client.get("/principal", headers={"X-Request-ID": 'x" , "y": "z'})
+    assert re.fullmatch(r"[0-9a-f]{16}", odd.headers["x-request-id"])
+    assert "What is in" not in server.log.read_text()
+    assert "Body of message" not in server.log.read_text()
+
+
+def test_numbers_are_there_for_prometheus(server: Running) -> None:
+    before = server.metric("gumshoe_episodes_total", outcome="answered", policy="adapter")
+    server.ask()
+    assert server.metric("gumshoe_episodes_total", outcome="answered", policy="adapter") == before + 1
+    for name in ("requests_total", "request_seconds_count", "turns_count", "tokens_total", "phase_seconds_count"):
+        assert server.metric(f"gumshoe_{name}") > 0, name
+    assert server.metric("gumshoe_policy_share", policy="adapter") == 1
+    assert server.metric("gumshoe_ready") == 1
+    text = server.client.get("/metrics").text
+    assert SECRET not in text
+    assert ANN not in text
+
+
+def test_a_server_is_ready_only_while_its_model_has_its_adapter(place: Place, tmp_path: Path) -> None:
+    with FakeVLLM(models=("base",)) as model:
+        policy = f"vllm:{model.address}#adapter"
+        with started(place, policy, tmp_path / "log", "--open", ready=False) as server:
+            assert server.client.get("/healthz").status_code == 200
+            until(lambda: "does not serve 'adapter'" in server.client.get("/readyz").text)
+            assert server.client.get("/readyz").status_code == 503
+            refused = server.ask()
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            model.models = ("base", "adapter")
+            until(lambda: server.client.get("/readyz").status_code == 200)
+            assert server.ask().is_success
+            model.models = ("base",)
+            until(lambda: server.client.get("/readyz").status_code == 503)
+
+
+def test_two_adapters_share_the_episodes_and_a_session_stays_with_one(
+    place: Place, model: FakeVLLM, tmp_path: Path
+) -> None:
+    canary = ["--canary", "next", "--canary-percent", "30"]
+    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *canary) as server:
+        until(lambda: {server.ask().json()["policy"] for _ in range(20)} == {"adapter", "next"})
+        found = Counter(server.ask().json()["policy"] for _ in range(200))
+        assert 30 <= found["next"] <= 95, "of 200, 60 are expected; this far off once in a million"
+        for session in map(str, range(20)):
+            assert len({server.ask(session_id=session).json()["policy"] for _ in range(4)}) == 1
+        sessions = Counter(server.ask(session_id=f"s{number}").json()["policy"] for number in range(200))
+        assert 30 <= sessions["next"] <= 95
+        assert server.metric("gumshoe_policy_share", policy="next") == pytest.approx(0.3)
+        assert server.metric("gumshoe_episodes_total", policy="next") > 0
+        asked_for = Counter(each["model"] for each in model.requests)
+        assert set(asked_for) == {"adapter", "next"}
+        assert asked_for["next"] % 3 == 0, "each episode has one policy from its first turn to its last"
+        model.models = ("base", "adapter")
+        until(lambda: "next: " in server.log.read_text().rpartition("does not serve")[0])
+        assert server.client.get("/readyz").status_code == 200
+        assert {server.ask(session_id=str(number)).json()["policy"] for number in range(20)} == {"adapter"}
+    model.models = ("base", "adapter", "next")
+
+
+def test_who_asked_before_the_server_is_to_end_is_answered(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    model.inject(after(0.2), times=None)
+    bounds = ["--set", "limits.concurrency=4"]
+    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *bounds) as server:
+        answers: list[httpx.Response] = []
+        threads = [threading.Thread(target=lambda: answers.append(server.ask())) for _ in range(24)]
+        for each in threads:
+            each.start()
+        until(lambda: server.metric("gumshoe_waiting") == 20)
+        server.process.send_signal(signal.SIGTERM)
+        for each in threads:
+            each.join()
+        assert [each.status_code for each in answers] == [200] * 24
+        assert server.process.wait(20) == 0
+
+
+def test_any_chat_model_can_stand_in_for_vllm(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    with started(place, f"chat:base@{model.address}/v1", tmp_path / "log", "--open", OPENAI_API_KEY="none") as server:
+        told = server.ask().json()
+    assert (told["answer"], told["policy"]) == ("Body of message 7", "base")
+
+
+def test_a_port_or_an_index_that_cannot_be_had_is_told_of(
+    place: Place, server: Running, run: Any, tmp_path: Path
+) -> None:
+    port = server.url.rpartition(":")[2]
+    policy = ["--policy", "chat:x@http://127.0.0.1:9"]
+    taken = run("serve", "--index", place.index, *policy, "--open", "--port", port)
+    assert (taken.status, "choose another --port" in taken.err) == (2, True)
+    none = run("serve", "--index", tmp_path / "none", *policy, "--open", "--port", 0)
+    assert (none.status, "KIND/VERSION with --store" in none.err) == (2, True)
+    nobody = run("serve", "--index", place.index, *policy)
+    assert (nobody.status, "set access.keys or access.jwks_url, or access.open" in nobody.err) == (2, True)

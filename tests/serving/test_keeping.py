@@ -1,0 +1,113 @@
+"""What is kept of what was asked: in the store, in the forms that training reads, and found by who is to forget it."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gumshoe.agent.run import read_trajectories
+from gumshoe.artifacts.store import Store
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.serving.access import add_key
+from tests.agent.fake_vllm import FakeVLLM
+from tests.conftest import Ran
+from tests.serving.agent_server import ANN, BOB, Place, Running, asked, started, until
+
+
+def said(**changes: Any) -> dict[str, Any]:
+    """What somebody says of an answer."""
+    judged = {"answer": "Body of message 7", "source_ids": ["<7@example.com>"], "right": True}
+    return asked(7) | judged | changes
+
+
+def test_nothing_is_kept_unless_it_is_switched_on(server: Running) -> None:
+    response = server.client.post("/feedback", json=said())
+    assert (response.status_code, "takes no feedback" in response.json()["detail"]) == (404, True)
+
+
+def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
+    place: Place, model: FakeVLLM, s3_bucket: str, tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    root = f"s3://{s3_bucket}/kept"
+    keeping = ["--store", root, "--set", "keeping.feedback=true", "--set", "keeping.trajectories=1"]
+    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *keeping) as server:
+        assert server.ask().is_success
+        assert server.ask(8, inbox_address=BOB).is_success
+        for judged, kept in (
+            (said(), True),
+            (said(right=False), False),
+            (said(right=False, right_answer="Body of message 9"), False),
+            (said(right=False, question="What is in 9?", right_answer="9", right_source_ids=["<9@example.com>"]), True),
+        ):
+            response = server.client.post("/feedback", json=judged)
+            assert (response.status_code, response.json()) == (202, {"kept": kept})
+        assert server.client.post("/feedback", json=said(query_date=None)).status_code == 422
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0, "its end publishes what is left"
+    store = Store(root)
+    (version,) = store.list("feedback")
+    place_of = store.fetch(version.reference, tmp_path / "fetched").directory
+    right, corrected = load_scenarios(str(place_of / "scenarios.jsonl"))
+    assert (right.question, right.answer, right.message_ids) == (
+        "What is in 7?", "Body of message 7", ("<7@example.com>",),
+    )  # fmt: skip
+    assert (corrected.answer, corrected.message_ids, corrected.split) == ("9", ("<9@example.com>",), None)
+    first, second = read_trajectories(place_of / "trajectories.jsonl")
+    assert first.scenario == right.id, "a judgement is of an episode"
+    assert (first.ending, second.ending, first.policy) == ("answer", "answer", "adapter")
+    assert sum(first.mask) == first.sampled_tokens > 0, "training can use it"
+    forgotten = run("artifacts", "forget", "--store", root, "--inbox", BOB, "--json")
+    assert any("feedback" in each for each in json.loads(forgotten.out)["removed"])
+
+
+def test_what_is_not_to_be_kept_is_left_out(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    keeping = ["--store", str(root), "--set", "keeping.feedback=true", "--set", "keeping.trajectories=1"]
+    words = [*keeping, "--set", 'keeping.redact=["message \\\\d+"]', "--set", "keeping.every=0.2"]
+    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *words) as server:
+        assert server.ask().is_success
+        assert server.client.post("/feedback", json=said()).is_success
+        until(lambda: any(root.rglob("trajectories.jsonl")) and any(root.rglob("scenarios.jsonl")))
+    text = "".join(path.read_text() for path in root.rglob("*.jsonl"))
+    assert "Body of [redacted]" in text
+    assert "message 7" not in text
+    trajectories = [each for path in root.rglob("trajectories.jsonl") for each in read_trajectories(path)]
+    assert trajectories
+    assert not any(segment.ids for each in trajectories for segment in each.segments)
+
+
+def test_nobody_keeps_something_about_mail_that_is_not_theirs(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", "bob", [BOB])
+    keeping = ["--store", str(tmp_path / "store"), "--set", "keeping.feedback=true", "--keys", str(tmp_path / "keys")]
+    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", *keeping, key=key) as server:
+        assert server.client.post("/feedback", json=said(inbox_address=ANN)).status_code == 403
+
+
+def test_a_store_that_fails_loses_nothing_of_what_waits(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    root.write_text("no directory")
+    keeping = ["--store", str(root), "--set", "keeping.feedback=true", "--set", "keeping.every=0.2"]
+    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *keeping) as server:
+        assert server.client.post("/feedback", json=said()).is_success
+        until(lambda: "cannot be published, and is tried again" in server.log.read_text())
+        root.unlink()
+        until(lambda: root.is_dir() and len(Store(str(root)).list("feedback")) == 1)
+    assert len(load_scenarios(str(next(root.rglob("scenarios.jsonl"))))) == 1
+
+
+def test_the_index_is_fetched_from_the_store_and_verified(
+    place: Place, model: FakeVLLM, tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    store.publish(place.index, "mail-indexes", "one")
+    fetched = Place(Path("mail-indexes/latest"), place.tokenizer)
+    policy = f"vllm:{model.address}#adapter"
+    with started(fetched, policy, tmp_path / "log", "--open", "--store", store.uri) as server:
+        assert server.ask().json()["answer"] == "Body of message 7"
+    local = store.fetch("mail-indexes/one", tmp_path / "index").directory
+    with (local / "mail.sqlite").open("r+b") as file:
+        file.seek(5000)
+        file.write(b"damage")
+    ran = run("serve", "--index", local, "--policy", "chat:x", "--open", "--port", 0)
+    assert (ran.status, "is damaged (mail.sqlite" in ran.err) == (1, True), ran.err

@@ -1,0 +1,24 @@
+"""All that the server's OpenAPI says can be asked, asked by a machine: each answer is one that it tells of."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.serving.agent_server import Running
+
+
+def test_all_that_can_be_asked_is_answered_as_it_is_described(server: Running, tmp_path: Path) -> None:
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    ran = subprocess.run(
+        [
+            sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", checks,
+            "--phases", "examples,coverage,fuzzing", "--max-examples", "40", "--seed", "1", "--workers", "2",
+            "--generation-database", "none", "--suppress-health-check", "all", "--no-color",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=tmp_path,  # it leaves what it found there
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
