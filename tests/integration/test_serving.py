@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +31,7 @@ from tests.conftest import Ran, missing
 from tests.serving.agent_server import Place, Running, started
 
 pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +123,27 @@ def test_a_stream_an_mcp_client_and_the_command_line_are_answered_too(
     assert ran.status in (0, 3), ran.err
     assert json.loads(ran.out)["answer"] == streamed["answer"]
     assert "search_inbox(" in run("ask", *words).err
+
+
+def test_the_readme_s_commands_work(server: Running, asked: list[Scenario]) -> None:
+    plain = next(each for each in asked if not set("'\"") & set(each.question))
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    block = next(each for each in blocks if "curl" in each)
+    for there, here in (
+        ("http://127.0.0.1:8000", server.url),
+        ("When is the audit?", plain.question),
+        ("ann@example.com", str(plain.inbox_address)),
+        ("2024-05-01", str(plain.query_date)),
+    ):
+        assert there in block
+        block = block.replace(there, here)
+    paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ran = subprocess.run(
+        ["bash", "-c", block], capture_output=True, text=True, env={**os.environ, "PATH": paths}, check=False
+    )
+    assert ran.returncode in (0, 3), ran.stderr
+    assert json.loads(ran.stdout.splitlines()[0])["question"] == plain.question
+    assert "search_inbox(" in ran.stderr
 
 
 def test_its_end_leaves_no_process_and_keeps_what_was_asked(server: Running, store: Store, tmp_path: Path) -> None:

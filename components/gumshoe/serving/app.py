@@ -211,8 +211,13 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(events.put_nowait, step)
 
+        def end(done: asyncio.Task[Answer]) -> None:
+            tell(None)
+            if not done.cancelled():
+                done.exception()  # or asyncio complains where nobody is there to be told of it
+
         work = asyncio.create_task(service.answer(scenario, asked.session_id, tell))
-        work.add_done_callback(lambda _: tell(None))
+        work.add_done_callback(end)
         done, _ = await asyncio.wait({work}, timeout=_EARLY)
         if done and work.exception() is not None:
             work.result()  # raises: it is told as for /invoke

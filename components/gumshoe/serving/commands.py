@@ -1,6 +1,5 @@
 """`gumshoe serve` and `gumshoe serve-key`: the agent server, and keys for it."""
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,7 +68,7 @@ def run(
     try:
         from gumshoe.serving.server import serve as serve_until_asked_to_end
         from gumshoe.serving.settings import read_settings
-        from gumshoe.serving.telemetry import log_as_json
+        from gumshoe.serving.telemetry import log_as_json, told
     except ModuleNotFoundError as error:
         raise UsageError(f"an agent server needs {error.name}; install gumshoe[serve]") from None
 
@@ -95,13 +94,11 @@ def run(
     if print_config:
         out.print(escape(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)), end="", soft_wrap=True)
         return
-    if not sys.stderr.isatty():
+    if sys.stderr.isatty():
+        serve_until_asked_to_end(settings, lambda url: err.print(f"Serving at [bold]{escape(url)}[/]"))
+    else:
         log_as_json()
-
-    def announce(url: str) -> None:
-        err.print(f"Serving at [bold]{escape(plain(url))}[/]; end it with Ctrl-C", soft_wrap=True)
-
-    asyncio.run(serve_until_asked_to_end(settings, announce))
+        serve_until_asked_to_end(settings, lambda url: told(f"Serving at {url}"))
 
 
 @serve_key.command()

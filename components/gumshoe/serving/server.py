@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import uvicorn
+import uvloop
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
@@ -29,13 +30,18 @@ from gumshoe.serving.telemetry import Metrics, tracer
 _log = logging.getLogger(__name__)
 
 
-async def serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
+def serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
     """Serve until the process is asked to end, and then until what runs has ended; `announce` is told the address.
 
     Raises:
         UsageError: it cannot be served as the settings say.
         GumshoeError: the index is damaged, or cannot be had; the model of this machine does not start.
     """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, announce))
+
+
+async def _serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
     with ExitStack() as held:
         listening = held.enter_context(_listening(settings.host, settings.port))
         index = MailIndex(_found_index(settings, held))

@@ -127,7 +127,13 @@ class AnswerService:
                     raise NotReadyError(chosen.trouble)
                 model = self.settings.model
                 answerer = Answerer(self.index, EpisodeLimits(model.max_turns, model.max_context), self.threads)
-                answer, trajectory = await answerer.answer(scenario, chosen.speak, secrets.token_hex(8), tell)
+
+                def noted(step: Step) -> None:
+                    what = "called" if step.result is None else "returned"
+                    span.add_event(what, {"turn": step.turn, "tool": step.tool})
+                    tell(step)
+
+                answer, trajectory = await answerer.answer(scenario, chosen.speak, secrets.token_hex(8), noted)
                 span.set_attributes({"policy": answer.policy, "turns": answer.turns, "success": answer.success})
         finally:
             self._slots.release()

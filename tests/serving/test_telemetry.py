@@ -1,0 +1,50 @@
+"""Spans, as a collector of OpenTelemetry receives them."""
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.agent.fake_vllm import FakeVLLM
+from tests.http_server import serving
+from tests.serving.agent_server import Place, asked, started
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Keeps what it is sent."""
+
+    received: ClassVar[list[bytes]] = []
+
+    def do_POST(self) -> None:
+        self.received.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: the output is pytest's."""
+
+
+def test_an_episode_is_a_span_in_the_trace_of_whoever_asked(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    policy = f"vllm:{model.address}#adapter"
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Collector)) as collector:
+        with started(place, policy, tmp_path / "log", "--open", OTEL_EXPORTER_OTLP_ENDPOINT=collector) as server:
+            assert server.client.post("/invoke", json=asked(7), headers=headers).is_success
+        assert server.process.returncode == 0, "its end sends what is left"
+    found = [ExportTraceServiceRequest.FromString(each) for each in Collector.received]
+    spans = [
+        span for each in found for group in each.resource_spans for scope in group.scope_spans for span in scope.spans
+    ]
+    mine = {span.name: span for span in spans if span.trace_id.hex() == TRACE}
+    assert set(mine) == {"POST /invoke", "episode"}
+    assert mine["POST /invoke"].parent_span_id.hex() == PARENT
+    assert mine["episode"].parent_span_id == mine["POST /invoke"].span_id
+    assert [each.name for each in mine["episode"].events] == ["called", "returned", "called", "returned", "called"]
+    told = b"".join(Collector.received)
+    assert b"gumshoe-agent" in told
+    assert b"What is in" not in told
+    assert b"Body of message" not in told
