@@ -1,6 +1,7 @@
 """The agent server's HTTP interface. What goes wrong is told as a problem (RFC 9457, application/problem+json)."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -28,6 +29,7 @@ from gumshoe.serving.service import AnswerService, BusyError, NotReadyError, Too
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import told
 
+_log = logging.getLogger(__name__)
 _PAGE = Path(__file__).parent / "page"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
@@ -338,10 +340,11 @@ def _explained(error: Exception) -> tuple[int, str, str]:
         case TooSlowError():
             return 504, "Too slow", str(error)
         case NotReadyError():
-            return 503, "There is no model now", str(error)
-        case PolicyError() | ToolFailedError():
+            return 503, "There is no model now", "the model is not there, or not yet; ask again in a while"
+        case PolicyError():
             return 502, "The model failed", "the model gave no answer that can be used; this server's log says more"
         case _:
+            _log.error("a request failed: %s: %s", type(error).__name__, error)
             return 500, "Something went wrong", "this server failed; its log says more"
 
 
