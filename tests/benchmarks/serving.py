@@ -41,7 +41,7 @@ from gumshoe.agent.threads import ToolThreads
 from gumshoe.mail.build import build_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.serving.access import add_key
+from gumshoe.serving.access import add_key, open_access
 from gumshoe.serving.keeping import Keeper
 from gumshoe.serving.server import routes_to
 from gumshoe.serving.service import AnswerService, Candidate
@@ -94,7 +94,7 @@ def serve(directory: Path, listening: socket.socket, pause: float) -> None:
             candidates = [Candidate(PolicyName("scripted", "scripted"), 1.0, speak, "")]
             nothing = Keeper(settings.keeping, None)
             service = AnswerService(settings, index, Metrics(), tracer(), threads, nothing.episode, candidates)
-            async with routes_to(service, nothing) as app:
+            async with routes_to(service, open_access(settings.access), nothing) as app:
                 config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
                 await uvicorn.Server(config).serve(sockets=[listening])
 

@@ -28,7 +28,7 @@ from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from tests.conftest import Ran, missing
-from tests.serving.agent_server import Place, Running, started
+from tests.serving.agent_server import Place, Running, started, until
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
@@ -146,9 +146,15 @@ def test_the_readme_s_commands_work(server: Running, asked: list[Scenario]) -> N
     assert "search_inbox(" in ran.stderr
 
 
-def test_its_end_leaves_no_process_and_keeps_what_was_asked(server: Running, store: Store, tmp_path: Path) -> None:
+def test_a_model_that_dies_is_told_of_and_the_end_leaves_no_process_and_keeps_what_was_asked(
+    server: Running, asked: list[Scenario], store: Store, tmp_path: Path
+) -> None:
     children = psutil.Process(server.process.pid).children(recursive=True)
-    assert any("vllm" in " ".join(each.cmdline()) for each in children)
+    vllm = [each for each in children if "vllm" in " ".join(each.cmdline())]
+    for each in vllm:
+        each.kill()
+    until(lambda: server.client.get("/readyz").status_code == 503)
+    assert server.client.post("/invoke", json=body(asked[0])).status_code == 502
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0
     assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]

@@ -55,7 +55,7 @@ def test_judges_by_name() -> None:
         (3, "names no judge"),
         ({"openai": {"url": "http://a"}}, "the judge openai: model: field required"),
         ("openai:@http://127.0.0.1:1/v1", "the judge openai: model: string should have at least 1 character"),
-        ("openai:m@http://[::1", "the judge openai: url: input should be a valid url"),
+        ("openai:m@http://[::1", "the judge openai: url: input should be a valid URL"),
         ({"openai": {"model": "a", "patience": 1}}, "patience: extra inputs are not permitted"),
         ({"openai": {"model": "a", "deadline": -1}}, "deadline: input should be greater than 0"),
         ({"embedding": {"threshold": 2}}, "the judge embedding: threshold"),

@@ -1,10 +1,12 @@
 """The wall: whoever asks, in whatever way, reaches the inboxes that are theirs and no other."""
 
+import asyncio
 import base64
 import hmac
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gumshoe.serving.access import Principal, add_key, read_keys
+from gumshoe.serving.access import Principal, ProviderSilentError, add_key, open_access, read_keys
+from gumshoe.serving.settings import AccessSettings
 from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import Ran
 from tests.http_server import serving
@@ -28,13 +31,20 @@ ISSUER, AUDIENCE = "https://login.example", "gumshoe"
 
 
 class Published(BaseHTTPRequestHandler):
-    """What an identity provider publishes."""
+    """What an identity provider publishes; at other paths one that is slow, or never comes to an end."""
 
     keys: list[dict[str, Any]]
     asked = 0
 
     def do_GET(self) -> None:
         type(self).asked += 1
+        if self.path in ("/slow", "/endless"):
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):  # who asked has left
+                while True:
+                    self.wfile.write(b" " if self.path == "/slow" else b" " * 65536)
+                    time.sleep(0.2 if self.path == "/slow" else 0)
         data = json.dumps({"keys": self.keys}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
@@ -61,7 +71,8 @@ class Provider:
 
     def token(self, key: Any = None, algorithm: str = "RS256", kid: str | None = "rsa", **claims: Any) -> str:
         now = int(time.time())
-        given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "email": ANN, "exp": now + 600, "iat": now, **claims}
+        given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": now + 600, "iat": now}
+        given |= {"email": ANN, "email_verified": True, **claims}
         given = {name: value for name, value in given.items() if value is not None}
         headers = {"kid": kid} if kid else {}
         return jwt.encode(given, self.rsa if key is None else key, algorithm=algorithm, headers=headers)
@@ -224,7 +235,11 @@ def test_a_token_that_is_not_right_is_refused(name: str, ask: Ask, provider: tup
 
 
 @pytest.mark.parametrize(
-    "claims", [{"email": None}, {"email": "*@example.com"}, {"email": "*"}, {"email": 7}, {"email_verified": False}]
+    "claims",
+    [
+        *({"email": each} for each in (None, "*@example.com", "*", 7)),
+        *({"email_verified": each} for each in (None, False, "false", "true", 1)),
+    ],
 )
 def test_a_token_that_names_no_inbox_reaches_none(
     claims: dict[str, Any], ask: Ask, provider: tuple[Provider, str]
@@ -239,6 +254,28 @@ def test_the_provider_is_not_asked_for_each_token_that_somebody_makes_up(
     for number in range(20):
         ask(provider[0].token(provider[0].other, kid=f"made-up-{number}"))
     assert Published.asked <= before + 1
+
+
+def principal_of(token: str, url: str, **changes: Any) -> Principal:
+    """Who has a token, as a server with these settings sees it."""
+    given = {"jwks_url": url, "issuer": ISSUER, "audience": AUDIENCE, **changes}
+    return asyncio.run(open_access(AccessSettings(**given)).principal(token))
+
+
+def test_an_operator_may_trust_addresses_that_nobody_verified(provider: tuple[Provider, str]) -> None:
+    made, address = provider
+    token = made.token(email_verified=None)
+    assert principal_of(token, f"{address}/keys", verified_email=False).patterns == (ANN,)
+    assert principal_of(token, f"{address}/keys").patterns == ()
+    named = principal_of(made.token(mail=BOB), f"{address}/keys", inbox_claim="mail")
+    assert named.patterns == (BOB,), "another claim is verified by whoever chose it"
+
+
+@pytest.mark.parametrize("path", ["slow", "endless"])
+def test_a_provider_that_never_comes_to_an_end_is_not_waited_for(path: str, provider: tuple[Provider, str]) -> None:
+    made, address = provider
+    with pytest.raises(ProviderSilentError, match="cannot be had now"):
+        principal_of(made.token(), f"{address}/{path}")
 
 
 # What a caller or a message may write, to reach Eve's mail with Ann's key.
@@ -334,7 +371,7 @@ def test_a_provider_that_is_silent_is_no_reason_to_let_somebody_in(place: Place,
     made = Provider()
     sets = ["access.jwks_url=http://127.0.0.1:9/keys", f"access.issuer={ISSUER}", f"access.audience={AUDIENCE}"]
     words = [each for one in sets for each in ("--set", one)]
-    with started(place, "chat:x@http://127.0.0.1:9", tmp_path / "log", *words, OPENAI_API_KEY="none") as server:
+    with started(place, "chat:x@http://127.0.0.1:9", tmp_path / "log", *words, ready=False) as server:
         response = server.client.post("/invoke", json=asked(), headers={"Authorization": f"Bearer {made.token()}"})
     assert response.status_code == 503
     assert "cannot be had now" in response.json()["detail"]
@@ -342,5 +379,5 @@ def test_a_provider_that_is_silent_is_no_reason_to_let_somebody_in(place: Place,
 
 def test_a_log_says_where_access_is_open(place: Place, tmp_path: Path) -> None:
     policy = "chat:x@http://127.0.0.1:9"
-    with started(place, policy, tmp_path / "log", "--open", OPENAI_API_KEY="none") as server:
+    with started(place, policy, tmp_path / "log", "--open", ready=False) as server:
         assert any("access is open" in each["message"] for each in server.logged())

@@ -1,5 +1,6 @@
 """Questions over HTTP: what is answered, what is refused, and what becomes of those whose model fails."""
 
+import asyncio
 import json
 import re
 import signal
@@ -14,7 +15,27 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.agent.fake_vllm import Act, FakeVLLM, after, altered, cut_json, fewer_logprobs, reset, stall, status, trickle
+from gumshoe.agent.threads import ToolThreads
+from gumshoe.mail.index import MailIndex
+from gumshoe.serving.access import open_access
+from gumshoe.serving.keeping import Keeper
+from gumshoe.serving.server import routes_to
+from gumshoe.serving.service import AnswerService
+from gumshoe.serving.settings import read_settings
+from gumshoe.serving.telemetry import Metrics, tracer
+from tests.agent.fake_vllm import (
+    Act,
+    FakeVLLM,
+    after,
+    altered,
+    cut_json,
+    decoded,
+    fewer_logprobs,
+    reset,
+    stall,
+    status,
+    trickle,
+)
 from tests.serving.agent_server import ANN, DAY, SECRET, Place, Running, asked, started, until
 
 
@@ -104,6 +125,19 @@ def test_a_stream_tells_each_step_as_it_is_taken(server: Running) -> None:
     assert found[-1][1] | {"seconds": 0} == whole | {"seconds": 0}
 
 
+@pytest.mark.parametrize("odd", ["1" * 400, "[" * 900 + "]" * 900, '{"a":' * 300 + "1" + "}" * 300])
+def test_a_call_with_odd_arguments_is_told_like_any_other(odd: str, server: Running) -> None:
+    turn = f'Call:{{"name": "search_inbox", "arguments": {{"keywords": ["a"], "sender": {odd}}}}}'
+    with server.client.stream("POST", "/invoke/stream", json=asked(question=turn)) as response:
+        found = events(response)
+    assert found[-1][0] == "answer", found[-1]
+    told = server.ask(question=turn, steps=True)
+    assert (told.status_code, told.json()["success"]) == (200, False)
+    assert [each["arguments"] for each in told.json()["steps"]] == [
+        data["arguments"] for name, data in found if name == "step" and data["result"] is None
+    ]
+
+
 def test_a_stream_that_fails_at_once_says_so_by_its_status_and_later_by_an_event(
     server: Running, model: FakeVLLM
 ) -> None:
@@ -136,6 +170,7 @@ def test_a_stream_that_fails_at_once_says_so_by_its_status_and_later_by_an_event
         (b'{"question": "What?", "inbox_address": "ann@example.com", "inbox": "bob@example.com"}', 422, "inbox: extra"),
         (b'{"parameters": {"question": "What?"}, "inbox_address": "ann@example.com"}', 422, "parameters: extra"),
         (b'{"question": "What?"}', 422, "inbox_address: say whose mail"),
+        (b'{"question": "What?", "inbox_address": "ann@example.com", "query_date": "9999-12-31"}', 422, "is no day"),
         (b"x" * 70_000, 413, "at most 65,536 bytes"),
     ],
 )
@@ -196,6 +231,32 @@ def test_a_model_that_fails_is_told_of_as_such_and_not_quoted(
     assert server.ask().status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/invoke", "/invoke/stream"])
+def test_a_failure_of_its_own_is_told_as_a_problem_and_its_words_in_the_log_alone(
+    path: str, place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = read_settings(None, {"index": str(place.index), "access": {"open": True}})
+
+    async def fail(*_: Any) -> None:
+        raise ValueError("words of its own")
+
+    monkeypatch.setattr(AnswerService, "answer", fail)
+
+    async def ask() -> httpx.Response:
+        nothing, index = Keeper(settings.keeping, None), MailIndex(place.index)
+        async with ToolThreads() as threads:
+            service = AnswerService(settings, index, Metrics(), tracer(), threads, nothing.episode, [])
+            async with routes_to(service, open_access(settings.access), nothing) as app:
+                transport = httpx.ASGITransport(app)
+                async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                    return await client.post(path, json=asked())
+
+    response = asyncio.run(ask())
+    assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
+    assert "words of its own" not in response.text
+    assert caplog.text.count("ValueError: words of its own") == 1
+
+
 def test_one_failure_that_passes_is_not_noticed(server: Running, model: FakeVLLM) -> None:
     model.inject(status(503))
     assert server.ask().status_code == 200
@@ -215,7 +276,7 @@ def test_more_than_may_wait_are_told_to_come_again_and_none_is_lost(server: Runn
     ]
     assert len(right) >= 16
     assert all(right), "each its own"
-    until(lambda: server.metric("gumshoe_running") == 0 and server.metric("gumshoe_waiting") == 0)
+    until(lambda: server.metric("gumshoe_running") == 0 and server.metric("gumshoe_waiting", what="episode") == 0)
 
 
 def test_who_leaves_frees_the_place_that_they_had(server: Running, model: FakeVLLM) -> None:
@@ -246,9 +307,11 @@ def test_who_asks_for_another_route_or_host_is_told_so(server: Running) -> None:
         assert (response.status_code, response.headers["content-type"]) == (code, "application/problem+json")
     response = server.client.get("/principal", headers={"Host": "evil.example"})
     assert (response.status_code, response.json()["detail"]) == (421, "this server is not asked as 'evil.example'")
+    for path in ("/healthz", "/readyz", "/metrics"):  # a cluster probes a pod by its address
+        assert server.client.get(path, headers={"Host": "10.0.0.7:8000"}).status_code == 200
 
 
-def test_the_log_tells_of_requests_and_quotes_nothing(server: Running) -> None:
+def test_the_log_tells_of_requests_and_quotes_nothing(server: Running, model: FakeVLLM) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     headers = {"X-Request-ID": "mine-1", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
     response = server.client.post("/invoke", json=asked(7), headers=headers)
@@ -258,6 +321,9 @@ def test_the_log_tells_of_requests_and_quotes_nothing(server: Running) -> None:
     assert {each["trace_id"] for each in lines} == {trace}
     told = {name: value for each in lines for name, value in each.items()}
     assert (told["route"], told["status"], told["principal"], told["policy"]) == ("/invoke", 200, "anybody", "adapter")
+    model.inject(lambda exchange: exchange.reply({"message": decoded(exchange.request["prompt"])}, 400))
+    assert server.ask().status_code == 502
+    until(lambda: re.search(r"the model failed: http\S+ answered 400", server.log.read_text()))
     odd = server.client.get("/principal", headers={"X-Request-ID": 'x" , "y": "z'})
     assert re.fullmatch(r"[0-9a-f]{16}", odd.headers["x-request-id"])
     assert "What is in" not in server.log.read_text()
@@ -317,6 +383,34 @@ def test_two_adapters_share_the_episodes_and_a_session_stays_with_one(
     model.models = ("base", "adapter", "next")
 
 
+def test_a_server_that_is_to_end_loses_none_of_what_it_took(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    """Whoever asks goes on asking meanwhile, each time on a connection of its own."""
+    model.inject(after(0.05), times=None)
+    taken: list[int] = []
+    refused: list[str] = []
+
+    def go_on() -> None:
+        while not refused:
+            try:
+                with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+                    taken.append(client.post("/invoke", json=asked()).status_code)
+            except httpx.TransportError as error:
+                refused.append(type(error).__name__)
+
+    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open") as server:
+        threads = [threading.Thread(target=go_on) for _ in range(8)]
+        for each in threads:
+            each.start()
+        until(lambda: len(taken) >= 16)
+        server.process.send_signal(signal.SIGTERM)
+        for each in threads:
+            each.join()
+        assert server.process.wait(20) == 0
+        answered = [each["status"] for each in server.logged() if each.get("route") == "/invoke"]
+    assert set(taken) == set(answered) == {200}
+    assert len(taken) == len(answered), "all that was taken reached whoever asked"
+
+
 def test_who_asked_before_the_server_is_to_end_is_answered(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
     model.inject(after(0.2), times=None)
     bounds = ["--set", "limits.concurrency=4"]
@@ -325,7 +419,7 @@ def test_who_asked_before_the_server_is_to_end_is_answered(place: Place, model: 
         threads = [threading.Thread(target=lambda: answers.append(server.ask())) for _ in range(24)]
         for each in threads:
             each.start()
-        until(lambda: server.metric("gumshoe_waiting") == 20)
+        until(lambda: server.metric("gumshoe_waiting", what="episode") == 20)
         server.process.send_signal(signal.SIGTERM)
         for each in threads:
             each.join()
@@ -336,7 +430,36 @@ def test_who_asked_before_the_server_is_to_end_is_answered(place: Place, model: 
 def test_any_chat_model_can_stand_in_for_vllm(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
     with started(place, f"chat:base@{model.address}/v1", tmp_path / "log", "--open", OPENAI_API_KEY="none") as server:
         told = server.ask().json()
-    assert (told["answer"], told["policy"]) == ("Body of message 7", "base")
+        assert (told["answer"], told["policy"]) == ("Body of message 7", "base")
+
+
+def test_a_chat_model_that_is_not_there_is_told_of(place: Place, tmp_path: Path) -> None:
+    with FakeVLLM() as model, started(place, f"chat:base@{model.address}/v1", tmp_path / "log", "--open") as server:
+        model.__exit__(None, None, None)
+        until(lambda: server.client.get("/readyz").status_code == 503)
+        assert "does not answer" in server.client.get("/readyz").json()["detail"]
+
+
+def test_the_command_line_asks_a_server(
+    server: Running, model: FakeVLLM, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GUMSHOE_INDEX", "elsewhere")
+    monkeypatch.setenv("GUMSHOE_STORE", "elsewhere")
+    words = ["ask", "What is in 7?", "--url", server.url, "--inbox", ANN, "--date", DAY]
+    ran = run(*words)
+    assert (ran.status, "Body of message 7" in ran.out) == (0, True), ran.err
+    for flag, value in (("--index", "x"), ("--adapter", "latest"), ("--store", "x"), ("--max-turns", 3)):
+        ran = run(*words, flag, value)
+        assert (ran.status, f"leave {flag} out" in ran.err) == (2, True), ran.err
+    for url, inbox, status_of, said in (
+        ("http://127.0.0.1:9", ANN, 75, "does not answer"),
+        ("nowhere", ANN, 2, "is no address"),
+        (server.url, "ann", 2, "422"),
+        (f"{server.url}/healthz", ANN, 2, "answered 404"),
+        (model.address, ANN, 2, "does not answer as an agent server does"),
+    ):
+        ran = run("ask", "What?", "--url", url, "--inbox", inbox)
+        assert (ran.status, said in ran.err) == (status_of, True), ran.err
 
 
 def test_a_port_or_an_index_that_cannot_be_had_is_told_of(
@@ -348,5 +471,12 @@ def test_a_port_or_an_index_that_cannot_be_had_is_told_of(
     assert (taken.status, "choose another --port" in taken.err) == (2, True)
     none = run("serve", "--index", tmp_path / "none", *policy, "--open", "--port", 0)
     assert (none.status, "KIND/VERSION with --store" in none.err) == (2, True)
+    for tokenizer, said in (
+        (None, "token ids need the model's tokenizer"),
+        (tmp_path / "none", "there is no directory"),
+    ):
+        words = ["--tokenizer", tokenizer] if tokenizer else []
+        ran = run("serve", "--index", place.index, "--policy", "vllm:http://127.0.0.1:9", *words, "--open", "--port", 0)
+        assert (ran.status, said in ran.err) == (2, True), ran.err
     nobody = run("serve", "--index", place.index, *policy)
     assert (nobody.status, "set access.keys or access.jwks_url, or access.open" in nobody.err) == (2, True)

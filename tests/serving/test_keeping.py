@@ -35,6 +35,7 @@ def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
         assert server.ask().is_success
         assert server.ask(8, inbox_address=BOB).is_success
         for judged, kept in (
+            (said(source_ids=["<8@example.com>"]), True),  # taken back by the next
             (said(), True),
             (said(right=False), False),
             (said(right=False, right_answer="Body of message 9"), False),
@@ -42,7 +43,16 @@ def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
         ):
             response = server.client.post("/feedback", json=judged)
             assert (response.status_code, response.json()) == (202, {"kept": kept})
-        assert server.client.post("/feedback", json=said(query_date=None)).status_code == 422
+        for wrong, why in (
+            ({"query_date": None}, "query_date: "),
+            ({"answer": " \n"}, "answer: "),
+            ({"source_ids": [" "]}, "message_ids.0: "),
+            ({"source_ids": ["<1000@example.com>"]}, "there is no message '<1000@example.com>' in that inbox"),
+            ({"source_ids": ["<99@example.com>"]}, "there is no message '<99@example.com>' in that inbox"),
+            ({"query_date": "2001-05-01"}, "there is no message '<7@example.com>' in that inbox"),
+        ):
+            refused = server.client.post("/feedback", json=said(**wrong))
+            assert (refused.status_code, why in refused.json()["detail"]) == (422, True), refused.text
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0, "its end publishes what is left"
     store = Store(root)
@@ -54,7 +64,8 @@ def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
     )  # fmt: skip
     assert (corrected.answer, corrected.message_ids, corrected.split) == ("9", ("<9@example.com>",), None)
     first, second = read_trajectories(place_of / "trajectories.jsonl")
-    assert first.scenario == right.id, "a judgement is of an episode"
+    assert right.id.startswith(f"{first.scenario}-"), "a judgement is of an episode"
+    assert run("scenarios", "check", place_of / "scenarios.jsonl", "--index", place.index).status == 0
     assert (first.ending, second.ending, first.policy) == ("answer", "answer", "adapter")
     assert sum(first.mask) == first.sampled_tokens > 0, "training can use it"
     forgotten = run("artifacts", "forget", "--store", root, "--inbox", BOB, "--json")

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from tests.agent.fake_vllm import FakeVLLM
+from tests.agent.fake_vllm import FakeVLLM, decoded
 from tests.http_server import serving
 from tests.serving.agent_server import Place, asked, started
 
@@ -34,6 +35,8 @@ def test_an_episode_is_a_span_in_the_trace_of_whoever_asked(place: Place, model:
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Collector)) as collector:
         with started(place, policy, tmp_path / "log", "--open", OTEL_EXPORTER_OTLP_ENDPOINT=collector) as server:
             assert server.client.post("/invoke", json=asked(7), headers=headers).is_success
+            model.inject(lambda exchange: exchange.reply({"message": decoded(exchange.request["prompt"])}, 400))
+            assert server.ask().status_code == 502
         assert server.process.returncode == 0, "its end sends what is left"
     found = [ExportTraceServiceRequest.FromString(each) for each in Collector.received]
     spans = [
@@ -44,6 +47,8 @@ def test_an_episode_is_a_span_in_the_trace_of_whoever_asked(place: Place, model:
     assert mine["POST /invoke"].parent_span_id.hex() == PARENT
     assert mine["episode"].parent_span_id == mine["POST /invoke"].span_id
     assert [each.name for each in mine["episode"].events] == ["called", "returned", "called", "returned", "called"]
+    failed = {span.name for span in spans if span.status.code == Status.STATUS_CODE_ERROR}
+    assert failed - {"GET /readyz"} == {"POST /invoke", "episode"}
     told = b"".join(Collector.received)
     assert b"gumshoe-agent" in told
     assert b"What is in" not in told

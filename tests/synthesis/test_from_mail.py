@@ -551,7 +551,7 @@ def test_a_terminal_is_asked(reply: str, rc: int, requests: int, index: Path, tm
 def test_wrong_options_are_told_of(gumshoe: Run, index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
     words = [*options(honest, index, tmp_path / "q.jsonl"), "--yes"]
     wrong: Iterable[tuple[list[object], str]] = [
-        (["--model", "base@nowhere"], "--model base@nowhere: url: input should be a valid url"),
+        (["--model", "base@nowhere"], "--model base@nowhere: url: input should be a valid URL"),
         (["--judge", "wise"], "'wise' names no judge"),
         (["--inbox", "bob"], "write a whole address"),
         (["--index", tmp_path], "there is no index in"),

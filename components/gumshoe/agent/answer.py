@@ -91,7 +91,7 @@ class Answerer:
             trajectory = await run_episode(telling, environment, 0, self.limits, self.threads)
         record = trajectory.record
         success = trajectory.ending == "answer" and not record.does_not_know
-        found = [self._source(scenario, each) for each in record.sources]
+        found = [await self.threads.run("sources", source, self.index, scenario, each) for each in record.sources]
         sources = {each.message_id: each for each in found if each is not None}
         answer = Answer(
             question=scenario.question,
@@ -109,16 +109,17 @@ class Answerer:
         )
         return answer, trajectory
 
-    def _source(self, scenario: Scenario, message_id: str) -> Source | None:
-        """A message of the scenario's inbox that had been sent by its date."""
-        try:
-            found = self.index.read(str(scenario.inbox_address), message_id)
-        except (MessageNotFoundError, SearchArgumentError):
-            return None
-        end = scenario.visible_before
-        if found.sent is None or (end is not None and found.sent >= end):
-            return None
-        return Source(found.message_id, found.sent, found.sender, found.subject)
+
+def source(index: MailIndex, scenario: Scenario, message_id: str) -> Source | None:
+    """A message of the scenario's inbox that had been sent by its date; None where there is none of that id."""
+    try:
+        found = index.read(str(scenario.inbox_address), message_id)
+    except (MessageNotFoundError, SearchArgumentError):
+        return None
+    end = scenario.visible_before
+    if found.sent is None or (end is not None and found.sent >= end):
+        return None
+    return Source(found.message_id, found.sent, found.sender, found.subject)
 
 
 class _TellingSpeaker:

@@ -11,6 +11,8 @@ from gumshoe.agent.policy import PolicyError, Sampling
 from gumshoe.agent.trajectory import Segment, TokenUsage
 from gumshoe.endpoint import check_known, is_too_long
 
+_NOT_FOUND = 404
+
 
 class ChatSpeaker:
     """A chat model's side of one conversation. Its turns have text and no ids: nothing can be trained on them.
@@ -79,9 +81,9 @@ class ChatSpeaker:
             if is_too_long(error):
                 return None
             check_known(self._model, error)
-            raise PolicyError(f"{self._model} failed ({error})") from None
+            raise PolicyError(f"{self._model} answered {error.status_code}", str(error)) from None
         except (APIError, ValueError) as error:  # openai passes on what JSON's parser says
-            raise PolicyError(f"{self._model} failed ({error})") from None
+            raise PolicyError(f"{self._model} failed: {type(error).__name__}", str(error)) from None
         try:
             message = answer.choices[0].message
             text = (
@@ -91,6 +93,24 @@ class ChatSpeaker:
         except (AttributeError, IndexError, TypeError):
             raise PolicyError(f"{self._model} answered with what is no turn of a chat") from None
         return text, calls, _billed(answer)
+
+
+async def check_chat(client: AsyncOpenAI, model: str) -> None:
+    """See whether a model's server is there, and takes the key.
+
+    Raises:
+        UsageError: it takes no such key.
+        PolicyError: it does not answer.
+    """
+    try:
+        await client.models.list()
+    except APIStatusError as error:
+        if error.status_code == _NOT_FOUND:  # it lists none, and is there
+            return
+        check_known(model, error)
+        raise PolicyError(f"{client.base_url} answered {error.status_code}", str(error)) from None
+    except (APIError, ValueError) as error:
+        raise PolicyError(f"{client.base_url} does not answer: {type(error).__name__}", str(error)) from None
 
 
 def _billed(answer: Any) -> TokenUsage | None:

@@ -100,6 +100,7 @@ def run(
 
 @ask.command()
 def run_question(
+    context: typer.Context,
     question: Annotated[str | None, typer.Argument(help="What to find out.")] = None,
     inbox: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Whose mail; nothing else is seen.")] = None,
     scenarios: Annotated[
@@ -135,10 +136,15 @@ def run_question(
 
     Ends with 3 where there is no answer.
     """
-    if (index is None) == (url is None):
+    if url is not None:  # an index and a store of the environment are for questions that are answered here
+        here = {"index", "adapter", "store", "model", "max_turns", "max_tokens"}
+        sources = {name: context.get_parameter_source(name) for name in here}
+        given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+        if given:
+            flag = "--" + min(given).replace("_", "-")
+            raise UsageError(f"an agent server has its own index and model; leave {flag} out, or --url")
+    elif index is None:
         raise UsageError("say where to look: in an index (--index), or by an agent server (--url)")
-    if url is not None and (adapter or model):
-        raise UsageError("an agent server has its own model; leave --adapter and --model out")
     known = None
     if scenarios is not None and question is None and inbox is None:
         from gumshoe.scenarios.sources import load_scenarios
@@ -150,7 +156,7 @@ def run_question(
     if question is None or inbox is None:
         raise UsageError("ask a question of somebody's mail (QUESTION and --inbox), or one of a file (--scenarios)")
     asked_on = known.query_date if known and known.query_date else (day or datetime.now(UTC)).date()
-    if index is None:
+    if index is None or url is not None:
         found = _served(str(url), key, question, inbox, asked_on)
     else:
         from gumshoe.agent.ask import LocalModel, Question, answered
@@ -197,7 +203,7 @@ def _served(url: str, key: str | None, question: str, inbox: str, day: date) -> 
             return TypeAdapter(Answer).validate_json(response.content)
         told = response.json()
         said = f"{url} answered {response.status_code}: {told['title']}, {told['detail']}"
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise UsageError(f"{url} is no address ({error}); write http://HOST:PORT") from None
     except httpx.HTTPError as error:
         raise UnavailableError(f"{url} does not answer ({type(error).__name__}: {error}); is it running?") from None

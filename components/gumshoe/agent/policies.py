@@ -130,15 +130,15 @@ async def open_policy(
         return
     if name.kind == "local":
         async with (
-            _started(name, limits) as running,
+            started(name, limits) as running,
             open_policy(running, name.base, sampling, limits, requests) as speak,
         ):
             yield speak
         return
     if tokenizer is None and name.kind == "vllm":
         raise UsageError("token ids need the model's tokenizer; say where it is with --tokenizer")
-    codec = load_tokenizer(tokenizer or name.model)
-    chat = ChatFormat(codec)
+    codec = await asyncio.to_thread(load_tokenizer, tokenizer or name.model)
+    chat = await asyncio.to_thread(ChatFormat, codec)
     if name.kind == "vllm":
         async with VLLMPolicy(name.urls, name.model, requests) as served:
             await served.check(limits.max_context)
@@ -176,8 +176,13 @@ def token_speakers(
 
 
 @asynccontextmanager
-async def _started(name: PolicyName, limits: EpisodeLimits) -> AsyncIterator[PolicyName]:
-    """A model on whichever engine is there: a vLLM server of its own, or this process."""
+async def started(name: PolicyName, limits: EpisodeLimits) -> AsyncIterator[PolicyName]:
+    """A `local` policy on whichever engine is there, as long as the block runs: a vLLM server of its own, or this
+    process. What is given has the tokenizer of `name.base`.
+
+    Raises:
+        UsageError, UnavailableError: it cannot be started.
+    """
     if not is_installed():
         yield PolicyName("transformers", str(name.base), adapter=name.adapter, called=name.called)
         return

@@ -11,7 +11,14 @@ HIGHEST_TEMPERATURE = 2.0
 
 
 class PolicyError(UnavailableError):
-    """A policy gave no answer, or none that can be used: a failure of infrastructure, never of the model."""
+    """A policy gave no answer, or none that can be used: a failure of infrastructure, never of the model.
+
+    `plain` is the message without what a server said, which may quote what it was asked.
+    """
+
+    def __init__(self, plain: str, said: str = "") -> None:
+        super().__init__(f"{plain} ({said})" if said else plain)
+        self.plain = plain
 
 
 @dataclass(frozen=True, slots=True)

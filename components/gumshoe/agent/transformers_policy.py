@@ -124,7 +124,7 @@ class TransformersPolicy:
             await asyncio.to_thread(self._sample, [turn for _, turn, _ in waiting], stop)
         except Exception as error:  # noqa: BLE001 - who waits is told
             # Torch's own: out of memory, a device that is gone.
-            failure = PolicyError(f"{self._version} failed ({error})") if isinstance(error, RuntimeError) else error
+            failure = PolicyError(f"{self._version} failed", str(error)) if isinstance(error, RuntimeError) else error
             for _, _, answer in waiting:
                 if not answer.done():
                     answer.set_exception(failure)

@@ -29,7 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 class _TryAgainError(Exception):
-    """The same request may succeed the next time."""
+    """The same request may succeed the next time; `plain` and `said` are as those of a PolicyError."""
+
+    def __init__(self, plain: str, said: str = "") -> None:
+        super().__init__(f"{plain} ({said})" if said else plain)
+        self.plain, self.said = plain, said
 
 
 class _GoneError(_TryAgainError):
@@ -194,7 +198,7 @@ class VLLMPolicy:
             try:
                 probed = self._checked(await self._tried(client, request), request, greedy)
             except _TryAgainError as error:
-                raise PolicyError(str(error)) from None
+                raise PolicyError(error.plain, error.said) from None
             if min(probed.logprobs) < _SURE:
                 raise UsageError(
                     f"{client.base_url} gives log-probabilities of another distribution than it samples from; start it "
@@ -224,7 +228,7 @@ class VLLMPolicy:
                 with attempt:
                     answer = await self._post(request)
         except _TryAgainError as error:
-            raise PolicyError(f"{self._model}: {error}, after {tries} tries") from None
+            raise PolicyError(f"{self._model}: {error.plain}, after {tries} tries", error.said) from None
         return answer
 
     def _gone_for(self) -> float:
@@ -273,12 +277,12 @@ class VLLMPolicy:
             raise kind(f"{client.base_url} failed ({type(error).__name__}: {error})") from None
         code = response.status_code
         if code in _GONE:
-            raise _GoneError(f"{client.base_url} answered {code} ({response.text[:200]})")
+            raise _GoneError(f"{client.base_url} answered {code}", response.text[:200])
         self._note_there(client)
         if code in _TRY_AGAIN or (code >= httpx.codes.INTERNAL_SERVER_ERROR and code not in _NEVER):
-            raise _TryAgainError(f"{client.base_url} answered {code} ({response.text[:200]})")
+            raise _TryAgainError(f"{client.base_url} answered {code}", response.text[:200])
         if code != httpx.codes.OK:
-            raise PolicyError(f"{client.base_url} answered {code} ({response.text[:500]})")
+            raise PolicyError(f"{client.base_url} answered {code}", response.text[:500])
         try:
             return response.json()
         except ValueError:

@@ -14,6 +14,7 @@ ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
 
 # Starts the index's own term for an address. No text that is stored or searched for contains it.
 ADDRESS_MARK = "\ue000"
+_AROUND = re.compile(r"""^[\s<>'"]+|[\s<>'"]+$""")
 _UNWANTED = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff{ADDRESS_MARK}]")
 _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
 _MAX_OFFSET = 24 * 60
@@ -78,7 +79,7 @@ def clean_line(text: str) -> str:
 @lru_cache(1 << 16)  # few people write most mail
 def normal_address(address: str) -> str:
     """The form in which addresses are compared: lower case, without brackets, quotes or white space around it."""
-    return clean(address).strip().strip("<>'\"").strip().lower()
+    return _AROUND.sub("", clean(address)).lower()
 
 
 def to_utc(moment: datetime) -> tuple[int, int | None]:

@@ -103,7 +103,7 @@ class Scenario(BaseModel):
         """A question of which nobody knows the answer: one to answer, and not to learn from or to measure with.
 
         Raises:
-            ScenarioError: the question is empty, or the address is none.
+            ScenarioError: the question is empty, the address is none, or no day comes after the date.
         """
         text = question.strip()
         try:
@@ -112,6 +112,8 @@ class Scenario(BaseModel):
             raise ScenarioError(str(error)) from None
         if not text:
             raise ScenarioError("the question is empty; ask something")
+        if query_date == date.max:
+            raise ScenarioError(f"{query_date} is no day to ask on; give the day of the question")
         return cls.model_construct(
             id="asked", question=text, answer="", inbox_address=inbox, query_date=query_date, message_ids=()
         )

@@ -7,6 +7,8 @@ before a question is taken, in the same words whether there is such an inbox or 
 import asyncio
 import hashlib
 import hmac
+import json
+import logging
 import re
 import secrets
 import time
@@ -28,7 +30,10 @@ _KEY = "gum_"  # what keys begin with, so that they are known where they leak
 _FRESH, _STALE = 600.0, 86400.0  # seconds for which published keys are used, and where their address is silent
 _PAUSE = 30.0  # seconds between two looks for a key that is not published
 _LEEWAY = 30  # seconds that clocks may differ
-_TIMEOUT = 5.0
+_TIMEOUT = 5.0  # seconds for all that they take
+_LARGEST = 1 << 20  # bytes of them
+
+_log = logging.getLogger(__name__)
 
 
 class UnauthenticatedError(Exception):
@@ -37,6 +42,10 @@ class UnauthenticatedError(Exception):
 
 class ForbiddenError(Exception):
     """Who asks may not read that inbox."""
+
+
+class ProviderSilentError(UnavailableError):
+    """The keys that tokens are signed with cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ class Access(Protocol):
 
         Raises:
             UnauthenticatedError: nobody.
-            UnavailableError: it cannot be told now.
+            ProviderSilentError: it cannot be told now.
         """
         ...
 
@@ -197,29 +206,42 @@ class _PublishedKeys:
         """
         Raises:
             UnauthenticatedError: none of that name is published.
-            UnavailableError: the address does not answer, and nothing is known from before.
+            ProviderSilentError: the address does not answer, and nothing is known from before.
         """
-        async with self._lock:
-            now = time.monotonic()
-            is_fresh = now - self._fetched < _FRESH
-            if (name not in self._keys or not is_fresh) and now - self._tried >= _PAUSE:
-                self._tried = now
-                await self._fetch()
-            if time.monotonic() - self._fetched >= _STALE:
-                raise UnavailableError("the keys that tokens are signed with cannot be had now")
+        if not self._is_fresh(name):
+            async with self._lock:  # who waits for it finds what another has fetched
+                if not self._is_fresh(name) and time.monotonic() - self._tried >= _PAUSE:
+                    self._tried = time.monotonic()
+                    await self._fetch()
+        if time.monotonic() - self._fetched >= _STALE:
+            raise ProviderSilentError("the keys that tokens are signed with cannot be had now")
         if name not in self._keys:
             raise UnauthenticatedError("the token is signed with a key that is not published")
         return self._keys[name]
 
+    def _is_fresh(self, name: str) -> bool:
+        return name in self._keys and time.monotonic() - self._fetched < _FRESH
+
     async def _fetch(self) -> None:
+        """Have the keys as they are published now; where that cannot be, those from before stay."""
+        content = b""
         try:
-            async with httpx.AsyncClient(timeout=_TIMEOUT) as client:
-                answer = (await client.get(self.url)).raise_for_status().json()
-            found = [each for each in jwt.PyJWKSet.from_dict(answer).keys if each.key_type != "oct"]
-        except (httpx.HTTPError, ValueError, jwt.PyJWTError, AttributeError, TypeError):
+            async with (
+                asyncio.timeout(_TIMEOUT),
+                httpx.AsyncClient() as client,
+                client.stream("GET", self.url) as answer,
+            ):
+                answer.raise_for_status()
+                async for part in answer.aiter_bytes():
+                    content += part
+                    if len(content) > _LARGEST:
+                        raise ValueError("too large")
+            listed = jwt.PyJWKSet.from_dict(json.loads(content)).keys
+            found = {str(each.key_id): each for each in listed if each.key_type != "oct"}
+        except (httpx.HTTPError, OSError, ValueError, jwt.PyJWTError, AttributeError, TypeError) as error:
+            _log.warning("the keys at %s cannot be had (%s: %s)", self.url, type(error).__name__, error)
             return
-        self._keys = {str(each.key_id): each for each in found}
-        self._fetched = time.monotonic()
+        self._keys, self._fetched = found, time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,16 +267,17 @@ class _Tokens:
             )
         except jwt.PyJWTError as error:
             raise UnauthenticatedError(f"the token is not taken: {str(error).lower()}") from None
-        own = _claimed(claims, settings.inbox_claim)
+        own = _claimed(claims, settings)
         return Principal(str(claims["sub"]), (*own, *_checked_patterns(settings.inboxes)))
 
 
-def _claimed(claims: dict[str, Any], name: str | None) -> tuple[str, ...]:
+def _claimed(claims: dict[str, Any], settings: AccessSettings) -> tuple[str, ...]:
     """The inboxes that a claim names, each in full: a pattern there is none."""
+    name = settings.inbox_claim
+    if name == "email" and settings.verified_email and claims.get("email_verified") is not True:
+        return ()
     found = claims.get(name) if name else None
     listed = [found] if isinstance(found, str) else found if isinstance(found, list) else []
-    if name == "email" and claims.get("email_verified") is False:
-        return ()
     addresses = (normal_address(each) for each in listed if isinstance(each, str) and "*" not in each)
     return tuple(each for each in addresses if each)
 

@@ -1,7 +1,9 @@
 """The agent server's HTTP interface. What goes wrong is told as a problem (RFC 9457, application/problem+json)."""
 
 import asyncio
+import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -9,35 +11,44 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
 from gumshoe.agent.answer import Answer, Source, Step
-from gumshoe.agent.policy import PolicyError
-from gumshoe.agent.threads import ToolFailedError
-from gumshoe.mail.schema import IndexFileError
+from gumshoe.errors import UnavailableError, faults_of
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 from gumshoe.serving.access import ForbiddenError, Principal
-from gumshoe.serving.front import RefusedRequestError, problem
 from gumshoe.serving.keeping import Keeper
-from gumshoe.serving.service import AnswerService, BusyError, NotReadyError, TooSlowError
+from gumshoe.serving.problems import (
+    BusyError,
+    NotReadyError,
+    RefusedRequestError,
+    TooSlowError,
+    answer_to,
+    explained,
+    problem,
+)
+from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import told
 
 _log = logging.getLogger(__name__)
 _PAGE = Path(__file__).parent / "page"
+_TOLD = (
+    *(BusyError, ForbiddenError, NotReadyError, RefusedRequestError, TooSlowError, UnavailableError),
+    *(HTTPException, RequestValidationError, Exception),
+)
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
 _EARLY = 0.5  # seconds in which a stream that fails is told so by its status
+_FAILED = 500
 _PULSE = 15.0  # seconds between signs of life
-_RETRY = "1"  # seconds
 
 
 class Asked(BaseModel):
@@ -112,7 +123,7 @@ def _unwrapped(body: Any) -> Any:
     return body["parameters"] if isinstance(body, dict) and set(body) == {"parameters"} else body
 
 
-def _principal(request: Request) -> Principal:
+async def _principal(request: Request) -> Principal:  # without `async` it would be called in a thread
     who: Principal = request.state.principal
     return who
 
@@ -196,11 +207,10 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
         return Answered.model_validate(fields, from_attributes=True)
 
     @app.post("/invoke", openapi_extra=_EITHER)
-    async def invoke(asked: Question, who: Who, request: Request) -> Answered:
+    async def invoke(asked: Question, who: Who) -> Answered:
         """Answer a question about an inbox."""
-        scenario = asked_by(who, asked)
-        work = service.answer(scenario, asked.session_id, lambda _: None)
-        return answered(await _unless_gone(request, work), steps=asked.steps)
+        answer = await service.answer(asked_by(who, asked), asked.session_id, lambda _: None)
+        return answered(answer, steps=asked.steps)
 
     @app.post("/invoke/stream", openapi_extra=_EITHER, response_class=StreamingResponse)
     async def stream(asked: Question, who: Who) -> StreamingResponse:
@@ -228,15 +238,29 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
             try:
                 while (step := await _next(events)) is not None:
                     yield b": alive\n\n" if step == "alive" else _event("step", asdict(step))
-                try:
-                    yield _event("answer", answered(await work, steps=True).model_dump(mode="json"))
-                except Exception as error:  # noqa: BLE001 - its status has been sent
-                    status, title, detail = _explained(error)
-                    yield _event("problem", problem(status, title, detail))
+                yield _event("answer", answered(await work, steps=True).model_dump(mode="json"))
+            except Exception as error:  # noqa: BLE001 - its status has been sent
+                status, title, detail = explained(error)
+                if status == _FAILED:
+                    _log.exception("a stream failed")
+                yield _event("problem", problem(status, title, detail))
             finally:
                 work.cancel()
 
         return StreamingResponse(sent(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    async def known(scenario: Scenario, answer: str | None, sources: list[str]) -> Scenario:
+        """The question with its right answer, and the messages that this stands in."""
+        fields = scenario.model_dump(include={"question", "inbox_address", "query_date"})
+        name = f"asked-{scenario.digest}-{secrets.token_hex(4)}"
+        try:
+            learned = Scenario.model_validate({"id": name, **fields, "answer": answer, "message_ids": sources})
+        except ValidationError as error:
+            raise RefusedRequestError(422, "It is not an answer", faults_of(error)) from None
+        missing = await service.missing(learned)
+        if missing:
+            raise RefusedRequestError(422, "It is not an answer", f"there is no message {missing[0]!r} in that inbox")
+        return learned
 
     @app.post("/feedback", status_code=202)
     async def feedback(judged: Judged, who: Who) -> dict[str, bool]:
@@ -250,7 +274,7 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
             answer, sources = judged.answer, judged.source_ids
         is_kept = bool(answer and sources)
         if is_kept:
-            keeper.feedback(scenario.model_copy(update={"answer": answer, "message_ids": tuple(sources)}))
+            keeper.feedback(await known(scenario, answer, sources))
         told("feedback", right=judged.right, kept=is_kept)
         return {"kept": is_kept}
 
@@ -277,7 +301,7 @@ def _add_operations(app: FastAPI, service: AnswerService) -> None:
         trouble = service.trouble
         service.metrics.ready.set(not trouble)
         if trouble:
-            return _problem(503, "Not ready", trouble)
+            raise RefusedRequestError(503, "Not ready", trouble)
         return JSONResponse({"status": "ready", "policies": [each.name.version for each in service.candidates]})
 
     @app.get("/metrics", response_class=Response)
@@ -307,60 +331,15 @@ def _explain(app: FastAPI) -> None:
     """Have every error told as a problem."""
 
     async def told_of(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        return _problem(*_explained(error))
+        return answer_to(error)
 
-    for kind in (
-        BusyError,
-        ForbiddenError,
-        HTTPException,
-        IndexFileError,
-        NotReadyError,
-        PolicyError,
-        RefusedRequestError,
-        RequestValidationError,
-        TooSlowError,
-        ToolFailedError,
-    ):
+    # The last is for all that nobody thought of: the framework raises it again, and `Front` logs it.
+    for kind in _TOLD:
         app.add_exception_handler(kind, told_of)
 
 
-def _explained(error: Exception) -> tuple[int, str, str]:
-    """Status, title and detail of a problem."""
-    match error:
-        case RefusedRequestError():
-            return error.status, error.title, error.detail
-        case RequestValidationError():
-            return 422, "It is not a question", "; ".join(map(_fault, error.errors()[:5]))
-        case HTTPException():
-            return error.status_code, "Not taken", str(error.detail)
-        case ForbiddenError():
-            return 403, "Not allowed", "you may not read that inbox"
-        case BusyError():
-            return 429, "Too many ask at once", "ask again in a while"
-        case TooSlowError():
-            return 504, "Too slow", str(error)
-        case NotReadyError():
-            return 503, "There is no model now", "the model is not there, or not yet; ask again in a while"
-        case PolicyError():
-            return 502, "The model failed", "the model gave no answer that can be used; this server's log says more"
-        case _:
-            _log.error("a request failed: %s: %s", type(error).__name__, error)
-            return 500, "Something went wrong", "this server failed; its log says more"
-
-
-def _fault(fault: Any) -> str:
-    """What is wrong with a field; never what it holds."""
-    where = ".".join(map(str, fault["loc"][1:]))
-    return f"{where}: {fault['msg'].lower()}" if where else str(fault["msg"]).lower()
-
-
-def _problem(status: int, title: str, detail: str) -> Response:
-    headers = {"Retry-After": _RETRY} if status in (429, 503) else {}
-    return JSONResponse(problem(status, title, detail), status, headers, "application/problem+json")
-
-
 def _event(name: str, data: Any) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data, default=str) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + json.dumps(data, default=str).encode() + b"\n\n"
 
 
 async def _next(events: asyncio.Queue[Step | None]) -> Any:
@@ -370,23 +349,3 @@ async def _next(events: asyncio.Queue[Step | None]) -> Any:
             return await events.get()
     except TimeoutError:
         return "alive"
-
-
-async def _unless_gone(request: Request, work: Any) -> Answer:
-    """What the work comes to; it is given up where whoever asked has left."""
-    task = asyncio.create_task(work)
-    leaving = asyncio.create_task(_left(request))
-    try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise RefusedRequestError(499, "Gone", "whoever asked has left")
-        answer: Answer = task.result()
-        return answer
-    finally:
-        task.cancel()
-        leaving.cancel()
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

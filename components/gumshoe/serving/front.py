@@ -1,22 +1,22 @@
 """What stands before every route: who asks, how much they may send, and what is told of it."""
 
 import asyncio
-import json
 import logging
 import re
 import secrets
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any
 
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import StatusCode, Tracer
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gumshoe.errors import UnavailableError
 from gumshoe.serving.access import Access, UnauthenticatedError
+from gumshoe.serving.problems import RefusedRequestError, answer_to, explained
 from gumshoe.serving.settings import ServeSettings
-from gumshoe.serving.telemetry import Metrics, request_id, request_span, told
+from gumshoe.serving.telemetry import Metrics, request_id, span_of, told
 
 PUBLIC = {"/": "/", "/page.js": "/page", "/page.css": "/page", "/healthz": "/healthz", "/readyz": "/readyz"}
 PUBLIC |= {"/metrics": "/metrics", "/openapi.json": "/openapi.json"}
@@ -24,6 +24,7 @@ ROUTES = {"/invoke", "/invoke/stream", "/feedback", "/principal", "/mcp"}
 _HERE = ("localhost", "127.0.0.1", "[::1]")
 _READ = 20.0  # seconds for a request's body
 _ID = re.compile(r"[\w.-]{1,64}", re.A)
+_FAILED = 500
 _QUIET = {"/healthz", "/readyz", "/metrics"}  # asked again and again, and not worth a line
 _SAFE = [
     (b"x-content-type-options", b"nosniff"),
@@ -34,23 +35,10 @@ _SAFE = [
 _log = logging.getLogger(__name__)
 
 
-def problem(status: int, title: str, detail: str) -> dict[str, Any]:
-    """What went wrong, as RFC 9457 has it."""
-    return {"type": "about:blank", "title": title, "status": status, "detail": detail, "request_id": request_id.get()}
-
-
-class RefusedRequestError(Exception):
-    """A request that is not taken."""
-
-    def __init__(self, status: int, title: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.title, self.detail = status, title, detail
-
-
 @dataclass(slots=True)
 class Front:
     """Passes on to `app` what is to be answered: with who asks in the request's state (`principal`), and with its whole
-    body. Everything but what is public needs a principal.
+    body. Everything but what is public needs a principal. Where whoever asks leaves, the app's work is given up.
     """
 
     app: ASGIApp
@@ -72,9 +60,16 @@ class Front:
         answer = _Answer(send)
         started = time.monotonic()
         try:
-            with request_span(self.tracer, f"{scope['method']} {route}", dict(headers)) as span:
-                await self._answered(scope, receive, answer, headers, is_public=path in PUBLIC)
+            with span_of(self.tracer, f"{scope['method']} {route}", dict(headers)) as span:
+                try:
+                    await self._answered(scope, receive, answer, headers, route)
+                except Exception as error:  # noqa: BLE001 - the outermost boundary
+                    self._note(error)
+                    if not answer.has_begun:
+                        await answer_to(error)(scope, receive, answer)
                 span.set_attribute("http.response.status_code", answer.status)
+                if answer.status >= _FAILED:
+                    span.set_status(StatusCode.ERROR)
                 if route not in _QUIET:
                     seconds = round(time.monotonic() - started, 4)
                     about = getattr(scope.get("state", {}).get("principal"), "name", None)
@@ -84,27 +79,32 @@ class Front:
             self.metrics.latency.labels(route).observe(time.monotonic() - started)
             request_id.reset(held)
 
-    async def _answered(
-        self, scope: Scope, receive: Receive, answer: "_Answer", headers: Headers, *, is_public: bool
-    ) -> None:
-        try:
+    async def _answered(self, scope: Scope, receive: Receive, answer: "_Answer", headers: Headers, route: str) -> None:
+        if route not in _QUIET:  # whoever probes a server knows its address, and no name
             self._check_host(headers.get("host", ""))
-            if not is_public:
-                kind, _, credentials = headers.get("authorization", "").partition(" ")
-                who = await self.access.principal(credentials.strip() if kind.lower() == "bearer" else None)
-                scope.setdefault("state", {})["principal"] = who
-            body = await self._body(receive, headers)
-            await self.app(scope, _replayed(body, receive), answer)
-        except RefusedRequestError as error:
-            await answer.problem(error.status, error.title, error.detail)
-        except UnauthenticatedError as error:
+        if route not in PUBLIC.values():
+            kind, _, credentials = headers.get("authorization", "").partition(" ")
+            who = await self.access.principal(credentials.strip() if kind.lower() == "bearer" else None)
+            scope.setdefault("state", {})["principal"] = who
+        if route == "/mcp" and scope["method"] != "POST":  # or a stream is opened that never says anything
+            raise HTTPException(405, "MCP is spoken by POST here", {"Allow": "POST"})
+        body = await self._body(receive, headers)
+        leaving = asyncio.create_task(_left(receive))
+        work = asyncio.create_task(_awaited(self.app(scope, _replayed(body, leaving), answer)))
+        try:
+            await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            leaving.cancel()
+            await asyncio.gather(work, leaving, return_exceptions=True)
+
+    def _note(self, error: Exception) -> None:
+        if isinstance(error, UnauthenticatedError):
             self.metrics.refused.labels("unauthenticated").inc()
-            await answer.problem(401, "Who asks is not known", str(error))
-        except UnavailableError as error:
-            await answer.problem(503, "Not available", str(error))
-        except Exception:  # noqa: BLE001 - the outermost boundary
-            _log.exception("a request failed")
-            await answer.problem(500, "Something went wrong", "this server failed; its log says more")
+        if explained(error)[0] == _FAILED:
+            _log.error("a request failed", exc_info=error)
 
     def _check_host(self, host: str) -> None:
         """Where access is open, a page of somebody else's that a browser on this machine shows must not reach the
@@ -138,14 +138,25 @@ class Front:
             raise RefusedRequestError(408, "Too slow", f"its body did not come within {_READ:g} seconds") from None
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replayed(body: bytes, leaving: "asyncio.Task[Message]") -> Receive:
     """The body that was read, and then what else comes: the end of the connection."""
     coming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
-        return coming.pop() if coming else await receive()
+        return coming.pop() if coming else await asyncio.shield(leaving)
 
     return next_message
+
+
+async def _left(receive: Receive) -> Message:
+    """The message that says that whoever asked is gone."""
+    while (message := await receive())["type"] != "http.disconnect":
+        pass
+    return message
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
 
 
 class _Answer:
@@ -154,26 +165,13 @@ class _Answer:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status = 499  # whoever asked is gone
-        self._begun = False
+        self.has_begun = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._begun, self.status = True, message["status"]
+            self.has_begun, self.status = True, message["status"]
             known = {name.lower() for name, _ in message.get("headers", [])}
             more = [each for each in _SAFE if each[0] not in known]
             headers = [*message.get("headers", []), *more, (b"x-request-id", request_id.get().encode())]
             message = {**message, "headers": headers}
         await self._send(message)
-
-    async def problem(self, status: int, title: str, detail: str) -> None:
-        """Say what went wrong, where nothing was said yet."""
-        if self._begun:
-            return
-        body = json.dumps(problem(status, title, detail)).encode()
-        headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
-        if status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        if status in (408, 413):  # what else comes of it is not read
-            headers.append((b"connection", b"close"))
-        await self({"type": "http.response.start", "status": status, "headers": headers})
-        await self({"type": "http.response.body", "body": body})

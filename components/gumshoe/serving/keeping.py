@@ -36,8 +36,8 @@ class Keeper:
 
     settings: KeepingSettings
     store: Store | None
-    _lines: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: {SCENARIOS: [], TRAJECTORIES: []})
-    """By file, the inbox that each line quotes, and the line."""
+    _lines: dict[str, dict[str, tuple[str, str]]] = field(default_factory=lambda: {SCENARIOS: {}, TRAJECTORIES: {}})
+    """By file and by what a line is about, of which the latest counts: the inbox that it quotes, and the line."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -57,12 +57,14 @@ class Keeper:
     def feedback(self, scenario: Scenario) -> None:
         """Keep a question with the answer that is right, as somebody said."""
         texts = {"question": self._without(scenario.question), "answer": self._without(scenario.answer)}
-        self._keep(SCENARIOS, str(scenario.inbox_address), scenario.model_copy(update=texts).to_json())
+        line = scenario.model_copy(update=texts).to_json()
+        self._keep(SCENARIOS, scenario.digest, str(scenario.inbox_address), line)
 
     def episode(self, scenario: Scenario, trajectory: Trajectory) -> None:
         """Keep an episode, if it is one of the sample."""
         if random.random() < self.settings.trajectories:  # noqa: S311 - nothing secret
-            self._keep(TRAJECTORIES, str(scenario.inbox_address), self._redacted(trajectory).to_json())
+            line = self._redacted(trajectory).to_json()
+            self._keep(TRAJECTORIES, secrets.token_hex(8), str(scenario.inbox_address), line)
 
     def _redacted(self, trajectory: Trajectory) -> Trajectory:
         """Without what is not to be kept; token ids would say it all the same."""
@@ -77,12 +79,12 @@ class Keeper:
             text = re.sub(each, _REDACTED, text)
         return text
 
-    def _keep(self, file: str, inbox: str, line: str) -> None:
+    def _keep(self, file: str, about: str, inbox: str, line: str) -> None:
         with self._lock:
-            if len(self._lines[file]) >= _MOST:
+            if len(self._lines[file]) >= _MOST and about not in self._lines[file]:
                 _log.warning("%s lines of %s wait to be published; another is left out", _MOST, file)
                 return
-            self._lines[file].append((inbox, line))
+            self._lines[file][about] = inbox, line
 
     def _work(self) -> None:
         while not self._ended.wait(self.settings.every):
@@ -90,7 +92,7 @@ class Keeper:
 
     def _publish(self) -> None:
         with self._lock:
-            lines, self._lines = self._lines, {SCENARIOS: [], TRAJECTORIES: []}
+            lines, self._lines = self._lines, {SCENARIOS: {}, TRAJECTORIES: {}}
         if self.store is None or not any(lines.values()):
             return
         version = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
@@ -98,10 +100,11 @@ class Keeper:
             with TemporaryDirectory(prefix="gumshoe-kept-") as place, quiet():
                 for file, kept in lines.items():
                     if kept:
-                        Path(place, file).write_text("".join(f"{line}\n" for _, line in kept), encoding="utf-8")
-                mark(Path(place), {inbox for kept in lines.values() for inbox, _ in kept})
+                        text = "".join(f"{line}\n" for _, line in kept.values())
+                        Path(place, file).write_text(text, encoding="utf-8")
+                mark(Path(place), {inbox for kept in lines.values() for inbox, _ in kept.values()})
                 self.store.publish(Path(place), KIND, version)
         except (GumshoeError, OSError) as error:
             _log.warning("what was kept cannot be published, and is tried again: %s", error)
             with self._lock:
-                self._lines = {file: [*kept, *self._lines[file]][:_MOST] for file, kept in lines.items()}
+                self._lines = {file: kept | self._lines[file] for file, kept in lines.items()}

@@ -3,6 +3,9 @@
 What always holds: a tool reaches the inboxes of the principal that sent the request, and no other.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from typing import Annotated, Any
 
@@ -11,18 +14,15 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
-from gumshoe.agent.email import EmailEnvironment
-from gumshoe.agent.policy import PolicyError
-from gumshoe.agent.threads import ToolFailedError
 from gumshoe.agent.tools import BadArgumentsError, Call
 from gumshoe.agent.tools import ToolError as RefusedCallError
-from gumshoe.errors import UnavailableError
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.serving.access import ForbiddenError, Principal
 from gumshoe.serving.app import scenario_for
-from gumshoe.serving.front import RefusedRequestError
-from gumshoe.serving.service import AnswerService, BusyError, NotReadyError, TooSlowError
+from gumshoe.serving.problems import explained
+from gumshoe.serving.service import AnswerService
 
+_FAILED = 500
+_log = logging.getLogger(__name__)
 _ABOUT = """\
 Answers questions about mail. `ask` has an agent find the answer, with the messages that hold it; `search_inbox` and \
 `read_email` are the tools that it has, to search and read for yourself."""
@@ -36,12 +36,8 @@ def make_mcp(service: AnswerService) -> MCPServer[Any]:
     most = service.settings.limits.question
 
     async def run(context: Context[Any, Any], inbox: str | None, day: date | None, call: Call) -> str:
-        scenario = _scenario(context, call.name, inbox, day, most)
-        environment = EmailEnvironment(service.index, scenario, 1)
-        try:
-            return await service.threads.run(call.name, environment.toolbox.run, call)
-        except (RefusedCallError, BadArgumentsError, ToolFailedError) as error:
-            raise ToolError(str(error)) from None
+        with _told_of():
+            return await service.call(_scenario(context, call.name, inbox, day, most), call)
 
     @server.tool()
     async def search_inbox(
@@ -81,15 +77,9 @@ def make_mcp(service: AnswerService) -> MCPServer[Any]:
         query_date: Day = None,
     ) -> dict[str, Any]:
         """Have an agent answer a question about an inbox."""
-        scenario = _scenario(context, question, inbox_address, query_date, most)
-        try:
+        with _told_of():
+            scenario = _scenario(context, question, inbox_address, query_date, most)
             answer = await service.answer(scenario, None, lambda _: None)
-        except (TooSlowError, NotReadyError) as error:
-            raise ToolError(str(error)) from None
-        except BusyError:
-            raise ToolError("too many ask at once; ask again in a while") from None
-        except (PolicyError, ToolFailedError):
-            raise ToolError("the model gave no answer that can be used; try again later") from None
         return {
             "answer": answer.answer,
             "success": answer.success,
@@ -106,12 +96,18 @@ def make_mcp(service: AnswerService) -> MCPServer[Any]:
 
 def _scenario(context: Context[Any, Any], question: str, inbox: str | None, day: date | None, most: int) -> Scenario:
     request: Any = context.request_context.request
-    who: Principal = request.state.principal
+    return scenario_for(request.state.principal, question, inbox, day, most)
+
+
+@contextmanager
+def _told_of() -> Iterator[None]:
+    """What goes wrong is told to the client as over HTTP, and of a call what is wrong with it."""
     try:
-        return scenario_for(who, question, inbox, day, most)
-    except ForbiddenError:
-        raise ToolError("you may not read that inbox") from None
-    except RefusedRequestError as error:
-        raise ToolError(error.detail) from None
-    except UnavailableError as error:
+        yield
+    except (RefusedCallError, BadArgumentsError) as error:
         raise ToolError(str(error)) from None
+    except Exception as error:  # noqa: BLE001 - the SDK would tell the client what it says
+        status, title, detail = explained(error)
+        if status == _FAILED:
+            _log.exception("a tool failed")
+        raise ToolError(f"{title}: {detail}") from None

@@ -18,7 +18,7 @@ from gumshoe.artifacts.manifest import MANIFEST, is_reference
 from gumshoe.artifacts.store import Store, verify_directory
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.index import MailIndex
-from gumshoe.serving.access import open_access
+from gumshoe.serving.access import Access, open_access
 from gumshoe.serving.app import make_app
 from gumshoe.serving.front import Front
 from gumshoe.serving.keeping import Keeper
@@ -70,23 +70,19 @@ async def application(settings: ServeSettings, index: MailIndex) -> AsyncIterato
     """
     keeps = settings.keeping.feedback or settings.keeping.trajectories > 0
     store = Store(settings.store) if keeps and settings.store else None
+    access = open_access(settings.access)
     with Keeper(settings.keeping, store) as keeper:
         async with (
             serving(settings, index, Metrics(), tracer(), keeper.episode) as service,
-            routes_to(service, keeper) as app,
+            routes_to(service, access, keeper) as app,
         ):
             yield app
 
 
 @asynccontextmanager
-async def routes_to(service: AnswerService, keeper: Keeper) -> AsyncIterator[ASGIApp]:
-    """HTTP and MCP to a service, for those who may ask it.
-
-    Raises:
-        UsageError: the file of keys cannot be read.
-    """
+async def routes_to(service: AnswerService, access: Access, keeper: Keeper) -> AsyncIterator[ASGIApp]:
+    """HTTP and MCP to a service, for those who may ask it."""
     settings = service.settings
-    access = open_access(settings.access)
     if settings.access.open:
         _log.warning("access is open: whoever reaches this server may read every mailbox in its index")
     app = make_app(settings, service, keeper)

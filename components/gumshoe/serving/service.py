@@ -6,42 +6,41 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
 from opentelemetry.trace import Tracer
+from prometheus_client import Gauge
 
-from gumshoe.agent.answer import Answer, Answerer, Step
+from gumshoe.agent.answer import Answer, Answerer, Step, source
 from gumshoe.agent.ask import LocalModel
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.chat_policy import check_chat
+from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.episode import EpisodeLimits
-from gumshoe.agent.policies import OpenSpeaker, PolicyName, open_policy
+from gumshoe.agent.policies import OpenSpeaker, PolicyName, load_tokenizer, open_policy, started
 from gumshoe.agent.policy import PolicyError, Sampling
 from gumshoe.agent.threads import ToolThreads
+from gumshoe.agent.tools import Call
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
-from gumshoe.errors import GumshoeError
+from gumshoe.endpoint import openai_client
+from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.serving.problems import BusyError, NotReadyError, TooSlowError
 from gumshoe.serving.settings import ServeSettings
-from gumshoe.serving.telemetry import Metrics
+from gumshoe.serving.telemetry import Metrics, span_of
 
 _LOOK = 5.0  # seconds between two looks at a model
 _LOOKS = 5.0  # seconds that one may take
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
-
-
-class BusyError(Exception):
-    """As many requests wait as may."""
-
-
-class NotReadyError(Exception):
-    """The model is not there, or not yet; the message says why."""
-
-
-class TooSlowError(Exception):
-    """There was no answer within the deadline."""
 
 
 @dataclass(slots=True)
@@ -55,6 +54,41 @@ class Candidate:
     """Why it cannot answer; empty where it can."""
 
 
+@dataclass(slots=True)
+class Places:
+    """Room for so many at once, and for so many that wait until one of them has ended."""
+
+    at_once: int
+    queue: int
+    waits: Gauge
+    """How many wait, for whoever watches."""
+    _free: asyncio.Semaphore = field(init=False)
+    _waiting: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.at_once)
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """One of them, as long as the block runs.
+
+        Raises:
+            BusyError: as many wait as may.
+        """
+        if self._waiting >= self.queue and self._free.locked():
+            raise BusyError
+        self._waiting += 1
+        try:
+            with self.waits.track_inprogress():
+                await self._free.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
 Served = Callable[[Scenario, Trajectory], object]
 """Told of each episode that ended by itself."""
 
@@ -64,7 +98,8 @@ class AnswerService:
     """Answers questions with the policies in service. Use it as an async context manager, by `serving`.
 
     Invariants: an episode has one policy; one session has the same, as long as it is in service; no more than
-    `limits.concurrency` episodes run at once, and no more than `limits.queue` wait.
+    `limits.concurrency` episodes run at once, and no more than `limits.queue` wait. The same holds for single calls of
+    a tool.
     """
 
     settings: ServeSettings
@@ -74,11 +109,14 @@ class AnswerService:
     threads: ToolThreads
     served: Served
     candidates: list[Candidate]
-    _slots: asyncio.Semaphore = field(init=False)
-    _waiting: int = field(default=0, init=False)
+    _episodes: Places = field(init=False)
+    _calls: Places = field(init=False)
 
     def __post_init__(self) -> None:
-        self._slots = asyncio.Semaphore(self.settings.limits.concurrency)
+        limits = self.settings.limits
+        self._episodes, self._calls = (
+            Places(limits.concurrency, limits.queue, self.metrics.waiting.labels(what)) for what in ("episode", "call")
+        )
 
     @property
     def trouble(self) -> str:
@@ -94,39 +132,59 @@ class AnswerService:
             BusyError, TooSlowError, NotReadyError: it was not answered.
             PolicyError, ToolFailedError: the model or a tool failed.
         """
-        limits = self.settings.limits
-        if self._waiting >= limits.queue and self._slots.locked():
-            self.metrics.refused.labels("busy").inc()
-            raise BusyError
         try:
-            async with asyncio.timeout(limits.deadline):
-                return await self._in_turn(scenario, session, tell)
-        except TimeoutError:
+            return await self._in_time(self._in_turn(scenario, session, tell))
+        except BusyError:
+            self.metrics.refused.labels("busy").inc()
+            raise
+        except TooSlowError:
             self.metrics.model_errors.labels("too slow").inc()
-            raise TooSlowError(f"there was no answer within {limits.deadline:g} seconds") from None
+            raise
+        except NotReadyError:
+            self.metrics.model_errors.labels("not ready").inc()
+            raise
         except PolicyError as error:
             self.metrics.model_errors.labels("failed").inc()
-            _log.warning("the model failed: %s", error)
+            _log.warning("the model failed: %s", error if self.settings.log_questions else error.plain)
             raise
+
+    async def call(self, scenario: Scenario, call: Call) -> str:
+        """What one call of a tool gives for whoever may read the scenario's inbox.
+
+        Raises:
+            BusyError, TooSlowError: it was not carried out.
+            ToolError, BadArgumentsError: it cannot be, as it was put.
+            ToolFailedError: the tool failed.
+        """
+        environment = EmailEnvironment(self.index, scenario, 1)
+        return await self._in_time(self._carried_out(environment, call))
+
+    async def missing(self, scenario: Scenario) -> list[str]:
+        """Those of a scenario's sources that its inbox did not hold on its day."""
+        found = [await self.threads.run("sources", source, self.index, scenario, each) for each in scenario.sources]
+        return [name for name, each in zip(scenario.sources, found, strict=True) if each is None]
+
+    async def _carried_out(self, environment: EmailEnvironment, call: Call) -> str:
+        async with self._calls.taken():
+            return await self.threads.run(call.name, environment.toolbox.run, call)
+
+    async def _in_time(self, work: Awaitable[T]) -> T:
+        deadline = self.settings.limits.deadline
+        try:
+            async with asyncio.timeout(deadline):
+                return await work
+        except TimeoutError:
+            raise TooSlowError(f"there was no answer within {deadline:g} seconds") from None
 
     async def _in_turn(self, scenario: Scenario, session: str | None, tell: Callable[[Step], object]) -> Answer:
         began = time.monotonic()
-        self._waiting += 1
-        self.metrics.waiting.set(self._waiting)
-        try:
-            await self._slots.acquire()
-        finally:
-            self._waiting -= 1
-            self.metrics.waiting.set(self._waiting)
-        self.metrics.phases.labels("waiting").observe(time.monotonic() - began)
-        try:
-            with self.metrics.running.track_inprogress(), self.tracer.start_as_current_span("episode") as span:
+        async with self._episodes.taken():
+            self.metrics.phases.labels("waiting").observe(time.monotonic() - began)
+            with self.metrics.running.track_inprogress(), span_of(self.tracer, "episode") as span:
                 chosen = self._chosen(session)
                 if chosen.speak is None:
-                    self.metrics.model_errors.labels("not ready").inc()
                     raise NotReadyError(chosen.trouble)
-                model = self.settings.model
-                answerer = Answerer(self.index, EpisodeLimits(model.max_turns, model.max_context), self.threads)
+                answerer = Answerer(self.index, _episode_limits(self.settings), self.threads)
 
                 def noted(step: Step) -> None:
                     what = "called" if step.result is None else "returned"
@@ -135,8 +193,6 @@ class AnswerService:
 
                 answer, trajectory = await answerer.answer(scenario, chosen.speak, secrets.token_hex(8), noted)
                 span.set_attributes({"policy": answer.policy, "turns": answer.turns, "success": answer.success})
-        finally:
-            self._slots.release()
         self.metrics.episode(answer, trajectory)
         self.served(scenario, trajectory)
         return answer
@@ -159,17 +215,14 @@ async def serving(
 ) -> AsyncIterator[AnswerService]:
     """A service, whose policies are looked at again and again as long as the block runs.
 
-    A policy of this machine is there before the block begins; vLLM servers elsewhere may come later.
+    A policy of this machine is there before the block begins; servers elsewhere may come later.
 
     Raises:
-        UsageError, PolicyError: a policy of this machine cannot be had.
+        UsageError, UnavailableError: a policy of this machine, or a tokenizer, cannot be had.
     """
     model = settings.model
     async with AsyncExitStack() as held, ToolThreads() as threads:
-        if model.policy:
-            name = PolicyName.parse(model.policy)
-        else:
-            name = LocalModel(model.adapter, settings.store, model.base).found(held.enter_context(ExitStack()))
+        name, tokenizer = await _model(settings, held)
         share = model.canary_percent / 100 if model.canary else 0.0
         candidates = [Candidate(name, 1 - share)]
         if model.canary:
@@ -179,10 +232,8 @@ async def serving(
         for each in candidates:
             metrics.policy.labels(each.name.version).set(each.share)
             if name.kind != "vllm":
-                each.speak = await held.enter_async_context(_opened(each.name, settings))
-                each.trouble = ""
-                continue
-            keepers.append(asyncio.create_task(_kept_open(each, settings, held)))
+                each.speak = await held.enter_async_context(_opened(each.name, tokenizer, settings))
+            keepers.append(asyncio.create_task(_kept_open(each, tokenizer, settings, held)))
         try:
             yield service
         finally:
@@ -191,26 +242,66 @@ async def serving(
             await asyncio.gather(*keepers, return_exceptions=True)
 
 
-def _opened(name: PolicyName, settings: ServeSettings) -> AbstractAsyncContextManager[OpenSpeaker]:
+async def _model(settings: ServeSettings, held: AsyncExitStack) -> tuple[PolicyName, Path | str | None]:
+    """The policy, which is started where it is one of this machine, and where its tokenizer is."""
+    model = settings.model
+    if model.policy:
+        name = PolicyName.parse(model.policy)
+    else:
+        name = LocalModel(model.adapter, settings.store, model.base).found(held.enter_context(ExitStack()))
+    if name.kind == "local":
+        return await held.enter_async_context(started(name, _episode_limits(settings))), name.base
+    if name.kind == "vllm":
+        if model.tokenizer is None:
+            raise UsageError("token ids need the model's tokenizer; say where it is with --tokenizer")
+        await asyncio.to_thread(lambda: ChatFormat(load_tokenizer(str(model.tokenizer))))  # or it is told of too late
+    return name, model.tokenizer
+
+
+def _episode_limits(settings: ServeSettings) -> EpisodeLimits:
+    return EpisodeLimits(settings.model.max_turns, settings.model.max_context)
+
+
+def _opened(
+    name: PolicyName, tokenizer: Path | str | None, settings: ServeSettings
+) -> AbstractAsyncContextManager[OpenSpeaker]:
     model, limits = settings.model, settings.limits
     requests = RequestLimits(deadline=limits.deadline, connect=_LOOKS, attempts=2, backoff=1, patience=_LOOKS)
     sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
-    return open_policy(name, model.tokenizer, sampling, EpisodeLimits(model.max_turns, model.max_context), requests)
+    return open_policy(name, tokenizer, sampling, _episode_limits(settings), requests)
 
 
-async def _kept_open(candidate: Candidate, settings: ServeSettings, held: AsyncExitStack) -> None:
-    """Open a policy of vLLM servers as soon as they are there, and see again and again whether they have it still."""
-    quick = RequestLimits(deadline=_LOOKS, connect=_LOOKS, attempts=1, patience=0)
-    async with VLLMPolicy(candidate.name.urls, candidate.name.model, quick) as looked_at:
+async def _kept_open(
+    candidate: Candidate, tokenizer: Path | str | None, settings: ServeSettings, held: AsyncExitStack
+) -> None:
+    """Open a policy as soon as it is there, and see again and again whether it still is."""
+    async with _looker(candidate.name, settings) as look:
         while True:
             before = candidate.trouble
             try:
-                await looked_at.check(settings.model.max_context)
+                await look()
                 if candidate.speak is None:
-                    candidate.speak = await held.enter_async_context(_opened(candidate.name, settings))
+                    candidate.speak = await held.enter_async_context(_opened(candidate.name, tokenizer, settings))
                 candidate.trouble = ""
             except GumshoeError as error:
                 candidate.trouble = str(error)
+            except Exception as error:  # noqa: BLE001 - or nobody would look again
+                _log.exception("%s cannot be looked at", candidate.name.version)
+                candidate.trouble = f"it cannot be looked at ({type(error).__name__})"
             if candidate.trouble != before:
                 _log.warning("%s: %s", candidate.name.version, candidate.trouble or "ready")
             await asyncio.sleep(_LOOK if candidate.speak else 1)
+
+
+@asynccontextmanager
+async def _looker(name: PolicyName, settings: ServeSettings) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    """What sees whether a policy is there, and raises a GumshoeError where it is not."""
+    if name.kind == "vllm":
+        quick = RequestLimits(deadline=_LOOKS, connect=_LOOKS, attempts=1, patience=0)
+        async with VLLMPolicy(name.urls, name.model, quick) as served:
+            yield lambda: served.check(settings.model.max_context)
+    elif name.kind == "chat":
+        async with openai_client(name.urls[0] if name.urls else None, timeout=_LOOKS, retries=0) as client:
+            yield lambda: check_chat(client, name.model)
+    else:
+        yield lambda: asyncio.sleep(0)  # in this process: as long as this runs

@@ -61,6 +61,9 @@ class AccessSettings(BaseModel):
     audience: str | None = Field(None, description="what a token's `aud` is to be, or to hold")
     algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256"), description="that tokens may be signed with")
     inbox_claim: str | None = Field("email", description="the claim that names the inbox, or the inboxes, of a token")
+    verified_email: bool = Field(
+        True, description="the claim email counts beside email_verified: true alone; some providers let users choose it"
+    )
     inboxes: tuple[str, ...] = Field((), description="patterns (*@example.com) that every token may read")
     allowed_hosts: tuple[str, ...] = Field(
         (), description="names that requests may be sent to; any, but where access is open: this machine's alone"

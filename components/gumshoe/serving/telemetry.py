@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, Tracer
+from opentelemetry.trace import Span, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
@@ -65,7 +65,9 @@ class Metrics:
         )
         self.refused = Counter(f"{name}refused", "Requests that were not taken, by why.", ["why"], registry=registry)
         self.running = Gauge(f"{name}running", "Episodes under way.", registry=registry)
-        self.waiting = Gauge(f"{name}waiting", "Requests that wait for an episode to end.", registry=registry)
+        self.waiting = Gauge(
+            f"{name}waiting", "Requests that wait for others to end, by what for.", ["what"], registry=registry
+        )
         self.policy = Gauge(
             f"{name}policy_share", "Share of the episodes that a policy is given.", ["policy"], registry=registry
         )
@@ -138,9 +140,17 @@ def tracer() -> Tracer:
 
 
 @contextmanager
-def request_span(tracer: Tracer, route: str, headers: dict[str, str]) -> Iterator[Span]:
-    """The span of a request, in the trace of whoever asks (https://www.w3.org/TR/trace-context/)."""
+def span_of(tracer: Tracer, name: str, headers: dict[str, str] | None = None) -> Iterator[Span]:
+    """A span; with a request's headers its first here, in the trace of whoever asks
+    (https://www.w3.org/TR/trace-context/). What an exception says may quote mail: it tells that there was one.
+    """
+    context = None if headers is None else _PROPAGATOR.extract(headers)
+    kind = trace.SpanKind.INTERNAL if headers is None else trace.SpanKind.SERVER
     with tracer.start_as_current_span(
-        route, context=_PROPAGATOR.extract(headers), kind=trace.SpanKind.SERVER, record_exception=False
+        name, context, kind, record_exception=False, set_status_on_exception=False
     ) as span:
-        yield span
+        try:
+            yield span
+        except BaseException:
+            span.set_status(StatusCode.ERROR)
+            raise
