@@ -6,16 +6,16 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 
 from gumshoe.agent.answer import Answer, Source, Step
@@ -34,10 +34,10 @@ from gumshoe.serving.problems import (
 )
 from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import ServeSettings
-from gumshoe.serving.telemetry import told
 
 _log = logging.getLogger(__name__)
 _PAGE = Path(__file__).parent / "page"
+_ANSWER, _STEP = TypeAdapter(Answer), TypeAdapter(Step)
 _TOLD = (
     *(BusyError, ForbiddenError, NotReadyError, RefusedRequestError, TooSlowError, UnavailableError),
     *(HTTPException, RequestValidationError, Exception),
@@ -123,12 +123,6 @@ def _unwrapped(body: Any) -> Any:
     return body["parameters"] if isinstance(body, dict) and set(body) == {"parameters"} else body
 
 
-async def _principal(request: Request) -> Principal:  # without `async` it would be called in a thread
-    who: Principal = request.state.principal
-    return who
-
-
-Who = Annotated[Principal, Depends(_principal)]
 Question = Annotated[Asked, BeforeValidator(_unwrapped)]
 _ASKED = {"$ref": "#/components/schemas/Asked"}
 _EITHER = {
@@ -167,13 +161,17 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def scenario_for(who: Principal, question: str, inbox: str | None, day: date | None, most: int) -> Scenario:
+def scenario_for(
+    request: Request, question: str, inbox: str | None, day: date | None, settings: ServeSettings
+) -> Scenario:
     """The question of somebody who may read the inbox that it is about.
 
     Raises:
         ForbiddenError: they may not.
         RefusedRequestError: it is no question, or names no inbox.
     """
+    who: Principal = request.state.principal
+    most = settings.limits.question
     named = inbox or who.only_inbox
     if named is None:
         raise RefusedRequestError(422, "It is not a question", "inbox_address: say whose mail; you may read several")
@@ -185,7 +183,15 @@ def scenario_for(who: Principal, question: str, inbox: str | None, day: date | N
         raise RefusedRequestError(422, "It is not a question", str(error)) from None
     if not who.may_read(str(asked.inbox_address)):
         raise ForbiddenError
+    if settings.log_questions:
+        request.state.told |= {"question": question, "inbox": asked.inbox_address}
     return asked.model_copy(update={"id": f"asked-{asked.digest}"})
+
+
+def note(request: Request, answer: Answer, settings: ServeSettings) -> None:
+    """Have the request's line in the log say what came of it."""
+    quoted = {"answer": answer.answer} if settings.log_questions else {}
+    request.state.told |= {"policy": answer.policy, "success": answer.success, "turns": answer.turns, **quoted}
 
 
 def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) -> FastAPI:
@@ -193,29 +199,21 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
     app = FastAPI(title="Gumshoe", docs_url=None, redoc_url=None, responses=_PROBLEMS)
     _explain(app)
 
-    def asked_by(who: Principal, asked: Asked) -> Scenario:
-        most = settings.limits.question
-        scenario = scenario_for(who, asked.question, asked.inbox_address, asked.query_date, most)
-        if settings.log_questions:
-            told("question", question=scenario.question, inbox=scenario.inbox_address)
-        return scenario
+    def asked_by(request: Request, asked: Asked) -> Scenario:
+        return scenario_for(request, asked.question, asked.inbox_address, asked.query_date, settings)
 
-    def answered(answer: Answer, *, steps: bool) -> Answered:
-        quoted = {"answer": answer.answer} if settings.log_questions else {}
-        told("answer", policy=answer.policy, success=answer.success, turns=answer.turns, **quoted)
-        fields = asdict(answer) | {"steps": answer.steps if steps else ()}
-        return Answered.model_validate(fields, from_attributes=True)
-
-    @app.post("/invoke", openapi_extra=_EITHER)
-    async def invoke(asked: Question, who: Who) -> Answered:
+    @app.post("/invoke", openapi_extra=_EITHER, response_model=Answered)
+    async def invoke(asked: Question, request: Request) -> Response:
         """Answer a question about an inbox."""
-        answer = await service.answer(asked_by(who, asked), asked.session_id, lambda _: None)
-        return answered(answer, steps=asked.steps)
+        answer = await service.answer(asked_by(request, asked), asked.session_id, lambda _: None)
+        note(request, answer, settings)
+        told = answer if asked.steps else replace(answer, steps=())
+        return Response(_ANSWER.dump_json(told), media_type="application/json")
 
     @app.post("/invoke/stream", openapi_extra=_EITHER, response_class=StreamingResponse)
-    async def stream(asked: Question, who: Who) -> StreamingResponse:
+    async def stream(asked: Question, request: Request) -> StreamingResponse:
         """The same, with every step as it is taken: server-sent events `step`, and at last `answer` or `problem`."""
-        scenario = asked_by(who, asked)
+        scenario = asked_by(request, asked)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Step | None] = asyncio.Queue()
 
@@ -237,13 +235,15 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
         async def sent() -> AsyncIterator[bytes]:
             try:
                 while (step := await _next(events)) is not None:
-                    yield b": alive\n\n" if step == "alive" else _event("step", asdict(step))
-                yield _event("answer", answered(await work, steps=True).model_dump(mode="json"))
+                    yield b": alive\n\n" if step == "alive" else _event("step", _STEP.dump_json(step))
+                answer = await work
+                note(request, answer, settings)
+                yield _event("answer", _ANSWER.dump_json(answer))
             except Exception as error:  # noqa: BLE001 - its status has been sent
                 status, title, detail = explained(error)
                 if status == _FAILED:
                     _log.exception("a stream failed")
-                yield _event("problem", problem(status, title, detail))
+                yield _event("problem", json.dumps(problem(status, title, detail)).encode())
             finally:
                 work.cancel()
 
@@ -263,10 +263,9 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
         return learned
 
     @app.post("/feedback", status_code=202)
-    async def feedback(judged: Judged, who: Who) -> dict[str, bool]:
+    async def feedback(judged: Judged, request: Request) -> dict[str, bool]:
         """Keep a question with its right answer and where that stands, to learn from; without both nothing is kept."""
-        most = settings.limits.question
-        scenario = scenario_for(who, judged.question, judged.inbox_address, judged.query_date, most)
+        scenario = scenario_for(request, judged.question, judged.inbox_address, judged.query_date, settings)
         if not settings.keeping.feedback:
             raise RefusedRequestError(404, "Not kept", "this server takes no feedback; its operator can switch it on")
         answer, sources = judged.right_answer, judged.right_source_ids
@@ -275,12 +274,13 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
         is_kept = bool(answer and sources)
         if is_kept:
             keeper.feedback(await known(scenario, answer, sources))
-        told("feedback", right=judged.right, kept=is_kept)
+        request.state.told |= {"right": judged.right, "kept": is_kept}
         return {"kept": is_kept}
 
     @app.get("/principal")
-    async def principal(who: Who) -> Caller:
+    async def principal(request: Request) -> Caller:
         """Who asks, and what they may read."""
+        who: Principal = request.state.principal
         return Caller(name=who.name, inboxes=list(who.patterns), feedback=settings.keeping.feedback)
 
     _add_operations(app, service)
@@ -338,8 +338,8 @@ def _explain(app: FastAPI) -> None:
         app.add_exception_handler(kind, told_of)
 
 
-def _event(name: str, data: Any) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + json.dumps(data, default=str).encode() + b"\n\n"
+def _event(name: str, data: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 async def _next(events: asyncio.Queue[Step | None]) -> Any:

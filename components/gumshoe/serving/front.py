@@ -37,8 +37,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Front:
-    """Passes on to `app` what is to be answered: with who asks in the request's state (`principal`), and with its whole
-    body. Everything but what is public needs a principal. Where whoever asks leaves, the app's work is given up.
+    """Passes on to `app` what is to be answered, with its whole body. In its state stand who asks (`principal`) and a
+    dictionary for what its line in the log is to say (`told`). Everything but what is public needs a principal;
+    where whoever asks leaves, the app's work is given up.
     """
 
     app: ASGIApp
@@ -55,6 +56,7 @@ class Front:
         headers = Headers(scope=scope)
         path = scope["path"].rstrip("/") or "/"
         route = PUBLIC.get(path) or (path if path in ROUTES else "other")
+        state = scope["state"] = {**scope.get("state", {}), "told": {}}
         given = headers.get("x-request-id", "")
         held = request_id.set(given if _ID.fullmatch(given) else secrets.token_hex(8))
         answer = _Answer(send)
@@ -72,8 +74,7 @@ class Front:
                     span.set_status(StatusCode.ERROR)
                 if route not in _QUIET:
                     seconds = round(time.monotonic() - started, 4)
-                    about = getattr(scope.get("state", {}).get("principal"), "name", None)
-                    told("request", route=route, status=answer.status, seconds=seconds, principal=about)
+                    told("request", route=route, status=answer.status, seconds=seconds, **state["told"])
         finally:
             self.metrics.requests.labels(route, str(answer.status)).inc()
             self.metrics.latency.labels(route).observe(time.monotonic() - started)
@@ -85,7 +86,8 @@ class Front:
         if route not in PUBLIC.values():
             kind, _, credentials = headers.get("authorization", "").partition(" ")
             who = await self.access.principal(credentials.strip() if kind.lower() == "bearer" else None)
-            scope.setdefault("state", {})["principal"] = who
+            scope["state"]["principal"] = who
+            scope["state"]["told"]["principal"] = who.name
         if route == "/mcp" and scope["method"] != "POST":  # or a stream is opened that never says anything
             raise HTTPException(405, "MCP is spoken by POST here", {"Allow": "POST"})
         body = await self._body(receive, headers)

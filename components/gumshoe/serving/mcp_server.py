@@ -16,8 +16,7 @@ from pydantic import Field
 
 from gumshoe.agent.tools import BadArgumentsError, Call
 from gumshoe.agent.tools import ToolError as RefusedCallError
-from gumshoe.scenarios.scenario import Scenario
-from gumshoe.serving.app import scenario_for
+from gumshoe.serving.app import note, scenario_for
 from gumshoe.serving.problems import explained
 from gumshoe.serving.service import AnswerService
 
@@ -33,11 +32,12 @@ Day = Annotated[date | None, Field(description="Nothing sent later is seen; toda
 def make_mcp(service: AnswerService) -> MCPServer[Any]:
     """The server, whose requests bear a principal in their state."""
     server: MCPServer[Any] = MCPServer("gumshoe", instructions=_ABOUT, log_level="WARNING")
-    most = service.settings.limits.question
+    settings = service.settings
 
     async def run(context: Context[Any, Any], inbox: str | None, day: date | None, call: Call) -> str:
         with _told_of():
-            return await service.call(_scenario(context, call.name, inbox, day, most), call)
+            request: Any = context.request_context.request
+            return await service.call(scenario_for(request, call.name, inbox, day, settings), call)
 
     @server.tool()
     async def search_inbox(
@@ -78,8 +78,10 @@ def make_mcp(service: AnswerService) -> MCPServer[Any]:
     ) -> dict[str, Any]:
         """Have an agent answer a question about an inbox."""
         with _told_of():
-            scenario = _scenario(context, question, inbox_address, query_date, most)
+            request: Any = context.request_context.request
+            scenario = scenario_for(request, question, inbox_address, query_date, settings)
             answer = await service.answer(scenario, None, lambda _: None)
+            note(request, answer, settings)
         return {
             "answer": answer.answer,
             "success": answer.success,
@@ -92,11 +94,6 @@ def make_mcp(service: AnswerService) -> MCPServer[Any]:
         }
 
     return server
-
-
-def _scenario(context: Context[Any, Any], question: str, inbox: str | None, day: date | None, most: int) -> Scenario:
-    request: Any = context.request_context.request
-    return scenario_for(request.state.principal, question, inbox, day, most)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The agent server as a process: what it needs is brought here, opened, served, and put away again."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -93,6 +94,9 @@ async def routes_to(service: AnswerService, access: Access, keeper: Keeper) -> A
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Front` does
     )
     app.router.routes.extend(mounted.routes)
+    # What is loaded by now stays: each full collection would walk through all of it, and hold up every episode for it.
+    gc.collect()
+    gc.freeze()
     async with tools.session_manager.run():
         yield Front(app, settings, access, service.metrics, service.tracer)
 
