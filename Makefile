@@ -42,6 +42,7 @@ unit: $(VENV)/installed ## the tests alone; PYTEST_ARGS="-k wall" for some
 benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
 	$(BIN)/python -m tests.benchmarks.mail
 	$(BIN)/python -m tests.benchmarks.agent
+	$(BIN)/python -m tests.benchmarks.serving
 	$(BIN)/python -m tests.benchmarks.report
 	$(BIN)/python -m tests.benchmarks.learning
 

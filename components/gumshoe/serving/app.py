@@ -228,6 +228,9 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
 
         work = asyncio.create_task(service.answer(scenario, asked.session_id, tell))
         work.add_done_callback(end)
+        request_task = asyncio.current_task()
+        if request_task is not None:  # ends when all has been sent, or when whoever asked has left
+            request_task.add_done_callback(lambda _: work.cancel())
         done, _ = await asyncio.wait({work}, timeout=_EARLY)
         if done and work.exception() is not None:
             work.result()  # raises: it is told as for /invoke
@@ -244,8 +247,6 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
                 if status == _FAILED:
                     _log.exception("a stream failed")
                 yield _event("problem", json.dumps(problem(status, title, detail)).encode())
-            finally:
-                work.cancel()
 
         return StreamingResponse(sent(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
