@@ -83,6 +83,7 @@ def test_questions_are_answered_as_they_were_measured(
 ) -> None:
     """The same questions, asked of the server and rolled out greedily with the same weights."""
     assert server.client.get("/readyz").json() == {"status": "ready", "policies": ["tiny#r1"]}
+    assert not any("ready" in each["message"] for each in server.logged()), "its model was there when it began to serve"
     with ThreadPoolExecutor(8) as pool:
         answers = [each.json() for each in pool.map(lambda one: server.client.post("/invoke", json=body(one)), asked)]
     assert {each["policy"] for each in answers} == {"tiny#r1"}

@@ -215,7 +215,7 @@ async def serving(
 ) -> AsyncIterator[AnswerService]:
     """A service, whose policies are looked at again and again as long as the block runs.
 
-    A policy of this machine is there before the block begins; servers elsewhere may come later.
+    A policy of this machine is there before the block begins; vLLM servers elsewhere may come later.
 
     Raises:
         UsageError, UnavailableError: a policy of this machine, or a tokenizer, cannot be had.
@@ -231,8 +231,9 @@ async def serving(
         keepers = []
         for each in candidates:
             metrics.policy.labels(each.name.version).set(each.share)
-            if name.kind != "vllm":
+            if not (model.policy or "").startswith("vllm:"):
                 each.speak = await held.enter_async_context(_opened(each.name, tokenizer, settings))
+                each.trouble = ""
             keepers.append(asyncio.create_task(_kept_open(each, tokenizer, settings, held)))
         try:
             yield service
