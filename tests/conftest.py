@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -101,7 +101,7 @@ def s3_bucket(s3_server: str, aws_environment: pytest.MonkeyPatch) -> str:
     return bucket
 
 
-def missing(what: str) -> None:
+def missing(what: str) -> NoReturn:
     """Skip a test for want of something from outside Python; in CI, where all of it is installed, fail it."""
     if os.environ.get("CI"):
         pytest.fail(f"{what} is missing, and CI is to have it")

@@ -313,10 +313,11 @@ class _Handler(BaseHTTPRequestHandler):
 def _completion(request: dict[str, Any]) -> dict[str, Any]:
     """As vLLM: what a request does not ask for comes from the model's own defaults, and those are bad ones."""
     prompt = request["prompt"]
+    prompt = encoded(prompt) if isinstance(prompt, str) else prompt
     text = said_after(decoded(prompt))
     ids = [*encoded(text), *STOP, *encoded("\nand on it goes")]
     ends = set(request.get("stop_token_ids", [])) | (set() if request.get("ignore_eos") else set(encoded(ODD_END)))
-    length = min(request.get("max_tokens", 16), next(at for at, each in enumerate(ids, 1) if each in ends))
+    length = min(request.get("max_tokens", 16), next((at for at, each in enumerate(ids, 1) if each in ends), len(ids)))
     ids = ids[:length]
     logprobs = [0.0] * len(ids) if request.get("top_k") == 1 else logprobs_of(ids)
     return {

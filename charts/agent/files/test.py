@@ -1,0 +1,44 @@
+"""Whether what the chart installed works: the adapters are served, complete a text, and the agent server answers."""
+
+import json
+import os
+import urllib.request
+
+
+def answer(url, body=None, **headers):
+    """What an address answers, as JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)
+
+
+def main():
+    """Print a line for each thing that works, and end with 1 where one does not."""
+    agent, key = os.environ["AGENT"], os.environ.get("KEY")
+    access = {"Authorization": f"Bearer {key}"} if key else {}
+    adapters = os.environ["ADAPTERS"].split(",")
+    for url in os.environ["MODELS"].split(","):
+        listed = [each["id"] for each in answer(f"{url}/v1/models")["data"]]
+        missing = [each for each in adapters if each not in listed]
+        if missing:
+            raise SystemExit(f"{url} does not serve {missing}; it has {listed}")
+        print(f"{url} serves {', '.join(adapters)}")
+        for adapter in adapters:
+            done = answer(f"{url}/v1/completions", {"model": adapter, "prompt": "The answer is", "max_tokens": 4})
+            print(f"{adapter} goes on with {done['choices'][0]['text']!r}")
+    print("the agent server is", answer(f"{agent}/readyz")["status"])
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    kinds = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
+    if not (key or os.environ["INBOX"]):
+        print("set test.keySecret and test.inbox to try MCP and a question too")
+        return
+    tools = [each["name"] for each in answer(f"{agent}/mcp", call, **kinds, **access)["result"]["tools"]]
+    print("MCP has", ", ".join(sorted(tools)))
+    if os.environ["INBOX"]:
+        asked = {"question": os.environ["QUESTION"], "inbox_address": os.environ["INBOX"]}
+        told = answer(f"{agent}/invoke", asked, **access)
+        print(f"asked {told['question']!r}: {told['turns']} turns by {told['policy']}, success {told['success']}")
+
+
+main()

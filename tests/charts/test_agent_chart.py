@@ -1,0 +1,268 @@
+"""The chart, rendered by Helm: valid in every mode, refused where it cannot work, and right where no schema can say."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from charts.readme import described
+from helm_python import Chart
+from helm_python.chart import lint
+
+from gumshoe.serving.access import add_key
+from gumshoe.serving.settings import read_settings
+from gumshoe.serving.telemetry import Metrics
+from tests.agent.fake_vllm import FakeVLLM
+from tests.conftest import missing
+from tests.serving.agent_server import ANN, make_place, started
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "agent"
+FILES = sorted((CHART / "ci").glob("*-values.yaml"))
+MODES = [file.name.removesuffix("-values.yaml") for file in FILES]
+
+
+def values_of(mode: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((CHART / "ci" / f"{mode}-values.yaml").read_text()))
+
+
+def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Values under others, as Helm lays files over each other."""
+    both = dict(values)
+    for name, value in changes.items():
+        inner = both.get(name)
+        both[name] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return both
+
+
+def rendered(values: dict[str, Any], release: str = "mail") -> dict[tuple[str, str], Any]:
+    """The objects of a release, by kind and name."""
+    files = Chart.load(CHART).render(values, name=release, namespace="agents")
+    text = "\n---\n".join(text for name, text in files.items() if not name.endswith("NOTES.txt"))
+    objects = [each for each in yaml.safe_load_all(text) if each]
+    return {(each["kind"], each["metadata"]["name"]): each for each in objects}
+
+
+def of_kind(objects: dict[tuple[str, str], Any], kind: str) -> Any:
+    (found,) = (each for (known, _), each in objects.items() if known == kind)
+    return found
+
+
+def settings_of(objects: dict[tuple[str, str], Any], name: str = "mail-gumshoe-agent-agent") -> dict[str, Any]:
+    return dict(yaml.safe_load(objects["ConfigMap", name]["data"]["settings.yaml"]))
+
+
+def test_there_are_values_for_every_mode() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    modes = schema["properties"]["serving"]["properties"]["mode"]["enum"]
+    assert set(modes) <= {values_of(mode).get("serving", {}).get("mode", "standard") for mode in MODES}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_renders_lints_and_is_what_kubernetes_takes(mode: str, shared_data: Path, tmp_path: Path) -> None:
+    values = values_of(mode)
+    told = lint(CHART, values, strict=True)
+    assert told["errors"] == []
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(rendered(values).values()))
+    check = shared_data.parent / "tools" / "validate_manifests.py"
+    done = subprocess.run([sys.executable, check, tmp_path / "all.yaml"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_agent_server_takes_the_settings_that_it_is_given(mode: str) -> None:
+    given = settings_of(rendered(values_of(mode)))
+    settings = read_settings(None, given)
+    assert (settings.host, settings.port, settings.index) == ("0.0.0.0", 8000, "/data/index")
+    assert settings.model.policy is not None
+    assert settings.model.policy.endswith("#r7f3-2")
+    assert not settings.access.open
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pods_are_restricted_and_nothing_secret_is_written_down(mode: str) -> None:
+    objects = rendered(values_of(mode))
+    assert not [kind for kind, _ in objects if kind in ("Secret", "Role", "ClusterRole", "RoleBinding")]
+    pods = [of_kind(objects, "Deployment")["spec"]["template"]["spec"], of_kind(objects, "Pod")["spec"]]
+    for pod in pods:
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert container["resources"]["limits"]["memory"]
+
+
+@pytest.mark.parametrize("mode", ["standard", "everything"])
+def test_what_only_kserve_s_webhooks_would_say(mode: str) -> None:
+    values = values_of(mode)
+    changed = {"serving": {"runtimeCanary": {"percent": 20, "tag": "v0.32.0"}, "replicas": {"max": 1}}}
+    predictors = []
+    for objects in (rendered(values), rendered(merged(values, changed))):
+        spec = of_kind(objects, "InferenceService")["spec"]
+        predictors += [spec["predictor"], *(each["predictor"] for each in spec.get("canary", []))]
+    canary = predictors[-1]
+    assert canary["name"] != predictors[0].get("name")
+    assert canary["model"]["name"] != predictors[0]["model"].get("name")
+    assert canary["minReplicas"] == canary["maxReplicas"]
+    assert canary["model"]["image"].endswith(":v0.32.0")
+    for predictor in predictors:
+        paths = [each["mountPath"] for each in predictor["storageUris"]]
+        assert len(paths) == len(set(paths))
+        assert {each.split("/")[1] for each in paths} == {"mnt"}, "one parent that is not /"
+        assert not any(a != b and b.startswith(f"{a}/") for a in paths for b in paths)
+        arguments = predictor["model"]["args"]
+        modules = [json.loads(each) for each in arguments[arguments.index("--lora-modules") + 1 :]]
+        assert [each["name"] for each in modules] == ["r7f3-2"] + (["r8a1-1"] if mode == "everything" else [])
+        assert {each["base_model_name"] for each in modules} == {"base"}
+        assert {each["path"] for each in modules} == set(paths[1:])
+
+
+def test_a_canary_changes_what_it_should_and_nothing_that_cannot_change() -> None:
+    before = rendered(values_of("standard"))
+    canary = {"canary": {"name": "r8a1-1", "uri": "s3://bucket/project/adapters/r8a1-1/sha256-01/", "percent": 25}}
+    after = rendered(merged(values_of("standard"), canary))
+    assert before.keys() == after.keys()
+    changed = {kind for kind, name in before if before[kind, name] != after[kind, name]}
+    assert changed == {"InferenceService", "ServingRuntime", "ConfigMap", "Deployment", "Pod"}
+    model = settings_of(after)["model"]
+    assert (model["canary"], model["canary_percent"]) == ("r8a1-1", 25)
+    old, new = (of_kind(each, "Deployment") for each in (before, after))
+    assert old["spec"]["selector"] == new["spec"]["selector"]
+    annotations = [each["spec"]["template"]["metadata"]["annotations"] for each in (old, new)]
+    assert annotations[0]["checksum/config"] != annotations[1]["checksum/config"], "the pods are rolled"
+
+
+def test_two_releases_in_one_namespace_do_not_meet() -> None:
+    one, two = (rendered(values_of("everything"), release) for release in ("mail", "docs"))
+    assert not one.keys() & two.keys()
+    selectors = [of_kind(each, "Deployment")["spec"]["selector"]["matchLabels"] for each in (one, two)]
+    assert selectors[0] != selectors[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"adaptor": {}}, "additional properties 'adaptor' not allowed"),
+        ({"adapter": {"name": "no name"}}, "/adapter/name"),
+        ({"adapter": {"name": ""}}, "adapter.name: name the adapter"),
+        ({"adapter": {"name": "base"}}, "adapter.name: the base model is called base"),
+        ({"adapter": {"uri": ""}}, "adapter.uri: say where"),
+        ({"adapter": {"uri": "/models/a"}}, "/adapter/uri"),
+        ({"adapter": {"maxRank": 7}}, "/adapter/maxRank"),
+        ({"canary": {"name": "r7f3-2", "uri": "s3://a/b"}}, "canary.name: it is the adapter's own"),
+        ({"canary": {"name": "next"}}, "canary.uri: say where"),
+        ({"canary": {"percent": 101}}, "/canary/percent"),
+        ({"model": {"uri": ""}}, "/model/uri"),
+        ({"serving": {"mode": "knative"}}, "/serving/mode"),
+        ({"serving": {"mode": "external"}}, "serving.external.urls: name the vLLM servers"),
+        ({"serving": {"gpus": 0}}, "/serving/gpus"),
+        ({"serving": {"gpuMemory": 1.5}}, "/serving/gpuMemory"),
+        ({"serving": {"sharedMemory": "8 GB"}}, "/serving/sharedMemory"),
+        ({"serving": {"replicas": {"min": 3, "max": 2}}}, "serving.replicas.max: it is less than min"),
+        (
+            {"serving": {"replicas": {"max": 3}, "runtimeCanary": {"percent": 5}}},
+            "serving.runtimeCanary: with KServe's canary replicas are fixed",
+        ),
+        ({"serving": {"mode": "llmisvc", "runtimeCanary": {"percent": 5}}}, "in serving.mode standard alone"),
+        ({"serving": {"image": {"digest": "latest"}}}, "/serving/image/digest"),
+        ({"agent": {"store": ""}}, "agent.store: say which store"),
+        ({"agent": {"store": "/store"}}, "/agent/store"),
+        ({"agent": {"index": "latest"}}, "/agent/index"),
+        ({"agent": {"access": {"existingSecret": ""}}}, "agent.access: set existingSecret (keys) or jwksUrl (tokens)"),
+        ({"agent": {"access": {"jwksUrl": "https://a.example/keys"}}}, "jwksUrl needs issuer and audience"),
+        ({"agent": {"replicas": "2"}}, "/agent/replicas"),
+        ({"ingress": {"enabled": True}}, "ingress.host: name the host"),
+        ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: name the gateway"),
+    ],
+)
+def test_bad_values_are_refused_with_the_key_that_is_wrong(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(Exception, match=re.escape(said)):
+        rendered(merged(values_of("standard"), changes))
+
+
+def test_every_value_is_told_of_and_the_readme_has_it() -> None:
+    text = (CHART / "values.yaml").read_text()
+    told = {name for name, _ in described(text)}
+
+    def leaves(tree: Any, path: str = "") -> Iterator[str]:
+        for name, value in tree.items():
+            place = f"{path}{name}"
+            if isinstance(value, dict) and value and place not in told:
+                yield from leaves(value, f"{place}.")
+            else:
+                yield place
+
+    assert set(leaves(yaml.safe_load(text))) == told
+    done = subprocess.run(
+        [sys.executable, ROOT / "charts" / "readme.py", CHART, "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_alerts_parse_name_what_is_exported_and_have_runbooks(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool") or missing("promtool (of the Debian package prometheus)")
+    objects = rendered(values_of("everything"))
+    groups = of_kind(objects, "PrometheusRule")["spec"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups))
+    done = subprocess.run([promtool, "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rules = groups["groups"][0]["rules"]
+    headings = {each.lower() for each in re.findall(r"^## (\w+)", (CHART / "RUNBOOKS.md").read_text(), re.M)}
+    assert {each["annotations"]["runbook_url"].rpartition("#")[2] for each in rules} == headings
+    board = objects["ConfigMap", "mail-gumshoe-agent-dashboard"]["data"]["mail-gumshoe-agent.json"]
+    panels = json.loads(board)["panels"]
+    asked = [each["expr"] for each in rules] + [target["expr"] for each in panels for target in each["targets"]]
+    asked.append(
+        of_kind(objects, "InferenceService")["spec"]["predictor"]["autoScaling"]["metrics"][0]["external"]["metric"][
+            "query"
+        ]
+    )
+    named = set(re.findall(r"\b(?:gumshoe_|vllm:)\w+", " ".join(asked)))
+    ours = {name for family in Metrics().registry.collect() for name in names_of(family)}
+    assert {each for each in named if each.startswith("gumshoe_")} <= ours
+    where = find_spec("vllm")
+    if where is None or where.origin is None:
+        missing("vLLM (the CPU build comes with `make install` on Linux)")
+    loggers = (Path(str(where.origin)).parent / "v1" / "metrics" / "loggers.py").read_text()
+    assert all(f'"{each}"' in loggers for each in named if each.startswith("vllm:"))
+
+
+def names_of(family: Any) -> set[str]:
+    """Of a metric, the names that it is exported by."""
+    parts = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
+    return {family.name + each for each in parts}
+
+
+def test_helm_s_test_finds_what_works_and_what_does_not(tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", "test", [ANN])
+    place = make_place(tmp_path)
+    environment = {"ADAPTERS": "adapter,next", "INBOX": ANN, "QUESTION": "What is in 7?", "KEY": key}
+
+    def run(**changes: str) -> subprocess.CompletedProcess[str]:
+        given = {**environment, **changes}
+        command = [sys.executable, str(CHART / "files" / "test.py")]
+        return subprocess.run(command, capture_output=True, text=True, env=given, check=False)
+
+    with FakeVLLM(models=("base", "adapter", "next")) as model:
+        policy = f"vllm:{model.address}#adapter"
+        with started(place, policy, tmp_path / "log", "--keys", str(tmp_path / "keys"), key=key) as server:
+            environment |= {"AGENT": server.url, "MODELS": model.address}
+            done = run()
+            assert done.returncode == 0, done.stderr
+            for line in ("serves adapter, next", "next goes on with", "is ready", "ask, read_email, search_inbox"):
+                assert line in done.stdout
+            assert "by adapter, success True" in done.stdout
+            assert "does not serve ['r9']" in run(ADAPTERS="r9").stderr
+            assert run(KEY="gum_no").returncode == 1
+            assert "set test.keySecret" in run(KEY="", INBOX="").stdout

@@ -1,0 +1,152 @@
+"""What the chart renders, started here as a cluster would start it: vLLM, the init container, and the agent server."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from gumshoe.agent.policies import TINY
+from gumshoe.agent.vllm_server import is_installed
+from gumshoe.artifacts.store import Store
+from gumshoe.mail.build import build_index
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.serving.access import add_key
+from gumshoe.synthesis.mail import synthesize_mail, write_mail
+from tests.charts.test_agent_chart import CHART, of_kind, rendered, settings_of
+from tests.conftest import free_port, missing
+
+pytestmark = pytest.mark.timeout(600)
+CPU = ["--dtype=float32", "--block-size=128", "--enforce-eager"]
+
+
+def make_adapter(directory: Path, seed: int) -> Path:
+    """An adapter as training leaves it, with its tokenizer, which changes nothing yet."""
+    model: Any = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True)
+    torch.manual_seed(seed)
+    made = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    made.save_pretrained(str(directory))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((TINY / name).read_bytes())
+    for file in TINY.glob("chat_template*"):
+        (directory / file.name).write_bytes(file.read_bytes())
+    return directory
+
+
+def in_place(words: list[str], places: dict[str, str]) -> list[str]:
+    """Words of a container, with its directories where they are here."""
+    for there, here in places.items():
+        words = [each.replace(there, here) for each in words]
+    return words
+
+
+@contextmanager
+def running(words: list[str], log: Path, url: str, environment: dict[str, str]) -> Iterator[None]:
+    """A process, from its first answer at `url` to its end."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, **environment})
+    try:
+        began = time.monotonic()
+        while True:
+            assert process.poll() is None, log.read_text()[-5000:]
+            assert time.monotonic() - began < 240, log.read_text()[-5000:]
+            try:
+                with urllib.request.urlopen(url, timeout=5):
+                    break
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.5)
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def environment_of(container: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}
+
+
+def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path: Path) -> None:
+    if not is_installed():
+        missing("vLLM (the CPU build comes with `make install` on Linux)")
+    write_mail(synthesize_mail(9, 4, 300, "easy"), tmp_path)
+    build_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
+    asked = load_scenarios(str(tmp_path / "scenarios.jsonl")).scenarios[0]
+    root = f"s3://{s3_bucket}/project"
+    adapters = {name: make_adapter(tmp_path / name, seed) for seed, name in enumerate(("r7f3-2", "r8a1-1"))}
+    Store(root).publish(tmp_path / "index", "mail-indexes", "one")
+    for name, directory in adapters.items():
+        Store(root).publish(directory, "adapters", name)
+    (tmp_path / "keys").mkdir()
+    key = add_key(tmp_path / "keys" / "keys.yaml", "test", ["*@*"])
+    objects = rendered(
+        {
+            "adapter": {"name": "r7f3-2", "uri": f"{root}/adapters/r7f3-2", "maxRank": 8},
+            "canary": {"name": "r8a1-1", "uri": f"{root}/adapters/r8a1-1", "percent": 50},
+            "serving": {"extraArgs": CPU},
+            "agent": {"store": root, "access": {"existingSecret": "gumshoe-keys"}},
+            "test": {"inbox": str(asked.inbox_address), "question": asked.question},
+        }
+    )
+
+    runtime = of_kind(objects, "ServingRuntime")["spec"]["containers"][0]
+    predictor = of_kind(objects, "InferenceService")["spec"]["predictor"]
+    port = free_port()
+    mounts = {each["mountPath"]: each["uri"] for each in predictor["storageUris"]}
+    assert mounts["/mnt/lora/r8a1-1"] == f"{root}/adapters/r8a1-1"
+    places = {f"/mnt/lora/{name}": str(directory) for name, directory in adapters.items()}
+    places |= {"/mnt/models": str(TINY), "--port=8080": f"--port={port}"}
+    words = [*runtime["command"], *in_place([*runtime["args"], *predictor["model"]["args"]], places)]
+    words[0] = sys.executable
+    words = [each for each in words if not each.startswith("--gpu-memory")]  # the CPU build knows none
+    vllm = f"http://127.0.0.1:{port}"
+    with running(words, tmp_path / "vllm.log", f"{vllm}/health", {"VLLM_CPU_KVCACHE_SPACE": "1"}):
+        pod = of_kind(objects, "Deployment")["spec"]["template"]["spec"]
+        fetch, agent = pod["initContainers"][0], pod["containers"][0]
+        paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        data = {"/data": str(tmp_path / "data")}
+        fetched = subprocess.run(
+            [*fetch["command"], *in_place(fetch["args"], data)],
+            env={**os.environ, **environment_of(fetch), "PATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert fetched.returncode == 0, fetched.stderr
+
+        settings = settings_of(objects)
+        address = free_port()
+        service = "http://mail-gumshoe-agent-model.agents.svc:8080"
+        text = yaml.safe_dump(settings | {"port": address, "host": "127.0.0.1"})
+        here = {**data, "/etc/gumshoe-keys": str(tmp_path / "keys"), service: vllm}
+        (tmp_path / "settings.yaml").write_text(in_place([text], here)[0])
+        words = in_place([*agent["command"]], {"/etc/gumshoe/settings.yaml": str(tmp_path / "settings.yaml")})
+        url = f"http://127.0.0.1:{address}"
+        given = {**environment_of(agent), "PATH": paths}
+        with running(
+            [f"{Path(sys.executable).parent}/{words[0]}", *words[1:]], tmp_path / "log", f"{url}/readyz", given
+        ):
+            test = of_kind(objects, "Pod")["spec"]["containers"][0]
+            told = subprocess.run(
+                [sys.executable, "-c", *test["args"]],
+                env={**os.environ, **environment_of(test), "MODELS": vllm, "AGENT": url, "KEY": key},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+    assert told.returncode == 0, told.stderr
+    assert f"{vllm} serves r7f3-2, r8a1-1" in told.stdout
+    assert "MCP has ask, read_email, search_inbox" in told.stdout
+    assert json.dumps(asked.question)[1:-1] in told.stdout.replace("\\'", "'")
+    assert (CHART / "files" / "test.py").read_text().strip() == test["args"][0].strip()
