@@ -128,6 +128,16 @@ def test_what_only_kserve_s_webhooks_would_say(mode: str) -> None:
         assert {each["path"] for each in modules} == set(paths[1:])
 
 
+def test_an_llm_inference_service_is_told_of_its_adapters_where_kserve_brings_them() -> None:
+    spec = of_kind(rendered(values_of("llmisvc")), "LLMInferenceService")["spec"]
+    (container,) = spec["template"]["containers"]
+    arguments = container["args"]
+    modules = [json.loads(each) for each in arguments[arguments.index("--lora-modules") + 1 :]]
+    named = [each["name"] for each in spec["model"]["lora"]["adapters"]]
+    assert [(each["name"], each["path"]) for each in modules] == [(name, f"/mnt/lora/{name}") for name in named]
+    assert {"--port=8000", "--served-model-name=base"} < set(arguments)
+
+
 def test_a_canary_changes_what_it_should_and_nothing_that_cannot_change() -> None:
     before = rendered(values_of("standard"))
     canary = {"canary": {"name": "r8a1-1", "uri": "s3://bucket/project/adapters/r8a1-1/sha256-01/", "percent": 25}}

@@ -85,11 +85,9 @@ component: predictor
 - --max-model-len={{ .Values.model.maxContext | int }}
 - --gpu-memory-utilization={{ .Values.serving.gpuMemory }}
 - --tensor-parallel-size={{ .Values.serving.gpus | int }}
-{{- if ne .Values.serving.mode "llmisvc" }}
 - --enable-lora
 - --max-lora-rank={{ .Values.adapter.maxRank | int }}
 - --max-loras={{ ternary 2 1 (ne .Values.canary.name "") }}
-{{- end }}
 - --generation-config=vllm
 - --logprobs-mode=processed_logprobs
 - --disable-uvicorn-access-log
@@ -101,6 +99,15 @@ component: predictor
 
 {{- define "gumshoe.isScaled" -}}
 {{- if gt (.Values.serving.replicas.max | int) (.Values.serving.replicas.min | int) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The adapters, last of all arguments: vLLM takes what follows them as more of them. */}}
+{{- define "gumshoe.loraModules" -}}
+- --lora-modules
+- {{ include "gumshoe.loraModule" .Values.adapter.name }}
+{{- with .Values.canary.name }}
+- {{ include "gumshoe.loraModule" . }}
+{{- end }}
 {{- end -}}
 
 {{/* An adapter, as vLLM's --lora-modules takes it. Takes its name. */}}
@@ -128,8 +135,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
 
-{{/* Of a predictor. Takes root, args, and for a canary image and name. --lora-modules stands last: vLLM takes what
-follows it as more of them. */}}
+{{/* Of a predictor. Takes root, args, and for a canary image and name. */}}
 {{- define "gumshoe.predictor" -}}
 {{- $root := .root -}}
 minReplicas: {{ $root.Values.serving.replicas.min | int }}
@@ -153,11 +159,7 @@ model:
     {{- with .args }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-    - --lora-modules
-    - {{ include "gumshoe.loraModule" $root.Values.adapter.name }}
-    {{- with $root.Values.canary.name }}
-    - {{ include "gumshoe.loraModule" . }}
-    {{- end }}
+    {{- include "gumshoe.loraModules" $root | nindent 4 }}
 {{- end -}}
 
 {{/* Of vLLM's container: what both ways of KServe have. */}}
