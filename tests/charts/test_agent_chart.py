@@ -136,6 +136,21 @@ def test_an_llm_inference_service_is_told_of_its_adapters_where_kserve_brings_th
     named = [each["name"] for each in spec["model"]["lora"]["adapters"]]
     assert [(each["name"], each["path"]) for each in modules] == [(name, f"/mnt/lora/{name}") for name in named]
     assert {"--port=8000", "--served-model-name=base"} < set(arguments)
+    assert (spec["scaling"]["minReplicas"], spec["scaling"]["maxReplicas"], "replicas" in spec) == (1, 3, False)
+    (trigger,) = spec["scaling"]["keda"]["triggers"]
+    assert (
+        trigger["metadata"]["query"]
+        == 'sum(vllm:num_requests_waiting{namespace="agents",service="mail-gumshoe-agent-model"})'
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "ports"),
+    [("standard", {53, 443, 8080}), ("everything", {53, 443, 3128, 4318, 8080, 9000}), ("external", {53, 443, 8000})],
+)
+def test_the_agent_server_may_reach_what_it_is_told_of(mode: str, ports: set[int]) -> None:
+    rules = rendered(values_of(mode))["NetworkPolicy", "mail-gumshoe-agent-agent"]["spec"]["egress"]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == ports
 
 
 def test_a_canary_changes_what_it_should_and_nothing_that_cannot_change() -> None:

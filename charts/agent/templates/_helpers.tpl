@@ -97,6 +97,11 @@ component: predictor
 {{- ternary 8000 8080 (eq .Values.serving.mode "llmisvc") -}}
 {{- end -}}
 
+{{/* Requests that wait in all of vLLM's replicas, for Prometheus. */}}
+{{- define "gumshoe.waiting" -}}
+{{- printf "sum(vllm:num_requests_waiting{namespace=%q,service=%q})" .Release.Namespace (printf "%s-model" (include "gumshoe.fullname" .)) -}}
+{{- end -}}
+
 {{- define "gumshoe.isScaled" -}}
 {{- if gt (.Values.serving.replicas.max | int) (.Values.serving.replicas.min | int) -}}yes{{- end -}}
 {{- end -}}
@@ -254,6 +259,21 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- $own := dict "index" "/data/index" "store" $agent.store "host" "0.0.0.0" "port" 8000 "model" $model "access" $access -}}
 {{- toYaml (mergeOverwrite (deepCopy $agent.settings) $own) -}}
+{{- end -}}
+
+{{/* Ports of all addresses that the agent server is told of, for its NetworkPolicy; 443 is AWS's. */}}
+{{- define "gumshoe.ports" -}}
+{{- $urls := list .Values.agent.storage.endpoint .Values.agent.access.jwksUrl .Values.monitoring.otlpEndpoint -}}
+{{- if eq .Values.serving.mode "external" -}}{{- $urls = concat $urls .Values.serving.external.urls -}}{{- end -}}
+{{- $ports := ternary (list) (list "443") (ne .Values.agent.storage.endpoint "") -}}
+{{- range compact $urls -}}
+{{- $url := urlParse . -}}
+{{- $named := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
+{{- $ports = append $ports (default (ternary "443" "80" (eq $url.scheme "https")) $named) -}}
+{{- end -}}
+{{- range $ports | uniq | sortAlpha }}
+- {port: {{ . }}, protocol: TCP}
+{{- end -}}
 {{- end -}}
 
 {{- define "gumshoe.agentEnv" -}}
