@@ -16,7 +16,7 @@ import gumshoe.mail.index
 from gumshoe.mail.audit import MailAudit
 from gumshoe.mail.build import BuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
-from gumshoe.mail.message import ADDRESS_MARK
+from gumshoe.mail.message import ADDRESS_MARK, normal_address
 from gumshoe.mail.schema import address_term
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 
@@ -241,3 +241,9 @@ def test_the_index_offers_no_way_round_the_inbox() -> None:
         assert list(inspect.signature(methods[name]).parameters)[1] == "inbox"
     imported = ast.dump(ast.parse(Path(gumshoe.mail.index.__file__).read_text()))
     assert "audit" not in imported
+
+
+@given(st.text(alphabet="aB@. \t<>'\"\0", max_size=12))
+def test_an_address_has_one_form_however_often_it_is_brought_into_it(address: str) -> None:
+    assert normal_address(normal_address(address)) == normal_address(address)
+    assert normal_address(f" <' {address} '> ") == normal_address(address)
