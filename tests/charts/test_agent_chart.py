@@ -263,6 +263,31 @@ def test_alerts_parse_name_what_is_exported_and_have_runbooks(tmp_path: Path) ->
     assert all(f'"{each}"' in loggers for each in named if each.startswith("vllm:"))
 
 
+def test_alerts_tell_where_nothing_was_ever_answered(tmp_path: Path) -> None:
+    """A counter is not there before it first counts: a comparison with it would say nothing."""
+    promtool = shutil.which("promtool") or missing("promtool (of the Debian package prometheus)")
+    groups = of_kind(rendered(values_of("everything")), "PrometheusRule")["spec"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups))
+    where = 'namespace="agents",service="mail-gumshoe-agent-agent"'
+    rules = {each["alert"]: each for each in groups["groups"][0]["rules"]}
+
+    def fires(alert: str, series: str) -> dict[str, Any]:
+        told = {"exp_labels": rules[alert]["labels"], "exp_annotations": rules[alert]["annotations"]}
+        return {
+            "interval": "1m",
+            "input_series": [{"series": series, "values": "0+10x240"}],
+            "alert_rule_test": [{"eval_time": "3h", "alertname": alert, "exp_alerts": [told]}],
+        }
+
+    tests = [
+        fires("GumshoeModelFails", f'gumshoe_model_errors_total{{{where},why="failed"}}'),
+        fires("GumshoeAnswersNothing", f'gumshoe_episodes_total{{{where},outcome="unknown",policy="r7"}}'),
+    ]
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": tests}))
+    done = subprocess.run([promtool, "test", "rules", tmp_path / "tests.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def names_of(family: Any) -> set[str]:
     """Of a metric, the names that it is exported by."""
     parts = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])

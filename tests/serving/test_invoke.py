@@ -433,6 +433,15 @@ def test_any_chat_model_can_stand_in_for_vllm(place: Place, model: FakeVLLM, tmp
         assert (told["answer"], told["policy"]) == ("Body of message 7", "base")
 
 
+def test_a_chat_model_that_takes_the_key_no_longer_is_the_model_s_fault(place: Place, tmp_path: Path) -> None:
+    with FakeVLLM() as model, started(place, f"chat:base@{model.address}/v1", tmp_path / "log", "--open") as server:
+        model.inject(status(401, {"error": {"message": "you asked: What is in 7?"}}), times=None)
+        response = server.ask()
+        assert (response.status_code, response.json()["title"]) == (502, "The model failed")
+        assert "the model failed: the model cannot be asked" in server.log.read_text()
+        assert "What is in 7?" not in server.log.read_text()
+
+
 def test_a_chat_model_that_is_not_there_is_told_of(place: Place, tmp_path: Path) -> None:
     with FakeVLLM() as model, started(place, f"chat:base@{model.address}/v1", tmp_path / "log", "--open") as server:
         model.__exit__(None, None, None)

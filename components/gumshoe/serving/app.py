@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -12,42 +11,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from starlette.exceptions import HTTPException
 
-from gumshoe.agent.answer import Answer, Source, Step
-from gumshoe.errors import UnavailableError, faults_of
+from gumshoe.agent.answer import Answer, Step
+from gumshoe.errors import faults_of
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 from gumshoe.serving.access import ForbiddenError, Principal
 from gumshoe.serving.keeping import Keeper
-from gumshoe.serving.problems import (
-    BusyError,
-    NotReadyError,
-    RefusedRequestError,
-    TooSlowError,
-    answer_to,
-    explained,
-    problem,
-)
+from gumshoe.serving.problems import KINDS, RefusedRequestError, answer_to, explained, log_unexpected, problem
 from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import ServeSettings
 
-_log = logging.getLogger(__name__)
 _PAGE = Path(__file__).parent / "page"
 _ANSWER, _STEP = TypeAdapter(Answer), TypeAdapter(Step)
-_TOLD = (
-    *(BusyError, ForbiddenError, NotReadyError, RefusedRequestError, TooSlowError, UnavailableError),
-    *(HTTPException, RequestValidationError, Exception),
-)
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
 _EARLY = 0.5  # seconds in which a stream that fails is told so by its status
-_FAILED = 500
 _PULSE = 15.0  # seconds between signs of life
 
 
@@ -81,23 +64,6 @@ class Judged(BaseModel):
     right: bool = Field(description="Whether the answer is right.")
     right_answer: str | None = Field(None, max_length=10_000, description="What would have been, where it is known,")
     right_source_ids: list[Id] = Field(default_factory=list, max_length=20, description="and where it stands.")
-
-
-class Answered(BaseModel):
-    """What came of a question."""
-
-    question: str
-    answer: str
-    source_ids: list[str]
-    success: bool
-    reason: str = Field(description="Why there is no answer; empty where there is one.")
-    inbox_address: str
-    query_date: date
-    sources: list[Source]
-    turns: int
-    seconds: float
-    policy: str = Field(description="The version of the policy that took every turn.")
-    steps: list[Step]
 
 
 class Problem(BaseModel):
@@ -202,7 +168,7 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
     def asked_by(request: Request, asked: Asked) -> Scenario:
         return scenario_for(request, asked.question, asked.inbox_address, asked.query_date, settings)
 
-    @app.post("/invoke", openapi_extra=_EITHER, response_model=Answered)
+    @app.post("/invoke", openapi_extra=_EITHER, response_model=Answer)
     async def invoke(asked: Question, request: Request) -> Response:
         """Answer a question about an inbox."""
         answer = await service.answer(asked_by(request, asked), asked.session_id, lambda _: None)
@@ -243,10 +209,8 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
                 note(request, answer, settings)
                 yield _event("answer", _ANSWER.dump_json(answer))
             except Exception as error:  # noqa: BLE001 - its status has been sent
-                status, title, detail = explained(error)
-                if status == _FAILED:
-                    _log.exception("a stream failed")
-                yield _event("problem", json.dumps(problem(status, title, detail)).encode())
+                log_unexpected(error)
+                yield _event("problem", json.dumps(problem(*explained(error))).encode())
 
         return StreamingResponse(sent(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
@@ -334,8 +298,7 @@ def _explain(app: FastAPI) -> None:
     async def told_of(request: Request, error: Exception) -> Response:  # noqa: ARG001
         return answer_to(error)
 
-    # The last is for all that nobody thought of: the framework raises it again, and `Front` logs it.
-    for kind in _TOLD:
+    for kind in KINDS:  # what nobody thought of the framework raises again, and `Front` logs it
         app.add_exception_handler(kind, told_of)
 
 

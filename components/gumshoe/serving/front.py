@@ -1,11 +1,9 @@
 """What stands before every route: who asks, how much they may send, and what is told of it."""
 
 import asyncio
-import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from opentelemetry.trace import StatusCode, Tracer
@@ -14,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gumshoe.serving.access import Access, UnauthenticatedError
-from gumshoe.serving.problems import RefusedRequestError, answer_to, explained
+from gumshoe.serving.problems import RefusedRequestError, answer_to, log_unexpected
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, request_id, span_of, told
 
@@ -31,8 +29,6 @@ _SAFE = [
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 ]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -66,7 +62,9 @@ class Front:
                 try:
                     await self._answered(scope, receive, answer, headers, route)
                 except Exception as error:  # noqa: BLE001 - the outermost boundary
-                    self._note(error)
+                    if isinstance(error, UnauthenticatedError):
+                        self.metrics.refused.labels("unauthenticated").inc()
+                    log_unexpected(error)
                     if not answer.has_begun:
                         await answer_to(error)(scope, receive, answer)
                 span.set_attribute("http.response.status_code", answer.status)
@@ -92,7 +90,7 @@ class Front:
             raise HTTPException(405, "MCP is spoken by POST here", {"Allow": "POST"})
         body = await self._body(receive, headers)
         leaving = asyncio.create_task(_left(receive))
-        work = asyncio.create_task(_awaited(self.app(scope, _replayed(body, leaving), answer)))
+        work = asyncio.ensure_future(self.app(scope, _replayed(body, leaving), answer))
         try:
             await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -101,12 +99,6 @@ class Front:
             work.cancel()
             leaving.cancel()
             await asyncio.gather(work, leaving, return_exceptions=True)
-
-    def _note(self, error: Exception) -> None:
-        if isinstance(error, UnauthenticatedError):
-            self.metrics.refused.labels("unauthenticated").inc()
-        if explained(error)[0] == _FAILED:
-            _log.error("a request failed", exc_info=error)
 
     def _check_host(self, host: str) -> None:
         """Where access is open, a page of somebody else's that a browser on this machine shows must not reach the
@@ -155,10 +147,6 @@ async def _left(receive: Receive) -> Message:
     while (message := await receive())["type"] != "http.disconnect":
         pass
     return message
-
-
-async def _awaited(work: Awaitable[None]) -> None:
-    await work
 
 
 class _Answer:

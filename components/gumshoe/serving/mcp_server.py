@@ -3,7 +3,6 @@
 What always holds: a tool reaches the inboxes of the principal that sent the request, and no other.
 """
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -17,11 +16,9 @@ from pydantic import Field
 from gumshoe.agent.tools import BadArgumentsError, Call
 from gumshoe.agent.tools import ToolError as RefusedCallError
 from gumshoe.serving.app import note, scenario_for
-from gumshoe.serving.problems import explained
+from gumshoe.serving.problems import explained, log_unexpected
 from gumshoe.serving.service import AnswerService
 
-_FAILED = 500
-_log = logging.getLogger(__name__)
 _ABOUT = """\
 Answers questions about mail. `ask` has an agent find the answer, with the messages that hold it; `search_inbox` and \
 `read_email` are the tools that it has, to search and read for yourself."""
@@ -104,7 +101,6 @@ def _told_of() -> Iterator[None]:
     except (RefusedCallError, BadArgumentsError) as error:
         raise ToolError(str(error)) from None
     except Exception as error:  # noqa: BLE001 - the SDK would tell the client what it says
-        status, title, detail = explained(error)
-        if status == _FAILED:
-            _log.exception("a tool failed")
+        log_unexpected(error)
+        _, title, detail = explained(error)
         raise ToolError(f"{title}: {detail}") from None

@@ -1,5 +1,6 @@
 """What callers are told where something goes wrong: problems as RFC 9457 has them, and nothing of how it is done."""
 
+import logging
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -11,6 +12,7 @@ from gumshoe.errors import UnavailableError
 from gumshoe.serving.access import ForbiddenError, ProviderSilentError, UnauthenticatedError
 from gumshoe.serving.telemetry import request_id
 
+_log = logging.getLogger(__name__)
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     408: {"Connection": "close"},  # what else comes of the request is not read
@@ -40,6 +42,22 @@ class TooSlowError(Exception):
     """There was no answer within the deadline."""
 
 
+_EXPLAINED: dict[type[Exception], tuple[int, str, str | None]] = {
+    UnauthenticatedError: (401, "Who asks is not known", None),
+    ForbiddenError: (403, "Not allowed", "you may not read that inbox"),
+    BusyError: (429, "Too many ask at once", "ask again in a while"),
+    TooSlowError: (504, "Too slow", None),
+    NotReadyError: (503, "There is no model now", "the model is not there, or not yet; ask again in a while"),
+    PolicyError: (502, "The model failed", "the model gave no answer that can be used; this server's log says more"),
+    ProviderSilentError: (503, "Not available", None),
+    UnavailableError: (503, "Not available", "what this server needs does not answer now; ask again in a while"),
+    Exception: (500, "Something went wrong", "this server failed; its log says more"),
+}
+"""Status, title and detail, which is the error's own where it is None. The first that fits counts."""
+KINDS = (RefusedRequestError, RequestValidationError, HTTPException, *_EXPLAINED)
+"""All errors that are told of; the last is for those that nobody thought of."""
+
+
 def explained(error: Exception) -> tuple[int, str, str]:
     """Status, title and detail of what went wrong."""
     match error:
@@ -49,24 +67,14 @@ def explained(error: Exception) -> tuple[int, str, str]:
             return 422, "It is not a question", "; ".join(map(_fault, error.errors()[:5]))
         case HTTPException():
             return error.status_code, "Not taken", str(error.detail)
-        case UnauthenticatedError():
-            return 401, "Who asks is not known", str(error)
-        case ForbiddenError():
-            return 403, "Not allowed", "you may not read that inbox"
-        case BusyError():
-            return 429, "Too many ask at once", "ask again in a while"
-        case TooSlowError():
-            return 504, "Too slow", str(error)
-        case NotReadyError():
-            return 503, "There is no model now", "the model is not there, or not yet; ask again in a while"
-        case PolicyError():
-            return 502, "The model failed", "the model gave no answer that can be used; this server's log says more"
-        case ProviderSilentError():
-            return 503, "Not available", str(error)
-        case UnavailableError():
-            return 503, "Not available", "what this server needs does not answer now; ask again in a while"
-        case _:
-            return 500, "Something went wrong", "this server failed; its log says more"
+    status, title, detail = next(told for kind, told in _EXPLAINED.items() if isinstance(error, kind))
+    return status, title, str(error) if detail is None else detail
+
+
+def log_unexpected(error: Exception) -> None:
+    """Have the log tell of an error that nobody thought of."""
+    if explained(error) == _EXPLAINED[Exception]:
+        _log.error("a request failed", exc_info=error)
 
 
 def problem(status: int, title: str, detail: str) -> dict[str, Any]:

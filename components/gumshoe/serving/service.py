@@ -143,10 +143,11 @@ class AnswerService:
         except NotReadyError:
             self.metrics.model_errors.labels("not ready").inc()
             raise
-        except PolicyError as error:
+        except (PolicyError, UsageError) as error:  # the latter where a chat model's server takes the key no longer
             self.metrics.model_errors.labels("failed").inc()
-            _log.warning("the model failed: %s", error if self.settings.log_questions else error.plain)
-            raise
+            failure = error if isinstance(error, PolicyError) else PolicyError("the model cannot be asked", str(error))
+            _log.warning("the model failed: %s", failure if self.settings.log_questions else failure.plain)
+            raise failure from None
 
     async def call(self, scenario: Scenario, call: Call) -> str:
         """What one call of a tool gives for whoever may read the scenario's inbox.
