@@ -30,13 +30,14 @@ def main():
     print("the agent server is", answer(f"{agent}/readyz")["status"])
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     kinds = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
-    if not (key or os.environ["INBOX"]):
-        print("set test.keySecret and test.inbox to try MCP and a question too")
+    inbox, has_inboxes = os.environ["INBOX"], os.environ["ENVIRONMENT"] == "email"
+    if not (key or inbox):
+        print(f"set test.keySecret{' and test.inbox' if has_inboxes else ''} to try MCP and a question too")
         return
     tools = [each["name"] for each in answer(f"{agent}/mcp", call, **kinds, **access)["result"]["tools"]]
     print("MCP has", ", ".join(sorted(tools)))
-    if os.environ["INBOX"]:
-        asked = {"question": os.environ["QUESTION"], "inbox_address": os.environ["INBOX"]}
+    if inbox or not has_inboxes:
+        asked = {"question": os.environ["QUESTION"], **({"inbox_address": inbox} if has_inboxes else {})}
         told = answer(f"{agent}/invoke", asked, **access)
         print(f"asked {told['question']!r}: {told['turns']} turns by {told['policy']}, success {told['success']}")
 

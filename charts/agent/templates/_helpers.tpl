@@ -45,8 +45,9 @@ component: predictor
 {{- end -}}
 
 {{- define "gumshoe.agentImage" -}}
+{{- $own := ternary "ghcr.io/gumshoe/agent-documents" "ghcr.io/gumshoe/agent" (eq .Values.agent.environment "documents") -}}
 {{- with .Values.agent.image -}}
-{{- include "gumshoe.image" (dict "repository" .repository "tag" (.tag | default $.Chart.AppVersion) "digest" .digest) -}}
+{{- include "gumshoe.image" (dict "repository" (.repository | default $own) "tag" (.tag | default $.Chart.AppVersion) "digest" .digest) -}}
 {{- end -}}
 {{- end -}}
 
@@ -64,17 +65,21 @@ component: predictor
 {{- printf "/mnt/lora/%s" . -}}
 {{- end -}}
 
+{{/* The adapters that vLLM carries, each with where its files lie, by name: which of them is in service does not matter
+to vLLM, so that it goes on untouched when they change places. */}}
+{{- define "gumshoe.adapters" -}}
+{{- $both := dict .Values.adapter.name .Values.adapter.uri -}}
+{{- range list .Values.canary .Values.previous -}}{{ if .name }}{{ $both = set $both .name .uri }}{{ end }}{{- end -}}
+{{- toYaml $both -}}
+{{- end -}}
+
 {{/* Base model and adapters, as KServe's storage initializer is to bring them. */}}
 {{- define "gumshoe.storageUris" -}}
 - uri: {{ .Values.model.uri | quote }}
   mountPath: /mnt/models
-- uri: {{ .Values.adapter.uri | quote }}
-  mountPath: {{ include "gumshoe.adapterPath" .Values.adapter.name }}
-{{- with .Values.canary }}
-{{- if .name }}
-- uri: {{ .uri | quote }}
-  mountPath: {{ include "gumshoe.adapterPath" .name }}
-{{- end }}
+{{- range $name, $uri := include "gumshoe.adapters" . | fromYaml }}
+- uri: {{ $uri | quote }}
+  mountPath: {{ include "gumshoe.adapterPath" $name }}
 {{- end }}
 {{- end -}}
 
@@ -87,7 +92,7 @@ component: predictor
 - --tensor-parallel-size={{ .Values.serving.gpus | int }}
 - --enable-lora
 - --max-lora-rank={{ .Values.adapter.maxRank | int }}
-- --max-loras={{ ternary 2 1 (ne .Values.canary.name "") }}
+- --max-loras={{ include "gumshoe.adapters" . | fromYaml | len }}
 - --generation-config=vllm
 - --logprobs-mode=processed_logprobs
 - --disable-uvicorn-access-log
@@ -109,9 +114,8 @@ component: predictor
 {{/* The adapters, last of all arguments: vLLM takes what follows them as more of them. */}}
 {{- define "gumshoe.loraModules" -}}
 - --lora-modules
-- {{ include "gumshoe.loraModule" .Values.adapter.name }}
-{{- with .Values.canary.name }}
-- {{ include "gumshoe.loraModule" . }}
+{{- range $name, $_ := include "gumshoe.adapters" . | fromYaml }}
+- {{ include "gumshoe.loraModule" $name }}
 {{- end }}
 {{- end -}}
 
@@ -145,6 +149,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- $root := .root -}}
 minReplicas: {{ $root.Values.serving.replicas.min | int }}
 maxReplicas: {{ $root.Values.serving.replicas.max | int }}
+deploymentStrategy: {type: {{ $root.Values.serving.strategy }}}
 {{ include "gumshoe.modelPod" $root }}
 storageUris:
   {{- include "gumshoe.storageUris" $root | nindent 2 }}
@@ -157,14 +162,23 @@ model:
   {{- with .image }}
   image: {{ . | quote }}
   {{- end }}
-  {{- with $root.Values.serving.extraEnv }}
-  env: {{- toYaml . | nindent 4 }}
-  {{- end }}
+  env:
+    {{- include "gumshoe.modelEnv" $root | nindent 4 }}
   args:
     {{- with .args }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
     {{- include "gumshoe.loraModules" $root | nindent 4 }}
+{{- end -}}
+
+{{/* Of vLLM's container. The digest of all that vLLM is started with says whether KServe has seen a change of it. */}}
+{{- define "gumshoe.modelEnv" -}}
+{{- $parts := list (include "gumshoe.image" .Values.serving.image) (include "gumshoe.vllmArgs" .) (include "gumshoe.storageUris" .) (toJson .Values.serving) (include "gumshoe.modelContainer" .) -}}
+- name: GUMSHOE_MODEL
+  value: {{ join "\n" $parts | sha256sum | trunc 16 | quote }}
+{{- with .Values.serving.extraEnv }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* Of vLLM's container: what both ways of KServe have. */}}
@@ -175,6 +189,9 @@ ports:
     containerPort: {{ $port }}
     protocol: TCP
 securityContext:
+  {{- with .Values.serving.securityContext }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   {{- include "gumshoe.containerSecurity" . | nindent 2 }}
 resources:
   {{- include "gumshoe.modelResources" . | nindent 2 }}
@@ -229,11 +246,13 @@ seccompProfile: {type: RuntimeDefault}
 {{- else -}}
   {{- if not .adapter.uri -}}{{ fail "adapter.uri: say where the adapter's files lie, as `gumshoe artifacts show adapters/VERSION` prints" }}{{- end -}}
   {{- if and .canary.name (not .canary.uri) -}}{{ fail "canary.uri: say where the canary's files lie" }}{{- end -}}
+  {{- if and .previous.name (not .previous.uri) -}}{{ fail "previous.uri: say where its files lie" }}{{- end -}}
 {{- end -}}
 {{- if not .adapter.name -}}{{ fail "adapter.name: name the adapter; its version is a good name" }}{{- end -}}
 {{- if eq .adapter.name "base" -}}{{ fail "adapter.name: the base model is called base; choose another name" }}{{- end -}}
 {{- if eq .canary.name "base" -}}{{ fail "canary.name: the base model is called base; choose another name" }}{{- end -}}
 {{- if and .canary.name (eq .canary.name .adapter.name) -}}{{ fail "canary.name: it is the adapter's own; a canary is another one" }}{{- end -}}
+{{- if and .previous.name (has .previous.name (list .adapter.name .canary.name)) -}}{{ fail "previous.name: it is in service; the previous adapter is another one" }}{{- end -}}
 {{- if not .agent.store -}}{{ fail "agent.store: say which store the index is fetched from, s3://bucket/project" }}{{- end -}}
 {{- if not (or .agent.access.existingSecret .agent.access.jwksUrl (dig "access" "open" false .agent.settings)) -}}{{ fail "agent.access: set existingSecret (keys) or jwksUrl (tokens): somebody is to say who may ask" }}{{- end -}}
 {{- if and .agent.access.jwksUrl (not (and .agent.access.issuer .agent.access.audience)) -}}{{ fail "agent.access: jwksUrl needs issuer and audience" }}{{- end -}}
@@ -241,6 +260,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and .httpRoute.enabled (not .httpRoute.parentRefs) -}}{{ fail "httpRoute.parentRefs: name the gateway" }}{{- end -}}
 {{- if lt (.serving.replicas.max | int) (.serving.replicas.min | int) -}}{{ fail "serving.replicas.max: it is less than min" }}{{- end -}}
 {{- if and (gt (.serving.runtimeCanary.percent | int) 0) (gt (.serving.replicas.max | int) (.serving.replicas.min | int)) -}}{{ fail "serving.runtimeCanary: with KServe's canary replicas are fixed; set serving.replicas.max to min" }}{{- end -}}
+{{- if and (eq .serving.strategy "Recreate") (ne .serving.mode "standard") -}}{{ fail "serving.strategy: KServe takes Recreate in serving.mode standard alone" }}{{- end -}}
 {{- if and (gt (.serving.runtimeCanary.percent | int) 0) (ne .serving.mode "standard") -}}{{ fail "serving.runtimeCanary: KServe has it in serving.mode standard alone" }}{{- end -}}
 {{- end -}}
 {{- end -}}
