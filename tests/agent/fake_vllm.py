@@ -90,9 +90,16 @@ def decoded(ids: list[int]) -> str:
 STOP = encoded(END)
 
 
-def next_call(question: str, results: list[str]) -> tuple[str, dict[str, Any]]:
+def next_call(question: str, results: list[str], *, of_documents: bool = False) -> tuple[str, dict[str, Any]]:
     """What a model that knows its trade calls next: it searches, reads, and answers with what it read."""
     about = re.findall(r"\d+", question)[-1]
+    if of_documents and not results:
+        return "search_documents", {"query": f"body of {about}"}
+    if of_documents:
+        document_id = (re.findall(r"  id: (\S+)", results[0]) or ["none"])[0]
+        if len(results) == 1:
+            return "read_document", {"document_id": document_id}
+        return "return_final_answer", {"answer": results[-1].splitlines()[-1], "document_ids": [document_id]}
     if not results:
         return "search_inbox", {"keywords": ["body", about]}
     message_id = (re.findall(r"<\d+@example\.com>", results[0]) or ["<none>"])[0]
@@ -111,8 +118,10 @@ def said_after(prompt: str) -> str:
     _, asks, wanted = questions[0].partition("Call:")
     if asks:
         return f"<tool_call>\n{wanted}\n</tool_call>"
-    name, arguments = next_call(questions[0], re.findall(r"<tool_response>\n(.*?)\n</tool_response>", prompt, re.S))
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", prompt, re.S)
+    name, arguments = next_call(questions[0], results, of_documents='"search_documents"' in prompt)
+    thought = f"<think>\nTurn {len(results) + 1}.\n</think>\n" if "in <think> and </think>" in prompt else ""
+    return f"{thought}<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 class Exchange:
@@ -121,7 +130,7 @@ class Exchange:
     def __init__(
         self, handler: "_Handler", server: "FakeVLLM", request: dict[str, Any], answer: dict[str, Any]
     ) -> None:
-        self._handler, self._server = handler, server
+        self._handler, self.server = handler, server
         self.request, self.answer = request, answer
 
     def start_reply(self, status: int, size: int, kind: str = "application/json", **headers: str) -> None:
@@ -148,7 +157,7 @@ class Exchange:
 
     def pause(self, seconds: float | None = None) -> bool:
         """Do nothing, until the server closes at most: whether it does."""
-        return self._server.closing.wait(seconds)
+        return self.server.closing.wait(seconds)
 
     def wait_for_client_to_leave(self, seconds: float) -> bool:
         """Whether the client closes the connection within that time."""
@@ -278,8 +287,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             base, *adapters = server.models
             data = [{"id": base, "object": "model", "parent": None, "max_model_len": server.max_model_len}]
-            data += [{"id": name, "object": "model", "parent": base, "max_model_len": None} for name in adapters]
+            rooted = {**dict.fromkeys(adapters, ""), **server.roots}
+            data += [
+                {"id": name, "object": "model", "parent": base, "root": root, "max_model_len": None}
+                for name, root in rooted.items()
+            ]
             exchange.reply({"object": "list", "data": data})
+        elif self.path == "/health":
+            server.health(exchange)
         else:
             exchange.reply({"detail": "Not Found"}, 404)
 
@@ -294,9 +309,13 @@ class _Handler(BaseHTTPRequestHandler):
         exchange = Exchange(self, server, request, {})
         if self.path == "/tokenize" and server.tokenize is not None:
             server.tokenize(exchange)
+        elif self.path == "/v1/load_lora_adapter":
+            server.load(exchange)
+        elif self.path == "/v1/unload_lora_adapter":
+            unload_adapter(exchange)
         elif self.path not in answers:
             exchange.reply({"detail": "Not Found"}, 404)
-        elif request["model"] not in server.models:
+        elif request["model"] not in (*server.models, *server.roots):
             exchange.reply({"error": {"message": f"The model `{request['model']}` does not exist.", "code": 404}}, 404)
         else:
             exchange.answer = answers[self.path](request)
@@ -345,6 +364,43 @@ def tokenize(exchange: Exchange) -> None:
     exchange.reply({"count": len(ids), "max_model_len": 100_000, "tokens": ids, "token_strs": names})
 
 
+def well(exchange: Exchange) -> None:
+    exchange.reply({})
+
+
+def load_adapter(exchange: Exchange) -> None:
+    """As vLLM (vllm/entrypoints/openai/models/serving.py): a name that it has is refused, and so is too high a rank."""
+    name, path = exchange.request["lora_name"], exchange.request["lora_path"]
+    roots = exchange.server.roots
+    if name in (*exchange.server.models, *roots):
+        refuse(f"The lora adapter '{name}' has already been loaded.", 400)(exchange)
+        return
+    try:
+        rank = json.loads((Path(path) / "adapter_config.json").read_text())["r"]
+        weights = (Path(path) / "adapter_model.safetensors").read_bytes()
+    except OSError as error:
+        refuse(f"Loading lora {name} failed: No adapter found for {path} ({error})", 404)(exchange)
+        return
+    if rank > exchange.server.max_lora_rank:
+        refuse(f"LoRA rank {rank} is greater than max_lora_rank {exchange.server.max_lora_rank}.", 400)(exchange)
+        return
+    exchange.server.loaded.append((name, weights))
+    roots[name] = path
+    exchange.reply(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+def unload_adapter(exchange: Exchange) -> None:
+    if exchange.server.roots.pop(exchange.request["lora_name"], None) is None:
+        refuse("The lora adapter cannot be found.", 404)(exchange)
+    else:
+        exchange.reply("Success")
+
+
+def refuse(said: str, code: int) -> Act:
+    """An error in vLLM's form."""
+    return lambda exchange: exchange.reply({"error": {"message": said, "type": "BadRequestError", "code": code}}, code)
+
+
 def logprobs_of(ids: list[int]) -> list[float]:
     """The log-probabilities that the server gives to ids."""
     return [-(each % 7) / 8 for each in ids]
@@ -354,7 +410,8 @@ def chat_completion(request: dict[str, Any]) -> dict[str, Any]:
     messages = request["messages"]
     results = [each["content"] for each in messages if each["role"] == "tool"]
     question = next(each["content"] for each in messages if each["role"] == "user")
-    name, arguments = next_call(question, results)
+    of_documents = any(each["function"]["name"] == "search_documents" for each in request["tools"])
+    name, arguments = next_call(question, results, of_documents=of_documents)
     return chat_turn(None, (name, json.dumps(arguments)), call=f"call-{len(results)}")
 
 
@@ -383,7 +440,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, owner: "FakeVLLM", port: int) -> None:
         self.owner = owner
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__((owner.host, port), _Handler)
 
     def handle_error(self, *_: Any) -> None:
         error = sys.exception()
@@ -412,7 +469,16 @@ class FakeVLLM:
 
     models: tuple[str, ...] = ("base", "adapter")
     max_model_len: int = 100_000
+    max_lora_rank: int = 16
+    host: str = "127.0.0.1"
     port: int = 0
+    roots: dict[str, str] = field(default_factory=dict)
+    """The adapters that were loaded while it runs, and from where."""
+    loaded: list[tuple[str, bytes]] = field(default_factory=list)
+    """Each that was ever loaded, and its weights."""
+    health: Act = well
+    load: Act = load_adapter
+    """Answers requests to load an adapter."""
     probe: Act = forward
     """Answers requests for the likeliest tokens alone; they are no turns."""
     chat: Callable[[dict[str, Any]], dict[str, Any]] = chat_completion

@@ -205,7 +205,7 @@ def test_what_will_not_pass_is_not_tried_again(server: FakeVLLM, code: int) -> N
     assert len(server.requests) == 1
 
 
-def test_a_server_on_this_machine_is_not_asked_for_through_a_proxy(
+def test_a_server_of_one_s_own_network_is_not_asked_for_through_a_proxy(
     server: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
@@ -335,6 +335,53 @@ def test_one_request_after_another_goes_round_the_servers() -> None:
         assert (len(first.requests), len(second.requests)) == (3, 3)
 
 
+async def converse(policy: VLLMPolicy, name: str, turns: int) -> None:
+    """Ask so many times in one conversation, whose requests all have its name."""
+    with policy.member() as member:
+        for _ in range(turns):
+            await member.sample(asking(name), LONG, stop_ids=STOP, seed=1)
+
+
+def names(server: FakeVLLM) -> list[tuple[int, ...]]:
+    return [tuple(each["prompt"]) for each in server.requests]
+
+
+def test_a_conversation_stays_with_one_server_and_new_ones_go_where_fewest_are() -> None:
+    async def run(addresses: list[str]) -> None:
+        async with VLLMPolicy(addresses, "adapter") as policy:
+            await asyncio.gather(*(converse(policy, f"No. {each}", 1 + each % 5) for each in range(30)))
+            await asyncio.gather(*(converse(policy, f"No. {each}", 2) for each in range(30, 40)))
+
+    with FakeVLLM() as first, FakeVLLM() as second, FakeVLLM() as third:
+        servers = (first, second, third)
+        asyncio.run(run([each.address for each in servers]))
+        had = [set(names(each)) for each in servers]
+        assert [len(each) for each in had] == [14, 13, 13]
+        assert len(set.union(*had)) == 40, "no conversation is on two of them"
+        assert sum(len(each.requests) for each in servers) == 6 * sum(range(1, 6)) + 20
+
+
+def test_what_a_server_had_that_is_gone_goes_on_with_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gumshoe.agent.vllm_policy.wait_random_exponential", lambda max: lambda _: max)  # noqa: A006
+
+    async def run(first: ServerProcess, second: FakeVLLM) -> float:
+        limits = RequestLimits(deadline=30, attempts=2, backoff=30)
+        async with VLLMPolicy([first.address, second.address], "adapter", limits) as policy:
+            talks = [asyncio.create_task(converse(policy, f"No. {each}", 8)) for each in range(8)]
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(first.kill)
+            killed = time.monotonic()
+            await asyncio.gather(*talks)
+            return time.monotonic() - killed
+
+    gone = ServerProcess(free_port(), delay=0.1)
+    gone.start()
+    with FakeVLLM() as alive:
+        alive.inject(after(0.1), times=None)
+        assert asyncio.run(run(gone, alive)) < 10, "no pause, of 30 seconds, was made"
+        assert len(set(names(alive))) == 8
+
+
 @pytest.mark.parametrize("at_once", [1, 8])
 def test_a_dead_server_takes_nothing_from_those_that_live(at_once: int) -> None:
     """It fails at once, and would be the least busy of all."""
@@ -362,6 +409,54 @@ def test_a_server_that_comes_back_is_used_again() -> None:
     with FakeVLLM() as first, FakeVLLM() as second:
         asyncio.run(run(first, second))
         assert len(first.requests) == len(second.requests) == 5
+
+
+def test_a_server_that_has_lost_its_adapter_rests_until_it_has_it_again() -> None:
+    """As one that was restarted: it is healthy before its loader has loaded the adapter, and fails within milliseconds,
+    which makes it the least busy of all."""
+
+    async def run(first: FakeVLLM, second: FakeVLLM) -> None:
+        limits = RequestLimits(deadline=30, attempts=2, backoff=0.3)
+        async with VLLMPolicy([first.address, second.address], "adapter", limits) as policy:
+            talks = [asyncio.create_task(converse(policy, f"No. {each}", 8)) for each in range(8)]
+            await asyncio.sleep(0.2)
+            first.models = ("base",)
+            talks += [asyncio.create_task(converse(policy, f"No. {each}", 8)) for each in range(8, 16)]
+            await asyncio.sleep(1)
+            before = len(first.requests)
+            first.models = ("base", "adapter")
+            await asyncio.sleep(0.4)
+            talks += [asyncio.create_task(converse(policy, f"No. {each}", 8)) for each in range(16, 24)]
+            await asyncio.gather(*talks)
+            assert len(first.requests) > before, "it is used again"
+
+    with FakeVLLM() as first, FakeVLLM() as second:
+        for each in (first, second):
+            each.inject(after(0.1), times=None)
+        asyncio.run(run(first, second))
+        assert len(first.requests) + len(second.requests) == 24 * 8
+        assert {*names(second)} >= {tuple(asking(f"No. {each}")) for each in range(8, 16)}, "the other takes them"
+
+
+def test_an_only_server_is_waited_for_until_it_has_its_adapter_again(server: FakeVLLM) -> None:
+    server.models = ("base",)
+
+    async def run() -> Completion:
+        limits = RequestLimits(deadline=30, attempts=2, backoff=0.05, patience=30)
+        async with VLLMPolicy([server.address], "adapter", limits) as policy:
+            asked = asyncio.create_task(say(policy))
+            await asyncio.sleep(0.6)
+            assert not asked.done()
+            server.models = ("base", "adapter")
+            return await asked
+
+    assert asyncio.run(run()).version == "adapter"
+
+
+def test_an_adapter_that_no_server_gets_is_an_error_in_vllm_s_words(server: FakeVLLM) -> None:
+    server.models = ("base",)
+    with pytest.raises(PolicyError, match=r"answered 404, after 3 tries .*The model `adapter` does not exist"):
+        say_once(server.address)
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])

@@ -50,6 +50,7 @@ class Recorder:
     """Stands in the place of a model of sentence-transformers, to see what it is given."""
 
     prompts: dict[str, str] | None = None
+    max_seq_length = 512
 
     def encode(self, texts: list[str], *, prompt: str | None, **_: Any) -> Any:
         self.given = [(prompt or "") + text for text in texts]

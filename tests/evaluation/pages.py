@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gumshoe.agent.environment import Record
+from gumshoe.agent.environments import open_world
 from gumshoe.agent.run import Settings
 from gumshoe.agent.trajectory import Segment, TokenUsage, Trajectory
 from gumshoe.evaluation.comparison import compared
@@ -113,7 +114,8 @@ def made_up(
     found: EvaluationResult = evaluation(*results).model_copy(update={"comparisons": comparisons, "judges": judges})
     rollout = Settings(place.index, str(place.scenarios), "", str(place.tokenizer), "test")
     named = tuple(NamedPolicy(name, "vllm:http://localhost#x") for name, _ in policies)
-    return Evaluated(found, scenarios, predictions, trajectories), EvaluationSettings(rollout, named)
+    world = open_world(place.index)
+    return Evaluated(found, scenarios, predictions, trajectories, world), EvaluationSettings(rollout, named)
 
 
 def write_page(path: Path, evaluated: Evaluated, settings: EvaluationSettings) -> str:

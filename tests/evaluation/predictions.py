@@ -57,6 +57,7 @@ def result(predictions: Sequence[Prediction]) -> PolicyResult:
         name=predictions[0].policy,
         policy="vllm:http://localhost",
         version="v",
+        environment={"name": "email"},
         is_unseen=True,
         episodes=len(predictions),
         run_again=0,

@@ -129,10 +129,13 @@ def test_policies_that_were_measured_otherwise_are_not_compared() -> None:
         ({"settings": {"temperature": 1.0}}, "was run with temperature 0.0, and old temperature 1.0"),
         ({"samples": 2}, "was asked for samples: 1, and old 2"),
         ({"judges": (JudgeResult(name="exact", usage={}),)}, "was judged by heuristic, and old exact"),
-        ({"index": "another"}, "was answering from the mail index i, and old another"),
+        ({"index": "another"}, "was answering from the index i, and old another"),
     ):
         with pytest.raises(UsageError, match=said):
             compared_places((evaluation(one), one), (plain.model_copy(update=changes), other))
+    elsewhere = other.model_copy(update={"environment": {"name": "email", "limit": 5}})
+    with pytest.raises(UsageError, match="was run in the environment name email, and old name email, limit 5"):
+        compared_places((evaluation(one), one), (evaluation(elsewhere), elsewhere))
     seeds = [evaluation(each).model_copy(update={"settings": {"seed": seed}}) for seed, each in enumerate((one, other))]
     assert compared_places((seeds[0], one), (seeds[1], other)).wins == 1
 

@@ -126,7 +126,7 @@ def test_an_episode_is_shown_turn_by_turn_with_the_right_source_marked(report: O
     assert marked.count() == 1
     assert "id: <7@example.com>" in marked.inner_text()
     assert "<8@example.com>" not in marked.inner_text()
-    assert "the message that was read · right source" in shown.inner_text()
+    assert "what was read · right source" in shown.inner_text()
     assert "You answer questions from an inbox." not in shown.inner_text()
     shown.locator("summary").click()
     assert "You answer questions from an inbox." in shown.inner_text()

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.private import MARK
+from gumshoe.artifacts.reading import SourceError
 from gumshoe.artifacts.storage import directory_lock
 from gumshoe.errors import UsageError
 from gumshoe.mail.build import BuildOptions, build_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.schema import IndexFileError
-from gumshoe.mail.sources import SourceError
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
 
 BOB = "bob@example.com"

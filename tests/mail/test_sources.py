@@ -24,10 +24,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gumshoe.artifacts.reading import SourceError, Unreadable
 from gumshoe.mail.build import BuildOptions, build_index
 from gumshoe.mail.index import MailIndex
-from gumshoe.mail.message import ParsedMessage, Unreadable, shown_date
-from gumshoe.mail.sources import SourceError, open_source, parse_record
+from gumshoe.mail.message import ParsedMessage, shown_date
+from gumshoe.mail.sources import open_source, parse_record
 from tests.conftest import free_port
 from tests.http_server import serving
 from tests.mail.mailbox import record

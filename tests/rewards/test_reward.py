@@ -141,6 +141,24 @@ def test_format_is_the_share_of_turns_with_one_call(said: list[str], expected: f
     assert scores("format", episode(*said)) == [expected]
 
 
+THOUGHT = f"<think>\nIt is late.\n</think>\n{call('look')}"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([THOUGHT, THOUGHT], 1),
+        ([THOUGHT, call("look")], 0.5),
+        ([f"<think>\n</think>{call('look')}", f"<think>{call('look')}", f"{call('look')}<think>Late.</think>"], 0),
+    ],
+)
+def test_format_takes_in_the_reasoning_where_the_environment_asks_for_it(said: list[str], expected: float) -> None:
+    asked = episode(*said, settings={"environment": {"name": "documents", "reasoning": True}})
+    assert scores("format", asked) == [expected]
+    assert scores("format", episode(*said), reasoning=True) == [expected]
+    assert scores("format", asked, reasoning=False) == [1]
+
+
 def test_turns_is_what_is_left_of_them() -> None:
     assert scores("turns", episode("a", "b", "c"), episode(*"abcdefghij")) == pytest.approx([0.7, 0])
     assert math.isnan(scores("turns", episode("a", settings={}))[0])

@@ -17,6 +17,7 @@ from gumshoe.mail.schema import IndexFileError, IndexPlaceError
 from gumshoe.scenarios.check import CheckReport, Problem, check_scenarios
 from gumshoe.scenarios.scenario import SPLITS, ScenarioError
 from gumshoe.scenarios.sources import read_scenarios
+from tests.documents.pages import make_collection, page
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import ANN, BOB, QUICK, about_documents, ids, marks, question, write_questions
 
@@ -44,13 +45,20 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_index(tmp_path_factory.mktemp("check"), records).path.parent
 
 
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents 1 to 9, and one that says what the last does."""
+    pages = [*map(page, range(1, 10)), page(9, document_id="d10")]
+    return make_collection(tmp_path_factory.mktemp("check"), pages)
+
+
 @pytest.fixture
 def check(index: Path, tmp_path: Path) -> Check:
     """Checks some lines, which lie in a file `q.jsonl`."""
 
-    def run(*lines: Any) -> CheckReport:
+    def run(*lines: Any, place: Path = index) -> CheckReport:
         told: list[int] = []
-        report = check_scenarios(read_scenarios(write_questions(tmp_path / "q.jsonl", lines)), index, told.append)
+        report = check_scenarios(read_scenarios(write_questions(tmp_path / "q.jsonl", lines)), place, told.append)
         assert sum(told) == report.lines == len(lines)
         return report
 
@@ -71,6 +79,8 @@ class Wrong:
     """The one that is told of."""
     said: str
     left: list[str]
+    of_documents: bool = False
+    """Checked against documents 1 to 9; 10 says the same as 9."""
 
 
 WRONG: dict[Problem, Wrong] = {
@@ -82,6 +92,13 @@ WRONG: dict[Problem, Wrong] = {
     ),
     "id used twice": Wrong([question(1), question(2), question(3, id="q1")], 3, "q.jsonl:1", ["q1", "q2"]),
     "not about mail": Wrong([question(1), about_documents(2)], 2, "documents", ["q1"]),
+    "not about documents": Wrong([question(1), about_documents(2)], 1, "messages", ["d2"], of_documents=True),
+    "document missing": Wrong(
+        [about_documents(1), about_documents(2, document_ids=["d99"])], 2, "d99 is not in the index", ["d1"], True
+    ),
+    "document known under another id": Wrong(
+        [about_documents(1), about_documents(10)], 2, "d10 is listed as d9", ["d1", "d10"], of_documents=True
+    ),
     "message missing": Wrong(
         [question(99), question(1)],
         1,
@@ -127,9 +144,11 @@ WRONG: dict[Problem, Wrong] = {
 
 
 @pytest.mark.parametrize("problem", get_args(Problem))
-def test_each_problem_is_told_of_with_its_line_and_the_others_are_left(check: Check, problem: Problem) -> None:
+def test_each_problem_is_told_of_with_its_line_and_the_others_are_left(
+    check: Check, collection: Path, problem: Problem
+) -> None:
     wrong = WRONG[problem]
-    report = check(*wrong.lines)
+    report = check(*wrong.lines, place=collection) if wrong.of_documents else check(*wrong.lines)
     ((line, kind, said),) = found(report)
     assert (line, kind) == (wrong.line, problem)
     assert wrong.said in said
@@ -345,6 +364,28 @@ def test_findings_are_in_order_of_line_and_counts_the_commonest_first(check: Che
         ("overlap between splits", 1),
         ("malformed line", 1),
     ]
+
+
+def test_of_documents_duplicates_and_overlap_are_found_as_of_mail(check: Check, collection: Path) -> None:
+    report = check(
+        about_documents(1, split="train"),
+        about_documents(2, split="train"),
+        about_documents(3, document_ids=["d1"], split="test"),
+        about_documents(4, split="test"),
+        about_documents(5, question="what does document 4 say", split="test"),
+        about_documents(6, document_ids=["d6", "d99"], split="train"),
+        about_documents(7, document_ids=["d7", "d99"], needs_all=True),
+        place=collection,
+    )
+    assert [(line, problem) for line, problem, _ in found(report)] == [
+        (1, "overlap between splits"),
+        (5, "question asked twice"),
+        (6, "document missing"),
+        (7, "document missing"),
+    ]
+    assert "of the same inbox" not in found(report)[1][2]
+    assert [each.document_ids for each in report.clean] == [("d2",), ("d1",), ("d4",), ("d6",)]
+    assert report.mended == 1
 
 
 def test_a_check_needs_an_index_that_can_be_read(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from gumshoe.errors import RefusedError
 from gumshoe.scenarios.lineage import Lineage, SeenScenarioError
-from gumshoe.scenarios.prepare import SCENARIOS, Prepared, prepare
-from gumshoe.scenarios.scenario import ScenarioSet
+from gumshoe.scenarios.prepare import Prepared, prepare
+from gumshoe.scenarios.scenario import SCENARIOS, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import ids, question, scenario, write_questions

@@ -89,7 +89,7 @@ def test_places_that_hold_no_file_are_named(tmp_path: Path) -> None:
         load_scenarios("https://example.com/q.jsonl")
 
 
-@pytest.mark.parametrize("data", [b"", b"\n \n", gzip.compress(b"")])
+@pytest.mark.parametrize("data", [b"", b"\n \n", gzip.compress(b"", mtime=0)])
 def test_a_file_without_scenarios_is_an_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / ("q.jsonl.gz" if data[:1] == b"\x1f" else "q.jsonl")
     path.write_bytes(data)
@@ -330,9 +330,9 @@ MIXED = ScenarioSet.of(
         (Selection(), "q1 q2 q3 q4 q5 d6", {}),
         (Selection(splits=frozenset({"train"})), "q1 q2 q3", {"in another split": 3}),
         (Selection(splits=frozenset({"train", "test"})), "q1 q2 q3 q4", {"in another split": 2}),
-        (Selection(min_messages=2), "q2 q5", {"fewer messages": 4}),
-        (Selection(max_messages=1), "q1 q3 q4 d6", {"more messages": 2}),
-        (Selection(min_messages=2, max_messages=2), "q2", {"fewer messages": 4, "more messages": 1}),
+        (Selection(min_messages=2), "q2 q5", {"fewer sources": 4}),
+        (Selection(max_messages=1), "q1 q3 q4 d6", {"more sources": 2}),
+        (Selection(min_messages=2, max_messages=2), "q2", {"fewer sources": 4, "more sources": 1}),
         (Selection(min_realism=0.9), "q1 q4 q5", {"less realistic": 3}),
         (Selection(min_realism=0.1), "q1 q2 q4 q5 d6", {"less realistic": 1}),
         (Selection(inboxes=frozenset({" <Bob@Example.com>"})), "q3 q4", {"in another inbox": 4}),

@@ -49,7 +49,9 @@ class Running:
 
     def __post_init__(self) -> None:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        self.client = httpx.Client(base_url=self.url, timeout=60, headers=headers, trust_env=False)
+        # Between threads, httpcore may close an idle connection that it has just given away (its issue 1110).
+        keep = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
+        self.client = httpx.Client(base_url=self.url, timeout=60, headers=headers, limits=keep, trust_env=False)
 
     def ask(self, number: int = 7, **changes: Any) -> httpx.Response:
         return self.client.post("/invoke", json=asked(number, **changes))

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from gumshoe.agent.environments import open_world
 from gumshoe.agent.threads import ToolThreads
-from gumshoe.mail.index import MailIndex
 from gumshoe.serving.access import open_access
 from gumshoe.serving.keeping import Keeper
 from gumshoe.serving.server import routes_to
@@ -46,6 +46,9 @@ def test_a_question_is_answered_with_its_sources(wrapped: bool, server: Running)
     assert response.status_code == 200
     told = response.json()
     assert told["seconds"] > 0
+    cost = told.pop("cost")
+    assert cost["sampled_tokens"] > 0
+    assert (cost["samples"], cost["failed"], cost["turns"], cost["judge_requests"]) == (1, 0, 3, 0)
     assert told | {"seconds": 0} == {
         "question": "What is in 7?",
         "answer": "Body of message 7",
@@ -61,6 +64,7 @@ def test_a_question_is_answered_with_its_sources(wrapped: bool, server: Running)
         "seconds": 0,
         "policy": "adapter",
         "steps": [],
+        "chosen": "",
     }
 
 
@@ -122,7 +126,8 @@ def test_a_stream_tells_each_step_as_it_is_taken(server: Running) -> None:
     turns = [(data["turn"], data["result"] is not None) for name, data in found if name == "step"]
     assert turns == [(1, False), (1, True), (2, False), (2, True), (3, False)]
     whole = server.ask(steps=True).json()
-    assert found[-1][1] | {"seconds": 0} == whole | {"seconds": 0}
+    timed = {"seconds": 0, "cost": None}
+    assert found[-1][1] | timed == whole | timed
 
 
 @pytest.mark.parametrize("odd", ["1" * 400, "[" * 900 + "]" * 900, '{"a":' * 300 + "1" + "}" * 300])
@@ -243,9 +248,9 @@ def test_a_failure_of_its_own_is_told_as_a_problem_and_its_words_in_the_log_alon
     monkeypatch.setattr(AnswerService, "answer", fail)
 
     async def ask() -> httpx.Response:
-        nothing, index = Keeper(settings.keeping, None), MailIndex(place.index)
+        nothing, world = Keeper(settings.keeping, None), open_world(place.index)
         async with ToolThreads() as threads:
-            service = AnswerService(settings, index, Metrics(), tracer(), threads, nothing.episode, [])
+            service = AnswerService(settings, world, Metrics(), tracer(), threads, nothing.episode, [])
             async with routes_to(service, open_access(settings.access), nothing) as app:
                 transport = httpx.ASGITransport(app)
                 async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -12,6 +12,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from gumshoe.agent.environments import open_world
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.tools import Call
 from gumshoe.mail.index import MailIndex
@@ -128,7 +129,7 @@ def test_a_client_that_leaves_frees_the_place_that_it_had(walled: Running, model
 
 
 def test_calls_have_a_bound_and_a_deadline_like_questions(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    index, go_on = MailIndex(place.index), threading.Event()
+    world, go_on = open_world(place.index), threading.Event()
     monkeypatch.setattr(MailIndex, "search", lambda *_, **__: [go_on.wait(60)])
     limits = {"concurrency": 1, "queue": 1, "deadline": 0.5}
     settings = read_settings(None, {"index": str(place.index), "access": {"open": True}, "limits": limits})
@@ -137,7 +138,7 @@ def test_calls_have_a_bound_and_a_deadline_like_questions(place: Place, monkeypa
 
     async def call() -> list[Any]:
         async with ToolThreads() as threads:
-            service = AnswerService(settings, index, Metrics(), tracer(), threads, lambda *_: None, [])
+            service = AnswerService(settings, world, Metrics(), tracer(), threads, lambda *_: None, [])
             try:
                 calls = [service.call(scenario, search) for _ in range(3)]
                 return await asyncio.gather(*calls, return_exceptions=True)

@@ -1,19 +1,18 @@
 """What came of a question: the answer, where it stands, and what was done for it, also while it is done."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import date
 from typing import Any
 
-from gumshoe.agent.chat_format import NoCallError, UnusableCallError, parse_call
-from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.chat_format import NoCallError, UnusableCallError, beside_call, parse_call
+from gumshoe.agent.environments import World
 from gumshoe.agent.episode import EpisodeLimits, Said, Speaker, run_episode
 from gumshoe.agent.policies import OpenSpeaker
+from gumshoe.agent.sources import Source
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import Trajectory
-from gumshoe.mail.arguments import SearchArgumentError
-from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.scenarios.scenario import Scenario
 
 
@@ -27,19 +26,59 @@ class Step:
     """Empty where the turn holds no call."""
     arguments: dict[str, Any]
     text: str
-    """What the model wrote, where that is no call."""
+    """What the model wrote beside the call; all of it where there is none."""
     result: str | None = None
     """None while the tool is at work, and where the turn ended the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A message that an answer stands in."""
+class Cost:
+    """What an answer took: all episodes that were run for it, and the judge, if one chose among them."""
 
-    message_id: str
-    sent: datetime | None
-    sender: str
-    subject: str
+    samples: int
+    """Episodes that ended."""
+    failed: int
+    """Episodes that did not, for want of infrastructure; what they took is in no number."""
+    turns: int
+    prompt_tokens: int | None
+    """Of all requests, added up as an endpoint bills them; None where it did not say."""
+    sampled_tokens: int | None
+    seconds: float
+    """In the model and the tools, of all episodes together, and in the judge."""
+    longest: float
+    """Of the episode that took longest, and of the judge after it: seconds to wait where all run at once."""
+    judge_requests: int = 0
+    judge_prompt_tokens: int = 0
+    judge_sampled_tokens: int = 0
+    judge_dollars: float = 0.0
+
+    @property
+    def told(self) -> str:
+        """In a line."""
+        parts = [f"{self.samples} of {self.samples + self.failed} ended", f"{self.turns:,} turns"]
+        if self.prompt_tokens is not None and self.sampled_tokens is not None:
+            parts.append(f"{self.prompt_tokens:,} prompt and {self.sampled_tokens:,} sampled tokens")
+        parts.append(f"{self.seconds:.1f} s together")
+        if self.judge_requests:
+            tokens = self.judge_prompt_tokens + self.judge_sampled_tokens
+            parts.append(f"{self.judge_requests:,} requests of the judge with {tokens:,} tokens")
+        return ", ".join(parts)
+
+    @classmethod
+    def of(cls, episodes: Sequence[Trajectory], failed: int = 0) -> "Cost":
+        """Of episodes alone, one or more."""
+        seconds = [each.policy_seconds + each.tool_seconds for each in episodes]
+        usage = [each.usage for each in episodes if each.usage is not None]
+        is_known = len(usage) == len(episodes)
+        return cls(
+            samples=len(episodes),
+            failed=failed,
+            turns=sum(each.turns for each in episodes),
+            prompt_tokens=sum(each.prompt_tokens for each in usage) if is_known else None,
+            sampled_tokens=sum(each.completion_tokens for each in usage) if is_known else None,
+            seconds=sum(seconds),
+            longest=max(seconds),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +86,13 @@ class Answer:
     """What came of a question."""
 
     question: str
-    inbox_address: str
-    query_date: date
+    inbox_address: str | None
+    """None where the question is about documents."""
+    query_date: date | None
+    """None where that does not matter."""
     answer: str
     source_ids: tuple[str, ...]
-    """Of messages that are there; ids that the model invented are left out."""
+    """Of messages, or documents, that are there; ids that the model invented are left out."""
     sources: tuple[Source, ...]
     success: bool
     reason: str
@@ -61,13 +102,17 @@ class Answer:
     """The version of the policy that took every turn."""
     turns: int
     seconds: float
+    chosen: str = ""
+    """Why it is this one, where several were sampled; empty where one was."""
+    cost: Cost | None = None
+    """None where an older server does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Answers questions about mail, any number at once, by the episodes that training has."""
+    """Answers questions, any number at once, by the episodes that training has."""
 
-    index: MailIndex
+    world: World
     limits: EpisodeLimits
     threads: ToolThreads
 
@@ -77,26 +122,28 @@ class Answerer:
         speak: OpenSpeaker,
         seed: str = "asked",
         tell: Callable[[Step], object] = lambda _: None,
+        sample: int = 0,
     ) -> tuple[Answer, Trajectory]:
-        """Run one episode; `tell` hears of each turn as it is taken, and again when its tool has done.
+        """Run one episode, which is that sample of its question; `tell` hears of each turn as it is taken, and again
+        when its tool has done.
 
         Raises:
-            ScenarioError: the question is not about mail.
+            ScenarioError: the question is not for this world.
             PolicyError, ToolFailedError: infrastructure failed.
         """
-        environment = EmailEnvironment(self.index, scenario, self.limits.max_turns)
+        environment = self.world.environment(scenario, self.limits.max_turns)
         started = time.monotonic()
-        with speak(environment, seed) as speaker:
+        with speak(environment, f"{seed}/{sample}" if sample else seed) as speaker:
             telling = _TellingSpeaker(speaker, tell)
-            trajectory = await run_episode(telling, environment, 0, self.limits, self.threads)
+            trajectory = await run_episode(telling, environment, sample, self.limits, self.threads)
         record = trajectory.record
         success = trajectory.ending == "answer" and not record.does_not_know
-        found = [await self.threads.run("sources", source, self.index, scenario, each) for each in record.sources]
-        sources = {each.message_id: each for each in found if each is not None}
+        found = [await self.threads.run("sources", self.world.find_source, scenario, each) for each in record.sources]
+        sources = {each.id: each for each in found if each is not None}
         answer = Answer(
             question=scenario.question,
-            inbox_address=str(scenario.inbox_address),
-            query_date=scenario.query_date or date.max,
+            inbox_address=scenario.inbox_address,
+            query_date=scenario.query_date,
             answer=record.answer or "",
             source_ids=tuple(sources),
             sources=tuple(sources.values()),
@@ -106,20 +153,9 @@ class Answerer:
             policy=trajectory.policy,
             turns=trajectory.turns,
             seconds=time.monotonic() - started,
+            cost=Cost.of([trajectory]),
         )
         return answer, trajectory
-
-
-def source(index: MailIndex, scenario: Scenario, message_id: str) -> Source | None:
-    """A message of the scenario's inbox that had been sent by its date; None where there is none of that id."""
-    try:
-        found = index.read(str(scenario.inbox_address), message_id)
-    except (MessageNotFoundError, SearchArgumentError):
-        return None
-    end = scenario.visible_before
-    if found.sent is None or (end is not None and found.sent >= end):
-        return None
-    return Source(found.message_id, found.sent, found.sender, found.subject)
 
 
 class _TellingSpeaker:
@@ -151,7 +187,7 @@ def _step(turn: int, text: str) -> Step:
         call = parse_call(text)
     except (NoCallError, UnusableCallError):
         return Step(turn, "", {}, text.strip())
-    return Step(turn, call.name, call.arguments, "")
+    return Step(turn, call.name, call.arguments, beside_call(text))
 
 
 def _reason(trajectory: Trajectory) -> str:

@@ -15,6 +15,7 @@ from gumshoe.agent.tools import Call
 from gumshoe.errors import UsageError
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
+_REASONING = re.compile(r"\s*<think>(?!\s*</think>).*?</think>", re.S)
 _REMEMBERED = 512  # texts and their ids: more than those of the groups that run at once
 _MARK = "3f9c1e"  # stands for the result where the glue is derived
 _PROBES = ("plain", 'two\nlines, "quoted" & <b>', " spaces ", "{}")
@@ -178,6 +179,16 @@ def parse_call(text: str) -> Call:
         case {"name": str(name), "arguments": dict(arguments)}:
             return Call(name, arguments)
     raise UnusableCallError('the call is not {"name": ..., "arguments": {...}}')
+
+
+def beside_call(text: str) -> str:
+    """What a turn says beside its call."""
+    return _CALL.sub("", text).strip()
+
+
+def reasons_first(text: str) -> bool:
+    """Whether a turn begins with reasoning, in `<think>` and `</think>`, that is not empty."""
+    return _REASONING.match(text) is not None
 
 
 def _control(tokenizer: Tokenizer, glue: _Glue) -> re.Pattern[str]:

@@ -1,9 +1,10 @@
 """The e-mail environment: search one inbox, read from it, answer."""
 
-import re
 from datetime import UTC, datetime
+from pathlib import Path
 
-from gumshoe.agent.environment import Deed, Record
+from gumshoe.agent.searching import SearchEnvironment
+from gumshoe.agent.sources import MessageSource
 from gumshoe.agent.tools import Toolbox, ToolError
 from gumshoe.mail.arguments import SearchArgumentError, check_period
 from gumshoe.mail.index import Hit, MailIndex, Message, MessageNotFoundError
@@ -20,10 +21,9 @@ I am {inbox}. Today is {today}.
 
 {question}"""
 _FIRST = -62135596800  # the beginning of the year 1, UTC
-_DOES_NOT_KNOW = re.compile(r"\W*i (?:do not|don['\u2019]?t) know\b", re.I)
 
 
-class EmailEnvironment:
+class EmailEnvironment(SearchEnvironment):
     """Answers one scenario from its inbox, as it was on the query date.
 
     Inbox and date come from the scenario and reach every query; nothing that the model writes, and nothing that a
@@ -33,20 +33,32 @@ class EmailEnvironment:
         ScenarioError: the scenario is not about mail.
     """
 
+    has_inboxes = True
+
     def __init__(self, index: MailIndex, scenario: Scenario, max_turns: int) -> None:
         if scenario.document_ids:
             raise ScenarioError(f"scenario {scenario.id} is not about mail: its sources are documents")
         if scenario.inbox_address is None or scenario.visible_before is None:
             raise ScenarioError(f"scenario {scenario.id} is not about mail: it has no inbox, or no date")
-        self.scenario = scenario
-        self.record = Record()
-        self.finished = False
         self.toolbox = Toolbox([self.search_inbox, self.read_email, self.return_final_answer])
         self._index, self._max_turns = index, max_turns
         self._inbox, self._until = scenario.inbox_address, scenario.visible_before
-        self._gold = {self._kept_id(message_id): message_id for message_id in scenario.message_ids}
-        self._searched: set[str] = set()
-        self._opened: set[str] = set()
+        super().__init__(scenario)
+
+    @staticmethod
+    def open_index(directory: Path) -> MailIndex:
+        """The index of a directory.
+
+        Raises:
+            IndexFileError: there is none, or it is damaged.
+        """
+        return MailIndex(directory)
+
+    @staticmethod
+    def find_source(index: MailIndex, scenario: Scenario, source_id: str) -> MessageSource | None:
+        """A message of the scenario's inbox that had been sent by its date; None where there is none of that id."""
+        found = _visible(index, scenario, source_id)
+        return MessageSource(found.message_id, found.sent, found.sender, found.subject) if found else None
 
     def system_prompt(self) -> str:
         """What to do, and in how many turns: the same for every scenario, so that a server computes it once."""
@@ -74,7 +86,7 @@ class EmailEnvironment:
             sent_after: Only messages sent on this day or later, as YYYY-MM-DD.
             sent_before: Only messages sent before this day, as YYYY-MM-DD.
         """
-        deeds = self._count_search(keywords, sender, recipient, sent_after, sent_before)
+        deeds = self.begin_search(keywords, sender, recipient, sent_after, sent_before)
         try:
             after, before = check_period(sent_after, sent_before)
             end = int(self._until.timestamp())
@@ -92,17 +104,7 @@ class EmailEnvironment:
             )
         except SearchArgumentError as error:
             raise ToolError(str(error)) from None
-        if not hits:
-            self.record.empty_searches += 1
-            deeds.append("in vain")
-            return "Nothing found."
-        before = len(self.record.found)
-        right = [rank for rank, hit in enumerate(hits, 1) if self._note(self.record.found, hit.message_id)]
-        if right:
-            self.record.best_rank = min(right[0], self.record.best_rank or right[0])
-        if len(self.record.found) > before:
-            deeds.append("found")
-        return "\n".join(map(_listed, hits))
+        return self.end_search(deeds, [hit.message_id for hit in hits], map(_listed, hits))
 
     def read_email(self, message_id: str) -> str:
         """Read one message of the inbox.
@@ -110,18 +112,10 @@ class EmailEnvironment:
         Args:
             message_id: The id of a message, as a search lists it.
         """
-        deeds = self._begun()
-        message = self._visible(message_id)
+        message = _visible(self._index, self.scenario, message_id)
         if message is None:
-            self.record.invalid_ids += 1
-            deeds.append("invalid id")
-            raise ToolError(f"there is no message {message_id!r} in this inbox; use an id as a search lists it")
-        right = self._note(self.record.read, message.message_id)
-        if not right:
-            self.record.read_others += 1
-        again = message.message_id in self._opened
-        deeds.append("read again" if again else "read" if right else "read another")
-        self._opened.add(message.message_id)
+            raise self.refused(f"message {message_id!r} in this inbox")
+        self.note_reading(message.message_id)
         return _shown(message)
 
     def return_final_answer(self, answer: str, message_ids: list[str]) -> str:
@@ -131,56 +125,31 @@ class EmailEnvironment:
             answer: The answer, as short as it can be; "I don't know" if it is not to be found.
             message_ids: The ids of the messages that hold the answer.
         """
-        self._begun("answered")
-        record = self.record
-        record.answer, record.sources = answer.strip(), list(dict.fromkeys(message_ids))
-        record.does_not_know = bool(_DOES_NOT_KNOW.match(answer))
-        for given in record.sources:
-            message = self._visible(given)
-            if message is None:
-                record.invalid_ids += 1
-            else:
-                self._note(record.right_sources, message.message_id)
-        self.finished = True
-        return ""
+        return self.finish(answer, message_ids)
 
-    def _visible(self, message_id: str) -> Message | None:
-        """A message of the inbox, if it had been sent by the query date."""
-        try:
-            message = self._index.read(self._inbox, message_id)
-        except (MessageNotFoundError, SearchArgumentError):
-            return None
-        return message if message.sent is not None and message.sent < self._until else None
+    def listed_id(self, source_id: str) -> str | None:
+        """As `SearchEnvironment.listed_id`: a message may be named by the id of a dropped duplicate."""
+        message = _visible(self._index, self.scenario, source_id)
+        return bare_id(message.message_id) if message else None
 
-    def _kept_id(self, message_id: str) -> str:
-        """The id under which searches list a right source: it may be given by that of a dropped duplicate."""
-        message = self._visible(message_id)
-        return bare_id(message.message_id if message else message_id)
-
-    def _note(self, noted: list[str], message_id: str) -> bool:
-        """Note a right source once: whether it is one."""
-        gold = self._gold.get(bare_id(message_id))
-        if gold is not None and gold not in noted:
-            noted.append(gold)
-        return gold is not None
-
-    def _begun(self, *deeds: Deed) -> list[Deed]:
-        """What the call that begins has done; more may be added."""
-        self.record.deeds.append([*deeds])
-        return self.record.deeds[-1]
-
-    def _count_search(self, *arguments: object) -> list[Deed]:
-        self.record.searches += 1
-        asked = repr(arguments)
-        again = asked in self._searched
-        self.record.repeated_searches += again
-        self._searched.add(asked)
-        return self._begun("searched again" if again else "searched")
+    def bare(self, source_id: str) -> str:
+        """As `SearchEnvironment.bare`."""
+        return bare_id(source_id)
 
 
 def bare_id(message_id: str) -> str:
     """A message's id without the brackets that some write it in."""
     return message_id.strip().strip("<>")
+
+
+def _visible(index: MailIndex, scenario: Scenario, message_id: str) -> Message | None:
+    """A message of the scenario's inbox, if it had been sent by its date."""
+    until = scenario.visible_before
+    try:
+        message = index.read(str(scenario.inbox_address), message_id)
+    except (MessageNotFoundError, SearchArgumentError):
+        return None
+    return message if message.sent is not None and until is not None and message.sent < until else None
 
 
 def _moment(seconds: int) -> datetime:

@@ -39,7 +39,7 @@ class Record:
     read_others: int = 0
     """Other sources that were read."""
     invalid_ids: int = 0
-    """Ids that were read, or given as sources, and that the inbox does not hold."""
+    """Ids that were read, or given as sources, and that are not there."""
     answer: str | None = None
     sources: list[str] = field(default_factory=list)
     """Sources given with the answer, as given."""

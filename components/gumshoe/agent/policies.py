@@ -18,6 +18,7 @@ import httpx
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.chat_policy import ChatSpeaker
 from gumshoe.agent.environment import Environment
+from gumshoe.agent.environments import World
 from gumshoe.agent.episode import EpisodeLimits, Speaker, TokenSpeaker
 from gumshoe.agent.policy import Policy, Sampling
 from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
@@ -29,6 +30,9 @@ from gumshoe.errors import UsageError
 
 TINY = Path(__file__).parent / "tiny"
 """The directory of the tiny policy; `made.json` in it says what made it."""
+MERGED = "merged.json"
+"""In the directory of a model that adapters were merged into: what it was made of, and what it was before all of them
+(`origin`)."""
 if TYPE_CHECKING:
     from gumshoe.agent.transformers_policy import TransformersPolicy
 
@@ -97,6 +101,11 @@ class PolicyName:
         return TINY if self.model == "tiny" else self.model
 
     @property
+    def is_tiny(self) -> bool:
+        """Whether it is the tiny policy, or an adapter for it, on this machine."""
+        return self.kind in ("local", "transformers") and is_tiny(self.base)
+
+    @property
     def weights(self) -> str | None:
         """A SHA-256 of the weights that lie on this machine, which others may take the place of under the same name;
         None where none do. Reads all of them.
@@ -105,6 +114,28 @@ class PolicyName:
         places = [place for place in (model, self.adapter) if place is not None and place.is_dir()]
         files = [file for place in places for form in _WEIGHTS for file in sorted(place.glob(form))]
         return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()[:16] if files else None
+
+
+def as_taught(world: World, policy: PolicyName) -> World:
+    """A world as a policy was taught it; what its settings say stays as it is."""
+    return world.for_tiny() if policy.is_tiny else world
+
+
+def is_tiny(model: Path | str) -> bool:
+    """Whether a base model is the tiny policy, or what became of it by merging adapters into it.
+
+    Raises:
+        UsageError: the model's directory says what it is made of, and that cannot be read.
+    """
+    if str(model) in ("tiny", str(TINY)):
+        return True
+    path = Path(model).expanduser() / MERGED
+    try:
+        return bool(json.loads(path.read_bytes())["origin"] == "tiny")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{path} does not say what the model was before ({error}); merge it again") from None
 
 
 @asynccontextmanager

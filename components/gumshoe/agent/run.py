@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.environments import EnvironmentSettings, World, open_world
 from gumshoe.agent.episode import EpisodeLimits, run_episode
-from gumshoe.agent.policies import OpenSpeaker, PolicyName, open_policy
+from gumshoe.agent.policies import OpenSpeaker, PolicyName, as_taught, open_policy
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.rollout import Progress, RolloutEngine
 from gumshoe.agent.threads import ToolThreads
@@ -21,7 +21,6 @@ from gumshoe.agent.trajectory import Trajectory, TrajectoryFileError
 from gumshoe.artifacts.lines import DAMAGED, read_lines
 from gumshoe.artifacts.storage import NotFoundError, explained, held_file
 from gumshoe.errors import UsageError
-from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, as_split
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
@@ -44,10 +43,12 @@ class Settings:
     sampling: Sampling = field(default_factory=Sampling)
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     concurrency: int = 64
+    environment: EnvironmentSettings | None = None
+    """As the index tells, where none is named."""
 
     @property
     def of_an_episode(self) -> dict[str, Any]:
-        """What decides how an episode goes, beside its scenario and the policy."""
+        """What decides how an episode goes, beside its scenario, the policy, and what a `World` notes."""
         return {"seed": self.seed, **asdict(self.sampling), **asdict(self.limits)}
 
 
@@ -73,8 +74,8 @@ class RolloutReport:
     """Which these were: `ScenarioSet.content`."""
 
 
-async def run_to_file(settings: Settings, path: Path, advance: Advance) -> RolloutReport:
-    """Run what a file of trajectories lacks, and add it.
+async def run_to_file(settings: Settings, path: Path, advance: Advance, world: World | None = None) -> RolloutReport:
+    """Run what a file of trajectories lacks, and add it; in a world that is open already, if one is given.
 
     Raises:
         UsageError: the settings cannot be carried out, or another process writes to the file; nothing was begun.
@@ -84,15 +85,14 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> Rollo
         raise UsageError(f"{path} would be packed, and lines cannot be added to that; leave .gz out")
     name = PolicyName.parse(settings.policy)
     chosen = chosen_scenarios(settings)
-    index = MailIndex(settings.index)
+    world = as_taught(world or open_world(settings.index, settings.environment), name)
     limits = settings.limits
-    for scenario in chosen:
-        EmailEnvironment(index, scenario, limits.max_turns)  # raises where it is not about mail
-    noted = {**settings.of_an_episode, "index": index.stats()["content"], "weights": name.weights}
+    world.check(chosen, limits.max_turns)
+    noted = {**settings.of_an_episode, **world.noted, "weights": name.weights}
     speak: OpenSpeaker
 
     async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
-        environment = EmailEnvironment(index, scenario, limits.max_turns)
+        environment = world.environment(scenario, limits.max_turns)
         seed = f"{settings.seed}/{scenario.id}/{sample}/{attempt}"
         with speak(environment, seed) as speaker:
             trajectory = await run_episode(speaker, environment, sample, limits, threads)
@@ -106,6 +106,7 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance) -> Rollo
         missing = [scenario for scenario in chosen if scenario.id not in there]
         advance(total=len(missing) * settings.samples)
         if missing:  # a policy may be gone by the time that nothing is asked of it
+            await asyncio.to_thread(world.get_ready)
             opened = open_policy(name, settings.tokenizer, settings.sampling, limits)
             speak = await held.enter_async_context(opened)
             threads = await held.enter_async_context(ToolThreads())

@@ -45,6 +45,11 @@ class Toolbox:
         self._tools: Mapping[str, Run] = {tool.__name__: tool for tool in tools}
         self._checked: Mapping[str, Run] = {name: _checked(tool) for name, tool in self._tools.items()}
 
+    @property
+    def tools(self) -> list[Run]:
+        """The tools as they are, unchecked."""
+        return list(self._tools.values())
+
     def schemas(self) -> list[dict[str, Any]]:
         """Each tool as chat templates and chat models take it; not to be changed, since others are given them too."""
         return [_schema(*_parts(tool)) for tool in self._tools.values()]

@@ -4,8 +4,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Protocol
 
 import httpx
@@ -19,6 +21,7 @@ from gumshoe.errors import UsageError
 _TRY_AGAIN = {408, 409, 425, 429}
 _GONE = {502, 503}  # what a proxy says whose server is not there, and a server that is not ready
 _NEVER = {501, 505}  # of all that begin with a 5, those that no second try helps
+_NO_MODEL = "does not exist"  # vLLM's words, with a 404: also while a server that was restarted loads its adapters
 
 _JSON = {"Content-Type": "application/json"}
 _MOST_IDS = 1 << 31
@@ -37,7 +40,7 @@ class _TryAgainError(Exception):
 
 
 class _GoneError(_TryAgainError):
-    """No server was there to take the request: one that is started again will."""
+    """No server was there to take the request, or it has no such model: one that is started again will."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,36 @@ class RequestLimits:
     backoff: float = 8
     """Longest pause between two tries."""
     patience: float = 120
-    """For a server that is gone to come back, as when it is started again, from the first request that missed it.
-    Until then requests wait, however often they have been tried; after that, `attempts` holds for each."""
+    """For a server that is gone to come back, as when it is started again, from the first request that missed it; one
+    that lacks the model is gone too, since it may load its adapter after it has started. Until then requests wait,
+    however often they have been tried; after that, `attempts` holds for each."""
+
+
+@dataclass(slots=True)
+class _Server:
+    """One of the servers, and what this process has there."""
+
+    client: httpx.AsyncClient
+    seated: int = 0
+    """Conversations."""
+    busy: int = 0
+    """Requests that are under way."""
+    sent: int = 0
+    """Requests so far."""
+    rests_until: float = 0.0
+    """By the monotonic clock."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether it has just failed."""
+        return self.rests_until > time.monotonic()
 
 
 class VLLMPolicy:
-    """One model or adapter, on one or more servers that all have it. Requests go to the least busy server; one that
-    has just failed is left alone for a while, as long as there is another.
+    """One model or adapter, on one or more servers that all have it. A conversation stays with one server, which
+    remembers how it began, and a new one goes to the server that has fewest; a request of none goes to the least busy
+    server. One that has just failed is left alone for a while, as long as there is another: what it had goes on there
+    at once.
 
     `model` is the name that the adapter (or the base model) is served under, and an answer from any other is
     refused. Use as an async context manager, or call `aclose`.
@@ -70,13 +96,10 @@ class VLLMPolicy:
         timeout = httpx.Timeout(self._limits.deadline, connect=self._limits.connect)
         pool = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         bases = [server_address(url) for url in urls]
-        self._clients = [
-            httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, trust_env=not _is_here(base))
+        self._servers = [
+            _Server(httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, trust_env=not _is_near(base)))
             for base in bases
         ]
-        self._busy = [0] * len(self._clients)
-        self._sent = [0] * len(self._clients)
-        self._rests_until = [0.0] * len(self._clients)
         self._gone_since: float | None = None
         self._told = False
 
@@ -88,7 +111,7 @@ class VLLMPolicy:
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await asyncio.gather(*(client.aclose() for client in self._clients))
+        await asyncio.gather(*(server.client.aclose() for server in self._servers))
 
     async def sample(
         self,
@@ -102,8 +125,22 @@ class VLLMPolicy:
         its own ends vLLM's CPU build (0.31: "CPU Generator does not use offset"), and batches of changing size make
         no promise of the same tokens anyway.
         """
+        return await self._sampled(prompt_ids, sampling, stop_ids, None)
+
+    @contextmanager
+    def member(self) -> Iterator["_Member"]:
+        """What one conversation samples from, until the block ends."""
+        member = _Member(self)
+        try:
+            yield member
+        finally:
+            member.sit(None)
+
+    async def _sampled(
+        self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], member: "_Member | None"
+    ) -> Completion:
         request = self._request(prompt_ids, sampling, stop_ids)
-        return self._checked(await self._answer(request), request, sampling)
+        return self._checked(await self._answer(request, member), request, sampling)
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]) -> dict[str, Any]:
         return {
@@ -134,7 +171,7 @@ class VLLMPolicy:
             UsageError: one has or does not; the message says what it has.
             PolicyError: one does not answer.
         """
-        for client in self._clients:
+        for client in (each.client for each in self._servers):
             try:
                 response = await client.get("/v1/models", timeout=self._limits.connect)
                 served = response.raise_for_status().json()["data"]
@@ -163,7 +200,7 @@ class VLLMPolicy:
             PolicyError: one does not answer.
         """
         request = {"model": self._model, "prompt": text, "add_special_tokens": False, "return_token_strs": True}
-        for client in self._clients:
+        for client in (each.client for each in self._servers):
             try:
                 response = await client.post("/tokenize", json=request, timeout=self._limits.connect)
                 if response.status_code != httpx.codes.OK:  # 404: no such route; others: a proxy keeps it to itself
@@ -194,7 +231,7 @@ class VLLMPolicy:
         """
         greedy = Sampling(top_k=1, max_tokens=_PROBED)
         request = self._request(prompt_ids, greedy, stop_ids)
-        for client in self._clients:
+        for client in (each.client for each in self._servers):
             try:
                 probed = self._checked(await self._tried(client, request), request, greedy)
             except _TryAgainError as error:
@@ -205,7 +242,7 @@ class VLLMPolicy:
                     "with --logprobs-mode processed_logprobs"
                 )
 
-    async def _answer(self, request: dict[str, Any]) -> Any:
+    async def _answer(self, request: dict[str, Any], member: "_Member | None") -> Any:
         """The answer to a request, which is made again where that may help."""
         failures = tries = 0
 
@@ -217,16 +254,17 @@ class VLLMPolicy:
             failures += 1
             return failures >= self._limits.attempts
 
+        pause = wait_random_exponential(max=self._limits.backoff)
         retrying = AsyncRetrying(
             stop=is_over,
-            wait=wait_random_exponential(max=self._limits.backoff),
+            wait=lambda state: 0.0 if self._has_another() else pause(state),
             retry=retry_if_exception_type(_TryAgainError),
             reraise=True,
         )
         try:
             async for attempt in retrying:
                 with attempt:
-                    answer = await self._post(request)
+                    answer = await self._post(request, self._server_of(member))
         except _TryAgainError as error:
             raise PolicyError(f"{self._model}: {error.plain}, after {tries} tries", error.said) from None
         return answer
@@ -247,22 +285,32 @@ class VLLMPolicy:
             _log.warning("%s is back after %.0f seconds", client.base_url, self._gone_for())
         self._gone_since, self._told = None, False
 
-    async def _post(self, request: dict[str, Any]) -> Any:
-        now = time.monotonic()
-        order = [(rest > now, *counts) for rest, *counts in zip(self._rests_until, self._busy, self._sent, strict=True)]
-        server = order.index(min(order))
-        self._busy[server] += 1
-        self._sent[server] += 1
+    def _has_another(self) -> bool:
+        """Whether there is a server that has not just failed."""
+        return not all(each.rests for each in self._servers)
+
+    def _server_of(self, member: "_Member | None") -> _Server:
+        """Which server a request goes to."""
+        if member is not None and member.server is not None and not member.server.rests:
+            return member.server
+        server = min(self._servers, key=lambda each: (each.rests, each.seated, each.busy, each.sent))
+        if member is not None:
+            member.sit(server)
+        return server
+
+    async def _post(self, request: dict[str, Any], server: _Server) -> Any:
+        server.busy += 1
+        server.sent += 1
         try:
-            answer = await self._tried(self._clients[server], request)
+            answer = await self._tried(server.client, request)
         except _TryAgainError as error:
             if isinstance(error, _GoneError):
                 self._note_gone(error)
-            self._rests_until[server] = time.monotonic() + self._limits.backoff
+            server.rests_until = time.monotonic() + self._limits.backoff
             raise
         finally:
-            self._busy[server] -= 1
-        self._rests_until[server] = 0.0
+            server.busy -= 1
+        server.rests_until = 0.0
         return answer
 
     async def _tried(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Any:
@@ -276,7 +324,7 @@ class VLLMPolicy:
             kind = _GoneError if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else _TryAgainError
             raise kind(f"{client.base_url} failed ({type(error).__name__}: {error})") from None
         code = response.status_code
-        if code in _GONE:
+        if code in _GONE or (code == httpx.codes.NOT_FOUND and _NO_MODEL in response.text):
             raise _GoneError(f"{client.base_url} answered {code}", response.text[:200])
         self._note_there(client)
         if code in _TRY_AGAIN or (code >= httpx.codes.INTERNAL_SERVER_ERROR and code not in _NEVER):
@@ -319,15 +367,48 @@ class VLLMPolicy:
         return Completion(tuple(ids), tuple(map(float, logprobs)), finish, model)
 
 
+@dataclass(slots=True)
+class _Member:
+    """A policy's part in one conversation."""
+
+    _policy: VLLMPolicy
+    server: _Server | None = None
+
+    def sit(self, server: _Server | None) -> None:
+        """From now on that server has the conversation; or none has it."""
+        if self.server is not None:
+            self.server.seated -= 1
+        if server is not None:
+            server.seated += 1
+        self.server = server
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_ids: Sequence[int],
+        seed: int,  # noqa: ARG002
+    ) -> Completion:
+        """As `VLLMPolicy.sample`."""
+        return await self._policy._sampled(prompt_ids, sampling, stop_ids, self)
+
+
 class Vocabulary(Protocol):
     """What is used of a tokenizer: the ids of its tokens, and None or that of the unknown token for all others."""
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
 
 
-def _is_here(url: str) -> bool:
-    """Whether an address is this machine's own, which no proxy is to be asked for."""
-    return httpx.URL(url).host in {"127.0.0.1", "localhost", "::1"}
+def _is_near(url: str) -> bool:
+    """Whether an address is this machine's or its network's own, which no proxy is to be asked for: a private one, or a
+    name without a domain, as a Service has in its namespace.
+    """
+    host = httpx.URL(url).host
+    try:
+        return ip_address(host).is_private
+    except ValueError:
+        return "." not in host
 
 
 def _are_ids(value: Any) -> bool:

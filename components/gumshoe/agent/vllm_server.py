@@ -26,12 +26,15 @@ BASE = "base"
 _LAST_LINES = 15  # of the log, in errors
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM has room for
 _CHECKED = 10.0  # seconds for a server to say what it has
+_LOOK, _HEALTHY = 0.25, 5.0  # seconds between two looks at a server that starts, and for it to say that it is healthy
 _PORT_PATIENCE = 5.0  # seconds for a server that was killed to let go of its port
 _CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the scheduler is a process of its own, which waits by spinning
 }
+_LOG_LEVEL = "VLLM_LOGGING_LEVEL"
+_LOGGED = os.environ.get(_LOG_LEVEL, "INFO")  # as it was set before `trl` set it for itself, when that was imported
 _CPU_BLOCK = "32"  # tokens of a prompt that are remembered together: the fewest that its attention takes, not 128
 
 
@@ -84,29 +87,41 @@ class VLLMServer:
         self._options = options or ServerOptions()
         self._used: set[str] = {self._options.name}
         self._process: subprocess.Popen[bytes] | None = None
-        self._started = False
+        self._started, self._begun = False, 0.0
         self.url = ""
 
     def __enter__(self) -> "VLLMServer":
+        self.begin()
+        try:
+            while not self.is_ready():
+                time.sleep(_LOOK)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def begin(self) -> None:
+        """Start the server's process, and do not wait until it is ready.
+
+        Raises:
+            UsageError: vLLM is not installed, or there is no such model.
+            ServerError: its port cannot be had.
+        """
         self._model = find_model(self._model, "config.json").name  # vLLM says so late, and in many lines
         port, self._started = _free_port(self._options.port), False
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "gumshoe.agent.guardian", *self._command(port)]
+        launch = launch_of(self._model, self._options, "127.0.0.1", port)
+        command = [sys.executable, "-m", "gumshoe.agent.guardian", *launch.command]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
                 command,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=self._environment(),
+                env=launch.environment,
                 start_new_session=True,  # what ends all that a terminal runs leaves the guardian to end the server
             )
-        try:
-            self._wait()
-        except BaseException:
-            self.stop()
-            raise
-        return self
+        self._begun = time.monotonic()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -128,10 +143,11 @@ class VLLMServer:
         process.wait()
 
     def restart(self, adapter: tuple[str, Path] | None) -> None:
-        """Start the server again at its address, with the adapter that its clients ask for by that name.
+        """Start the server again at its address, with the adapter that its clients ask for by that name, and do not
+        wait until it is ready.
 
         Raises:
-            ServerError: it did not start.
+            ServerError: its port cannot be had.
         """
         self.stop()
         port = int(self.url.rpartition(":")[2])
@@ -142,7 +158,7 @@ class VLLMServer:
         options = self._options
         self._options = replace(options, port=port, arguments=arguments)
         try:
-            self.__enter__()
+            self.begin()
         finally:
             self._options = options
 
@@ -183,50 +199,68 @@ class VLLMServer:
         except ServerError as error:
             raise ServerError(f"{error}; {self.last_words()}") from None
 
-    def _command(self, port: int) -> list[str]:
-        options = self._options
-        arguments = {
-            "--model": self._model,
-            "--served-model-name": options.name,
-            "--host": "127.0.0.1",
-            "--port": str(port),
-            "--max-model-len": str(options.max_model_len),
-            "--max-lora-rank": str(options.max_lora_rank),
-            "--max-loras": str(options.max_loras),
-            "--generation-config": "vllm",
-            "--logprobs-mode": "processed_logprobs",
-        }
-        switches = ["--enable-lora", "--disable-uvicorn-access-log"]
-        if _is_cpu_build():
-            dtype = "float32" if options.dtype == "auto" else options.dtype
-            arguments |= {"--dtype": dtype, "--block-size": _CPU_BLOCK}
-            switches.append("--enforce-eager")
-        else:
-            arguments |= {"--dtype": options.dtype, "--gpu-memory-utilization": str(options.gpu_memory)}
-        named = [each for item in arguments.items() for each in item]
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *named, *switches, *options.arguments]
+    def is_ready(self) -> bool:
+        """Whether the server has been healthy since it was started.
 
-    def _environment(self) -> dict[str, str]:
-        own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", vllm_plugin.ASKED: "1", **(_CPU if _is_cpu_build() else {})}
-        return {**own, **os.environ, **self._options.environment}
-
-    def _wait(self) -> None:
-        """Wait until the server is healthy."""
-        started = time.monotonic()
-        while time.monotonic() - started < self._options.start_deadline:
-            if not self.is_running():
-                raise ServerError(f"vLLM ended while it started; {self.last_words()}")
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == httpx.codes.OK:
-                    self._started = True
-                    return
-            time.sleep(0.25)
-        raise ServerError(f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self.last_words()}")
+        Raises:
+            ServerError: it ended before it was, or takes too long.
+        """
+        if self._started:
+            return True
+        if not self.is_running():
+            raise ServerError(f"vLLM ended while it started; {self.last_words()}")
+        with suppress(httpx.TransportError):
+            answer = httpx.get(f"{self.url}/health", timeout=_HEALTHY, trust_env=False)
+            self._started = answer.status_code == httpx.codes.OK
+        if not self._started and time.monotonic() - self._begun > self._options.start_deadline:
+            raise ServerError(
+                f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self.last_words()}"
+            )
+        return self._started
 
     def last_words(self) -> str:
         """The last lines of the log."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join([f"the last lines of {self._log}:", *lines])
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What starts a server."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+def launch_of(model: str, options: ServerOptions, host: str, port: int) -> Launch:
+    """What starts a server of a model that listens at an address of this machine, with whichever build is installed.
+
+    Raises:
+        UsageError: vLLM is not installed.
+    """
+    arguments = {
+        "--model": model,
+        "--served-model-name": options.name,
+        "--host": host,
+        "--port": str(port),
+        "--max-model-len": str(options.max_model_len),
+        "--max-lora-rank": str(options.max_lora_rank),
+        "--max-loras": str(options.max_loras),
+        "--generation-config": "vllm",
+        "--logprobs-mode": "processed_logprobs",
+    }
+    switches = ["--enable-lora", "--disable-uvicorn-access-log"]
+    own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", vllm_plugin.ASKED: "1"}
+    if _is_cpu_build():
+        dtype = "float32" if options.dtype == "auto" else options.dtype
+        arguments |= {"--dtype": dtype, "--block-size": _CPU_BLOCK}
+        switches.append("--enforce-eager")
+        own |= _CPU
+    else:
+        arguments |= {"--dtype": options.dtype, "--gpu-memory-utilization": str(options.gpu_memory)}
+    named = [each for item in arguments.items() for each in item]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *named, *switches, *options.arguments]
+    return Launch(command, {**own, **os.environ, _LOG_LEVEL: _LOGGED, **options.environment})
 
 
 def server_address(url: str) -> str:
@@ -242,15 +276,31 @@ def check_server(url: str, context: int) -> None:
         ServerError: it does not answer, or otherwise.
     """
     try:
-        models = httpx.get(f"{url}/v1/models", timeout=_CHECKED, trust_env=False).raise_for_status().json()["data"]
+        answer = httpx.get(f"{url}/v1/models", timeout=_CHECKED, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServerError(f"{url} does not answer as vLLM does ({error}); check the address") from None
+    names_taking(answer, url, context)
+
+
+def names_taking(answer: httpx.Response, url: str, context: int) -> list[str]:
+    """What a server has, by its answer to /v1/models: the names of models and adapters, each taking `context` tokens.
+
+    Raises:
+        UsageError: it takes fewer.
+        ServerError: it is no answer of vLLM's.
+    """
+    try:
+        models = answer.raise_for_status().json()["data"]
+        names = [str(each["id"]) for each in models]
         longest = min(each.get("max_model_len") or context for each in models)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ServerError(f"{url} does not answer as vLLM does ({error}); check the address") from None
     if longest < context:
         raise UsageError(
             f"{url} takes {longest} tokens, and an episode may have {context}; make model.max_context smaller, or "
             f"start it with --max-model-len {context}"
         )
+    return names
 
 
 def load_adapter(url: str, name: str, directory: Path, deadline: float) -> None:

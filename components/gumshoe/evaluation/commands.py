@@ -2,16 +2,16 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from gumshoe.agent.commands import EnvironmentWord, IndexDirectory, named_environment
 from gumshoe.agent.policy import HIGHEST_TEMPERATURE
 from gumshoe.errors import RefusedError, UsageError
-from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.evaluation.metrics import Estimate, Price
@@ -21,13 +21,16 @@ evaluate = typer.Typer(add_completion=False)
 compare = typer.Typer(add_completion=False)
 gate = typer.Typer(add_completion=False)
 
-_SHOWN = ("accuracy", "source_accuracy", "found", "read", "unusable", "turns", "reward", "seconds_p50", "cost_per_1000")
+_SHOWN = (
+    *("accuracy", "one_sample", "any_sample", "source_accuracy", "found", "read", "unusable", "turns", "reward"),
+    *("seconds_p50", "all_turns", "all_sampled_tokens", "all_seconds", "judge_requests", "cost_per_1000"),
+)
 _PLACE = "A directory that `gumshoe evaluate` wrote, or its metrics.json; with #NAME where it has several policies."
 
 
 @evaluate.command()
 def run_evaluation(
-    index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")],
+    index: IndexDirectory,
     scenarios: Annotated[str, typer.Option(metavar="FILE", help="Scenarios, as `gumshoe scenarios load` takes them.")],
     policy: Annotated[
         list[str],
@@ -43,6 +46,20 @@ def run_evaluation(
     split: Annotated[str, typer.Option(help="Only scenarios of this split; `all` takes every one.")] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many scenarios; for a first look.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each scenario, for pass@k and spread.")] = 1,
+    choose: Annotated[
+        str | None,
+        typer.Option(
+            metavar="majority|best", help="Take one of a question's samples (2 to 64) as its answer, and measure that."
+        ),
+    ] = None,
+    choose_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="For a majority, the judge that compares answers: heuristic unless given. For the best, "
+            "ruler:MODEL or ruler:MODEL@URL. Neither sees the reference answer.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides what is sampled, of token policies that do as told.")] = 0,
     temperature: Annotated[
         float | None,
@@ -72,6 +89,7 @@ def run_evaluation(
             help="The directory of an adapter that a server has: what it learned from is read there, and refused.",
         ),
     ] = None,
+    environment: EnvironmentWord = None,
     json: JsonFlag = False,
 ) -> None:
     """Run policies over scenarios, judge their answers, and measure: metrics.json, predictions and report.html.
@@ -85,6 +103,7 @@ def run_evaluation(
     from gumshoe.evaluation.evaluate import evaluate as evaluated
     from gumshoe.evaluation.report import write_report
     from gumshoe.evaluation.results import REPORT
+    from gumshoe.rewards.choosing import chosen_of
 
     if not top_p:
         raise UsageError("a --top-p of 0 leaves no token to sample; 1 leaves all")
@@ -92,6 +111,7 @@ def run_evaluation(
         temperature = 0.0 if samples == 1 else 1.0
     if samples > 1 and not temperature:
         raise UsageError("several greedy samples are all alike; give a --temperature above 0")
+    choice = chosen_of(samples, choose, choose_by, temperature or None)
     policies = tuple(map(NamedPolicy.parse, policy))
     rollout = Settings(
         index=index,
@@ -105,13 +125,15 @@ def run_evaluation(
         sampling=Sampling(temperature, top_p, max_tokens=max_tokens),
         limits=EpisodeLimits(max_turns, max_context),
         concurrency=concurrency,
+        environment=named_environment(environment),
     )
     settings = EvaluationSettings(
         rollout=rollout,
         policies=policies,
-        judges=tuple(map(_judge, judge or ["heuristic"])),
+        judges=tuple(judge or ["heuristic"]),
         prices=_prices(price or [], [each.name for each in policies]),
         adapters=tuple(map(_adapter, adapter or [])),
+        choice=choice,
     )
     found = asyncio.run(evaluated(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
@@ -137,11 +159,14 @@ def run_comparison(
     changed: Annotated[int, typer.Option(min=0, help="Name so many of the questions that changed sides.")] = 10,
     json: JsonFlag = False,
 ) -> None:
-    """Compare two evaluated policies on the same questions: A less B, in pairs."""
+    """Compare two evaluated policies on the same questions: A less B, in pairs.
+
+    Either may be the choice of several samples (`gumshoe evaluate --choose`): what an answer of each costs is told.
+    """
     from gumshoe.evaluation.gate import compared_places
     from gumshoe.evaluation.results import read_result
 
-    found = compared_places(read_result(candidate), read_result(baseline), level)
+    found = compared_places(read_result(candidate), read_result(baseline), level, across_samples=True)
     if json:
         print_json(found)
         return
@@ -149,8 +174,8 @@ def run_comparison(
     questions = {**_questions(baseline), **_questions(candidate)}
     for what, ids in (("won", found.gained), ("lost", found.lost)):
         for name in ids[:changed]:
-            told = f": {escape(plain(questions[name]))}" if name in questions else ""
-            out.print(f"  {what} {escape(plain(name))}{told}", soft_wrap=True)
+            told = f": {printable(questions[name])}" if name in questions else ""
+            out.print(f"  {what} {printable(name)}{told}", soft_wrap=True)
         if len(ids) > changed:
             out.print(f"  and {len(ids) - changed:,} more {what}")
 
@@ -184,18 +209,9 @@ def run_gate(
     if json:
         print_json(found)
     elif found.passed:
-        out.print(escape(plain(found.why)), soft_wrap=True)
+        out.print(printable(found.why), soft_wrap=True)
     if not found.passed:
         raise RefusedError(found.why)
-
-
-def _judge(text: str) -> Any:
-    if not text.lstrip().startswith("{"):
-        return text
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"--judge {text} cannot be read as YAML ({' '.join(str(error).split())})") from None
 
 
 def _prices(given: list[str], names: list[str]) -> dict[str, "Price"]:
@@ -241,6 +257,8 @@ def _print_result(found: "EvaluationResult") -> None:
             table.add_row(described(name)[0], *cells)
     out.print(table)
     for each in found.policies:
+        if bought := found.bought(each):
+            out.print(escape(bought), soft_wrap=True)
         if each.agreement and each.agreement.kappa is not None:
             one, other = each.agreement.judges
             out.print(
@@ -262,6 +280,8 @@ def _print_comparison(found: "Comparison") -> None:
         f"{found.beat_rate.value:.1%}",
         soft_wrap=True,
     )
+    if found.costs:
+        out.print(f"An answer of {escape(found.candidate)} takes {found.told_costs}", soft_wrap=True)
 
 
 def _shown(name: str, estimate: "Estimate") -> str:

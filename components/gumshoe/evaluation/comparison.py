@@ -6,7 +6,7 @@ import numpy as np
 
 from gumshoe.errors import UsageError
 from gumshoe.evaluation.metrics import Estimate
-from gumshoe.evaluation.results import Comparison, Difference, PolicyResult
+from gumshoe.evaluation.results import Comparison, CostPair, Difference, PolicyResult
 from gumshoe.evaluation.statistics import Numbers, bootstrap, mcnemar, paired_difference
 
 
@@ -45,7 +45,35 @@ def compared(candidate: PolicyResult, baseline: PolicyResult, level: float = 0.9
         beat_rate=Estimate(value=float(np.mean(beaten)), low=low, high=high, questions=len(questions)),
         gained=tuple(gained),
         lost=tuple(lost),
+        costs=_costs(candidate, baseline),
     )
+
+
+_COSTS = {"turns": "all_turns", "prompt_tokens": "all_prompt_tokens", "sampled_tokens": "all_sampled_tokens"}
+_COSTS |= {"seconds": "all_seconds", "judge_requests": "judge_requests"}
+
+
+def _costs(candidate: PolicyResult, baseline: PolicyResult) -> dict[str, CostPair]:
+    """What an answer of each takes; nothing where neither chooses among several samples, for then its measures say."""
+    if not any(_chooses(each) for each in (candidate, baseline)):
+        return {}
+    found = {}
+    for name in _COSTS:
+        ours, theirs = (_taken(each, name) for each in (candidate, baseline))
+        if ours is not None and theirs is not None:
+            found[name] = CostPair(candidate=ours, baseline=theirs, ratio=ours / theirs if theirs else None)
+    return found
+
+
+def _chooses(policy: PolicyResult) -> bool:
+    return "all_turns" in policy.metrics
+
+
+def _taken(policy: PolicyResult, name: str) -> float | None:
+    if name == "judge_requests" and not _chooses(policy):
+        return 0.0
+    found = policy.metrics.get(_COSTS[name] if _chooses(policy) else name)
+    return found.value if found else None
 
 
 def _difference(candidate: Numbers, baseline: Numbers, level: float) -> Difference:

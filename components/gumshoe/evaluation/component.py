@@ -5,7 +5,7 @@ from kfp import dsl
 
 @dsl.component(base_image="gumshoe-trainer", install_kfp_package=False)
 def evaluate_policy(
-    mail: dsl.Input[dsl.Dataset],
+    index: dsl.Input[dsl.Dataset],
     scenarios: dsl.Input[dsl.Dataset],
     base_model: str,
     judge: str,
@@ -18,11 +18,12 @@ def evaluate_policy(
     adapter: dsl.Input[dsl.Model] = None,
     current: dsl.Input[dsl.Model] = None,
     baseline: dsl.Input[dsl.Artifact] = None,
+    choice: dict = {},  # noqa: B006 - a default of Kubeflow's
 ) -> float:
     """Measure the base model, and the adapters that are given beside it, on the test split; the last one's accuracy.
 
     Args:
-        mail: An index.
+        index: Of mail, or of documents.
         scenarios: A directory with `scenarios.jsonl`.
         base_model: `tiny`, a model's directory, or its name on the hub.
         judge: Says which answers are right, as `gumshoe evaluate --judge`.
@@ -35,6 +36,7 @@ def evaluate_policy(
         adapter: Measured where it is given.
         current: The adapter in service, measured too; an empty one is none.
         baseline: An evaluation of the base model, of which nothing is asked again.
+        choice: How one of several samples answers a question: samples, choose, choose_by, temperature; empty for none.
     """
     import json
     import shutil
@@ -47,8 +49,8 @@ def evaluate_policy(
         shutil.copytree(baseline.path, place, dirs_exist_ok=True)
     adapters = {"current": current, "adapter": adapter}
     given = {name: Path(each.path) for name, each in adapters.items() if each is not None}
-    index, asked, page = Path(mail.path), Path(scenarios.path), Path(report.path)
-    result = measured(index, asked, base_model, given, judge, limits, place, page)
+    asked, page = Path(scenarios.path), Path(report.path)
+    result = measured(Path(index.path), asked, base_model, given, judge, limits, place, page, choice)
     numbers = {name: estimate.value for name, estimate in result.metrics.items()}
     for name, value in numbers.items():
         metrics.log_metric(name, value)

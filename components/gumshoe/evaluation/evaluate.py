@@ -4,36 +4,39 @@ What always holds: an episode that is on file is not run again; and nothing is m
 episodes and its verdicts, for what is missing is rarely missing by chance.
 """
 
+import hashlib
 import io
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gumshoe.agent.policies import PolicyName
+from gumshoe.agent.environments import World, open_world
+from gumshoe.agent.policies import PolicyName, as_taught
 from gumshoe.agent.run import Settings, chosen_scenarios, read_trajectories, run_to_file
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.artifacts.private import mark
-from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.artifacts.storage import explained, held_file, write_atomically
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.comparison import compared
 from gumshoe.evaluation.metrics import Price, by_kind, measured
-from gumshoe.evaluation.predictions import Prediction, by_question, write_predictions, write_table
+from gumshoe.evaluation.predictions import Chosen, Prediction, by_question, write_predictions, write_table
 from gumshoe.evaluation.results import (
     METRICS_FILE,
     PREDICTIONS,
     REPORT,
     TABLE,
     Agreement,
+    ChoiceResult,
     EvaluationResult,
     JudgeResult,
     PolicyResult,
 )
 from gumshoe.evaluation.statistics import cohens_kappa
-from gumshoe.mail.index import MailIndex
+from gumshoe.rewards.choosing import Choice, ChoiceSettings, Chooser, cost_of
 from gumshoe.rewards.functions import rubric
 from gumshoe.rewards.judge import Asked, Judge, Verdict
 from gumshoe.rewards.judges import OpenAIJudge, named_settings, open_judge
@@ -44,6 +47,8 @@ from gumshoe.terminal import Advance
 
 TRAJECTORIES = "trajectories"
 """The folder of an evaluation that holds a file of them for each policy."""
+CHOICES = "choices"
+"""The folder that holds a file of what was chosen for each policy, where that was asked of a model."""
 _BEGUN = "evaluation.json"  # what was begun, so that nothing else is added to it
 _LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,63})=(.+)", re.S)
 _ADDRESS = re.compile(r"https?://[^#]*")  # a server may have another when it is started again
@@ -82,6 +87,9 @@ class EvaluationSettings:
     """By the policies' names."""
     adapters: tuple[tuple[str, Path], ...] = ()
     """Directories of adapters, with the names of the policies that use them: what they learned from is read there."""
+    choice: ChoiceSettings | None = None
+    """Where one of the rollout's samples is chosen as a question's answer. Which, is decided when all are run: the same
+    samples serve any way to choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,8 @@ class Evaluated:
     scenarios: ScenarioSet
     predictions: list[Prediction]
     trajectories: dict[str, list[Trajectory]]
-    """By the policies' names, in the order of their predictions."""
+    """By the policies' names, in the order of their predictions; those that were not chosen are left out."""
+    world: World
 
 
 async def evaluate(settings: EvaluationSettings, directory: Path, watch: Watch) -> Evaluated:
@@ -105,28 +114,40 @@ async def evaluate(settings: EvaluationSettings, directory: Path, watch: Watch) 
     """
     scenarios = chosen_scenarios(settings.rollout)
     unseen = _check(settings, scenarios)
+    world = open_world(settings.rollout.index, settings.rollout.environment)
     async with AsyncExitStack() as open_judges:
         judges = []
         for each in settings.judges:
             judge = open_judge(each)
             open_judges.push_async_callback(judge.aclose)
             judges.append((_name_of(each), judge))
-        _begin(directory, settings, scenarios)
-        trajectories = await _rolled_out(settings, directory, scenarios, watch)
+        chooser = settings.choice.opened() if settings.choice else None
+        if chooser is not None:
+            open_judges.push_async_callback(chooser.aclose)
+        _begin(directory, settings, scenarios, world)
+        trajectories = await _rolled_out(settings, directory, scenarios, world, watch)
         predictions = []
         for name, found in trajectories.items():
+            choices: dict[str, Choice] = {}
+            if settings.choice and chooser:
+                with watch(f"Choosing for {name}") as advance:
+                    path = directory / CHOICES / f"{name}.jsonl"
+                    choices = await _chosen(name, found, scenarios, settings.choice, chooser, path, advance)
             with watch(f"Judging {name}") as advance:
-                predictions += await _judged(name, found, scenarios, judges, advance)
+                judged = await _judged(name, found, scenarios, judges, advance)
+            if choices:
+                judged, trajectories[name] = _only_chosen(judged, found, choices)
+            predictions += judged
         used = tuple(
             JudgeResult(name=name, usage=judge.model.usage.numbers() if isinstance(judge, OpenAIJudge) else {})
             for name, judge in judges
         )
-    result = _result(settings, scenarios, predictions, used, unseen)
+    result = _result(settings, scenarios, world, predictions, used, unseen)
     with explained(directory):
         write_predictions(directory / PREDICTIONS, predictions)
         write_table(directory / TABLE, predictions)
         result.write(directory)
-    return Evaluated(result, scenarios, predictions, trajectories)
+    return Evaluated(result, scenarios, predictions, trajectories, world)
 
 
 def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
@@ -148,7 +169,8 @@ def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
         if policy.kind == "vllm" and settings.rollout.tokenizer is None:
             raise UsageError(f"{each.name} takes token ids, and needs its model's tokenizer; name it with --tokenizer")
         own = [place for name, place in settings.adapters if name == each.name]
-        for place in [*own, *([policy.adapter] if policy.adapter else [])]:
+        merged = [Path(policy.base).expanduser()] if policy.kind in ("local", "transformers") else []
+        for place in [*own, *([policy.adapter] if policy.adapter else []), *merged]:
             lineage = Lineage.read(place)
             if lineage:
                 lineage.check_unseen(scenarios, each.name)
@@ -160,11 +182,11 @@ def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
     return unseen
 
 
-def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet) -> None:
+def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet, world: World) -> None:
     """Note what the directory is for, or see that it is for the same."""
     rollout = settings.rollout
-    noted = {"scenarios": scenarios.content, "index": MailIndex(rollout.index).stats()["content"]}
-    noted |= {"samples": rollout.samples} | rollout.of_an_episode
+    noted: dict[str, Any] = {"scenarios": scenarios.content, "index": world.content, "samples": rollout.samples}
+    noted |= rollout.of_an_episode | world.noted
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
         noted |= {f"policy {each.name}": _ADDRESS.sub("", each.word), f"weights of {each.name}": policy.weights}
@@ -194,7 +216,7 @@ def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet
 
 
 async def _rolled_out(
-    settings: EvaluationSettings, directory: Path, scenarios: ScenarioSet, watch: Watch
+    settings: EvaluationSettings, directory: Path, scenarios: ScenarioSet, world: World, watch: Watch
 ) -> dict[str, list[Trajectory]]:
     """All episodes of each policy.
 
@@ -208,7 +230,8 @@ async def _rolled_out(
         path = directory / TRAJECTORIES / f"{each.name}.jsonl"
         tokenizer = settings.rollout.tokenizer if PolicyName.parse(each.word).takes_tokenizer else None
         with watch(each.name) as advance:
-            report = await run_to_file(replace(settings.rollout, policy=each.word, tokenizer=tokenizer), path, advance)
+            own = replace(settings.rollout, policy=each.word, tokenizer=tokenizer)
+            report = await run_to_file(own, path, advance, world)
         if report.dropped:
             scenario, cause = next(iter(report.dropped_groups.items()))
             failures.append(f"{each.name} has no answer to {report.dropped:,} questions (of {scenario}: {cause})")
@@ -218,6 +241,93 @@ async def _rolled_out(
     if failures:
         raise UnavailableError(f"{'; '.join(failures)}; run this again for them, what was answered is kept")
     return found
+
+
+async def _chosen(
+    policy: str,
+    trajectories: Sequence[Trajectory],
+    scenarios: ScenarioSet,
+    settings: ChoiceSettings,
+    chooser: Chooser,
+    path: Path,
+    advance: Advance,
+) -> dict[str, Choice]:
+    """The choice among the samples of each question. What a model chose is kept, and not asked again, nor is its cost
+    forgotten; the key is all that it was asked by.
+
+    Raises:
+        UnavailableError: some have none.
+    """
+    groups: dict[str, list[Trajectory]] = {}
+    for each in trajectories:
+        groups.setdefault(each.scenario, []).append(each)
+    by_id = {scenario.id: scenario for scenario in scenarios}
+    told = settings.model_dump_json(include={"choose", "choose_by"})
+    with ExitStack() as held:
+        with explained(path):
+            path.parent.mkdir(exist_ok=True)
+            file = held.enter_context(held_file(path))
+            file.seek(0)
+            content = file.read()
+            kept = _kept(content)
+            if not content.endswith(b"\n"):
+                file.write(b"\n")  # after a line that was cut off
+
+        async def chosen(group: list[Trajectory]) -> tuple[str, Choice]:
+            asked = by_id[group[0].scenario]
+            texts = [told, asked.question, str(asked.query_date), *(each.to_json() for each in group)]
+            key = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+            if key not in kept:
+                kept[key] = await chooser.choose(asked.question, asked.query_date, group)
+                if kept[key].requests and not kept[key].failed:
+                    with explained(path):
+                        file.write(json.dumps({"key": key, **asdict(kept[key])}).encode() + b"\n")
+                        file.flush()
+            return asked.id, kept[key]
+
+        found = await at_once(chosen, list(groups.values()), advance)
+    failed = [choice.failed for _, choice in found if choice.failed]
+    if failed:
+        raise UnavailableError(
+            f"of {len(failed):,} questions {settings.by} chose no sample of {policy} ({failed[0]}); run this again for "
+            "them, what was answered and chosen is kept"
+        )
+    return dict(found)
+
+
+def _kept(content: bytes) -> dict[str, Choice]:
+    """The choices of a file, by their keys; a line that was cut off is left out."""
+    found = {}
+    for line in content.splitlines():
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            key = fields.pop("key")
+            found[key] = Choice(**fields)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def _only_chosen(
+    judged: Sequence[Prediction], trajectories: Sequence[Trajectory], choices: Mapping[str, Choice]
+) -> tuple[list[Prediction], list[Trajectory]]:
+    """Of each question the episode that was chosen, with what it was chosen from."""
+    groups: dict[str, list[tuple[Prediction, Trajectory]]] = {}
+    for each in zip(judged, trajectories, strict=True):
+        groups.setdefault(each[0].scenario, []).append(each)
+    predictions, episodes = [], []
+    for scenario, group in groups.items():
+        choice = choices[scenario]
+        prediction, trajectory = group[choice.place]
+        chosen = Chosen(
+            why=choice.why,
+            correct=tuple(each.correct for each, _ in group),
+            run_again=sum(each.tries - 1 for each, _ in group),
+            cost=cost_of([each for _, each in group], choice),
+        )
+        predictions.append(prediction.model_copy(update={"chosen": chosen}))
+        episodes.append(trajectory)
+    return predictions, episodes
 
 
 class _Known:
@@ -262,6 +372,7 @@ async def _judged(
 def _result(
     settings: EvaluationSettings,
     scenarios: ScenarioSet,
+    world: World,
     predictions: Sequence[Prediction],
     judges: tuple[JudgeResult, ...],
     unseen: set[str],
@@ -270,14 +381,16 @@ def _result(
     for each in settings.policies:
         own = [prediction for prediction in predictions if prediction.policy == each.name]
         questions = by_question(own)
+        policy = PolicyName.parse(each.word)
         policies.append(
             PolicyResult(
                 name=each.name,
                 policy=each.word,
-                version=PolicyName.parse(each.word).version,
+                version=policy.version,
+                environment=as_taught(world, policy).noted["environment"],
                 is_unseen=each.name in unseen,
-                episodes=len(own),
-                run_again=sum(prediction.tries - 1 for prediction in own),
+                episodes=sum(each.chosen.cost.samples if each.chosen else 1 for each in own),
+                run_again=sum(each.chosen.run_again if each.chosen else each.tries - 1 for each in own),
                 metrics=measured(own, settings.prices.get(each.name)),
                 kinds=by_kind(own),
                 agreement=_agreement(own, tuple(judge.name for judge in judges)),
@@ -288,7 +401,7 @@ def _result(
     rollout = settings.rollout
     return EvaluationResult(
         scenarios=scenarios.record(),
-        index=MailIndex(rollout.index).stats()["content"],
+        index=world.content,
         split=rollout.split,
         is_whole=rollout.limit is None or len(chosen_scenarios(replace(rollout, limit=None))) == len(scenarios),
         samples=rollout.samples,
@@ -296,6 +409,7 @@ def _result(
         judges=judges,
         policies=tuple(policies),
         comparisons=tuple(compared(each, policies[0]) for each in policies[1:]),
+        choice=ChoiceResult(way=settings.choice.choose, by=settings.choice.by) if settings.choice else None,
     )
 
 

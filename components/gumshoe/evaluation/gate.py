@@ -53,19 +53,29 @@ class Decision(BaseModel):
     comparison: Comparison
 
 
-def compared_places(candidate: Place, baseline: Place, level: float = 0.95) -> Comparison:
+def compared_places(
+    candidate: Place, baseline: Place, level: float = 0.95, *, across_samples: bool = False
+) -> Comparison:
     """Policies of two evaluations.
 
+    `across_samples`: whether one answer that was chosen from several samples may be compared with one of fewer, or
+    chosen otherwise. That tells what the samples buy, and not which policy is better.
+
     Raises:
-        UsageError: these were of other questions, or other mail, or otherwise run or judged.
+        UsageError: these were of other questions, or another index, or otherwise run or judged.
     """
     ours, theirs = candidate[0], baseline[0]
-    for what, mine, other in (
-        ("answering from the mail index", ours.index[:16], theirs.index[:16]),
+    across = across_samples and all(map(_has_one_answer, (ours, theirs))) and bool(ours.choice or theirs.choice)
+    alike: list[tuple[str, object, object]] = [
+        ("answering from the index", ours.index[:16], theirs.index[:16]),
         ("judged by", ours.judges[0].name, theirs.judges[0].name),
-        ("asked for samples:", ours.samples, theirs.samples),
-        ("run with", _decisive(ours), _decisive(theirs)),
-    ):
+        ("run in the environment", _written(candidate[1].environment), _written(baseline[1].environment)),
+    ]
+    if not across:
+        alike.append(("asked for samples:", ours.samples, theirs.samples))
+        alike.append(("answered with", _choice(ours), _choice(theirs)))
+    alike.append(("run with", _decisive(ours, across), _decisive(theirs, across)))
+    for what, mine, other in alike:
         if mine != other:
             raise UsageError(
                 f"{candidate[1].name} was {what} {mine}, and {baseline[1].name} {other}; evaluate both alike"
@@ -79,9 +89,24 @@ def compared_places(candidate: Place, baseline: Place, level: float = 0.95) -> C
     return compared(candidate[1], baseline[1], level)
 
 
-def _decisive(evaluation: EvaluationResult) -> str:
-    """What episodes were run with, but for the seed."""
-    return ", ".join(f"{name} {value}" for name, value in evaluation.settings.items() if name != "seed")
+def _has_one_answer(evaluation: EvaluationResult) -> bool:
+    """Whether each question has one, whatever number of samples that took."""
+    return evaluation.samples == 1 or evaluation.choice is not None
+
+
+def _choice(evaluation: EvaluationResult) -> str:
+    choice = evaluation.choice
+    return f"the {choice.way} of them by {choice.by}" if choice else "each of them"
+
+
+def _decisive(evaluation: EvaluationResult, across: bool) -> str:
+    """What episodes were run with, but for the seed, and where samples are one's own, their temperature."""
+    left_out = {"seed", "temperature"} if across else {"seed"}
+    return _written({name: value for name, value in evaluation.settings.items() if name not in left_out})
+
+
+def _written(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def decided(candidate: Place, baseline: Place, settings: GateSettings) -> Decision:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from gumshoe.agent.answer import Cost
 from gumshoe.agent.environment import Unusable
 from gumshoe.evaluation.predictions import Prediction, by_question
 from gumshoe.evaluation.statistics import bootstrap, pass_at, wilson
@@ -62,6 +63,15 @@ def _gave_up(each: Prediction) -> bool:
     return each.does_not_know or each.answer is None
 
 
+def _took(of: Callable[[Cost], float | None]) -> Callable[[Prediction], float | None]:
+    """Of all samples of a question; where it has one alone, what the episode counts says it already."""
+    return lambda each: of(each.chosen.cost) if each.chosen else None
+
+
+def _sampled(of: Callable[[Sequence[bool]], float]) -> Callable[[Prediction], float | None]:
+    return lambda each: of(each.chosen.correct) if each.chosen else None
+
+
 METRICS: tuple[Metric, ...] = (
     Metric("accuracy", "Correct", "answers that the judge calls right", lambda e: e.correct, "rate"),
     Metric(
@@ -84,7 +94,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "hallucinated_sources",
         "Invented source",
-        "gave a source that the inbox does not hold",
+        "gave a source that is not there",
         lambda e: bool(e.hallucinated_sources),
         "rate",
     ),
@@ -102,12 +112,40 @@ METRICS: tuple[Metric, ...] = (
     Metric("searches", "Searches", "of an episode", lambda e: e.searches),
     Metric("repeated_searches", "Repeated searches", "made before", lambda e: e.repeated_searches),
     Metric("empty_searches", "Empty searches", "that found nothing", lambda e: e.empty_searches),
-    Metric("read_others", "Others read", "messages read that are no right source", lambda e: e.read_others),
+    Metric("read_others", "Others read", "sources read that are not right ones", lambda e: e.read_others),
     Metric("prompt_tokens", "Prompt tokens", "of all requests, as billed", lambda e: e.prompt_tokens),
     Metric("sampled_tokens", "Sampled tokens", "of an episode", lambda e: e.sampled_tokens),
     Metric("seconds", "Seconds", "of an episode, mean", lambda e: e.seconds, "seconds"),
     Metric("seconds_p50", "Seconds, p50", "half take no longer", lambda e: e.seconds, "seconds", 0.5),
     Metric("seconds_p95", "Seconds, p95", "95 % take no longer", lambda e: e.seconds, "seconds", 0.95),
+    Metric(
+        "one_sample", "One sample, correct", "samples that are correct", _sampled(lambda c: sum(c) / len(c)), "rate"
+    ),
+    Metric(
+        "any_sample", "Any sample, correct", "a sample is correct, so that it could be chosen", _sampled(any), "rate"
+    ),
+    Metric("all_turns", "Turns, all samples", "of all samples of a question", _took(lambda c: c.turns)),
+    Metric(
+        "all_prompt_tokens", "Prompt tokens, all samples", "of a question, as billed", _took(lambda c: c.prompt_tokens)
+    ),
+    Metric("all_sampled_tokens", "Sampled tokens, all samples", "of a question", _took(lambda c: c.sampled_tokens)),
+    Metric(
+        "all_seconds",
+        "Seconds, all samples",
+        "of all of them together, and the judge",
+        _took(lambda c: c.seconds),
+        "seconds",
+    ),
+    Metric(
+        "longest_seconds", "Seconds, longest sample", "and the judge after it", _took(lambda c: c.longest), "seconds"
+    ),
+    Metric("judge_requests", "Judge requests", "to choose among samples", _took(lambda c: c.judge_requests)),
+    Metric(
+        "judge_tokens",
+        "Judge tokens",
+        "of those requests",
+        _took(lambda c: c.judge_prompt_tokens + c.judge_sampled_tokens),
+    ),
 )
 """In the order in which they are shown. A rate is a share of questions."""
 
@@ -143,9 +181,11 @@ def cost_metric(price: Price) -> Metric:
     """Dollars for 1,000 questions."""
 
     def cost(each: Prediction) -> float | None:
-        if each.prompt_tokens is None or each.sampled_tokens is None:
+        took = each.chosen.cost if each.chosen else each
+        if took.prompt_tokens is None or took.sampled_tokens is None:
             return None
-        return (each.prompt_tokens * price.prompt + each.sampled_tokens * price.completion) / 1000
+        judged = each.chosen.cost.judge_dollars * 1000 if each.chosen else 0.0
+        return (took.prompt_tokens * price.prompt + took.sampled_tokens * price.completion) / 1000 + judged
 
     return Metric(*_COST, cost, "dollars")
 

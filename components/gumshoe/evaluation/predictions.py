@@ -5,10 +5,11 @@ import io
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gumshoe.agent.answer import Cost
 from gumshoe.agent.environment import Ending
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.artifacts.lines import read_lines
@@ -33,8 +34,22 @@ class Verdicts(BaseModel):
     rule: str = ""
 
 
+class Chosen(BaseModel):
+    """How an episode came to be its question's answer, where several were sampled."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    why: str
+    correct: tuple[bool, ...]
+    """[samples]: what the first judge says of each; those that were not chosen count for nothing else."""
+    run_again: int
+    """Episodes of the question that were begun again for want of infrastructure."""
+    cost: Cost
+    """Of all samples, and of choosing."""
+
+
 class Prediction(BaseModel):
-    """One episode of one policy, as `predictions.jsonl` has it."""
+    """One episode of one policy, as `predictions.jsonl` has it: the one that was chosen, where it is one of several."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -65,13 +80,13 @@ class Prediction(BaseModel):
     read: bool
     """It was read, or all of them were."""
     read_others: int
-    """Other messages that were read."""
+    """Others that were read."""
     sources: tuple[str, ...]
     """Those given with the answer."""
     right_source: bool
     """The right one is among them, or all are."""
     hallucinated_sources: int
-    """Sources given that do not exist in the inbox."""
+    """Sources given that are not there: in the inbox, or the collection."""
     does_not_know: bool
     prompt_tokens: int | None
     """Of all requests, added up as an endpoint bills them; None where it did not say."""
@@ -80,6 +95,8 @@ class Prediction(BaseModel):
     """In the policy and in the tools."""
     tries: int
     """Episodes that it took; those before this one failed for want of infrastructure."""
+    chosen: Annotated[Chosen | None, Field(exclude_if=lambda each: each is None)] = None
+    """Where it was chosen from several samples."""
 
     @classmethod
     def of(

@@ -21,14 +21,15 @@ from markupsafe import Markup
 
 from gumshoe.agent.chat_format import NoCallError, UnusableCallError, parse_call
 from gumshoe.agent.email import bare_id
+from gumshoe.agent.environments import World
 from gumshoe.agent.policies import PolicyName, load_tokenizer
+from gumshoe.agent.sources import DocumentSource
 from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.artifacts.storage import explained, write_atomically
 from gumshoe.evaluation.evaluate import Evaluated, EvaluationSettings
 from gumshoe.evaluation.metrics import described, written
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.results import Comparison, EvaluationResult
-from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 
 _ERROR = re.compile(r"(?:\A|<tool_response>\n)Error: ")
@@ -111,7 +112,8 @@ def _policy(style: str, script: str) -> str:
 
 def _scripts(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[tuple[str, Any]]:
     """The id and the JSON of each block of data: the list, and each episode, which is read when it is opened."""
-    gold = _right_ids(settings.rollout.index, evaluated.scenarios)
+    world = evaluated.world
+    gold = _right_ids(world, evaluated.scenarios)
     asked = {each.id: each for each in evaluated.scenarios}
     changed = {
         (comparison.candidate, scenario): change
@@ -130,6 +132,7 @@ def _scripts(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[tup
         _json(
             [
                 _row(each, asked[each.scenario], gold[each.scenario], changed.get((each.policy, each.scenario)))
+                | {"titles": _titles(world, asked[each.scenario], each)}
                 for each in evaluated.predictions
             ]
         ),
@@ -151,18 +154,21 @@ def _row(each: Prediction, asked: Scenario, gold: set[str], change: str | None) 
     }
 
 
-def _right_ids(place: Path, scenarios: ScenarioSet) -> dict[str, set[str]]:
+def _right_ids(world: World, scenarios: ScenarioSet) -> dict[str, set[str]]:
     """The ids, bare, of each question's right sources, those under which searches list them among them."""
-    index = MailIndex(place)
     found: dict[str, set[str]] = {}
     for scenario in scenarios:
-        ids = found[scenario.id] = set(map(bare_id, scenario.sources))
-        for source in scenario.message_ids:
-            try:
-                ids.add(bare_id(index.read(str(scenario.inbox_address), source).message_id))
-            except MessageNotFoundError:
-                continue
+        listed = (world.find_source(scenario, source) for source in scenario.sources)
+        found[scenario.id] = {bare_id(each) for each in scenario.sources} | {
+            bare_id(each.id) for each in listed if each is not None
+        }
     return found
+
+
+def _titles(world: World, scenario: Scenario, prediction: Prediction) -> dict[str, str]:
+    """What documents are called, by the ids of those that are right, or were given."""
+    found = (world.find_source(scenario, each) for each in (*scenario.sources, *prediction.sources))
+    return {each.id: each.title for each in found if isinstance(each, DocumentSource)}
 
 
 def _segments(trajectory: Trajectory, gold: set[str], known: int, tokenizer: Any) -> Iterator[dict[str, Any]]:
@@ -182,7 +188,7 @@ def _segments(trajectory: Trajectory, gold: set[str], known: int, tokenizer: Any
             yield {
                 "origin": "injected",
                 "parts": list(_marked(segment.text, gold)),
-                "what": "error" if _ERROR.search(segment.text) else "message" if opened else "results",
+                "what": "error" if _ERROR.search(segment.text) else "source" if opened else "results",
                 "right": opened in gold,
             }
 
@@ -194,7 +200,7 @@ def _beginning(texts: Sequence[str]) -> str:
 
 
 def _opened(text: str) -> str | None:
-    """The id of the message that a turn reads."""
+    """The id of the message, or document, that a turn reads."""
     try:
         call = parse_call(text)
     except (NoCallError, UnusableCallError):

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError, faults_of
-from gumshoe.evaluation.metrics import METRICS, Estimate, described
+from gumshoe.evaluation.metrics import METRICS, Estimate, described, written
+from gumshoe.rewards.choosing import Way
 from gumshoe.scenarios.scenario import ScenarioRecord
 
 METRICS_FILE, PREDICTIONS, TABLE, REPORT = "metrics.json", "predictions.jsonl", "predictions.csv", "report.html"
@@ -47,6 +48,16 @@ class JudgeResult(BaseModel):
     judged before is not asked, nor counted, again."""
 
 
+class ChoiceResult(BaseModel):
+    """How one of several samples of a question was chosen to be its answer."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    way: Way
+    by: str
+    """Who compared, or judged."""
+
+
 class PolicyResult(BaseModel):
     """One policy, measured."""
 
@@ -58,6 +69,8 @@ class PolicyResult(BaseModel):
     """As it was named on the command line."""
     version: str
     """What its trajectories name as theirs."""
+    environment: dict[str, Any]
+    """That its episodes ran in: its name and settings."""
     is_unseen: bool
     """These scenarios were checked against what it learned from and was chosen on; false where that is not known."""
     episodes: int
@@ -86,6 +99,17 @@ class Difference(BaseModel):
     high: float
 
 
+class CostPair(BaseModel):
+    """What an answer takes, in the mean of the questions: of all samples, where one of several is chosen."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    candidate: float
+    baseline: float
+    ratio: float | None
+    """How many times the baseline's; null where that is 0."""
+
+
 class Comparison(BaseModel):
     """A candidate against a baseline."""
 
@@ -111,6 +135,21 @@ class Comparison(BaseModel):
     gained: tuple[str, ...]
     """Ids of the questions that were won."""
     lost: tuple[str, ...]
+    costs: Annotated[dict[str, CostPair], Field(exclude_if=lambda each: not each)] = {}
+    """By name, where one of the two chooses among several samples: turns, prompt_tokens, sampled_tokens, seconds,
+    judge_requests."""
+
+    @property
+    def told_costs(self) -> str:
+        """What an answer of the candidate takes beside one of the baseline, in words."""
+        parts = []
+        for name, pair in self.costs.items():
+            if name == "judge_requests" and not (pair.candidate or pair.baseline):
+                continue
+            ratio = f" ({pair.ratio:.1f} times)" if pair.ratio is not None else ""
+            both = f"{written(name, pair.candidate)} against {written(name, pair.baseline)}"
+            parts.append(f"{both} {name.replace('_', ' ')}{ratio}")
+        return ", ".join(parts)
 
 
 class EvaluationResult(BaseModel):
@@ -122,7 +161,7 @@ class EvaluationResult(BaseModel):
     scenarios: ScenarioRecord
     """What was asked."""
     index: str
-    """The content of the mail index that was searched."""
+    """The content of the index that was searched."""
     split: str | None
     is_whole: bool
     """All of the split was asked; false where a limit was given."""
@@ -135,6 +174,26 @@ class EvaluationResult(BaseModel):
     policies: tuple[PolicyResult, ...]
     comparisons: tuple[Comparison, ...] = ()
     """Each policy against the first."""
+    choice: Annotated[ChoiceResult | None, Field(exclude_if=lambda each: each is None)] = None
+    """Where one of several samples is a question's answer; all else is measured of that one."""
+
+    def bought(self, policy: PolicyResult) -> str:
+        """What a policy's samples bought, and what they took, in a sentence; empty where none was chosen from."""
+        if self.choice is None:
+            return ""
+        of = {name: written(name, each.value) for name, each in policy.metrics.items()}
+        way = "the majority" if self.choice.way == "majority" else "the best"
+        told = [f"{of['all_turns']} turns"]
+        if "all_sampled_tokens" in of:
+            told.append(f"{of['all_prompt_tokens']} prompt and {of['all_sampled_tokens']} sampled tokens")
+        told.append(f"{of['all_seconds']} s together and {of['longest_seconds']} s for the longest")
+        if policy.metrics["judge_requests"].value:
+            told.append(f"{of['judge_requests']} judge requests with {of['judge_tokens']} tokens")
+        return (
+            f"{policy.name}: {way} of {self.samples} samples, by {self.choice.by}, is correct in {of['accuracy']}; one "
+            f"sample alone in {of['one_sample']}, any of them in {of['any_sample']}. A question takes "
+            f"{', '.join(told)}"
+        )
 
     def write(self, directory: Path) -> None:
         """As `metrics.json` in a directory, all or nothing."""

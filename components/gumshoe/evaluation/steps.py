@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gumshoe.agent.episode import EpisodeLimits
 from gumshoe.agent.policy import Sampling
@@ -18,12 +19,16 @@ from gumshoe.evaluation.gate import Decision, GateSettings, decided
 from gumshoe.evaluation.metrics import described, written
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, read_result
-from gumshoe.scenarios.prepare import SCENARIOS
+from gumshoe.rewards.choosing import ChoiceSettings
+from gumshoe.scenarios.scenario import SCENARIOS
 from gumshoe.terminal import progress
 
 BASE, CURRENT, ADAPTER = "base", "current", "adapter"
 DECISION, SUMMARY = "gate.json", "summary.md"
-_SUMMARISED = ("accuracy", "source_accuracy", "found", "read", "unusable", "turns", "reward", "seconds_p50")
+_SUMMARISED = (
+    *("accuracy", "source_accuracy", "found", "read", "unusable", "turns", "reward", "seconds_p50"),
+    *("one_sample", "any_sample", "all_turns", "all_sampled_tokens", "all_seconds", "judge_requests"),
+)
 
 
 def measured(
@@ -35,10 +40,12 @@ def measured(
     limits: Mapping[str, int],
     directory: Path,
     page: Path,
+    choice: Mapping[str, Any] | None = None,
 ) -> PolicyResult:
     """Measure the base model, and adapters of it by name, on the test split; the last of them.
 
-    The report is written to `page`, beside the evaluation's directory, too. A directory that holds no adapter is left
+    `choice` says how one of several samples is a question's answer, as `ChoiceSettings`; greedily asked without. The
+    report is written to `page`, beside the evaluation's directory, too. A directory that holds no adapter is left
     out. Where there is an evaluation of the base model, nothing of that is
     asked again.
 
@@ -52,18 +59,20 @@ def measured(
         for name, place in adapters.items()
         if (place / "adapter_config.json").exists()
     ]
-    asked = str(scenarios / SCENARIOS)
+    asked, chosen = str(scenarios / SCENARIOS), ChoiceSettings.of(choice or {})
     settings = EvaluationSettings(
         rollout=Settings(
             index=index,
             scenarios=asked,
             split="test",
             policy="",
-            sampling=Sampling(0.0, max_tokens=limits.get("max_tokens", 512)),
+            samples=chosen.samples if chosen else 1,
+            sampling=Sampling(chosen.temperature if chosen else 0.0, max_tokens=limits.get("max_tokens", 512)),
             limits=EpisodeLimits(limits.get("max_turns", 10), limits.get("max_context", 8192)),
         ),
         policies=tuple(policies),
         judges=(judge,),
+        choice=chosen,
     )
     found = asyncio.run(evaluate(settings, directory, progress))
     write_report(found, settings, directory / REPORT)

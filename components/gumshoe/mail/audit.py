@@ -6,9 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import shown_date
-from gumshoe.mail.schema import damage_explained, open_read_only
+from gumshoe.mail.schema import damage_explained
 
 _NAMED = """
     SELECT messages.message, message_id, sent FROM messages

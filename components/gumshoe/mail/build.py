@@ -19,9 +19,10 @@ import apsw
 import orjson
 
 from gumshoe.artifacts.private import mark
+from gumshoe.artifacts.reading import Unreadable
 from gumshoe.artifacts.storage import directory_lock, explained
 from gumshoe.errors import UsageError
-from gumshoe.mail.message import ParsedMessage, Recipient, Unreadable, clean
+from gumshoe.mail.message import ParsedMessage, Recipient, clean
 from gumshoe.mail.schema import (
     INDEXES,
     TABLES,

@@ -3,14 +3,13 @@
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from gumshoe.mail.arguments import Order
 from gumshoe.mail.message import ROLES
-from gumshoe.terminal import JsonFlag, err, out, plain, print_json
+from gumshoe.terminal import JsonFlag, err, out, plain, print_json, printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -97,9 +96,9 @@ def search(
         print_json([asdict(hit) | {"sent": hit.sent and hit.sent.isoformat()} for hit in hits])
         return
     for hit in hits:
-        out.print(f"[bold]{_shown(hit.subject) or '(no subject)'}[/]", soft_wrap=True)
-        out.print(f"  {_date(hit.sent)}  {_shown(hit.sender)}  [cyan]{_shown(hit.message_id)}[/]", soft_wrap=True)
-        out.print(f"  [dim]{_shown(hit.snippet)}[/]", soft_wrap=True)
+        out.print(f"[bold]{printable(hit.subject) or '(no subject)'}[/]", soft_wrap=True)
+        out.print(f"  {_date(hit.sent)}  {printable(hit.sender)}  [cyan]{printable(hit.message_id)}[/]", soft_wrap=True)
+        out.print(f"  [dim]{printable(hit.snippet)}[/]", soft_wrap=True)
     if not hits:
         err.print("Nothing found.")
 
@@ -130,9 +129,9 @@ def read(
         ("Message-ID", message.message_id),
     ]
     for name, value in lines:
-        out.print(f"[bold]{name}:[/] {_shown(value)}", soft_wrap=True)
+        out.print(f"[bold]{name}:[/] {printable(value)}", soft_wrap=True)
     out.print()
-    out.print(_shown(message.body), soft_wrap=True)
+    out.print(printable(message.body), soft_wrap=True)
 
 
 @app.command()
@@ -153,7 +152,7 @@ def stats(
             print_json([{"place": place, "reason": reason, "detail": detail} for place, reason, detail in listed])
             return
         for place, reason, detail in listed:
-            out.print(f"{_shown(place)}: {_shown(reason)} [dim]{_shown(detail)}[/]", soft_wrap=True)
+            out.print(f"{printable(place)}: {printable(reason)} [dim]{printable(detail)}[/]", soft_wrap=True)
         return
     facts = opened.stats()
     if json:
@@ -168,7 +167,7 @@ def stats(
         soft_wrap=True,
     )
     for source in facts["sources"]:
-        out.print(f"from {_shown(source)}", soft_wrap=True)
+        out.print(f"from {printable(source)}", soft_wrap=True)
     options = ", ".join(f"{name} {value}" for name, value in facts["options"].items())
     out.print(f"built {facts['built']} with {options}, schema {facts['schema']}", soft_wrap=True)
     out.print(f"content {facts['content']}", soft_wrap=True)
@@ -179,11 +178,6 @@ def _print_counts(kept_out: dict[str, int], unreadable: dict[str, int]) -> None:
         if counts:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
             out.print(f"{title}: {listed}", soft_wrap=True)
-
-
-def _shown(text: Any) -> str:
-    """Text of a message for the terminal: no control characters, no markup."""
-    return escape(plain(text))
 
 
 def _person(name: str, address: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import apsw
 
+from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.errors import GumshoeError
 from gumshoe.mail.arguments import (
     MAX_KEYWORD,
@@ -37,7 +38,6 @@ from gumshoe.mail.schema import (
     address_term,
     damage_explained,
     index_file,
-    open_read_only,
 )
 
 SNIPPET_WORDS = 24

@@ -48,16 +48,6 @@ class ParsedMessage:
     """The message had no id of its own."""
 
 
-@dataclass(slots=True)
-class Unreadable:
-    """Something in a source that could not be read as a message."""
-
-    where: str
-    reason: str
-    """One of few short reasons, to count by."""
-    detail: str = ""
-
-
 def clean(text: str) -> str:
     """Text without carriage returns, control characters, broken code points and the index's own mark."""
     if "\r" in text:

@@ -15,11 +15,11 @@ from email.policy import Compat32
 from email.utils import getaddresses
 from functools import lru_cache
 
+from gumshoe.artifacts.reading import Unreadable
 from gumshoe.mail.message import (
     ROLES,
     ParsedMessage,
     Recipient,
-    Unreadable,
     clean,
     clean_line,
     invent_id,

@@ -1,12 +1,9 @@
 """The tables of an index, and the form in which addresses and keywords reach its full-text search."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from urllib.parse import quote
 
-import apsw
-
+from gumshoe.artifacts import sqlite
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.message import ADDRESS_MARK
 
@@ -80,23 +77,9 @@ def index_file(directory: Path) -> Path:
     return directory / FILE_NAME
 
 
-def open_read_only(path: Path) -> apsw.Connection:
-    """Open a file that never changes: no locks, no journal, nothing written beside it."""
-    uri = f"file:{quote(str(path.absolute()))}?immutable=1"
-    return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-
-
-@contextmanager
-def damage_explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors about a file that should be an index into IndexFileError, those of its disk into
-    IndexUnreadableError.
-    """
-    try:
-        yield
-    except (apsw.IOError, apsw.CantOpenError, apsw.NoMemError) as error:
-        raise IndexUnreadableError(f"{path} cannot be read ({error}); try again") from error
-    except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
-        raise IndexFileError(f"{path} is damaged ({error}); fetch it again, or build it again") from error
+def damage_explained(path: Path) -> AbstractContextManager[None]:
+    """Turn SQLite's errors about an index into IndexFileError, those of its disk into IndexUnreadableError."""
+    return sqlite.damage_explained(path, IndexFileError, IndexUnreadableError)
 
 
 def address_term(address: int) -> str:

@@ -1,29 +1,24 @@
 """Where mail comes from: `maildir:`, `mbox:`, `eml:`, `jsonl:` and `hf:`, on disk or on S3."""
 
-import json
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import lru_cache
-from itertools import chain, islice, repeat
-from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from itertools import chain, repeat
+from pathlib import PurePosixPath
+from typing import Any
 
-import orjson
-
+from gumshoe.artifacts import reading
 from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset
 from gumshoe.artifacts.lines import DAMAGED, file_size, read_lines
-from gumshoe.artifacts.storage import Entry, InvalidUriError, NotFoundError, Storage, StorageError, open_storage
-from gumshoe.errors import UsageError
+from gumshoe.artifacts.reading import SourceError, Unreadable, files_below, read_files, read_json_lines
+from gumshoe.artifacts.storage import Entry, Storage
 from gumshoe.mail.message import (
     ROLES,
     ParsedMessage,
     Recipient,
     Role,
-    Unreadable,
     clean,
     clean_line,
     invent_id,
@@ -45,34 +40,9 @@ _FROM_LINE = re.compile(rb"From \S.*\d\d:\d\d.*\b\d{4}")  # the line between two
 _FROM_DATE = re.compile(rb"[A-Z][a-z]{2},? +(?:\d+ +)?[A-Z][a-z]{2} +\d.*")
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 _SERVERS_FILES = ("dovecot", "courier", "maildirfolder", "maildirsize", "subscriptions", "shared-", "cyrus.", "sieve")
-_AHEAD = 64  # files requested ahead of the parser, where each costs a round trip
 
 
-class SourceError(UsageError):
-    """A source cannot be read as what it is said to be."""
-
-
-class Source(Protocol):
-    """A place with messages. Making one checks that it is there; iterating reads it.
-
-    The order of the messages is the same each time.
-    """
-
-    @property
-    def uri(self) -> str: ...
-
-    @property
-    def total(self) -> int | None:
-        """Bytes in it, where that is known beforehand."""
-        ...
-
-    def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
-        """Every message in it. `advance` is told of bytes as they are read.
-
-        Raises:
-            UnavailableError, StorageError: the place itself failed; what cannot be read as a message does not raise.
-        """
-        ...
+Source = reading.Source[ParsedMessage]
 
 
 def open_source(uri: str) -> Source:
@@ -82,7 +52,6 @@ def open_source(uri: str) -> Source:
         SourceError: the URI is of no known form, or nothing of that kind lies there.
         StorageError, UnavailableError: the place could not be looked into.
     """
-    kind, place = split_source(uri)
     openers: dict[str, Callable[[str, str], Source]] = {
         "maildir": _Tree.maildir,
         "eml": _Tree.eml,
@@ -90,10 +59,7 @@ def open_source(uri: str) -> Source:
         "jsonl": _Jsonl.at,
         "hf": _Dataset.named,
     }
-    try:
-        return openers[kind](uri, place)
-    except (NotFoundError, InvalidUriError) as error:
-        raise SourceError(f"{uri}: {error}") from None
+    return reading.open_source(uri, openers, "mail", FORMS)
 
 
 def split_source(uri: str) -> tuple[str, str]:
@@ -102,10 +68,7 @@ def split_source(uri: str) -> tuple[str, str]:
     Raises:
         SourceError: the URI is of no known form.
     """
-    kind, _, place = uri.partition(":")
-    if not place or kind not in _KINDS:
-        raise SourceError(f"{uri!r} is not a source of mail; write {FORMS}")
-    return kind, place
+    return reading.split_source(uri, _KINDS, "mail", FORMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +83,7 @@ class _Tree:
     @classmethod
     def maildir(cls, uri: str, place: str) -> "_Tree":
         """A Maildir, or any tree of raw files such as the public Enron release."""
-        storage, entries = _entries(uri, place)
+        storage, entries = files_below(uri, place)
         folders = {str(PurePosixPath(entry.key).parent) for entry in entries}
         boxes = {
             str(PurePosixPath(folder).parent) for folder in folders if PurePosixPath(folder).name in {"cur", "new"}
@@ -129,7 +92,7 @@ class _Tree:
 
     @classmethod
     def eml(cls, uri: str, place: str) -> "_Tree":
-        storage, entries = _entries(uri, place)
+        storage, entries = files_below(uri, place)
         return cls.of(uri, storage, [entry for entry in entries if entry.key.lower().endswith(".eml")])
 
     @classmethod
@@ -139,28 +102,12 @@ class _Tree:
         return cls(uri, sum(entry.size for entry in files), storage, files)
 
     def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
-        for entry, raw in _read_ahead(self.files, self._content, ahead=_AHEAD if "://" in self.storage.uri else 0):
+        for entry, raw in read_files(self.storage, self.files):
             where = f"{self.storage.uri}/{entry.key}"
             advance(entry.size)
             yield (
                 parse_message(raw, where) if isinstance(raw, bytes) else Unreadable(where, "cannot be opened", str(raw))
             )
-
-    def _content(self, entry: Entry) -> bytes | StorageError:
-        try:
-            with self.storage.open(entry.key) as file:
-                return file.read()
-        except StorageError as error:  # no permission, or gone since it was listed: the others still count
-            return error
-        except OSError as error:
-            return StorageError(str(error))
-
-
-def _entries(uri: str, place: str) -> tuple[Storage, list[Entry]]:
-    if "://" not in place and not Path(place).is_dir():
-        raise SourceError(f"{uri}: there is no directory {place}")
-    storage = open_storage(place)
-    return storage, [entry for entry in storage.entries() if entry.key and not entry.key.endswith("/")]
 
 
 def _is_mail_file(path: PurePosixPath, boxes: set[str]) -> bool:
@@ -168,28 +115,6 @@ def _is_mail_file(path: PurePosixPath, boxes: set[str]) -> bool:
     if path.name.startswith(".") or (path.parent.name == "tmp" and str(path.parent.parent) in boxes):
         return path.parent.name in {"cur", "new"}
     return str(path.parent) not in boxes or not path.name.startswith(_SERVERS_FILES)
-
-
-def _read_ahead(
-    entries: Iterable[Entry], read: Callable[[Entry], bytes | StorageError], ahead: int
-) -> Iterator[tuple[Entry, bytes | StorageError]]:
-    """Each entry with its content, in order, with up to `ahead` reads under way."""
-    if not ahead:
-        yield from ((entry, read(entry)) for entry in entries)
-        return
-    waiting = iter(entries)
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        under_way: deque[tuple[Entry, Future[bytes | StorageError]]] = deque()
-        try:
-            while True:
-                for entry in islice(waiting, ahead - len(under_way)):
-                    under_way.append((entry, pool.submit(read, entry)))
-                if not under_way:
-                    return
-                entry, future = under_way.popleft()
-                yield entry, future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,24 +173,8 @@ class _Jsonl:
         return cls(uri, file_size(place), place)
 
     def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
-        try:
-            for number, line in enumerate(read_lines(self.place, advance), 1):
-                if line.strip():
-                    yield _json_message(line, f"{self.place}:{number}")
-        except DAMAGED as error:
-            yield Unreadable(self.place, "damaged file", str(error))
-
-
-def _json_message(line: bytes, where: str) -> ParsedMessage | Unreadable:
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        try:
-            # Slower, and takes bytes and numbers that are none.
-            record = json.loads(line.decode("utf-8-sig", "replace"))
-        except (ValueError, RecursionError) as error:
-            return Unreadable(where, "not JSON", str(error)[:200])
-    return parse_record(record, where)
+        for found in read_json_lines(self.place, advance):
+            yield found if isinstance(found, Unreadable) else parse_record(found[1], found[0])
 
 
 @dataclass(frozen=True, slots=True)

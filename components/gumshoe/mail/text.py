@@ -69,9 +69,13 @@ def _codec(declared: str | None) -> str | None:
 
 def decode_html(data: bytes, declared: str | None = None) -> str:
     """Text of an HTML document given as bytes; the charset that its own header names counts where none is declared."""
-    if not declared and (found := _META_CHARSET.search(data[:4096])):
-        declared = found[1].decode("ascii")
-    return html_to_text(decode(data, declared))
+    return html_to_text(decode(data, declared or charset_in_html(data)))
+
+
+def charset_in_html(data: bytes) -> str | None:
+    """The charset that an HTML document names in its own header."""
+    found = _META_CHARSET.search(data[:4096])
+    return found[1].decode("ascii") if found else None
 
 
 def html_to_text(html: str) -> str:

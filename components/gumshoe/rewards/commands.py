@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.terminal import JsonFlag, out, plain, print_json, progress
+from gumshoe.terminal import JsonFlag, out, print_json, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.rewards.judge import Judge
@@ -135,7 +135,7 @@ def ruler(
                 if each.scores
                 else ["dropped"]
             )
-            out.print(f"  {escape(plain(each.scenario))}  {', '.join(shown)}", soft_wrap=True)
+            out.print(f"  {printable(each.scenario)}  {', '.join(shown)}", soft_wrap=True)
         if shuffles > 1:
             out.print(f"position bias: a trajectory's scores spread by {spread:.3f} over {shuffles} orders")
         _print_usage(made)
@@ -188,12 +188,12 @@ def calibrate(
             shown.add_row(name, str(table[is_so, True]), str(table[is_so, False]))
         out.print(shown)
         for kind, counts in sorted(found.kinds.items(), key=lambda each: each[1][True] / each[1].total()):
-            out.print(f"  {counts[True]:>4,} of {counts.total():>4,} {escape(plain(kind))}")
+            out.print(f"  {counts[True]:>4,} of {counts.total():>4,} {printable(kind)}")
         for each, why in found.mistakes[:mistakes]:
             out.print(
-                f"\n[bold]{names[each.correct]}[/], judged {names[not each.correct]} ({escape(plain(why))})\n  "
-                f"{escape(plain(each.question))}\n  reference: {escape(plain(each.reference))}\n  answer: "
-                f"{escape(plain(each.given))}",
+                f"\n[bold]{names[each.correct]}[/], judged {names[not each.correct]} ({printable(why)})\n  "
+                f"{printable(each.question)}\n  reference: {printable(each.reference)}\n  answer: "
+                f"{printable(each.given)}",
                 soft_wrap=True,
             )
         _print_usage(made)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from gumshoe.agent.chat_format import NoCallError, UnusableCallError, parse_call
+from gumshoe.agent.chat_format import NoCallError, UnusableCallError, parse_call, reasons_first
 from gumshoe.agent.environment import Unusable
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.embeddings.embedder import DEFAULT, NamedEmbedder
@@ -115,10 +115,18 @@ def mrr(trajectory: Trajectory, scenario: Scenario) -> float:  # noqa: ARG001
 
 
 @reward
-def format(trajectory: Trajectory, scenario: Scenario) -> float:  # noqa: A001, ARG001
-    """The share of sampled turns that keep the asked format, one call in each; 0 without any call."""
+def format(  # noqa: A001
+    trajectory: Trajectory,
+    scenario: Scenario,  # noqa: ARG001
+    *,
+    reasoning: bool | None = None,
+) -> float:
+    """The share of sampled turns that keep the asked format: one call in each, after reasoning in `<think>` where the
+    environment asks for that, or `reasoning` says so; 0 without any call.
+    """
     turns = [each.text for each in trajectory.segments if each.origin == "sampled"]
-    return sum(map(_keeps_the_format, turns)) / len(turns) if turns else 0.0
+    asked = trajectory.settings.get("environment", {}).get("reasoning", False) if reasoning is None else reasoning
+    return sum(_keeps_the_format(turn, reasoning=asked) for turn in turns) / len(turns) if turns else 0.0
 
 
 @reward
@@ -146,9 +154,9 @@ def _is_enough(noted: list[str], scenario: Scenario) -> bool:
     return len(noted) >= (len(scenario.sources) if scenario.needs_all else 1)
 
 
-def _keeps_the_format(turn: str) -> bool:
+def _keeps_the_format(turn: str, *, reasoning: bool) -> bool:
     try:
         parse_call(turn)
     except (NoCallError, UnusableCallError):
         return False
-    return True
+    return not reasoning or reasons_first(turn)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gumshoe.embeddings.embedder import Embedder, EmbedderSettings, EmbeddingError, open_embedder
@@ -69,6 +70,10 @@ class OpenAIJudge:
         said = await self.model.ask(_VERSION, _SYSTEM, lambda _: (shown, _Said))
         return Verdict(said.correct, said.reasoning)
 
+    def apart(self) -> "OpenAIJudge":
+        """The same, with a count of its own of what its model is asked."""
+        return OpenAIJudge(self.model.apart())
+
     async def aclose(self) -> None:
         """As `Judge.aclose`."""
         await self.model.aclose()
@@ -101,7 +106,8 @@ class EmbeddingJudge:
 
 
 def open_judge(named: Any) -> Judge:
-    """A judge from its name, as `heuristic` or `openai:MODEL@URL`, or with settings, as {"openai": {"model": ...}}.
+    """A judge from its name, as `heuristic` or `openai:MODEL@URL`, or with settings, as {"openai": {"model": ...}} or
+    that in YAML.
 
     Raises:
         UsageError: there is none of that name, or its settings are wrong.
@@ -130,7 +136,16 @@ def open_judge(named: Any) -> Judge:
 
 
 def named_settings(named: Any) -> tuple[str, dict[str, Any]]:
-    """The name of a judge and its settings, from a word or a mapping."""
+    """The name of a judge and its settings, from a word or a mapping, or from a mapping's text in YAML.
+
+    Raises:
+        UsageError: the text cannot be read.
+    """
+    if isinstance(named, str) and named.lstrip().startswith("{"):
+        try:
+            named = yaml.safe_load(named)
+        except yaml.YAMLError as error:
+            raise UsageError(f"the judge {named} cannot be read as YAML ({' '.join(str(error).split())})") from None
     if isinstance(named, Mapping) and len(named) == 1:
         name, settings = next(iter(named.items()))
     else:

@@ -1,6 +1,7 @@
 """Chat models that judge: one question, one checked JSON answer, its cost counted."""
 
 import asyncio
+import copy
 import json
 import re
 import statistics
@@ -116,6 +117,12 @@ class JudgeModel:
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._refused: set[str] = set()
         """Settings of a request that this server does not take."""
+
+    def apart(self) -> "JudgeModel":
+        """The same, with a count of its own: connections, cache and room for requests are shared."""
+        other = copy.copy(self)
+        other.usage = Usage()
+        return other
 
     async def ask(
         self,

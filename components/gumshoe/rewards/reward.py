@@ -20,10 +20,11 @@ from importlib import import_module
 from numbers import Real
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.agent.trajectory import Trajectory
-from gumshoe.errors import GumshoeError, UsageError, faults_of
+from gumshoe.arguments import checked, faults, imported, settings_of
+from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.scenarios.scenario import Scenario
 
 Result = TypeVar("Result")
@@ -68,17 +69,7 @@ class RewardFunction:
     @cached_property
     def settings(self) -> type[BaseModel]:
         """What its settings must be: the arguments after `*`, with their types and defaults."""
-        parameters = inspect.signature(self.function, eval_str=True).parameters.values()
-        fields: dict[str, Any] = {
-            each.name: (
-                Any if each.annotation is each.empty else each.annotation,
-                ... if each.default is each.empty else each.default,
-            )
-            for each in parameters
-            if each.kind is each.KEYWORD_ONLY
-        }
-        config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_default=True)
-        return create_model(self.function.__name__, __config__=config, **fields)
+        return settings_of(self.function)
 
 
 def reward(function: Callable[..., Any]) -> RewardFunction:
@@ -157,11 +148,9 @@ def load_reward(wanted: RewardSettings) -> Reward:
             f"the reward {wanted.name}: {error}; import what its settings' types are named by when it runs, too"
         ) from None
     try:
-        checked = settings.model_validate(wanted.arguments)
+        return Reward(wanted.name, function, checked(settings, wanted.arguments))
     except ValidationError as error:
-        takes = ", ".join(map(_described, settings.model_fields.items())) or "no arguments"
-        raise RewardNameError(f"the reward {wanted.name}: {faults_of(error)}; it takes {takes}") from None
-    return Reward(wanted.name, function, {name: getattr(checked, name) for name in settings.model_fields})
+        raise RewardNameError(f"the reward {wanted.name}: {faults(settings, error)}") from None
 
 
 def built_in() -> dict[str, RewardFunction]:
@@ -180,12 +169,7 @@ def _found(name: str) -> RewardFunction:
             f"there is no reward {name!r}; there are {', '.join(sorted(known))}, and one's own, named as "
             "my_package.rewards:name"
         )
-    try:
-        function = getattr(import_module(place), attribute, None)
-    except Exception as error:  # noqa: BLE001 - a module of somebody else's may fail in any way
-        raise RewardNameError(
-            f"the reward {name}: {place} cannot be imported ({type(error).__name__}: {error}); check its name and code"
-        ) from None
+    function = imported(f"the reward {name}", place, attribute, RewardNameError)
     if not isinstance(function, RewardFunction):
         raise RewardNameError(
             f"the reward {name}: {place} has no reward function {attribute!r}; decorate it with "
@@ -197,12 +181,6 @@ def _found(name: str) -> RewardFunction:
             "or a group, and the scenario"
         )
     return function
-
-
-def _described(item: tuple[str, Any]) -> str:
-    name, described = item
-    kind = getattr(described.annotation, "__name__", str(described.annotation))
-    return f"{name} ({kind})" if described.is_required() else f"{name} ({kind}, {described.default!r} unless given)"
 
 
 async def _awaited(value: Any) -> Any:

@@ -5,6 +5,7 @@ own; everything that a trajectory says is JSON, in which nothing can end what it
 be used has none.
 """
 
+import copy
 import hashlib
 import random
 import statistics
@@ -110,6 +111,12 @@ class Ruler:
             [rounds[0][place].explanation for place in places],
             statistics.fmean(spreads),
         )
+
+    def apart(self) -> "Ruler":
+        """The same, with a count of its own of what its model is asked."""
+        other = copy.copy(self)
+        other.model = self.model.apart()
+        return other
 
     async def aclose(self) -> None:
         """Close what it holds."""

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from gumshoe.mail.audit import MailAudit
+from gumshoe.scenarios.indexes import kind_of_index
 from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioSet, Split
 from gumshoe.scenarios.sources import Line
 from gumshoe.scenarios.splitting import ties
@@ -15,6 +16,9 @@ Problem = Literal[
     "malformed line",
     "id used twice",
     "not about mail",
+    "not about documents",
+    "document missing",
+    "document known under another id",
     "message missing",
     "message outside the inbox",
     "message known under another id",
@@ -60,17 +64,20 @@ def check_scenarios(
     """Check that each scenario can be answered from its inbox, and that nothing is asked or leaked twice.
 
     Every gold message must be in the index under that id, in the scenario's inbox, and sent by the end of the query
-    date. No question may be asked twice of one inbox on one day, or with one source; and no two splits may share a
-    source or a question. `advance` is told of lines as they are checked.
+    date; every gold document in the index of documents. No question may be asked twice of one inbox, or of the
+    documents, on one day, or with one source; and no two splits may share a source or a question. `advance` is told of
+    lines as they are checked.
 
     Raises:
         IndexPlaceError, IndexFileError: there is no index that can be read.
     """
-    checker = _Checker(MailAudit(index))
+    checker = _Checker(_Documents(index) if kind_of_index(index) == "documents" else _Mail(index))
     report = CheckReport()
     found: list[tuple[int, Finding]] = []
     rows: list[_Row] = []
     for number, line in enumerate(lines):
+        if line.left_out:
+            continue
         report.lines += 1
         advance(1)
         row, findings = checker.check(number, line)
@@ -97,11 +104,70 @@ class _Row:
     mended: bool
 
 
+Looked = tuple[str | None, Problem | None, str]
+"""The id under which searches list a source that can be used, or None; what is wrong with it, if anything; and how."""
+
+
+class _Library(Protocol):
+    """What sources are looked up in."""
+
+    kind: Literal["mail", "documents"]
+
+    def look(self, scenario: Scenario, source_id: str) -> Looked: ...
+
+
+class _Mail:
+    """An index of mail."""
+
+    kind: Literal["mail", "documents"] = "mail"
+
+    def __init__(self, index: Path) -> None:
+        self._audit = MailAudit(index)
+
+    def look(self, scenario: Scenario, source_id: str) -> Looked:
+        """As `_Library.look`."""
+        named = self._audit.find(source_id)
+        if not named:
+            return None, "message missing", "is not in the index"
+        message = next((each for each in named if scenario.inbox_address in each.addresses), None)
+        if message is None:
+            return None, "message outside the inbox", f"is in the index, but not in that of {scenario.inbox_address}"
+        if message.sent is None:
+            return None, "message without a date", "has no date, so that no search up to the query date finds it"
+        if scenario.visible_before is not None and message.sent >= scenario.visible_before:
+            text = f"was sent on {message.sent:%Y-%m-%d}, after the question was asked on {scenario.query_date}"
+            return None, "message after the query date", text
+        if message.message_id != source_id:
+            return message.message_id, "message known under another id", f"is listed as {message.message_id}"
+        return message.message_id, None, ""
+
+
+class _Documents:
+    """An index of documents."""
+
+    kind: Literal["mail", "documents"] = "documents"
+
+    def __init__(self, index: Path) -> None:
+        from gumshoe.documents.index import DocumentIndex, DocumentNotFoundError  # takes longer to import
+
+        self._index, self._missing = DocumentIndex(index), DocumentNotFoundError
+
+    def look(self, scenario: Scenario, source_id: str) -> Looked:  # noqa: ARG002 - all may read every document
+        """As `_Library.look`."""
+        try:
+            listed = self._index.head(source_id).document_id
+        except self._missing:
+            return None, "document missing", "is not in the index"
+        if listed != source_id:
+            return listed, "document known under another id", f"is listed as {listed}"
+        return listed, None, ""
+
+
 class _Checker:
     """Checks one line after another, and remembers what was asked before."""
 
-    def __init__(self, audit: MailAudit) -> None:
-        self._audit = audit
+    def __init__(self, library: _Library) -> None:
+        self._library = library
         self._ids: dict[str, str] = {}
         self._asked: dict[tuple[str, ...], str] = {}
 
@@ -113,46 +179,34 @@ class _Checker:
         if first := self._ids.get(scenario.id):
             return None, [Finding(line.where, "id used twice", f"the id {scenario.id!r} is that of {first}")]
         self._ids[scenario.id] = line.where
-        if not scenario.message_ids:
+        if self._library.kind == "mail" and not scenario.message_ids:
             return None, [Finding(line.where, "not about mail", "its sources are documents; a mail index holds none")]
-        good, findings = self._messages(scenario, line.where)
-        usable = bool(good) and not (scenario.needs_all and len(good) < len(scenario.message_ids))
+        if self._library.kind == "documents" and not scenario.document_ids:
+            return None, [Finding(line.where, "not about documents", "its sources are messages; the index holds none")]
+        good, findings = self._sources(scenario, line.where)
+        usable = bool(good) and not (scenario.needs_all and len(good) < len(scenario.sources))
         if not usable:
             return None, findings
-        mended = good != list(scenario.message_ids)
+        mended = good != list(scenario.sources)
         if mended:
-            scenario = scenario.model_copy(update={"message_ids": tuple(dict.fromkeys(good))})
+            name = "message_ids" if scenario.message_ids else "document_ids"
+            scenario = scenario.model_copy(update={name: tuple(dict.fromkeys(good))})
         if first := self._asked_before(scenario, line.where):
-            text = f"{scenario.question!r} is asked at {first} too, of the same inbox"
+            of = ", of the same inbox" if scenario.inbox_address else ""
+            text = f"{scenario.question!r} is asked at {first} too{of}"
             return None, [*findings, Finding(line.where, "question asked twice", text)]
         return _Row(number, line.where, scenario, mended), findings
 
-    def _messages(self, scenario: Scenario, where: str) -> tuple[list[str], list[Finding]]:
-        """The index's ids of the gold messages that can be used, and what is wrong with the others."""
+    def _sources(self, scenario: Scenario, where: str) -> tuple[list[str], list[Finding]]:
+        """The index's ids of the gold sources that can be used, and what is wrong with the others."""
         good, findings = [], []
-        for message_id in scenario.message_ids:
-            listed, problem, text = self._message(scenario, message_id)
+        for source_id in scenario.sources:
+            listed, problem, text = self._library.look(scenario, source_id)
             if problem is not None:
-                findings.append(Finding(where, problem, f"{message_id} {text}"))
+                findings.append(Finding(where, problem, f"{source_id} {text}"))
             if listed is not None:
                 good.append(listed)
         return good, findings
-
-    def _message(self, scenario: Scenario, message_id: str) -> tuple[str | None, Problem | None, str]:
-        named = self._audit.find(message_id)
-        if not named:
-            return None, "message missing", "is not in the index"
-        message = next((each for each in named if scenario.inbox_address in each.addresses), None)
-        if message is None:
-            return None, "message outside the inbox", f"is in the index, but not in that of {scenario.inbox_address}"
-        if message.sent is None:
-            return None, "message without a date", "has no date, so that no search up to the query date finds it"
-        if scenario.visible_before is not None and message.sent >= scenario.visible_before:
-            text = f"was sent on {message.sent:%Y-%m-%d}, after the question was asked on {scenario.query_date}"
-            return None, "message after the query date", text
-        if message.message_id != message_id:
-            return message.message_id, "message known under another id", f"is listed as {message.message_id}"
-        return message.message_id, None, ""
 
     def _asked_before(self, scenario: Scenario, where: str) -> str | None:
         """Where the same was asked before in the same split, on the same day or with one of the same sources."""

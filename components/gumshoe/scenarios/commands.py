@@ -1,16 +1,16 @@
 """`gumshoe scenarios`: load, split, check."""
 
 import io
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from gumshoe.errors import RefusedError, UsageError
-from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.scenarios.scenario import ScenarioSet, Split
@@ -26,7 +26,7 @@ Source = Annotated[
     typer.Argument(
         metavar="FILE",
         help="A JSONL file (a path, file:// or s3://; .gz too), or hf:DATASET or hf:DATASET@SPLIT, such as "
-        "hf:corbt/enron_emails_sample_questions.",
+        "hf:corbt/enron_emails_sample_questions or hf:lavita/MedQuAD.",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the scenarios go, as JSONL.")]
@@ -38,8 +38,12 @@ def load(
     source: Source,
     path: Out,
     split: Annotated[list[str] | None, typer.Option(metavar="SPLIT", help="Only of this split (repeatable).")] = None,
-    min_messages: Annotated[int, typer.Option(min=0, help="Only with so many source messages or more.")] = 0,
-    max_messages: Annotated[int | None, typer.Option(min=1, help="Only with so many source messages or fewer.")] = None,
+    min_messages: Annotated[int, typer.Option(min=0, help="Only with so many sources or more.")] = 0,
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Only with so many sources or fewer.")] = None,
+    max_answer: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="WORDS", help="Only with reference answers as long as this, or shorter."),
+    ] = None,
     min_realism: Annotated[float, typer.Option(min=0, max=1, help="Only as realistic as this, or more.")] = 0,
     inbox: Annotated[list[str] | None, typer.Option(metavar="ADDRESS", help="Only of this inbox (repeatable).")] = None,
     exclude: Annotated[list[str] | None, typer.Option(metavar="ID", help="Leave this one out (repeatable).")] = None,
@@ -61,6 +65,7 @@ def load(
         splits=frozenset(map(as_split, split or [])),
         min_messages=min_messages,
         max_messages=max_messages,
+        max_answer=max_answer,
         min_realism=min_realism,
         inboxes=frozenset(inbox or []),
         exclude=frozenset([*(exclude or []), *(_ids(exclude_from) if exclude_from else [])]),
@@ -68,7 +73,9 @@ def load(
         limits=dict(map(_limit, limit or [])),
     )
     _check_free(path, replace)
-    taken, left_out = selection.apply(load_scenarios(source))
+    unusable = Counter[str]()
+    taken, left_out = selection.apply(load_scenarios(source, unusable))
+    left_out += unusable
     if not taken:
         raise UsageError(f"none of the scenarios in {source} is left ({_listed(left_out)}); ask for less")
     _write(path, taken)
@@ -99,7 +106,7 @@ def split_command(
 ) -> None:
     """Put scenarios into train, validation and test so that nothing leaks.
 
-    Scenarios that share a source message or a question, directly or through others, stay together. The same
+    Scenarios that share a source or a question, directly or through others, stay together. The same
     scenarios and seed give the same splits.
     """
     from gumshoe.scenarios.sources import load_scenarios
@@ -128,7 +135,10 @@ def split_command(
 @app.command()
 def check(
     source: Source,
-    index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")],
+    index: Annotated[
+        Path,
+        typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of an index, of mail or of documents."),
+    ],
     drop: Annotated[bool, typer.Option("--drop", help="Write those that are right to a file.")] = False,
     path: Annotated[
         Path | None,
@@ -137,9 +147,9 @@ def check(
     replace: Replace = False,
     json: JsonFlag = False,
 ) -> None:
-    """Check that every question can be answered from its inbox, and that nothing leaks between splits.
+    """Check that every question can be answered from its inbox, or from the documents, and that nothing leaks.
 
-    Exit status 3 when something is wrong, unless --drop leaves it out. A scenario with several source messages
+    Exit status 3 when something is wrong, unless --drop leaves it out. A scenario with several sources
     loses only those that are wrong, unless it needs all of them.
     """
     from gumshoe.scenarios.check import check_scenarios
@@ -164,7 +174,9 @@ def check(
         print_json({**facts, **_facts(report.clean)})
     else:
         for finding in report.findings:
-            out.print(f"{_shown(finding.where)}: [yellow]{finding.problem}[/]: {_shown(finding.text)}", soft_wrap=True)
+            out.print(
+                f"{printable(finding.where)}: [yellow]{finding.problem}[/]: {printable(finding.text)}", soft_wrap=True
+            )
         counts = _listed(report.counts) or "nothing is wrong"
         out.print(f"[bold]{report.lines:,} scenarios checked[/]: {counts}", soft_wrap=True)
         if written is not None:
@@ -233,13 +245,9 @@ def _print_set(scenarios: "ScenarioSet", path: Path) -> None:
 
     counts = {split or "in no split": len(scenarios.only(split)) for split in (*SPLITS, None)}
     listed = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    out.print(f"[bold]{len(scenarios):,} scenarios[/] in {_shown(path)}: {listed}", soft_wrap=True)
+    out.print(f"[bold]{len(scenarios):,} scenarios[/] in {printable(path)}: {listed}", soft_wrap=True)
     err.print(f"content {scenarios.content}", soft_wrap=True)
 
 
 def _listed(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
-
-
-def _shown(text: object) -> str:
-    return escape(plain(text))

@@ -3,10 +3,11 @@
 import io
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from gumshoe.artifacts.reading import read_model
 from gumshoe.artifacts.storage import write_atomically
-from gumshoe.errors import UsageError, faults_of
+from gumshoe.errors import UsageError
 from gumshoe.scenarios.scenario import ScenarioRecord, ScenarioSet
 
 LINEAGE = "scenarios.json"
@@ -44,15 +45,7 @@ class Lineage(BaseModel):
         Raises:
             UsageError: it cannot be read.
         """
-        path = directory / LINEAGE
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read ({error.strerror})") from None
-        except ValidationError as error:
-            raise UsageError(f"{path} says nothing of scenarios ({faults_of(error)})") from None
+        return read_model(cls, directory / LINEAGE, "scenarios")
 
     def check_unseen(self, scenarios: ScenarioSet, policy: str) -> None:
         """

@@ -9,11 +9,9 @@ from gumshoe.artifacts.storage import explained, write_atomically
 from gumshoe.errors import RefusedError
 from gumshoe.scenarios.check import CheckReport, check_scenarios
 from gumshoe.scenarios.lineage import Lineage
-from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
+from gumshoe.scenarios.scenario import SCENARIOS, SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import read_scenarios
 from gumshoe.scenarios.splitting import split_scenarios
-
-SCENARIOS = "scenarios.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

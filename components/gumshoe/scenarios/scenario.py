@@ -18,6 +18,8 @@ from gumshoe.mail.message import normal_address
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
+SCENARIOS = "scenarios.jsonl"
+"""What a file of them is called, beside what they are about."""
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
@@ -99,15 +101,17 @@ class Scenario(BaseModel):
         return self
 
     @classmethod
-    def asked(cls, question: str, inbox_address: str, query_date: date) -> "Scenario":
+    def asked(cls, question: str, inbox_address: str | None, query_date: date | None) -> "Scenario":
         """A question of which nobody knows the answer: one to answer, and not to learn from or to measure with.
+
+        About documents there is no inbox, and a date only where it matters.
 
         Raises:
             ScenarioError: the question is empty, the address is none, or no day comes after the date.
         """
         text = question.strip()
         try:
-            inbox = _address(inbox_address)
+            inbox = None if inbox_address is None else _address(inbox_address)
         except ValueError as error:
             raise ScenarioError(str(error)) from None
         if not text:

@@ -11,8 +11,10 @@ from pydantic import ValidationError
 from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset, split_names
 from gumshoe.artifacts.lines import DAMAGED, file_size, read_lines
 from gumshoe.artifacts.storage import NotFoundError
+from gumshoe.documents.sources import is_of_medquad
 from gumshoe.mail.message import normal_address
-from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split, seeded
+from gumshoe.scenarios import medquad
+from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split, as_split, seeded
 
 _SHOWN = 5  # malformed lines told of in one error
 _KINDS = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
@@ -27,22 +29,40 @@ class Line:
     scenario: Scenario | None
     fault: str = ""
     """What is wrong with it where it holds no scenario."""
+    left_out: int = 0
+    """Records that hold no answer, told of at the end of a set that has such."""
 
 
 def read_scenarios(source: str) -> Iterator[Line]:
     """Each line of `jsonl:FILE[.gz]` (or a plain path; `file://`, `s3://`) or row of `hf:DATASET[@SPLIT]`.
 
     All splits of a dataset are read, unless one is named; a row without a `split` of its own is in the dataset's.
+    Records of MedQuAD come last, gathered by question, and are in no split.
 
     Raises:
         ScenarioError: there is no such file, or it is damaged; the dataset's splits have other names.
         DatasetError, StorageError, UnavailableError: it could not be read.
     """
-    return _rows(source) if source.startswith("hf:") else _lines(source.removeprefix("jsonl:"))
+    records = _rows(source) if source.startswith("hf:") else _lines(source.removeprefix("jsonl:"))
+    gatherer = medquad.Gatherer()
+    for where, record, split in records:
+        if isinstance(record, Line):
+            yield record
+        elif isinstance(record, dict) and is_of_medquad(record):
+            try:
+                gatherer.add(record, where)
+            except (TypeError, ValueError) as error:
+                yield Line(where, None, str(error))
+        else:
+            yield _line(record, where, split)
+    for where, gathered in gatherer.scenarios():
+        yield _line(gathered, where, None)
+    if gatherer.without_answer:
+        yield Line(source, None, left_out=gatherer.without_answer)
 
 
-def load_scenarios(source: str) -> ScenarioSet:
-    """All scenarios of a source, as `read_scenarios` reads it.
+def load_scenarios(source: str, left_out: Counter[str] | None = None) -> ScenarioSet:
+    """All scenarios of a source, as `read_scenarios` reads it. Records without an answer are counted in `left_out`.
 
     Raises:
         ScenarioError: a line is malformed, or an id is used twice; the message names the lines. And as above.
@@ -50,7 +70,10 @@ def load_scenarios(source: str) -> ScenarioSet:
     places: dict[str, str] = {}
     scenarios, faults = [], []
     for line in read_scenarios(source):
-        if line.scenario is None:
+        if line.left_out:
+            if left_out is not None:
+                left_out[medquad.NO_ANSWER] += line.left_out
+        elif line.scenario is None:
             faults.append(f"{line.where}: {line.fault}")
         elif first := places.get(line.scenario.id):
             faults.append(f"{line.where}: the id {line.scenario.id!r} is that of {first}; give each its own")
@@ -65,7 +88,11 @@ def load_scenarios(source: str) -> ScenarioSet:
     return ScenarioSet.of(scenarios)
 
 
-def _lines(place: str) -> Iterator[Line]:
+_Found = tuple[str, Any, Split | None]
+"""Where a record stands, the record, or the line that is none, and the split that it is in unless it says so."""
+
+
+def _lines(place: str) -> Iterator[_Found]:
     try:
         file_size(place)  # refuses what is not one file
     except NotFoundError as error:
@@ -74,19 +101,20 @@ def _lines(place: str) -> Iterator[Line]:
     try:
         for number, line in enumerate(read_lines(place), 1):
             if line.strip():
-                yield _parsed(line, f"{place}:{number}")
+                where = f"{place}:{number}"
+                yield where, _parsed(line, where), None
     except DAMAGED as error:
         raise ScenarioError(f"{place}: it cannot be unpacked after line {number} ({error}); fetch it again") from None
 
 
-def _parsed(line: bytes, where: str) -> Line:
+def _parsed(line: bytes, where: str) -> Any:
     try:
-        return _line(json.loads(line.decode("utf-8-sig")), where)
+        return json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # covers bytes that are not UTF-8
         return Line(where, None, f"not JSON ({error}); write one object a line, in UTF-8")
 
 
-def _rows(uri: str) -> Iterator[Line]:
+def _rows(uri: str) -> Iterator[_Found]:
     names = split_names(uri)
     unknown = sorted(set(names) - set(SPLITS))
     if unknown:
@@ -98,13 +126,15 @@ def _rows(uri: str) -> Iterator[Line]:
         place = uri if uri.endswith(f"@{name}") else f"{uri.removesuffix('@')}@{name}"
         with dataset_errors_explained(place):
             for number, row in enumerate(open_dataset(uri, name), 1):
-                yield _line({**row, "split": row.get("split") or name}, f"{place}#{number}")
+                yield f"{place}#{number}", row, as_split(name)
 
 
-def _line(record: Any, where: str) -> Line:
+def _line(record: Any, where: str, split: Split | None) -> Line:
     if not isinstance(record, dict):
         return Line(where, None, f"{_KINDS[type(record)]}, not an object; write one object a line")
     said = {name: value for name, value in record.items() if value is not None}
+    if split is not None and not said.get("split"):
+        said["split"] = split
     try:
         return Line(where, Scenario.model_validate(said))
     except ValidationError as error:
@@ -134,6 +164,8 @@ class Selection:
     """Most sources of a scenario."""
     min_realism: float = 0
     """Least `how_realistic`; a scenario that does not say is left out where this is above 0."""
+    max_answer: int | None = None
+    """Most words of a reference answer."""
     inboxes: frozenset[str] = frozenset()
     exclude: frozenset[str] = frozenset()
     """Ids to leave out."""
@@ -170,8 +202,9 @@ class Selection:
             "excluded": scenario.id in self.exclude,
             "in another split": bool(self.splits) and scenario.split not in self.splits,
             "in another inbox": bool(inboxes) and scenario.inbox_address not in inboxes,
-            "fewer messages": sources < self.min_messages,
-            "more messages": self.max_messages is not None and sources > self.max_messages,
+            "fewer sources": sources < self.min_messages,
+            "more sources": self.max_messages is not None and sources > self.max_messages,
+            "longer answer": self.max_answer is not None and len(scenario.answer.split()) > self.max_answer,
             "less realistic": (scenario.how_realistic or 0) < self.min_realism,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)

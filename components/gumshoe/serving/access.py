@@ -1,5 +1,7 @@
 """Who asks, and whose mail they may read: keys from a file, or tokens (JWT) that somebody else signs.
 
+Documents may be read by all who may ask.
+
 What always holds: a principal is told apart from its credentials alone, and an inbox that it may not read is refused
 before a question is taken, in the same words whether there is such an inbox or not.
 """
@@ -129,7 +131,8 @@ class Key(BaseModel):
 
     name: str = Field(min_length=1)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    inboxes: tuple[str, ...] = Field(min_length=1)
+    inboxes: tuple[str, ...] = ()
+    """None for one that reads documents alone."""
 
 
 def read_keys(path: Path) -> list[Key]:

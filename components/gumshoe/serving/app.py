@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from gumshoe.agent.answer import Answer, Step
+from gumshoe.agent.answer import Answer, Cost, Step
 from gumshoe.errors import faults_of
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 from gumshoe.serving.access import ForbiddenError, Principal
@@ -25,7 +25,7 @@ from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import ServeSettings
 
 _PAGE = Path(__file__).parent / "page"
-_ANSWER, _STEP = TypeAdapter(Answer), TypeAdapter(Step)
+_ANSWER, _STEP, _COST = TypeAdapter(Answer), TypeAdapter(Step), TypeAdapter(Cost | None)
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
@@ -35,15 +35,17 @@ _PULSE = 15.0  # seconds between signs of life
 
 
 class Asked(BaseModel):
-    """A question about one inbox."""
+    """A question: about one inbox, where the server answers from mail."""
 
     model_config = ConfigDict(extra="forbid")
 
     question: str = Field(min_length=1, description="What to find out.")
     inbox_address: str | None = Field(
-        None, max_length=320, description="Whose mail; where the caller may read one inbox only, that is taken."
+        None,
+        max_length=320,
+        description="Whose mail; where the caller may read one inbox only, that is taken. None for documents.",
     )
-    query_date: date | None = Field(None, description="Nothing sent later is seen; today unless given.")
+    query_date: date | None = Field(None, description="Nothing sent later is seen; today, of mail, unless given.")
     session_id: str | None = Field(None, max_length=200, description="One session is answered by one policy.")
     steps: bool = Field(False, description="Whether what was done is to be told too.")
 
@@ -57,8 +59,8 @@ class Judged(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     question: str = Field(min_length=1)
-    inbox_address: str = Field(max_length=320)
-    query_date: date
+    inbox_address: str | None = Field(None, max_length=320, description="As it was asked with.")
+    query_date: date | None = Field(None, description="As it was answered.")
     answer: str = Field(max_length=10_000, description="As it was given.")
     source_ids: list[Id] = Field(default_factory=list, max_length=20)
     right: bool = Field(description="Whether the answer is right.")
@@ -81,6 +83,9 @@ class Caller(BaseModel):
 
     name: str
     inboxes: list[str] = Field(description="Addresses and patterns that it may read.")
+    has_inboxes: bool = Field(
+        description="Whether a question is about one inbox; or about documents that all may read."
+    )
     feedback: bool = Field(description="Whether this server takes what is said of answers.")
 
 
@@ -128,26 +133,29 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def scenario_for(
-    request: Request, question: str, inbox: str | None, day: date | None, settings: ServeSettings
+    request: Request, question: str, inbox: str | None, day: date | None, service: AnswerService
 ) -> Scenario:
-    """The question of somebody who may read the inbox that it is about.
+    """The question of somebody who may read the inbox that it is about; documents all may read who may ask.
 
     Raises:
         ForbiddenError: they may not.
-        RefusedRequestError: it is no question, or names no inbox.
+        RefusedRequestError: it is no question, or names no inbox where it is to, or one where there is none.
     """
     who: Principal = request.state.principal
+    settings, has_inboxes = service.settings, service.world.has_inboxes
     most = settings.limits.question
-    named = inbox or who.only_inbox
-    if named is None:
+    named = inbox or (who.only_inbox if has_inboxes else None)
+    if has_inboxes and named is None:
         raise RefusedRequestError(422, "It is not a question", "inbox_address: say whose mail; you may read several")
+    if not has_inboxes and named is not None:
+        raise RefusedRequestError(422, "It is not a question", "inbox_address: no inbox is read here; leave it out")
     if len(question) > most:
         raise RefusedRequestError(422, "It is not a question", f"question: it has at most {most:,} characters")
     try:
-        asked = Scenario.asked(question, named, day or datetime.now(UTC).date())
+        asked = Scenario.asked(question, named, service.world.asked_on(day))
     except ScenarioError as error:
         raise RefusedRequestError(422, "It is not a question", str(error)) from None
-    if not who.may_read(str(asked.inbox_address)):
+    if has_inboxes and not who.may_read(str(asked.inbox_address)):
         raise ForbiddenError
     if settings.log_questions:
         request.state.told |= {"question": question, "inbox": asked.inbox_address}
@@ -157,7 +165,8 @@ def scenario_for(
 def note(request: Request, answer: Answer, settings: ServeSettings) -> None:
     """Have the request's line in the log say what came of it."""
     quoted = {"answer": answer.answer} if settings.log_questions else {}
-    request.state.told |= {"policy": answer.policy, "success": answer.success, "turns": answer.turns, **quoted}
+    told = {"policy": answer.policy, "success": answer.success, "turns": answer.turns, **quoted}
+    request.state.told |= told if settings.model.samples == 1 else {**told, "cost": _COST.dump_python(answer.cost)}
 
 
 def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) -> FastAPI:
@@ -166,11 +175,11 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
     _explain(app)
 
     def asked_by(request: Request, asked: Asked) -> Scenario:
-        return scenario_for(request, asked.question, asked.inbox_address, asked.query_date, settings)
+        return scenario_for(request, asked.question, asked.inbox_address, asked.query_date, service)
 
     @app.post("/invoke", openapi_extra=_EITHER, response_model=Answer)
     async def invoke(asked: Question, request: Request) -> Response:
-        """Answer a question about an inbox."""
+        """Answer a question about an inbox, or from documents."""
         answer = await service.answer(asked_by(request, asked), asked.session_id, lambda _: None)
         note(request, answer, settings)
         told = answer if asked.steps else replace(answer, steps=())
@@ -178,7 +187,9 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
 
     @app.post("/invoke/stream", openapi_extra=_EITHER, response_class=StreamingResponse)
     async def stream(asked: Question, request: Request) -> StreamingResponse:
-        """The same, with every step as it is taken: server-sent events `step`, and at last `answer` or `problem`."""
+        """The same, with every step as it is taken: server-sent events `step`, and at last `answer` or `problem`. Where
+        one of several samples answers, its steps come when it is chosen.
+        """
         scenario = asked_by(request, asked)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Step | None] = asyncio.Queue()
@@ -215,22 +226,25 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
         return StreamingResponse(sent(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     async def known(scenario: Scenario, answer: str | None, sources: list[str]) -> Scenario:
-        """The question with its right answer, and the messages that this stands in."""
-        fields = scenario.model_dump(include={"question", "inbox_address", "query_date"})
+        """The question with its right answer, and the messages, or documents, that this stands in."""
+        fields = scenario.model_dump(include={"question", "inbox_address", "query_date"}, exclude_none=True)
         name = f"asked-{scenario.digest}-{secrets.token_hex(4)}"
+        what, where = ("message", " in that inbox") if service.world.has_inboxes else ("document", "")
         try:
-            learned = Scenario.model_validate({"id": name, **fields, "answer": answer, "message_ids": sources})
+            learned = Scenario.model_validate({"id": name, **fields, "answer": answer, f"{what}_ids": sources})
         except ValidationError as error:
             raise RefusedRequestError(422, "It is not an answer", faults_of(error)) from None
         missing = await service.missing(learned)
         if missing:
-            raise RefusedRequestError(422, "It is not an answer", f"there is no message {missing[0]!r} in that inbox")
+            raise RefusedRequestError(422, "It is not an answer", f"there is no {what} {missing[0]!r}{where}")
         return learned
 
     @app.post("/feedback", status_code=202)
     async def feedback(judged: Judged, request: Request) -> dict[str, bool]:
         """Keep a question with its right answer and where that stands, to learn from; without both nothing is kept."""
-        scenario = scenario_for(request, judged.question, judged.inbox_address, judged.query_date, settings)
+        scenario = scenario_for(request, judged.question, judged.inbox_address, judged.query_date, service)
+        if service.world.has_inboxes and judged.query_date is None:
+            raise RefusedRequestError(422, "It is not a question", "query_date: say as of which day it was answered")
         if not settings.keeping.feedback:
             raise RefusedRequestError(404, "Not kept", "this server takes no feedback; its operator can switch it on")
         answer, sources = judged.right_answer, judged.right_source_ids
@@ -246,7 +260,12 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
     async def principal(request: Request) -> Caller:
         """Who asks, and what they may read."""
         who: Principal = request.state.principal
-        return Caller(name=who.name, inboxes=list(who.patterns), feedback=settings.keeping.feedback)
+        return Caller(
+            name=who.name,
+            inboxes=list(who.patterns),
+            has_inboxes=service.world.has_inboxes,
+            feedback=settings.keeping.feedback,
+        )
 
     _add_operations(app, service)
     return app

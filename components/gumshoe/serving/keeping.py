@@ -36,8 +36,11 @@ class Keeper:
 
     settings: KeepingSettings
     store: Store | None
-    _lines: dict[str, dict[str, tuple[str, str]]] = field(default_factory=lambda: {SCENARIOS: {}, TRAJECTORIES: {}})
-    """By file and by what a line is about, of which the latest counts: the inbox that it quotes, and the line."""
+    _lines: dict[str, dict[str, tuple[str | None, str]]] = field(
+        default_factory=lambda: {SCENARIOS: {}, TRAJECTORIES: {}}
+    )
+    """By file and by what a line is about, of which the latest counts: the inbox that it quotes, if any, and the
+    line."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -58,13 +61,13 @@ class Keeper:
         """Keep a question with the answer that is right, as somebody said."""
         texts = {"question": self._without(scenario.question), "answer": self._without(scenario.answer)}
         line = scenario.model_copy(update=texts).to_json()
-        self._keep(SCENARIOS, scenario.digest, str(scenario.inbox_address), line)
+        self._keep(SCENARIOS, scenario.digest, scenario.inbox_address, line)
 
     def episode(self, scenario: Scenario, trajectory: Trajectory) -> None:
         """Keep an episode, if it is one of the sample."""
         if random.random() < self.settings.trajectories:  # noqa: S311 - nothing secret
             line = self._redacted(trajectory).to_json()
-            self._keep(TRAJECTORIES, secrets.token_hex(8), str(scenario.inbox_address), line)
+            self._keep(TRAJECTORIES, secrets.token_hex(8), scenario.inbox_address, line)
 
     def _redacted(self, trajectory: Trajectory) -> Trajectory:
         """Without what is not to be kept; token ids would say it all the same."""
@@ -79,7 +82,7 @@ class Keeper:
             text = re.sub(each, _REDACTED, text)
         return text
 
-    def _keep(self, file: str, about: str, inbox: str, line: str) -> None:
+    def _keep(self, file: str, about: str, inbox: str | None, line: str) -> None:
         with self._lock:
             if len(self._lines[file]) >= _MOST and about not in self._lines[file]:
                 _log.warning("%s lines of %s wait to be published; another is left out", _MOST, file)
@@ -102,7 +105,7 @@ class Keeper:
                     if kept:
                         text = "".join(f"{line}\n" for _, line in kept.values())
                         Path(place, file).write_text(text, encoding="utf-8")
-                mark(Path(place), {inbox for kept in lines.values() for inbox, _ in kept.values()})
+                mark(Path(place), {inbox for kept in lines.values() for inbox, _ in kept.values() if inbox is not None})
                 self.store.publish(Path(place), KIND, version)
         except (GumshoeError, OSError) as error:
             _log.warning("what was kept cannot be published, and is tried again: %s", error)

@@ -3,94 +3,127 @@
 What always holds: a tool reaches the inboxes of the principal that sent the request, and no other.
 """
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
+from inspect import Parameter
 from typing import Annotated, Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
-from gumshoe.agent.tools import BadArgumentsError, Call
+from gumshoe.agent.sources import Source
+from gumshoe.agent.tools import BadArgumentsError, Call, Run, Toolbox
 from gumshoe.agent.tools import ToolError as RefusedCallError
 from gumshoe.serving.app import note, scenario_for
 from gumshoe.serving.problems import explained, log_unexpected
 from gumshoe.serving.service import AnswerService
 
 _ABOUT = """\
-Answers questions about mail. `ask` has an agent find the answer, with the messages that hold it; `search_inbox` and \
-`read_email` are the tools that it has, to search and read for yourself."""
+Answers questions {about}. `ask` has an agent find the answer, with what it stands in; {tools} are the tools that it \
+has, to search and read for yourself."""
+_SOURCE: TypeAdapter[Source] = TypeAdapter(Source)
 Inbox = Annotated[str | None, Field(description="Whose mail; where you may read one inbox only, that is taken.")]
 Day = Annotated[date | None, Field(description="Nothing sent later is seen; today unless given.")]
+_CONTEXT, _INBOX, _DAY = (
+    Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+    for name, annotation, default in (
+        ("context", Context[Any, Any], Parameter.empty),
+        ("inbox_address", Inbox, None),
+        ("query_date", Day, None),
+    )
+)
 
 
 def make_mcp(service: AnswerService) -> MCPServer[Any]:
     """The server, whose requests bear a principal in their state."""
-    server: MCPServer[Any] = MCPServer("gumshoe", instructions=_ABOUT, log_level="WARNING")
-    settings = service.settings
+    tools, has_inboxes = service.world.tools(), service.world.has_inboxes
+    named = " and ".join(f"`{tool.__name__}`" for tool in tools)
+    about = _ABOUT.format(about="about mail" if has_inboxes else "from documents", tools=named)
+    server: MCPServer[Any] = MCPServer("gumshoe", instructions=about, log_level="WARNING")
+    more = [_INBOX, _DAY] if has_inboxes else []
 
-    async def run(context: Context[Any, Any], inbox: str | None, day: date | None, call: Call) -> str:
+    async def run(
+        call: Call, context: Context[Any, Any], inbox_address: str | None = None, query_date: date | None = None
+    ) -> str:
         with _told_of():
             request: Any = context.request_context.request
-            return await service.call(scenario_for(request, call.name, inbox, day, settings), call)
+            return await service.call(scenario_for(request, call.name, inbox_address, query_date, service), call)
 
-    @server.tool()
-    async def search_inbox(
-        context: Context[Any, Any],
-        keywords: Annotated[
-            list[str], Field(description="Words that all must appear in a message; several in one are a phrase.")
-        ],
-        sender: Annotated[str | None, Field(description="Only messages from this address.")] = None,
-        recipient: Annotated[str | None, Field(description="Only messages to this address.")] = None,
-        sent_after: Annotated[
-            str | None, Field(description="Only those sent on this day or later (YYYY-MM-DD).")
-        ] = None,
-        sent_before: Annotated[str | None, Field(description="Only those sent before this day (YYYY-MM-DD).")] = None,
-        inbox_address: Inbox = None,
-        query_date: Day = None,
-    ) -> str:
-        """Search an inbox: up to ten messages that contain every keyword, the newest first."""
-        period = {"sent_after": sent_after, "sent_before": sent_before}
-        arguments = {"keywords": keywords, "sender": sender, "recipient": recipient, **period}
-        return await run(context, inbox_address, query_date, Call("search_inbox", arguments))
-
-    @server.tool()
-    async def read_email(
-        context: Context[Any, Any],
-        message_id: Annotated[str, Field(description="The id of a message, as a search lists it.")],
-        inbox_address: Inbox = None,
-        query_date: Day = None,
-    ) -> str:
-        """Read one message of an inbox."""
-        return await run(context, inbox_address, query_date, Call("read_email", {"message_id": message_id}))
-
-    @server.tool()
     async def ask(
+        *,
+        question: str,
         context: Context[Any, Any],
-        question: Annotated[str, Field(description="What to find out.")],
-        inbox_address: Inbox = None,
-        query_date: Day = None,
+        inbox_address: str | None = None,
+        query_date: date | None = None,
     ) -> dict[str, Any]:
-        """Have an agent answer a question about an inbox."""
         with _told_of():
             request: Any = context.request_context.request
-            scenario = scenario_for(request, question, inbox_address, query_date, settings)
+            scenario = scenario_for(request, question, inbox_address, query_date, service)
             answer = await service.answer(scenario, None, lambda _: None)
-            note(request, answer, settings)
+            note(request, answer, service.settings)
         return {
             "answer": answer.answer,
             "success": answer.success,
             "reason": answer.reason,
-            "sources": [
-                {"message_id": each.message_id, "sent": each.sent and each.sent.isoformat(), "subject": each.subject}
-                for each in answer.sources
-            ],
+            "sources": [_SOURCE.dump_python(each, mode="json") for each in answer.sources],
             "policy": answer.policy,
+            "chosen": answer.chosen,
         }
 
+    for tool in tools:
+        _add(server, _passed_on(tool, run, more), _described(tool))
+    asked = Annotated[str, Field(description="What to find out.")]
+    question = Parameter("question", Parameter.KEYWORD_ONLY, annotation=asked)
+    _add(server, _with_signature(ask, [question, *more], dict[str, Any]), "Have an agent answer a question.")
     return server
+
+
+def _add(server: MCPServer[Any], tool: Callable[..., Any], description: str) -> None:
+    server.tool(tool.__name__, description=description)(tool)
+
+
+def _passed_on(tool: Run, run: Callable[..., Any], more: list[Parameter]) -> Callable[..., Any]:
+    """A tool of an environment as one of the server's: with its own arguments, and those that say whose mail it is."""
+    own = _parameters(tool)
+    beside = {each.name for each in (_CONTEXT, *more)}
+
+    async def passed_on(**arguments: Any) -> str:
+        call = Call(tool.__name__, {name: value for name, value in arguments.items() if name not in beside})
+        result: str = await run(call, **{name: value for name, value in arguments.items() if name in beside})
+        return result
+
+    passed_on.__name__ = tool.__name__
+    return _with_signature(passed_on, [*own, *more], str)
+
+
+def _parameters(tool: Run) -> list[Parameter]:
+    """A tool's arguments, with what its docstring says of each."""
+    said = Toolbox([tool]).schemas()[0]["function"]["parameters"]["properties"]
+    signature = inspect.signature(tool, eval_str=True)
+    return [
+        each.replace(
+            kind=Parameter.KEYWORD_ONLY,
+            annotation=Annotated[each.annotation, Field(description=said[each.name]["description"])],
+        )
+        for each in signature.parameters.values()
+    ]
+
+
+def _described(tool: Run) -> str:
+    return str(Toolbox([tool]).schemas()[0]["function"]["description"])
+
+
+def _with_signature(function: Callable[..., Any], own: list[Parameter], result: Any) -> Callable[..., Any]:
+    """A function that says that it takes these arguments, and the context: what the SDK describes it by."""
+    parameters = [*own, _CONTEXT]
+    signature = inspect.Signature(parameters, return_annotation=result)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": result}
+    return function
 
 
 @contextmanager

@@ -7,18 +7,15 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import uvicorn
 import uvloop
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
-from gumshoe.artifacts.manifest import MANIFEST, is_reference
-from gumshoe.artifacts.store import Store, verify_directory
-from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.mail.index import MailIndex
+from gumshoe.agent.environments import World, open_world
+from gumshoe.artifacts.store import Store, fetched_directory
+from gumshoe.errors import UsageError
 from gumshoe.serving.access import Access, open_access
 from gumshoe.serving.app import make_app
 from gumshoe.serving.front import Front
@@ -45,8 +42,10 @@ def serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
 async def _serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
     with ExitStack() as held:
         listening = held.enter_context(_listening(settings.host, settings.port))
-        index = MailIndex(_found_index(settings, held))
-        async with application(settings, index) as app:
+        index = held.enter_context(fetched_directory(settings.index, settings.store, verify=True))
+        world = open_world(index, settings.environment)
+        await asyncio.to_thread(world.get_ready)  # it may embed a text, which has a loop of its own
+        async with application(settings, world) as app:
             server = _Server(
                 uvicorn.Config(
                     app,
@@ -63,7 +62,7 @@ async def _serve(settings: ServeSettings, announce: Callable[[str], object]) -> 
 
 
 @asynccontextmanager
-async def application(settings: ServeSettings, index: MailIndex) -> AsyncIterator[ASGIApp]:
+async def application(settings: ServeSettings, world: World) -> AsyncIterator[ASGIApp]:
     """The whole of it as an ASGI application, as long as the block runs.
 
     Raises:
@@ -74,7 +73,7 @@ async def application(settings: ServeSettings, index: MailIndex) -> AsyncIterato
     access = open_access(settings.access)
     with Keeper(settings.keeping, store) as keeper:
         async with (
-            serving(settings, index, Metrics(), tracer(), keeper.episode) as service,
+            serving(settings, world, Metrics(), tracer(), keeper.episode) as service,
             routes_to(service, access, keeper) as app,
         ):
             yield app
@@ -85,7 +84,8 @@ async def routes_to(service: AnswerService, access: Access, keeper: Keeper) -> A
     """HTTP and MCP to a service, for those who may ask it."""
     settings = service.settings
     if settings.access.open:
-        _log.warning("access is open: whoever reaches this server may read every mailbox in its index")
+        what = "every mailbox in" if service.world.has_inboxes else "all of"
+        _log.warning("access is open: whoever reaches this server may read %s its index", what)
     app = make_app(settings, service, keeper)
     tools = make_mcp(service)
     mounted = tools.streamable_http_app(
@@ -99,27 +99,6 @@ async def routes_to(service: AnswerService, access: Access, keeper: Keeper) -> A
     gc.freeze()
     async with tools.session_manager.run():
         yield Front(app, settings, access, service.metrics, service.tracer)
-
-
-def _found_index(settings: ServeSettings, held: ExitStack) -> Path:
-    """The directory of the index: as it is, or fetched from the store; verified where a manifest says what it holds.
-
-    Raises:
-        UsageError: it is neither a directory nor in the store.
-        GumshoeError: it is damaged, or the store does not answer.
-    """
-    directory = Path(settings.index)
-    if directory.is_dir():
-        if (directory / MANIFEST).exists():
-            _, damaged = verify_directory(directory)
-            if damaged:
-                told = ", ".join(f"{path}: {reason}" for path, reason in damaged.items())
-                raise GumshoeError(f"{directory} is damaged ({told}); fetch it again")
-        return directory
-    if settings.store is None or not is_reference(settings.index):
-        raise UsageError(f"there is no directory {settings.index}; name that of an index, or KIND/VERSION with --store")
-    place = Path(held.enter_context(TemporaryDirectory(prefix="gumshoe-index-"))) / "index"
-    return Store(settings.store).fetch(settings.index, place).directory
 
 
 @contextmanager

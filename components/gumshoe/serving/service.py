@@ -15,28 +15,31 @@ from typing import TypeVar
 from opentelemetry.trace import Tracer
 from prometheus_client import Gauge
 
-from gumshoe.agent.answer import Answer, Answerer, Step, source
-from gumshoe.agent.ask import LocalModel
+from gumshoe.agent.answer import Answer, Answerer, Step
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.chat_policy import check_chat
-from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.environment import Environment
+from gumshoe.agent.environments import World
 from gumshoe.agent.episode import EpisodeLimits
-from gumshoe.agent.policies import OpenSpeaker, PolicyName, load_tokenizer, open_policy, started
+from gumshoe.agent.policies import OpenSpeaker, PolicyName, is_tiny, load_tokenizer, open_policy, started
 from gumshoe.agent.policy import PolicyError, Sampling
-from gumshoe.agent.threads import ToolThreads
+from gumshoe.agent.threads import ToolFailedError, ToolThreads
 from gumshoe.agent.tools import Call
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.endpoint import openai_client
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.mail.index import MailIndex
+from gumshoe.rewards import choosing
+from gumshoe.rewards.choosing import ChoiceSettings, Chooser, LateError
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.serving.ask import LocalModel
 from gumshoe.serving.problems import BusyError, NotReadyError, TooSlowError
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, span_of
 
 _LOOK = 5.0  # seconds between two looks at a model
 _LOOKS = 5.0  # seconds that one may take
+_SAMPLING, _CHOOSING = 0.75, 0.9  # of the deadline: samples that still run are given up then, and so is a judge
 
 T = TypeVar("T")
 
@@ -63,30 +66,48 @@ class Places:
     waits: Gauge
     """How many wait, for whoever watches."""
     _free: asyncio.Semaphore = field(init=False)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Of who takes places: two that each had half of what they need would wait for each other."""
+    _left: int = field(init=False)
     _waiting: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._free = asyncio.Semaphore(self.at_once)
+        self._left = self.at_once
 
     @asynccontextmanager
-    async def taken(self) -> AsyncIterator[None]:
-        """One of them, as long as the block runs.
+    async def taken(self, count: int = 1) -> AsyncIterator[Callable[[], None]]:
+        """So many of them together, as long as the block runs; what it is given gives one back before that.
 
         Raises:
             BusyError: as many wait as may.
         """
-        if self._waiting >= self.queue and self._free.locked():
+        if self._waiting >= self.queue and (self._turn.locked() or self._left < count):
             raise BusyError
-        self._waiting += 1
+        held = 0
+
+        def give_back() -> None:
+            nonlocal held
+            if held:
+                held -= 1
+                self._left += 1
+                self._free.release()
+
         try:
-            with self.waits.track_inprogress():
-                await self._free.acquire()
+            self._waiting += 1
+            try:
+                with self.waits.track_inprogress():
+                    async with self._turn:
+                        while held < count:
+                            await self._free.acquire()
+                            held += 1
+                            self._left -= 1
+            finally:
+                self._waiting -= 1
+            yield give_back
         finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._free.release()
+            while held:
+                give_back()
 
 
 Served = Callable[[Scenario, Trajectory], object]
@@ -97,23 +118,27 @@ Served = Callable[[Scenario, Trajectory], object]
 class AnswerService:
     """Answers questions with the policies in service. Use it as an async context manager, by `serving`.
 
-    Invariants: an episode has one policy; one session has the same, as long as it is in service; no more than
-    `limits.concurrency` episodes run at once, and no more than `limits.queue` wait. The same holds for single calls of
-    a tool.
+    Invariants: an episode has one policy, and so have all samples of a question; one session has the same, as long as
+    it is in service; no more than `limits.concurrency` episodes run at once, of whichever questions, and no more than
+    `limits.queue` questions wait. The same holds for single calls of a tool.
     """
 
     settings: ServeSettings
-    index: MailIndex
+    world: World
     metrics: Metrics
     tracer: Tracer
     threads: ToolThreads
     served: Served
     candidates: list[Candidate]
+    chooser: Chooser | None = None
+    """Where a question has several samples."""
+    choice: ChoiceSettings | None = field(init=False)
     _episodes: Places = field(init=False)
     _calls: Places = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.settings.limits
+        self.choice = self.settings.model.choice
         self._episodes, self._calls = (
             Places(limits.concurrency, limits.queue, self.metrics.waiting.labels(what)) for what in ("episode", "call")
         )
@@ -126,7 +151,7 @@ class AnswerService:
         return f"{first.name.version}: {first.trouble}" if first.trouble else ""
 
     async def answer(self, scenario: Scenario, session: str | None, tell: Callable[[Step], object]) -> Answer:
-        """Run an episode of a question, whose asker may read its inbox.
+        """Run an episode of a question, whose asker may read what it is about.
 
         Raises:
             BusyError, TooSlowError, NotReadyError: it was not answered.
@@ -150,22 +175,23 @@ class AnswerService:
             raise failure from None
 
     async def call(self, scenario: Scenario, call: Call) -> str:
-        """What one call of a tool gives for whoever may read the scenario's inbox.
+        """What one call of a tool gives for whoever may read what the scenario is about.
 
         Raises:
             BusyError, TooSlowError: it was not carried out.
             ToolError, BadArgumentsError: it cannot be, as it was put.
             ToolFailedError: the tool failed.
         """
-        environment = EmailEnvironment(self.index, scenario, 1)
+        environment = self.world.for_calls().environment(scenario, 1)
         return await self._in_time(self._carried_out(environment, call))
 
     async def missing(self, scenario: Scenario) -> list[str]:
-        """Those of a scenario's sources that its inbox did not hold on its day."""
-        found = [await self.threads.run("sources", source, self.index, scenario, each) for each in scenario.sources]
+        """Those of a scenario's sources that are not there: that its inbox did not hold on its day."""
+        look = self.world.find_source
+        found = [await self.threads.run("sources", look, scenario, each) for each in scenario.sources]
         return [name for name, each in zip(scenario.sources, found, strict=True) if each is None]
 
-    async def _carried_out(self, environment: EmailEnvironment, call: Call) -> str:
+    async def _carried_out(self, environment: Environment, call: Call) -> str:
         async with self._calls.taken():
             return await self.threads.run(call.name, environment.toolbox.run, call)
 
@@ -179,24 +205,71 @@ class AnswerService:
 
     async def _in_turn(self, scenario: Scenario, session: str | None, tell: Callable[[Step], object]) -> Answer:
         began = time.monotonic()
-        async with self._episodes.taken():
+        choice = self.choice
+        async with self._episodes.taken(choice.samples if choice else 1) as give_back:
             self.metrics.phases.labels("waiting").observe(time.monotonic() - began)
-            with self.metrics.running.track_inprogress(), span_of(self.tracer, "episode") as span:
-                chosen = self._chosen(session)
-                if chosen.speak is None:
-                    raise NotReadyError(chosen.trouble)
-                answerer = Answerer(self.index, _episode_limits(self.settings), self.threads)
+            chosen = self._chosen(session)
+            if chosen.speak is None:
+                raise NotReadyError(chosen.trouble)
+            speak, seed = chosen.speak, secrets.token_hex(8)
+            if choice is None or self.chooser is None:
+                answer, _ = await self._episode(scenario, speak, seed, 0, tell)
+                return answer
 
-                def noted(step: Step) -> None:
-                    what = "called" if step.result is None else "returned"
-                    span.add_event(what, {"turn": step.turn, "tool": step.tool})
-                    tell(step)
+            async def run(sample: int) -> tuple[Answer, Trajectory]:
+                try:
+                    return await self._episode(scenario, speak, seed, sample, lambda _: None)
+                finally:
+                    give_back()
 
-                answer, trajectory = await answerer.answer(scenario, chosen.speak, secrets.token_hex(8), noted)
-                span.set_attributes({"policy": answer.policy, "turns": answer.turns, "success": answer.success})
+            answer = await self._sampled(scenario, run, choice, self.chooser, time.monotonic() - began)
+        for step in answer.steps:
+            tell(step)
+        return answer
+
+    async def _sampled(
+        self, scenario: Scenario, run: choosing.RunSample, choice: ChoiceSettings, chooser: Chooser, waited: float
+    ) -> Answer:
+        """Several samples of a question, and one of them."""
+        deadline = self.settings.limits.deadline
+        found = await choosing.answered(
+            run,
+            choice,
+            chooser,
+            (scenario.question, scenario.query_date),
+            patience=max(0.0, _SAMPLING * deadline - waited),
+            judge_patience=max(0.0, _CHOOSING * deadline - waited),
+        )
+        self.metrics.chosen(choice.choose if found.how == "chosen" else found.how, found.answer.cost)
+        for failure in found.failures:
+            if not isinstance(failure, ToolFailedError):
+                self.metrics.model_errors.labels("too slow" if isinstance(failure, LateError) else "failed").inc()
+        if found.failures:
+            first = found.failures[0]
+            said = str(first) if self.settings.log_questions else getattr(first, "plain", type(first).__name__)
+            _log.warning("%s of %s samples failed, and are left out: %s", len(found.failures), choice.samples, said)
+        if found.trouble:
+            said = found.trouble if self.settings.log_questions else "what it said is not logged"
+            _log.warning("%s chose no sample, and the first is taken: %s", choice.by, said)
+        return found.answer
+
+    async def _episode(
+        self, scenario: Scenario, speak: OpenSpeaker, seed: str, sample: int, tell: Callable[[Step], object]
+    ) -> tuple[Answer, Trajectory]:
+        """One episode of a question, counted."""
+        with self.metrics.running.track_inprogress(), span_of(self.tracer, "episode") as span:
+            answerer = Answerer(self.world, _episode_limits(self.settings), self.threads)
+
+            def noted(step: Step) -> None:
+                what = "called" if step.result is None else "returned"
+                span.add_event(what, {"turn": step.turn, "tool": step.tool})
+                tell(step)
+
+            answer, trajectory = await answerer.answer(scenario, speak, seed, noted, sample)
+            span.set_attributes({"policy": answer.policy, "turns": answer.turns, "success": answer.success})
         self.metrics.episode(answer, trajectory)
         self.served(scenario, trajectory)
-        return answer
+        return answer, trajectory
 
     def _chosen(self, session: str | None) -> Candidate:
         """By weight: always the same for one session, as long as that is there."""
@@ -212,7 +285,7 @@ def _fraction(session: str) -> float:
 
 @asynccontextmanager
 async def serving(
-    settings: ServeSettings, index: MailIndex, metrics: Metrics, tracer: Tracer, served: Served
+    settings: ServeSettings, world: World, metrics: Metrics, tracer: Tracer, served: Served
 ) -> AsyncIterator[AnswerService]:
     """A service, whose policies are looked at again and again as long as the block runs.
 
@@ -224,11 +297,16 @@ async def serving(
     model = settings.model
     async with AsyncExitStack() as held, ToolThreads() as threads:
         name, tokenizer = await _model(settings, held)
+        if tokenizer is not None and is_tiny(tokenizer):
+            world = world.for_tiny()
         share = model.canary_percent / 100 if model.canary else 0.0
         candidates = [Candidate(name, 1 - share)]
         if model.canary:
             candidates.append(Candidate(PolicyName(name.kind, model.canary, name.urls), share))
-        service = AnswerService(settings, index, metrics, tracer, threads, served, candidates)
+        chooser = model.choice.opened() if model.choice else None
+        if chooser is not None:
+            held.push_async_callback(chooser.aclose)
+        service = AnswerService(settings, world, metrics, tracer, threads, served, candidates, chooser)
         keepers = []
         for each in candidates:
             metrics.policy.labels(each.name.version).set(each.share)

@@ -16,8 +16,10 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from gumshoe.agent.environments import NamedEnvironment
 from gumshoe.agent.policy import HIGHEST_TEMPERATURE
 from gumshoe.errors import UsageError, faults_of
+from gumshoe.rewards.choosing import MOST, ChoiceSettings, Way
 
 PREFIX = "GUMSHOE_SERVE__"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -39,9 +41,31 @@ class ModelSettings(BaseModel):
     max_turns: int = Field(10, ge=1, description="most turns of an episode")
     max_tokens: int = Field(512, ge=1, description="most tokens of a turn")
     max_context: int = Field(8192, ge=64, description="most tokens of an episode")
+    samples: int = Field(1, ge=1, le=MOST, description="episodes of a question, at once, of which one answers it")
+    choose: Way = Field("majority", description="which of several: the answer of most, or the best by a judge")
+    choose_by: str | dict[str, Any] | None = Field(
+        None, description="who says which answers are alike (heuristic unless set), or which is best: ruler:MODEL@URL"
+    )
+
+    @property
+    def choice(self) -> ChoiceSettings | None:
+        """How one of several samples is chosen; None where there is one."""
+        if self.samples == 1:
+            return None
+        given = {"choose": self.choose, "choose_by": self.choose_by, "temperature": self.temperature}
+        return ChoiceSettings.model_validate({"samples": self.samples, **given})
 
     @model_validator(mode="after")
     def _whole(self) -> "ModelSettings":
+        if self.samples > 1 and not self.temperature:
+            raise ValueError("model.samples that are greedy are all alike; set model.temperature above 0")
+        if self.samples == 1 and "choose_by" in self.model_fields_set and self.choose_by is not None:
+            raise ValueError("model.choose_by chooses among several; set model.samples to 2 or more")
+        if self.samples > 1:
+            try:
+                _ = self.choice
+            except ValidationError as error:
+                raise ValueError(faults_of(error)) from None
         if self.policy and (self.adapter or self.base):
             raise ValueError("model.policy and model.adapter (or model.base) each say who answers; set one of them")
         if self.canary and not (self.policy or "").startswith("vllm:"):
@@ -50,11 +74,13 @@ class ModelSettings(BaseModel):
 
 
 class AccessSettings(BaseModel):
-    """Who may ask, and of whose mail. One of `keys`, `jwks_url` and `open` is to be set, or the first two."""
+    """Who may ask, and of whose mail; documents may be read by all who may ask. One of `keys`, `jwks_url` and `open` is
+    to be set, or the first two.
+    """
 
     model_config = _STRICT
 
-    open: bool = Field(False, description="anybody may read every mailbox; for one's own machine alone")
+    open: bool = Field(False, description="anybody may read all of the index; for one's own machine alone")
     keys: Path | None = Field(None, description="a file of keys, as `gumshoe serve-key` writes it")
     jwks_url: str | None = Field(None, description="where the keys that tokens (JWT) are signed with are published")
     issuer: str | None = Field(None, description="what a token's `iss` is to be")
@@ -73,7 +99,7 @@ class AccessSettings(BaseModel):
     def _whole(self) -> "AccessSettings":
         if self.open == bool(self.keys or self.jwks_url):
             raise ValueError(
-                "set access.keys or access.jwks_url, or access.open where anybody may read every mailbox, and not both"
+                "set access.keys or access.jwks_url, or access.open where anybody may read everything, and not both"
             )
         if self.jwks_url and not (self.issuer and self.audience):
             raise ValueError("access.jwks_url needs access.issuer and access.audience: another's tokens are no use")
@@ -126,11 +152,18 @@ class ServeSettings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    index: str = Field(description="the directory of a mail index, or KIND/VERSION in the store")
+    index: str = Field(description="the directory of an index, of mail or documents, or KIND/VERSION in the store")
+    environment: NamedEnvironment | None = Field(
+        None,
+        description="email, documents, package.module:Class, or one with its settings, as {documents: {reasoning: "
+        "false}}; as the index tells unless set",
+    )
     store: str | None = Field(None, description="where indexes are fetched from, and what is kept goes")
     host: str = Field("127.0.0.1", description="address to listen at; 0.0.0.0 is every one")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="0 is any that is free")
-    log_questions: bool = Field(False, description="questions and answers stand in the log; they quote mail")
+    log_questions: bool = Field(
+        False, description="questions and answers stand in the log, which may quote what was read"
+    )
     model: ModelSettings = ModelSettings()
     access: AccessSettings = Field(default={}, validate_default=True)
     limits: LimitSettings = LimitSettings()
@@ -140,6 +173,11 @@ class ServeSettings(BaseSettings):
     def _stored(self) -> "ServeSettings":
         if (self.keeping.feedback or self.keeping.trajectories) and not self.store:
             raise ValueError("what is kept goes to a store; set store, or keep nothing")
+        if self.model.samples > self.limits.concurrency:
+            raise ValueError(
+                f"model.samples of a question run at once, and limits.concurrency lets {self.limits.concurrency} "
+                "episodes; raise that, or take fewer samples"
+            )
         return self
 
     @classmethod

@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from gumshoe.agent.answer import Answer
+from gumshoe.agent.answer import Answer, Cost
 from gumshoe.agent.trajectory import Trajectory
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -68,10 +68,31 @@ class Metrics:
         self.waiting = Gauge(
             f"{name}waiting", "Requests that wait for others to end, by what for.", ["what"], registry=registry
         )
+        self.choices = Counter(
+            f"{name}choices",
+            "Questions answered with one of several samples: by majority, as the best, as the only one that ended, or "
+            "with the first because the judge failed.",
+            ["how"],
+            registry=registry,
+        )
+        self.judge_requests = Counter(
+            f"{name}judge_requests", "Requests of the judge that chooses among samples.", registry=registry
+        )
+        self.judge_tokens = Counter(
+            f"{name}judge_tokens", "Tokens that this judge was given, and that it sampled.", ["kind"], registry=registry
+        )
         self.policy = Gauge(
             f"{name}policy_share", "Share of the episodes that a policy is given.", ["policy"], registry=registry
         )
         self.ready = Gauge(f"{name}ready", "1 where the server can answer.", registry=registry)
+
+    def chosen(self, how: str, cost: Cost | None) -> None:
+        """Count a question that several episodes were run for, and what choosing one took."""
+        self.choices.labels(how).inc()
+        if cost is not None:
+            self.judge_requests.inc(cost.judge_requests)
+            self.judge_tokens.labels("given").inc(cost.judge_prompt_tokens)
+            self.judge_tokens.labels("sampled").inc(cost.judge_sampled_tokens)
 
     def episode(self, answer: Answer, trajectory: Trajectory) -> None:
         """Count an episode that ended by itself."""

@@ -1,4 +1,4 @@
-"""`gumshoe synthesize`: mail, and questions about mail that is there."""
+"""`gumshoe synthesize`: mail, documents, and questions about mail that is there."""
 
 import asyncio
 import sys
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from gumshoe.artifacts.storage import writable_directory
 from gumshoe.errors import UnavailableError, UsageError
@@ -22,13 +21,19 @@ from gumshoe.rewards.commands import (
     PromptPrice,
 )
 from gumshoe.synthesis.difficulty import Level
-from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.rewards.model import ModelSettings
+    from gumshoe.scenarios.scenario import ScenarioSet
     from gumshoe.synthesis.from_mail import Estimate, QuestionReport
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Invent data to try, test and train with.")
+
+Seed = Annotated[int, typer.Option(help="Decides everything: the same seed gives the same bytes.")]
+Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Where the files go; made where missing.")]
+Difficulty = Annotated[Level, typer.Option(help="How much lies between a question and its answer.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace files that are there.")]
 
 
 @app.callback()
@@ -38,37 +43,62 @@ def _group() -> None:
 
 @app.command()
 def mail(
-    seed: Annotated[int, typer.Option(help="Decides everything: the same seed gives the same bytes.")],
-    place: Annotated[str, typer.Option("--out", metavar="DIR", help="Where the files go; made where missing.")],
+    seed: Seed,
+    place: Out,
     mailboxes: Annotated[int, typer.Option(help="How many; each is in one split.")] = 12,
     messages: Annotated[int, typer.Option(help="How many in all, in equal parts.")] = 3600,
-    difficulty: Annotated[Level, typer.Option(help="How much lies between a question and its answer.")] = "normal",
-    replace: Annotated[bool, typer.Option("--replace", help="Replace files that are there.")] = False,
+    difficulty: Difficulty = "normal",
+    replace: Replace = False,
     json: JsonFlag = False,
 ) -> None:
     """Invent a company's mail, DIR/mail.jsonl, and questions about it, DIR/scenarios.jsonl."""
-    from gumshoe.synthesis.mail import MAIL, SCENARIOS, check_size, kinds_of, synthesize_mail, write_mail
+    from gumshoe.scenarios.scenario import SCENARIOS
+    from gumshoe.synthesis.mail import MAIL, check_size, synthesize_mail, write_mail
 
     check_size(mailboxes, messages)
     directory = _usable(place, (MAIL, SCENARIOS), replace=replace)  # before the work, not after it
     with progress("Inventing", total=messages) as advance:
         made = synthesize_mail(seed, mailboxes, messages, difficulty, advance)
     write_mail(made, directory)
-    kinds = kinds_of(made.scenarios)
-    splits = {split: len(made.scenarios.only(split)) for split in ("train", "validation", "test")}
     if json:
-        print_json(
-            {"messages": len(made.messages), "scenarios": splits, "kinds": kinds, "content": made.scenarios.content}
-        )
+        print_json({"messages": len(made.messages), **_facts(made.scenarios)})
         return
-    shown = escape(plain(directory))
+    shown = printable(directory)
     out.print(
         f"[bold]{len(made.messages):,} messages[/] of {mailboxes:,} people at {made.company} in {shown}/{MAIL}",
         soft_wrap=True,
     )
-    counts = ", ".join(f"{count:,} {split}" for split, count in splits.items())
-    out.print(f"[bold]{len(made.scenarios):,} questions[/] in {shown}/{SCENARIOS}: {counts}", soft_wrap=True)
-    out.print(", ".join(f"{count:,} {kind}" for kind, count in kinds.items()), soft_wrap=True)
+    _print_questions(made.scenarios, directory / SCENARIOS)
+
+
+@app.command()
+def documents(
+    seed: Seed,
+    place: Out,
+    documents: Annotated[int, typer.Option(help="How many in all: entries, and articles that are none.")] = 1000,
+    difficulty: Difficulty = "normal",
+    replace: Replace = False,
+    json: JsonFlag = False,
+) -> None:
+    """Invent a reference work, DIR/documents.jsonl, and questions about it, DIR/scenarios.jsonl."""
+    from gumshoe.scenarios.scenario import SCENARIOS
+    from gumshoe.synthesis.documents import DOCUMENTS, check_size, synthesize_documents, write_documents
+
+    check_size(documents)
+    directory = _usable(place, (DOCUMENTS, SCENARIOS), replace=replace)
+    with progress("Inventing", total=documents) as advance:
+        made = synthesize_documents(seed, documents, difficulty, advance)
+    write_documents(made, directory)
+    if json:
+        print_json({"documents": len(made.documents), "subjects": made.subjects, **_facts(made.scenarios)})
+        return
+    title, shown = printable(made.title), printable(directory)
+    out.print(
+        f"[bold]{len(made.documents):,} documents[/] of {title}, about {made.subjects:,} things, in "
+        f"{shown}/{DOCUMENTS}",
+        soft_wrap=True,
+    )
+    _print_questions(made.scenarios, directory / SCENARIOS)
 
 
 @app.command()
@@ -125,7 +155,7 @@ def questions(
         if dry_run and json:
             print_json(asdict(estimate))
             return
-        (out if dry_run else err).print(escape(plain(_foreseen(estimate, model))), soft_wrap=True)
+        (out if dry_run else err).print(printable(_foreseen(estimate, model)), soft_wrap=True)
         if dry_run:
             return
         if estimate.batches and not yes:
@@ -137,6 +167,21 @@ def questions(
         raise UnavailableError(
             f"{report.failed:,} of {report.batches:,} batches got no answer; run this again for them. {report.why}"
         )
+
+
+def _facts(made: "ScenarioSet") -> dict[str, Any]:
+    from gumshoe.scenarios.scenario import SPLITS
+    from gumshoe.synthesis.mail import kinds_of
+
+    splits = {split: len(made.only(split)) for split in SPLITS}
+    return {"scenarios": splits, "kinds": kinds_of(made), "content": made.content}
+
+
+def _print_questions(made: "ScenarioSet", path: Path) -> None:
+    facts = _facts(made)
+    counts = ", ".join(f"{count:,} {split}" for split, count in facts["scenarios"].items())
+    out.print(f"[bold]{len(made):,} questions[/] in {printable(path)}: {counts}", soft_wrap=True)
+    out.print(", ".join(f"{count:,} {kind}" for kind, count in facts["kinds"].items()), soft_wrap=True)
 
 
 def _chat_model(word: str, cache: Path | None, no_cache: bool, given: dict[str, Any]) -> "ModelSettings":
@@ -180,7 +225,7 @@ def _tell(report: "QuestionReport", path: Path, *, json: bool) -> None:
         print_json({"questions": len(report.questions), "kinds": kinds, "content": report.questions.content, **facts})
         return
     counts = "".join(f"{', ' if at else ': '}{count:,} {kind}" for at, (kind, count) in enumerate(kinds.items()))
-    out.print(f"[bold]{len(report.questions):,} questions[/] in {escape(plain(path))}{counts}", soft_wrap=True)
+    out.print(f"[bold]{len(report.questions):,} questions[/] in {printable(path)}{counts}", soft_wrap=True)
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.items()) or "none"
     out.print(f"dropped: {dropped}", soft_wrap=True)
     used = report.usage

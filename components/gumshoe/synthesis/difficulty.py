@@ -1,4 +1,4 @@
-"""What makes a question easy or hard to answer from a mailbox."""
+"""What makes a question easy or hard to answer: from a mailbox, and as far as it applies, from a reference work."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,12 @@ Level = Literal["plain", "easy", "normal", "hard"]
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """How much lies between a question and its answer. Shares and chances are from 0 to 1."""
+    """How much lies between a question and its answer. Shares and chances are from 0 to 1.
+
+    Of a reference work, a matter is what an entry is about, a change is one between two editions, and a message that
+    talks about settled facts is an article that does; it has `noise`, `facts`, `filler`, `echoes`, `changes`,
+    `siblings`, `own_words`, `value_last`, `history`, `oblique` and `indirect`.
+    """
 
     noise: float
     """Share of the messages that are about no matter: newsletters, notices, small talk."""

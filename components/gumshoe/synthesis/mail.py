@@ -1,8 +1,6 @@
 """Synthetic mail: an invented company, one mailbox after another, and questions about what they hold."""
 
 import hashlib
-import io
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,12 +8,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gumshoe.artifacts.storage import explained, write_atomically
 from gumshoe.errors import UsageError
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, Split, seeded
 from gumshoe.synthesis.chatter import Chatter
 from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import LEVELS, Level
+from gumshoe.synthesis.files import write_made
 from gumshoe.synthesis.letters import Letter, Post
 from gumshoe.synthesis.matters import Inventor, Matter, matter_kinds
 from gumshoe.synthesis.people import Cast, Casting
@@ -27,7 +25,7 @@ MIN_MAILBOXES = 3  # one for each split
 MIN_MESSAGES, MAX_MESSAGES = 40, 20_000  # of a mailbox
 MAX_TOTAL = 1_000_000  # messages; all are in memory at once, some 4 KB each
 MAX_MAILBOXES = 1000
-MAIL, SCENARIOS = "mail.jsonl", "scenarios.jsonl"
+MAIL = "mail.jsonl"
 _DAYS = 540  # that the mail of a mailbox spans
 _TEST, _VALIDATION = 0.15, 0.1  # shares of the mailboxes
 _COLLEAGUES, _OUTSIDERS = 16, 14
@@ -106,11 +104,7 @@ def write_mail(made: SyntheticMail, directory: Path) -> None:
     Raises:
         StorageError: it cannot be written to.
     """
-    lines = "".join(f"{json.dumps(message, ensure_ascii=False)}\n" for message in made.messages)
-    with explained(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / MAIL, io.BytesIO(lines.encode()))
-        write_atomically(directory / SCENARIOS, io.BytesIO(made.scenarios.to_jsonl()))
+    write_made(directory, MAIL, made.messages, made.scenarios)
 
 
 def _splits(seed: int, mailboxes: int) -> list[Split]:

@@ -176,10 +176,11 @@ class Inventor:
     cast: Cast
     _names: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
     """For each kind of matter, its names and the words chosen for each."""
-    _used: set[str] = field(default_factory=set)
-    _lists: dict[str, list[str]] = field(
-        default_factory=lambda: {**load_text("names"), **load_text("words"), **load_text("facts")["lists"]}
-    )
+    _words: "Words" = field(init=False)
+
+    def __post_init__(self) -> None:
+        lists = {**load_text("names"), **load_text("words"), **load_text("facts")["lists"]}
+        self._words = Words(self.dice, lists, tries=50)
 
     def matter(self, kind: MatterKind, start: datetime, facts: int, like: Matter | None = None) -> Matter | None:
         """A matter whose name nothing else in this mailbox has; None when no name is left.
@@ -239,7 +240,7 @@ class Inventor:
         """
         rivals = self._names.setdefault(kind.id, {})
         for attempt in range(_TRIES):
-            chosen = _Chosen(self.dice, self._lists, firm=outsider.firm)
+            chosen = Chosen(self.dice, self._words.lists, firm=outsider.firm)
             form, short = self.dice.pick(kind.name)
             name = expand(form, self.dice, chosen)
             words = chosen.taken_by(form)
@@ -291,45 +292,28 @@ class Inventor:
     def _value(self, kind: FactKind) -> str:
         match kind.type:
             case "firm":
-                return self._fresh(lambda: f"{self._one('firm')} {self.dice.pick(kind.details['trade'])}")
+                return self._words.fresh(lambda: f"{self._words.one('firm')} {self.dice.pick(kind.details['trade'])}")
             case "code":
-                return self._fresh(lambda: "".join(map(self._sign, kind.details["form"])))
+                return self._words.fresh(lambda: self._words.code(kind.details["form"]))
             case "cause":
-                return self._one("cause")
-        return self._fresh(lambda: self._place(kind.type))
+                return self._words.one("cause")
+        return self._words.fresh(lambda: self._place(kind.type))
 
     def _place(self, kind: str) -> str:
-        street = f"{self.dice.between(2, 180)} {self._one('street')} {self._one('road')}"
+        one = self._words.one
+        street = f"{self.dice.between(2, 180)} {one('street')} {one('road')}"
         match kind:
             case "address":
-                return f"{street}, {self._one('city')}"
+                return f"{street}, {one('city')}"
             case "room":
-                return f"the {self._one('codename')} {self._one('room_kind')}"
+                return f"the {one('codename')} {one('room_kind')}"
             case "venue":
-                return f"the {self._one('street')} {self._one('venue_kind')}"
+                return f"the {one('street')} {one('venue_kind')}"
             case "dock":
-                return f"{self._one('dock_kind')} {street}"
+                return f"{one('dock_kind')} {street}"
             case "desk":
-                return f"on the {self._one('storey')}, {self._one('desk_place')}"
-        return self.dice.pick(
-            [f"Hotel {self._one('codename')}", f"{self._one('street')} Hotel", f"{self._one('firm')} Inn"]
-        )
-
-    def _one(self, name: str) -> str:
-        return self.dice.pick(self._lists[name])
-
-    def _fresh(self, make: Callable[[], str]) -> str:
-        """A value that no other fact of this mailbox has, as far as there are any left."""
-        value = make()
-        for _ in range(50):
-            if value not in self._used:
-                break
-            value = make()
-        self._used.add(value)
-        return value
-
-    def _sign(self, sign: str) -> str:
-        return str(self.dice.below(10)) if sign == "#" else self.dice.pick(_LETTERS) if sign == "@" else sign
+                return f"on the {one('storey')}, {one('desk_place')}"
+        return self.dice.pick([f"Hotel {one('codename')}", f"{one('street')} Hotel", f"{one('firm')} Inn"])
 
 
 def _digits(fact: Fact) -> int:
@@ -343,7 +327,7 @@ def _rounded(amount: int) -> int:
     return amount // step * step
 
 
-class _Chosen(dict[str, Value]):
+class Chosen(dict[str, Value]):
     """Words of the lists, each list's picked once and then kept."""
 
     def __init__(self, dice: Dice, lists: dict[str, list[str]], **fixed: Value) -> None:
@@ -357,3 +341,33 @@ class _Chosen(dict[str, Value]):
     def taken_by(self, form: str) -> frozenset[str]:
         """What the slots of a form took."""
         return frozenset(str(self[name]) for name in re.findall(r"\{(\w+)\}", form))
+
+
+@dataclass(slots=True)
+class Words:
+    """Words of lists, and values made of them, of which no two are the same."""
+
+    dice: Dice
+    lists: dict[str, list[str]]
+    tries: int
+    """To find a value that is free."""
+    _used: set[str] = field(default_factory=set)
+
+    def one(self, name: str) -> str:
+        """A word of a list."""
+        return self.dice.pick(self.lists[name])
+
+    def fresh(self, make: Callable[[], str]) -> str:
+        """A value that was not made before, as far as there are any left."""
+        value = make()
+        for _ in range(self.tries):
+            if value not in self._used:
+                break
+            value = make()
+        self._used.add(value)
+        return value
+
+    def code(self, form: str) -> str:
+        """A form with a digit for each `#` and a letter for each `@`."""
+        signs = {"#": lambda: str(self.dice.below(10)), "@": lambda: self.dice.pick(_LETTERS)}
+        return "".join(signs[sign]() if sign in signs else sign for sign in form)

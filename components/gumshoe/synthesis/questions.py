@@ -16,7 +16,7 @@ from gumshoe.synthesis.stories import Story
 _WAIT = 60  # days after the answer was written within which it is asked for
 _TRIES = 12
 _ASKED_APART = {"person", "firm"}  # types of value after which nobody asks "what"
-_KINDS = {
+KINDS = {
     "person": "who",
     "money": "how much",
     "date": "when",
@@ -28,6 +28,7 @@ _KINDS = {
     "contact": "contact",
     "cause": "why",
 }
+"""What a fact is asked for with, by the type of its value; "where", for all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ def _about_fact(fact: Fact, over: date | None, mailbox: Archive, dice: Dice) -> 
     changed = mailbox.first(fact.change.key) if fact.change else None
     until = min(filter(None, [changed, first.day, over]), default=None)  # nobody asks how what has been will be
     slots = {"noun": kind.noun, "person": first.person.name if first.person else ""}
-    sort = _KINDS.get(kind.type, "where")
+    sort = KINDS.get(kind.type, "where")
     # Whoever is asked for by name has the same number in every matter.
     for by_name, keys in ((False, frozenset([first.key])), (True, first.states)):
         direct, oblique = (

@@ -84,7 +84,7 @@ function turnShown(turn, number, episode) {
   }
   const parts = turn.parts.map(([text, right]) => element("span", text, right ? "right" : ""));
   const found = turn.parts.some(([, right]) => right);
-  const names = { results: "search results", message: "the message that was read", error: "an error" };
+  const names = { results: "search results", source: "what was read", error: "an error" };
   const head = element("small", `injected: ${names[turn.what]}`);
   if (found || turn.right) head.append(element("span", " · right source", "mark"));
   return element("section", "", "turn injected", head, element("pre", "", turn.right ? "right" : "", ...parts));
@@ -101,12 +101,14 @@ function facts(each) {
   }
   if (each.detail) add("fault", each.detail);
   const gold = new Set(each.gold);
+  const called = (id) => (each.titles[id] ? `${each.titles[id]} (${id})` : id);
   add("sources", ...(each.sources.length ? each.sources.flatMap((source, place) => [place ? ", " : "",
-    element("span", source, gold.has(source.trim().replace(/^<+|>+$/g, "")) ? "mark" : "")]) : ["none"]));
-  add("right source", `${each.gold.join(", ")}: ${each.found ? "found" : "not found"}, ${each.read ? "read" : "not read"}, ${each.right_source ? "given" : "not given"}`);
+    element("span", called(source), gold.has(source.trim().replace(/^<+|>+$/g, "")) ? "mark" : "")]) : ["none"]));
+  add("right source", `${each.gold.map(called).join(", ")}: ${each.found ? "found" : "not found"}, ${each.read ? "read" : "not read"}, ${each.right_source ? "given" : "not given"}`);
   if (each.inbox) add("asked", `${each.inbox}, ${each.asked_on}`);
   const spent = each.prompt_tokens === null ? "" : `, ${each.prompt_tokens.toLocaleString("en")} prompt and ${each.sampled_tokens.toLocaleString("en")} sampled tokens`;
   add("effort", `${each.turns} turns, ${each.searches} searches (${each.repeated_searches} repeated, ${each.empty_searches} empty), ${each.seconds.toFixed(1)} s${spent}`);
+  if (each.chosen) add("chosen", each.chosen.why);
   add("reward", each.reward.toFixed(3));
   return found;
 }

@@ -47,10 +47,22 @@ async function whoami() {
   if (!response.ok) return show(await told(response));
   show("");
   caller = await response.json();
+  at("whose").hidden = at("when").hidden = !caller.has_inboxes;
+  at("inbox").required = at("day").required = caller.has_inboxes;
   const whole = caller.inboxes.filter((each) => !each.includes("*"));
   at("inboxes").replaceChildren(...whole.map((each) => Object.assign(made("option"), { value: each })));
   if (whole.length === 1 && caller.inboxes.length === 1) at("inbox").value = whole[0];
   at("question").focus();
+}
+
+function sourceShown(source) {
+  if (source.message_id) {
+    const sent = source.sent ? `${source.sent.slice(0, 10)} ` : "";
+    return made("li", `${sent}${source.sender}: ${source.subject} `, made("code", source.message_id));
+  }
+  const name = source.title || source.url;
+  const title = /^https?:/.test(source.url) ? Object.assign(made("a", name), { href: source.url, rel: "noreferrer" }) : name;
+  return made("li", "", title, " ", made("code", source.document_id));
 }
 
 function call(step) {
@@ -61,6 +73,7 @@ function call(step) {
 
 function showStep(step) {
   const item = made("li", "", made("code", call(step)));
+  if (step.tool && step.text) item.prepend(made("p", step.text));
   if (step.result !== null) {
     item.append(made("details", "", made("summary", "What came back"), made("pre", step.result)));
   }
@@ -74,9 +87,9 @@ function showStep(step) {
 function showAnswer(answer) {
   latest = answer;
   at("answer").textContent = answer.success ? answer.answer : `No answer: ${answer.reason}.`;
-  at("sources").replaceChildren(...answer.sources.map((each) => made(
-    "li", `${each.sent ? `${each.sent.slice(0, 10)} ` : ""}${each.sender}: ${each.subject} `, made("code", each.message_id))));
-  at("about").textContent = `${answer.turns} turns, ${answer.seconds.toFixed(1)} seconds, by ${answer.policy}`;
+  at("sources").replaceChildren(...answer.sources.map(sourceShown));
+  const chosen = answer.chosen ? `; ${answer.chosen}` : "";
+  at("about").textContent = `${answer.turns} turns, ${answer.seconds.toFixed(1)} seconds, by ${answer.policy}${chosen}`;
   at("judge").hidden = !(caller.feedback && answer.success);
   at("answer-part").hidden = false;
   at("status").textContent = "Done.";
@@ -110,7 +123,8 @@ async function ask(event) {
   at("go").disabled = true;
   at("stop").hidden = false;
   at("status").textContent = "Asking …";
-  const asked = { question: at("question").value, inbox_address: at("inbox").value, query_date: at("day").value };
+  const asked = { question: at("question").value };
+  if (caller.has_inboxes) Object.assign(asked, { inbox_address: at("inbox").value, query_date: at("day").value });
   try {
     const response = await fetch("invoke/stream", {
       method: "POST", headers: headers(), body: JSON.stringify(asked), signal: running.signal });

@@ -1,0 +1,148 @@
+"""BM25: the words of a text, and how much each counts for each text, worked out when the index is built.
+
+Scores are Lucene's form of BM25 (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020), computed by bm25s
+(https://arxiv.org/abs/2407.03618): a search only adds up numbers that are there.
+"""
+
+import re
+import threading
+import unicodedata
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import snowballstemmer
+from numpy.typing import NDArray
+
+from gumshoe.errors import UsageError
+
+K1, B = 1.2, 0.75
+_WORD = re.compile(r"[^\W_]+")
+# What Lucene leaves out of English texts.
+_STOP_WORDS = {
+    "en": frozenset(
+        re.split(
+            " ",
+            "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
+            "they this to was will with",
+        )
+    )
+}
+# Algorithms of Snowball, https://snowballstem.org/algorithms/, by the language of ISO 639. English has Porter's own.
+_STEMMERS = {
+    "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "porter",
+    "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish", "fr": "french", "ga": "irish",
+    "hi": "hindi", "hu": "hungarian", "hy": "armenian", "id": "indonesian", "it": "italian", "lt": "lithuanian",
+    "ne": "nepali", "nl": "dutch", "no": "norwegian", "pl": "polish", "pt": "portuguese", "ro": "romanian",
+    "ru": "russian", "sr": "serbian", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
+}  # fmt: skip
+
+
+def check_language(code: str) -> None:
+    """
+    Raises:
+        UsageError: it is not the code of a language.
+    """
+    if not re.fullmatch(r"[a-z]{2,3}", code):
+        raise UsageError(f"{code!r} is not the code of a language; write one of ISO 639, such as en")
+
+
+class Analyzer:
+    """Turns text of a language into words to index and to search for. It may be used from several threads."""
+
+    def __init__(self, language: str) -> None:
+        self._stop_words = _STOP_WORDS.get(language, frozenset())
+        algorithm = _STEMMERS.get(language)
+        self._stemmer = snowballstemmer.stemmer(algorithm) if algorithm else None
+        self._lock = threading.Lock()  # a stemmer keeps the word that it works at in itself
+        self._word = lru_cache(1 << 18)(self._reduced)
+
+    def words(self, text: str) -> list[str]:
+        """The words of a text in order, reduced to their stems, without those that say nothing."""
+        lowered = unicodedata.normalize("NFC", text).casefold()
+        return [word for each in _WORD.findall(lowered) if (word := self._word(each))]
+
+    def _reduced(self, lowered: str) -> str:
+        word = _without_accents(lowered)
+        if word in self._stop_words:
+            return ""
+        if self._stemmer is None:
+            return word
+        with self._lock:
+            return str(self._stemmer.stemWord(word))
+
+
+def _without_accents(word: str) -> str:
+    if word.isascii():
+        return word
+    return "".join(each for each in unicodedata.normalize("NFKD", word) if not unicodedata.combining(each))
+
+
+@dataclass(frozen=True, slots=True)
+class Postings:
+    """For each word, by its number, the texts that it is in and what it counts for them."""
+
+    starts: NDArray[np.int64]
+    """[words + 1]: where each word's part of the next two begins."""
+    texts: NDArray[np.int32]
+    """[postings]: by number, rising within each word's part."""
+    scores: NDArray[np.float32]
+    """[postings]."""
+
+    def score(self, words: Iterable[int], texts: int) -> NDArray[np.float32]:
+        """[texts]: BM25 of each of all texts, for words that count as often as they are given."""
+        found = np.zeros(texts, np.float32)
+        for word in words:
+            part = slice(self.starts[word], self.starts[word + 1])
+            found[self.texts[part]] += self.scores[part]  # a text is there once for a word
+        return found
+
+
+class PostingsBuilder:
+    """Gathers the words of texts, in the order of their numbers. `numbers` are those of the words, and grow."""
+
+    def __init__(self, numbers: dict[str, int]) -> None:
+        self._numbers = numbers
+        self._words = array("i")
+        self._lengths = array("i")
+
+    def add(self, words: list[str]) -> None:
+        """Take in the words of the next text, as `Analyzer` gives them."""
+        numbers = self._numbers
+        self._words.extend([numbers.setdefault(word, len(numbers)) for word in words])
+        self._lengths.append(len(words))
+
+    def finish(self) -> Postings:
+        """Work out all scores."""
+        if not self._words:
+            return Postings(np.zeros(len(self._numbers) + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+        import bm25s
+
+        index = bm25s.BM25(k1=K1, b=B, method="lucene")
+        rows: Any = _Rows(self._words, self._lengths)
+        parts = index.build_index_from_ids(list(range(len(self._numbers))), rows, show_progress=False)
+        return Postings(
+            np.asarray(parts["indptr"], np.int64),
+            np.asarray(parts["indices"], np.int32),
+            np.asarray(parts["data"], np.float32),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The words of each text by number, made as they are asked for: all lists at once would take gigabytes."""
+
+    words: "array[int]"
+    lengths: "array[int]"
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start = 0
+        for length in self.lengths:
+            yield self.words[start : start + length].tolist()
+            start += length

@@ -1,0 +1,156 @@
+"""One question, answered by an agent on this machine, or by an agent server."""
+
+import asyncio
+import json
+import logging
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from gumshoe.agent.answer import Answer, Answerer
+from gumshoe.agent.environments import EnvironmentSettings, open_world
+from gumshoe.agent.episode import EpisodeLimits
+from gumshoe.agent.policies import PolicyName, as_taught, open_policy
+from gumshoe.agent.policy import Sampling
+from gumshoe.agent.threads import ToolThreads
+from gumshoe.agent.trajectory import Trajectory
+from gumshoe.artifacts.store import Store
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.rewards import choosing
+from gumshoe.rewards.choosing import ChoiceSettings
+from gumshoe.scenarios.scenario import Scenario
+
+_METADATA = "metadata.json"  # of an adapter: what made it
+_PATIENCE = 300.0  # seconds for an agent server's answer
+_BUSY = 429
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model to be run on this machine."""
+
+    adapter: str | None
+    """A version in the store, `latest`, or a directory; None for the base model alone."""
+    store: str | None
+    model: str | None
+    """The base model; None for the adapter's own, and `tiny` without one."""
+
+    def found(self, held: ExitStack) -> PolicyName:
+        """The policy; an adapter of the store is here as long as the stack is held.
+
+        Raises:
+            UsageError: it cannot be had as it was put.
+            NotFoundError: the store has no such adapter.
+        """
+        if self.adapter is None:
+            return PolicyName.parse(f"local:{self.model or 'tiny'}")
+        place, version = Path(self.adapter), self.adapter
+        if not place.is_dir():
+            if self.store is None:
+                raise UsageError(f"{self.adapter} is no directory; for a published adapter, say where with --store")
+            here = Path(held.enter_context(TemporaryDirectory(prefix="gumshoe-adapter-"))) / "adapter"
+            fetched = Store(self.store).fetch(f"adapters/{self.adapter}", here)
+            place, version = fetched.directory, fetched.manifest.version
+        model = self.model or _base_of(place)
+        return replace(PolicyName.parse(f"local:{model}#{place}"), called=f"{model}#{version}")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and of whose mail, where it is about mail."""
+
+    index: Path
+    inbox: str | None
+    day: date | None
+    """Today, of mail, where none is given."""
+    text: str
+    environment: EnvironmentSettings | None = None
+    """As the index tells, where none is named."""
+
+
+async def answered(
+    question: Question,
+    model: LocalModel,
+    sampling: Sampling,
+    limits: EpisodeLimits,
+    choice: ChoiceSettings | None = None,
+) -> Answer:
+    """Run one episode, or several of which one is chosen, at the temperature of that choice.
+
+    Raises:
+        UsageError: it cannot be asked as it was put.
+        NotFoundError: the store has no such adapter.
+        PolicyError: the model does not answer.
+    """
+    if choice is not None:
+        sampling = replace(sampling, temperature=choice.temperature)
+    with ExitStack() as held:
+        world = open_world(question.index, question.environment)
+        scenario = Scenario.asked(question.text, question.inbox, world.asked_on(question.day))
+        world.check([scenario], limits.max_turns)  # before a model is fetched or started
+        policy = model.found(held)
+        world = as_taught(world, policy)
+        await asyncio.to_thread(world.get_ready)
+        async with AsyncExitStack() as opened:
+            chooser = choice.opened() if choice else None
+            if chooser is not None:
+                opened.push_async_callback(chooser.aclose)
+            speak = await opened.enter_async_context(open_policy(policy, None, sampling, limits))
+            threads = await opened.enter_async_context(ToolThreads())
+            answerer = Answerer(world, limits, threads)
+
+            async def run(sample: int) -> tuple[Answer, Trajectory]:
+                return await answerer.answer(scenario, speak, sample=sample)
+
+            if choice is None or chooser is None:
+                answer, _ = await run(0)
+                return answer
+            sampled = await choosing.answered(run, choice, chooser, (scenario.question, scenario.query_date))
+    if sampled.trouble:
+        _log.warning("the first sample is taken, for there is no choice: %s", sampled.trouble)
+    return sampled.answer
+
+
+def served(url: str, key: str | None, question: str, inbox: str | None, day: date | None) -> Answer:
+    """The answer of an agent server.
+
+    Raises:
+        UsageError: it does not take the question, or the key.
+        UnavailableError: it does not answer, or has no model that does.
+    """
+    whose = {} if inbox is None else {"inbox_address": inbox}
+    when = {} if day is None else {"query_date": str(day)}
+    asked = {"question": question, **whose, **when, "steps": True}
+    try:
+        response = httpx.post(
+            f"{url.rstrip('/')}/invoke",
+            json={"parameters": asked},
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=_PATIENCE,
+        )
+        if response.is_success:
+            return TypeAdapter(Answer).validate_json(response.content)
+        told = response.json()
+        said = f"{url} answered {response.status_code}: {told['title']}, {told['detail']}"
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise UsageError(f"{url} is no address ({error}); write http://HOST:PORT") from None
+    except httpx.HTTPError as error:
+        raise UnavailableError(f"{url} does not answer ({type(error).__name__}: {error}); is it running?") from None
+    except (ValidationError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{url} does not answer as an agent server does; check the address") from None
+    raise UnavailableError(said) if response.is_server_error or response.status_code == _BUSY else UsageError(said)
+
+
+def _base_of(adapter: Path) -> str:
+    """The base model that an adapter is for, as its own files say."""
+    try:
+        return str(json.loads((adapter / _METADATA).read_bytes())["settings"]["model"]["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{adapter} does not say what its base model is; name it with --model") from None

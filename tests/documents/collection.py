@@ -1,0 +1,96 @@
+"""Small collections to index, and a way to embed that needs no model."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents.document import Document
+from gumshoe.documents.index import DocumentIndex
+from gumshoe.documents.sources import open_source
+from gumshoe.embeddings.embedder import Use, Vectors
+
+WORDS_ALONE = BuildOptions("none")
+DISEASES: list[dict[str, Any]] = [
+    {
+        "id": "flu",
+        "title": "Influenza",
+        "text": "Influenza is caused by a virus. It begins suddenly with fever. Vaccination prevents it.",
+        "url": "https://health.example/flu",
+        "category": "Infection",
+        "synonyms": ["flu", "grippe"],
+        "year": 2019,
+    },
+    {
+        "id": "gout",
+        "title": "Gout",
+        "text": "Gout is caused by crystals of uric acid. The big toe hurts at night.",
+        "category": "Joints",
+        "synonyms": ["podagra"],
+    },
+    {"id": "scurvy", "title": "Scurvy", "text": "Scurvy comes from want of vitamin C. The gums bleed."},
+    {
+        "id": "cold",
+        "title": "Common cold",
+        "text": "A cold is caused by a virus too. The nose runs.",
+        "category": "infection",
+    },
+]
+
+
+class WordVectors:
+    """Embeds a text as the words that it has, each in a direction of its own: real cosines, and no model."""
+
+    dimensions = 96
+
+    def __init__(self, name: str = "word-vectors") -> None:
+        self.name = name
+        self.asked: list[list[str]] = []
+
+    def embed(self, texts: Sequence[str], use: Use) -> Vectors:  # noqa: ARG002 - the same for every use
+        self.asked.append(list(texts))
+        return np.stack([self._vector(text) for text in texts]) if texts else np.empty((0, 0), np.float32)
+
+    def _vector(self, text: str) -> Vectors:
+        found = np.full(self.dimensions, 1e-3, np.float32)
+        for word in re.findall(r"\w+", text.lower()):
+            seed = int.from_bytes(sha256(f"{self.name} {word}".encode()).digest()[:8])
+            found += np.random.default_rng(seed).normal(size=self.dimensions).astype(np.float32)
+        return found / np.linalg.norm(found)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def write_jsonl(path: Path, records: Iterable[Any]) -> str:
+    """Write records, one a line: the source that they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return f"jsonl:{path}"
+
+
+def make_index(
+    directory: Path, records: Iterable[Any], options: BuildOptions = WORDS_ALONE, embedder: WordVectors | None = None
+) -> DocumentIndex:
+    """An index of some records, opened."""
+    source = write_jsonl(directory / "documents.jsonl", records)
+    build_index([source], directory / "index", options, embedder=embedder)
+    return DocumentIndex(directory / "index", embedder)
+
+
+def plain_records(count: int) -> list[dict[str, str]]:
+    """Documents of one short sentence, no two alike."""
+    return [
+        {"id": str(number), "title": f"Item {number}", "text": f"Thing {number * 7} is part {number}."}
+        for number in range(count)
+    ]
+
+
+def documents_of(uri: str) -> list[Document]:
+    """The documents of a source, in its order."""
+    return [item for item in open_source(uri).read(lambda _: None) if isinstance(item, Document)]

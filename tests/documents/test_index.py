@@ -1,0 +1,304 @@
+"""Searching and reading: results with the ranks of both sides, filters, any text, and many threads at once."""
+
+import os
+import random
+import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gumshoe.artifacts.store import Store
+from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents.document import Document
+from gumshoe.documents.index import (
+    MOST,
+    DocumentIndex,
+    DocumentNotFoundError,
+    SearchArgumentError,
+)
+from gumshoe.documents.place import index_place
+from gumshoe.documents.schema import is_document_index
+from gumshoe.embeddings.embedder import OFFLINE
+from gumshoe.errors import UsageError
+from tests.benchmarks.scifact import SciFact
+from tests.documents.collection import DISEASES, WordVectors, make_index, plain_records, write_jsonl
+
+DENSE = BuildOptions("word-vectors")
+QUICK = settings(derandomize=True, deadline=None, database=None)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> DocumentIndex:
+    """An index of words alone."""
+    return make_index(tmp_path_factory.mktemp("words"), DISEASES)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> DocumentIndex:
+    return make_index(tmp_path_factory.mktemp("hybrid"), [*DISEASES, *plain_records(1500)], DENSE, WordVectors())
+
+
+def ids(hits: list[Any]) -> list[str]:
+    return [hit.document_id for hit in hits]
+
+
+def test_a_hit_says_what_was_found_where_and_why(hybrid: DocumentIndex) -> None:
+    hit, *_ = hybrid.search("what causes gout in the toe")
+    assert (hit.document_id, hit.chunk_id, hit.title) == ("gout", "gout#0", "Gout")
+    assert hit.snippet == "Gout is caused by crystals of uric acid. The big toe hurts at night."
+    assert hit.score == pytest.approx(1)
+    assert (hit.dense_rank, hit.lexical_rank) == (1, 1)
+
+
+def test_the_ranks_are_those_of_each_side_alone(hybrid: DocumentIndex) -> None:
+    query = "a virus that begins with part 14"
+    by_meaning = ids(hybrid.search(query, limit=100, dense_weight=1))
+    by_words = ids(hybrid.search(query, limit=100, dense_weight=0))
+    for fusion in ("score", "rank"):
+        for hit in hybrid.search(query, limit=40, fusion=fusion):
+            for rank, alone in ((hit.dense_rank, by_meaning), (hit.lexical_rank, by_words)):
+                if rank is not None and rank <= 100:
+                    assert alone[rank - 1] == hit.document_id
+                else:
+                    assert hit.document_id not in alone
+    assert {hit.lexical_rank for hit in hybrid.search(query, dense_weight=1)} == {None}
+    assert {hit.dense_rank for hit in hybrid.search(query, dense_weight=0)} == {None}
+
+
+def test_the_weight_decides_between_the_sides(hybrid: DocumentIndex) -> None:
+    query = "Influenza virus fever part"
+    scores = {weight: hybrid.search(query, limit=30, dense_weight=weight) for weight in (0.0, 0.5, 1.0)}
+    assert [hit.lexical_rank for hit in scores[0.0]] == list(range(1, len(scores[0.0]) + 1))
+    assert [hit.dense_rank for hit in scores[1.0]] == list(range(1, 31))
+    for hits in scores.values():
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert len(set(ids(hits))) == len(hits)
+
+
+def test_a_document_is_found_by_its_best_chunk_and_once(tmp_path: Path) -> None:
+    parts = [
+        f"Part {number} is about the {name} and its many uses in the house."
+        for number, name in enumerate(["lamp", "stove", "kettle", "broom"])
+    ]
+    filler = " ".join(f"This sentence is number {number} and it says nothing of note." for number in range(6))
+    text = "\n\n".join(f"{part} {filler} {number}" for number, part in enumerate(parts))
+    index = make_index(tmp_path, [{"id": "long", "title": "Things", "text": text}, *DISEASES], BuildOptions("none", 64))
+    (hit,) = index.search("kettle")
+    assert "kettle" in hit.snippet
+    assert hit.chunk_id.startswith("long#")
+    assert hit.chunk_id != index.search("lamp")[0].chunk_id == "long#0"
+
+
+def test_words_that_stand_far_apart_in_a_document_count_together(tmp_path: Path) -> None:
+    filler = " ".join(f"Nothing of note in sentence {number}." for number in range(60))
+    records = [
+        {"id": "both", "title": "One", "text": f"It tells of gout. {filler} It tells of scurvy."},
+        {"id": "gout", "title": "Two", "text": f"It tells of gout. {filler} It tells of rain."},
+        {"id": "scurvy", "title": "Three", "text": f"It tells of rain. {filler} It tells of scurvy."},
+    ]
+    index = make_index(tmp_path, records, BuildOptions("none", 64, drop_duplicates=False))
+    assert ids(index.search("gout scurvy"))[0] == "both"
+
+
+def test_the_words_of_title_category_and_synonyms_are_found_and_shown_nowhere(words: DocumentIndex) -> None:
+    for query in ("podagra", "joints", "GOUT"):
+        (hit,) = words.search(query)
+        assert hit.document_id == "gout"
+        assert hit.snippet.startswith("Gout is caused")
+
+
+# Filters
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({"category": "Infection"}, {"flu", "cold"}),
+        ({"category": " INFECTION "}, {"flu", "cold"}),
+        ({"synonyms": "grippe"}, {"flu"}),
+        ({"year": "2019"}, {"flu"}),
+        ({"category": "infection", "year": "2019"}, {"flu"}),
+        ({"category": "joints", "year": "2019"}, set()),
+        ({"category": "Infect"}, set()),
+        ({"category": "x' OR '1'='1"}, set()),
+        ({}, {"flu", "cold", "gout"}),
+    ],
+)
+def test_a_filter_is_metadata_that_a_document_must_have(
+    words: DocumentIndex, hybrid: DocumentIndex, filters: dict[str, str], found: set[str]
+) -> None:
+    assert set(ids(words.search("is caused by a virus", filters=filters))) == found
+    if filters:
+        for weight in (0.5, 1.0):
+            assert set(ids(hybrid.search("anything else", filters=filters, dense_weight=weight, limit=50))) == found
+
+
+def test_a_filter_by_what_no_document_has_says_what_they_have(words: DocumentIndex) -> None:
+    with pytest.raises(SearchArgumentError, match=r"no metadata 'colour'.*category, synonyms, year"):
+        words.search("gout", filters={"colour": "red"})
+
+
+# Any text
+
+
+@QUICK
+@given(
+    query=st.text(max_size=80)
+    | st.sampled_from(['"', "NOT (", "a* OR", "\x00", "\ud800", "#", "' --", "gout " * 900, "é" * 3000]),
+    limit=st.integers(1, MOST),
+    weight=st.floats(0, 1),
+    fusion=st.sampled_from(["score", "rank"]),
+)
+def test_any_text_is_a_query_and_gives_no_more_than_was_asked_for(
+    words: DocumentIndex, hybrid: DocumentIndex, query: str, limit: int, weight: float, fusion: Any
+) -> None:
+    for index in (words, hybrid):
+        hits = index.search(query, limit=limit, dense_weight=weight, fusion=fusion)
+        assert len(hits) <= limit
+        assert len(set(ids(hits))) == len(hits)
+        if not query.strip():
+            assert hits == []
+        for hit in hits:
+            assert 0 <= hit.score <= 1 + 1e-9
+
+
+def test_a_query_without_a_known_word_finds_nothing_by_words(words: DocumentIndex) -> None:
+    for query in ("", "  ", "zyzzyva", "the of", "?!"):
+        assert words.search(query) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"query": 3}, "not text"),
+        ({"query": "x", "limit": 0}, "1 to 100"),
+        ({"query": "x", "limit": 101}, "1 to 100"),
+        ({"query": "x", "limit": "3"}, "1 to 100"),
+        ({"query": "x", "dense_weight": 1.1}, "0 to 1"),
+        ({"query": "x", "dense_weight": float("nan")}, "0 to 1"),
+        ({"query": "x", "fusion": "both"}, "score or rank"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_told_of(words: DocumentIndex, arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(SearchArgumentError, match=told):
+        words.search(**arguments)
+
+
+# Reading
+
+
+def test_a_document_is_read_whole(words: DocumentIndex) -> None:
+    assert words.read("flu") == Document(
+        "flu",
+        "Influenza",
+        "Influenza is caused by a virus. It begins suddenly with fever. Vaccination prevents it.",
+        "https://health.example/flu",
+        {"category": "Infection", "synonyms": ["flu", "grippe"], "year": "2019"},
+    )
+    assert words.read(" gout ").document_id == "gout"
+    assert words.head("flu") == replace(words.read("flu"), text="")
+    assert [each.document_id for each in words.documents()] == ["flu", "gout", "scurvy", "cold"]
+
+
+@pytest.mark.parametrize("wrong", ["", "Flu", "flu#0", "' OR 1=1 --", "\x00", "\ud800"])
+def test_a_document_that_is_not_there_is_told_of(words: DocumentIndex, wrong: str) -> None:
+    for look in (words.read, words.head):
+        with pytest.raises(DocumentNotFoundError, match="no document"):
+            look(wrong)
+
+
+def test_documents_that_were_read_take_no_memory(tmp_path: Path) -> None:
+    records = [{"id": str(number), "text": f"{number} {'long' * 25_000}"} for number in range(20)]
+    index = make_index(tmp_path, records, BuildOptions("none", 100_000))
+    index.read("0")
+    tracemalloc.start()
+    try:
+        assert all(len(index.read(str(number)).text) > 100_000 for number in range(20))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 500_000
+
+
+# Many at once
+
+
+def test_many_threads_find_what_one_does(hybrid: DocumentIndex) -> None:
+    chance = random.Random(1)
+    queries = [
+        " ".join(chance.sample(["gout", "virus", "part", "item", "fever", "7", "14", "vitamin"], 3)) for _ in range(300)
+    ]
+    alone = DocumentIndex(hybrid.path.parents[1], WordVectors())
+    expected = [alone.search(query) for query in queries]
+    fresh = DocumentIndex(hybrid.path.parents[1], WordVectors())
+    with ThreadPoolExecutor(64) as pool:
+        assert list(pool.map(fresh.search, queries)) == expected
+        assert {each.title for each in pool.map(fresh.read, ["gout"] * 100)} == {"Gout"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_an_index_survives_a_fork(words: DocumentIndex) -> None:
+    expected = words.search("gout toe")
+    child = os.fork()
+    if not child:
+        os._exit(0 if words.search("toe gout") and words.search("gout toe") == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert words.search("gout toe") == expected
+
+
+# Models
+
+
+def test_another_model_than_that_of_the_index_is_refused(hybrid: DocumentIndex) -> None:
+    index = DocumentIndex(hybrid.path.parents[1], WordVectors("another"))
+    with pytest.raises(UsageError, match=r"another is not the model.*word-vectors"):
+        index.search("gout")
+    assert ids(index.search("gout", dense_weight=0)) == ["gout"]
+
+
+def test_a_real_model_finds_what_is_meant_in_other_words(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "d.jsonl", DISEASES)
+    build_index([source], tmp_path / "index", BuildOptions(OFFLINE))
+    index = DocumentIndex(tmp_path / "index")
+    assert ids(index.search("painful foot joint"))[0] == "gout"
+    assert ids(index.search("lack of oranges and lemons"))[0] == "scurvy"
+    assert index.search("lack of oranges and lemons", dense_weight=0) == []
+
+
+# Stores
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_an_index_is_published_and_searched_from_a_store(
+    kind: str, words: DocumentIndex, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    uri = str(tmp_path / "store") if kind == "file" else f"s3://{request.getfixturevalue('s3_bucket')}/store"
+    Store(uri).publish(words.path.parents[1], "document-indexes", "v1")
+    with index_place("document-indexes/latest", uri) as index:
+        assert index.search("gout") == words.search("gout")
+        place = index.path.parents[1]
+    assert not place.exists()
+    fetched = Store(uri).fetch("document-indexes/v1", tmp_path / "fetched").directory
+    assert is_document_index(fetched)
+    with index_place(str(fetched), None) as index:
+        assert index.read("gout") == words.read("gout")
+    with pytest.raises(UsageError, match="--store"), index_place("document-indexes/v1", None):
+        pass
+
+
+# Real questions
+
+
+def test_the_words_of_scifact_find_what_a_public_bm25_finds(shared_data: Path, tmp_path: Path) -> None:
+    data = SciFact.read(shared_data / "scifact")
+    build_index([data.source], tmp_path / "index", BuildOptions("none"))
+    quality = data.measure(DocumentIndex(tmp_path / "index"), dense_weight=0)
+    assert quality.ndcg >= 0.67
+    assert quality.recall >= 0.92

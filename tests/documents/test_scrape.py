@@ -1,0 +1,1010 @@
+"""The scraper against a server that misbehaves in every way that servers do."""
+
+import asyncio
+import gzip
+import itertools
+import json
+import os
+import resource
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from gumshoe.artifacts.storage import InUseError
+from gumshoe.documents.document import page_id
+from gumshoe.documents.scraping.addresses import Fields, WantedPage, wanted_pages
+from gumshoe.documents.scraping.extraction import extractor
+from gumshoe.documents.scraping.failure import PageFailure
+from gumshoe.documents.scraping.fetching import Manners
+from gumshoe.documents.scraping.guard import Resolve, as_network, is_allowed, normal_address
+from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport, ScrapeSettings, scrape
+from gumshoe.errors import UsageError
+from tests.conftest import Ran
+from tests.documents.pages import pdf
+from tests.documents.site import Site, Visit, page, running_site
+
+QUICK = Manners("Testbot/1.0", delay=0, tries=2, backoff=0.01, longest_wait=3, page_seconds=3, page_bytes=200_000)
+HERE = ip_network("127.0.0.0/8")
+
+
+async def at_home(_: str, __: int) -> list[str]:
+    """Every name is this machine."""
+    return ["127.0.0.1"]
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with running_site() as running:
+        yield running
+
+
+class Scraper:
+    """Scrapes addresses into one file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "pages.jsonl"
+        self.settings = ScrapeSettings(QUICK, allowed=(HERE,))
+
+    def __call__(self, *urls: str, resolve: Resolve = at_home, **manners: Any) -> ScrapeReport:
+        source = self.path.with_name("addresses.txt")
+        source.write_text("\n".join(urls))
+        settings = replace(self.settings, manners=replace(self.settings.manners, **manners))
+        wanted = wanted_pages(str(source), Fields())
+        return asyncio.run(scrape(wanted, self.path, settings, lambda *_, **__: None, resolve=resolve))
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def failure(self, url: str, **manners: Any) -> FailedPage:
+        """The one failure of an address that is not to be taken."""
+        (failed,) = self(url, **manners).failed
+        assert failed.url == url
+        assert not self.documents
+        return failed
+
+
+@pytest.fixture
+def scraper(tmp_path: Path) -> Scraper:
+    return Scraper(tmp_path)
+
+
+def good(visit: Visit) -> None:
+    visit.answer(page(f"Disease of {visit.path}"))
+
+
+def test_a_page_becomes_a_document_without_what_is_round_its_text(site: Site, scraper: Scraper) -> None:
+    site.paths["/a"] = lambda visit: visit.answer(page("Fenwick disease", "It itches.", "It passes after a week."))
+    report = scraper(site.url("/a#symptoms"))
+    (document,) = scraper.documents
+    assert (report.written, report.failed) == (1, [])
+    assert (document["id"], document["url"]) == (page_id(site.url("/a")), site.url("/a"))
+    assert document["title"] == "Fenwick disease"
+    assert "It passes after a week." in document["text"]
+    assert "Topic" not in document["text"]
+    assert "rights" not in document["text"]
+    assert document["metadata"] == {"site": "site.example"}
+
+
+# What may be taken ---------------------------------------------------------------------------------------------------
+
+
+def test_what_robots_txt_disallows_is_not_asked_for(site: Site, scraper: Scraper) -> None:
+    site.paths["/robots.txt"] = lambda visit: visit.answer("User-agent: testbot\nDisallow: /private", kind="text/plain")
+    site.paths["/private/a"] = site.paths["/open"] = good
+    report = scraper(site.url("/private/a"), site.url("/open"))
+    assert [(each.reason, each.may_pass) for each in report.failed] == [("robots.txt", False)]
+    assert [each["url"] for each in scraper.documents] == [site.url("/open")]
+    assert not site.asked("/private/a")
+    assert site.asked("/robots.txt") == 1
+
+
+def test_a_robots_txt_that_is_missing_allows_everything(site: Site, scraper: Scraper) -> None:
+    site.paths["/a"] = good
+    assert scraper(site.url("/a")).written == 1
+
+
+def test_where_robots_txt_cannot_be_had_nothing_is_asked_for(site: Site, scraper: Scraper) -> None:
+    site.paths["/robots.txt"] = lambda visit: visit.answer("", status=503)
+    site.paths["/a"] = good
+    failed = scraper.failure(site.url("/a"))
+    assert failed.may_pass
+    assert "robots.txt: 503" in failed.detail
+    assert not site.asked("/a")
+
+
+@pytest.mark.parametrize(
+    ("robots", "taken"),
+    [
+        ("User-agent: test\nDisallow: /a\nUser-agent: testbot*\nUser-agent: other\nDisallow: /b\n", "a"),
+        ("User-agent: other\nDisallow: /a\n\nUser-agent: *\nuser agent other\nDisallow: /b # this\n", "a"),
+        ("User-agent: other\nDisallow: /\nUser-agent: estbot\nDisallow: /\n", "ab"),
+        ("User-agent: *\nDisallow: /\nUser-agent: TESTBOT # us\nUseragent: other\nAllow: /a\nDisallow: /b", "a"),
+    ],
+)
+def test_of_robots_txt_the_longest_name_that_is_ours_counts_or_else_the_star(
+    site: Site, scraper: Scraper, robots: str, taken: str
+) -> None:
+    site.paths["/robots.txt"] = lambda visit: visit.answer(robots, kind="text/plain")
+    site.paths["/a"] = site.paths["/b"] = good
+    scraper(site.url("/a"), site.url("/b"), probe=False)
+    assert "".join(document["url"][-1] for document in scraper.documents) == taken
+
+
+def test_a_robots_txt_of_as_many_agents_as_rules_is_read_in_little_room(site: Site, scraper: Scraper) -> None:
+    agents = "".join(f"User-agent: {number}\n" for number in range(2000))
+    rules = "".join(f"Disallow: /x{number}\n" for number in range(2000))
+    site.paths["/robots.txt"] = lambda visit: visit.answer(f"{agents}User-agent: testbot\n{rules}", kind="text/plain")
+    site.paths["/a"] = site.paths["/x7"] = good
+    tracemalloc.start()
+    try:
+        report = scraper(site.url("/a"), site.url("/x7"), probe=False)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert ([each.url for each in report.failed], report.written) == ([site.url("/x7")], 1)
+    assert most < 50_000_000
+
+
+def test_a_redirect_to_a_page_that_another_host_disallows_is_not_followed(site: Site, scraper: Scraper) -> None:
+    def robots(visit: Visit) -> None:
+        visit.answer("User-agent: *\nDisallow: /there" if "other" in visit.headers["Host"] else "", kind="text/plain")
+
+    site.paths["/robots.txt"] = robots
+    site.paths["/here"] = lambda visit: visit.answer("", status=302, Location=site.url("/there", "other.example"))
+    site.paths["/there"] = good
+    assert scraper.failure(site.url("/here")).reason == "robots.txt"
+    assert not site.asked("/there")
+
+
+def test_a_host_is_asked_for_one_page_at_a_time_with_pauses_and_other_hosts_meanwhile(
+    site: Site, scraper: Scraper
+) -> None:
+    names = ("one.example", "two.example")
+    under_way: list[str] = []
+    at_once: set[str] = set()
+
+    def slow(visit: Visit) -> None:
+        host = visit.headers["Host"]
+        assert host not in under_way
+        under_way.append(host)
+        at_once.add(",".join(sorted(under_way)))
+        time.sleep(0.1)
+        under_way.remove(host)
+        good(visit)
+
+    site.paths |= {f"/{number}": slow for number in range(3)}
+    urls = [site.url(f"/{number}", name) for name in names for number in range(3)]
+    assert scraper(*urls, delay=0.2, probe=False).written == 6
+    assert any("," in each for each in at_once)
+    for name in names:
+        times = [request.at for request in site.requests if request.host == name]
+        assert len(times) == 4  # with robots.txt
+        assert all(later - earlier >= 0.19 for earlier, later in itertools.pairwise(times))
+
+
+def test_a_crawl_delay_is_kept_up_to_a_bound(site: Site, scraper: Scraper) -> None:
+    site.paths["/robots.txt"] = lambda visit: visit.answer("User-agent: *\nCrawl-delay: 500", kind="text/plain")
+    site.paths["/a"] = site.paths["/b"] = good
+    started = time.monotonic()
+    assert scraper(site.url("/a"), site.url("/b"), longest_wait=0.4, probe=False).written == 2
+    assert 0.4 <= time.monotonic() - started < 10
+    asked = [request.at for request in site.requests]
+    assert asked[2] - asked[1] >= 0.39
+
+
+def test_a_server_is_told_who_asks(site: Site, scraper: Scraper) -> None:
+    site.paths["/a"] = good
+    scraper(site.url("/a"), user_agent="Elbow/2 (+https://elbow.example)")
+    assert {request.headers["User-Agent"] for request in site.requests} == {"Elbow/2 (+https://elbow.example)"}
+
+
+# Where it may connect to ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "100.100.100.200",
+        "0.0.0.0", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255", "192.0.0.192", "168.63.129.16",
+        "198.18.0.1", "::", "::1", "fe80::1", "fe80::1%eth0", "fd00:ec2::254", "fec0::1", "ff02::1",
+        "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:10.0.0.1", "2002:7f00:1::", "64:ff9b::7f00:1",
+        "64:ff9b::a9fe:a9fe", "2001:0:7f00:1::1",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_not_public_are_refused(address: str) -> None:
+    assert not is_allowed(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["93.184.216.34", "2606:2800:220:1::1", "::ffff:93.184.216.34", "64:ff9b::5db8:d822"]
+)
+def test_public_addresses_are_not(address: str) -> None:
+    assert is_allowed(address)
+
+
+def test_a_network_that_is_allowed_opens_nothing_else() -> None:
+    allowed = [as_network("10.0.0.0/8")]
+    assert is_allowed("10.9.8.7", allowed)
+    assert is_allowed("::ffff:10.9.8.7", allowed)
+    assert not is_allowed("127.0.0.1", allowed)
+    assert not is_allowed("169.254.169.254", allowed)
+    with pytest.raises(UsageError, match="no network"):
+        as_network("10.0.0.0/99")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]"])
+def test_this_machine_is_refused_however_it_is_written(site: Site, scraper: Scraper, host: str) -> None:
+    from gumshoe.documents.scraping.guard import resolve
+
+    scraper.settings = replace(scraper.settings, allowed=())
+    (failed,) = scraper(f"http://{host}:{site.port}/a", resolve=resolve).failed
+    assert failed.reason in {"private address", "no such host"}
+    assert not site.requests
+
+
+def test_a_name_of_which_one_address_is_private_is_refused(site: Site, scraper: Scraper) -> None:
+    async def both(_: str, __: int) -> list[str]:
+        return ["93.184.216.34", "127.0.0.1"]
+
+    scraper.settings = replace(scraper.settings, allowed=())
+    failed = scraper.failure(site.url("/a"), resolve=both)
+    assert failed.reason == "private address"
+    assert "127.0.0.1" in failed.detail
+
+
+def test_a_name_that_changes_its_answer_is_not_connected_to(site: Site, scraper: Scraper) -> None:
+    """DNS rebinding: what was checked is what is connected to, and a new connection is checked anew."""
+    asked: list[str] = []
+
+    async def rebinding(host: str, _: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1" if len(asked) == 1 else "127.0.0.2"]
+
+    def closing(visit: Visit) -> None:
+        visit.begin()
+
+    site.paths["/robots.txt"] = closing
+    site.paths["/a"] = good
+    scraper.settings = replace(scraper.settings, allowed=(ip_network("127.0.0.1/32"),))
+    failed = scraper.failure(site.url("/a"), resolve=rebinding)
+    assert failed.reason == "private address"
+    assert "127.0.0.2" in failed.detail
+    assert len(asked) == 2
+    assert not site.asked("/a")
+
+
+def test_a_redirect_to_a_private_address_is_not_followed(site: Site, scraper: Scraper) -> None:
+    async def two(host: str, _: int) -> list[str]:
+        return ["127.0.0.1" if host == "site.example" else "169.254.169.254"]
+
+    site.paths["/a"] = lambda visit: visit.answer("", status=302, Location="http://metadata.example/latest/meta-data/")
+    scraper.settings = replace(scraper.settings, allowed=(ip_network("127.0.0.1/32"),))
+    failed = scraper.failure(site.url("/a"), resolve=two)
+    assert failed.reason == "private address"
+    assert "169.254.169.254" in failed.detail
+    assert not failed.may_pass
+
+
+@pytest.mark.parametrize(
+    ("location", "told"),
+    [
+        ("file:///etc/passwd", "http://"),
+        ("gopher://site.example/", "http://"),
+        ("http://user:secret@site.example/b", "user name"),
+        ("http://site.example:22/", "port 22"),
+        ("http://[::1", "no address"),
+        ("http://a\xff\xfe b/", ""),
+        ("", "where to"),
+    ],
+)
+def test_a_redirect_to_what_is_no_web_page_is_not_followed(
+    site: Site, scraper: Scraper, location: str, told: str
+) -> None:
+    site.paths["/a"] = lambda visit: visit.answer("", status=301, Location=location)
+    failed = scraper.failure(site.url("/a"))
+    assert failed.reason == "redirects"
+    assert told in failed.detail
+
+
+def test_over_tls_the_name_is_asked_for_and_checked(
+    scraper: Scraper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = _certificate("site.example")
+    path = tmp_path / "certificate.pem"
+    path.write_bytes(certificate)
+    names: list[str | None] = []
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(path)
+    tls.sni_callback = lambda _, name, __: names.append(name)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    with running_site(tls) as site:
+        site.paths["/a"] = good
+        right, wrong = (site.url("/a", host, "https") for host in ("site.example", "other.example"))
+        report = scraper(right, wrong)
+    assert [each["url"] for each in scraper.documents] == [right]
+    assert [(each.url, each.reason, each.may_pass) for each in report.failed] == [(wrong, "certificate", False)]
+    assert set(names) == {"site.example", "other.example"}
+
+
+def _certificate(name: str) -> bytes:
+    """A key, and a certificate for a name that is signed with it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    whose = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(whose)
+        .issuer_name(whose)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return private + made.public_bytes(pem)
+
+
+def test_no_proxy_of_the_environment_is_used(site: Site, scraper: Scraper, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    site.paths["/a"] = good
+    assert scraper(site.url("/a")).written == 1
+
+
+# What misbehaves -----------------------------------------------------------------------------------------------------
+
+
+def test_redirects_that_go_round_end(site: Site, scraper: Scraper) -> None:
+    site.paths["/a"] = lambda visit: visit.answer("", status=302, Location="/b")
+    site.paths["/b"] = lambda visit: visit.answer("", status=302, Location="/a")
+    failed = scraper.failure(site.url("/a"))
+    assert failed.reason == "redirects"
+    assert site.asked("/a") + site.asked("/b") == 6
+
+
+def test_a_page_that_moved_is_taken_under_its_own_address(site: Site, scraper: Scraper) -> None:
+    site.paths["/old"] = lambda visit: visit.answer("", status=301, Location="new")
+    site.paths["/new"] = good
+    scraper(site.url("/old"))
+    assert scraper.documents[0]["url"] == site.url("/old")
+    assert scraper.documents[0]["metadata"]["moved_to"] == site.url("/new")
+
+
+def test_a_redirect_that_is_not_escaped_is_followed(site: Site, scraper: Scraper) -> None:
+    site.paths["/old"] = lambda visit: visit.answer("", status=301, Location="/sjögren".encode().decode("latin-1"))
+    site.paths["/sj%C3%B6gren"] = good
+    assert scraper(site.url("/old")).written == 1
+
+
+def endless(visit: Visit) -> None:
+    visit.begin()
+    while True:
+        visit.wfile.write(b"<p>And on it goes.</p>" * 1000)
+
+
+def trickling(visit: Visit) -> None:
+    visit.begin()
+    while True:
+        visit.wfile.write(b"x")
+        time.sleep(0.02)
+
+
+def trickling_head(visit: Visit) -> None:
+    visit.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for number in range(500):
+        visit.wfile.write(f"X-{number}: y\r\n".encode())
+        time.sleep(0.02)
+
+
+def silent(_: Visit) -> None:
+    time.sleep(5)
+
+
+BOMB = gzip.compress(b"<p>" + b"\0" * 20_000_000)
+
+
+def bomb(visit: Visit) -> None:
+    visit.answer(BOMB, Content_Encoding="gzip")
+
+
+def bomb_in_a_bomb(visit: Visit) -> None:
+    visit.answer(gzip.compress(BOMB), Content_Encoding="gzip, gzip")
+
+
+def huge_head(visit: Visit) -> None:
+    visit.begin(**{f"X-{number}": "y" * 1000 for number in range(300)})
+
+
+def no_http(visit: Visit) -> None:
+    visit.wfile.write(b"220 mail.example ESMTP\r\n\r\n")
+    visit.close_connection = True
+
+
+def short(visit: Visit) -> None:
+    visit.send_response(200)
+    visit.send_header("Content-Type", "text/html")
+    visit.send_header("Content-Length", "10000")
+    visit.end_headers()
+    visit.wfile.write(b"<p>Only so much")
+    visit.close_connection = True
+
+
+def reset(visit: Visit) -> None:
+    visit.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    visit.connection.close()
+    visit.close_connection = True
+
+
+def said_too_large(visit: Visit) -> None:
+    visit.send_response(200)
+    visit.send_header("Content-Length", str(10**12))
+    visit.end_headers()
+
+
+def cut_gzip(visit: Visit) -> None:
+    visit.answer(gzip.compress(os.urandom(5000))[:2000], Content_Encoding="gzip")
+
+
+EMPTY = gzip.compress(b"")
+
+
+def endless_padding(visit: Visit) -> None:
+    visit.begin(Content_Encoding="gzip")
+    visit.wfile.write(gzip.compress(page().encode()))
+    while True:
+        visit.wfile.write(b"\0" * 10_000)
+
+
+BAD: dict[str, tuple[Callable[[Visit], None], str, bool]] = {
+    "endless": (endless, "too large", False),
+    "said-too-large": (said_too_large, "too large", False),
+    "bomb": (bomb, "too large", False),
+    "bomb-in-a-bomb": (bomb_in_a_bomb, "broken answer", False),
+    "huge-head": (huge_head, "broken answer", False),
+    "no-http": (no_http, "broken answer", False),
+    "no-gzip": (lambda visit: visit.answer(b"not gzip", Content_Encoding="gzip"), "broken answer", False),
+    "trickling": (trickling, "timeout", True),
+    "trickling-head": (trickling_head, "timeout", True),
+    "silent": (silent, "timeout", True),
+    "reset": (reset, "connection", True),
+    "short": (short, "connection", True),
+    "cut-gzip": (cut_gzip, "connection", True),
+    "500": (lambda visit: visit.answer("", status=500), "status", True),
+    "raw-deflate": (
+        lambda visit: visit.answer(zlib.compress(page().encode(), wbits=-15), Content_Encoding="deflate"),
+        "broken answer",
+        False,
+    ),
+    "endless-padding": (endless_padding, "too large", False),
+    "many-members": (lambda visit: visit.answer(EMPTY * 20_000, Content_Encoding="gzip"), "too large", False),
+    "cut-member": (
+        lambda visit: visit.answer(gzip.compress(page().encode()) + gzip.compress(b"x")[:12], Content_Encoding="gzip"),
+        "connection",
+        True,
+    ),
+    "odd-date": (
+        lambda visit: visit.answer("", status=503, Retry_After="Mon, 01 Jan 2024 00:00:00 +99999999999999"),
+        "status",
+        True,
+    ),
+    "429": (lambda visit: visit.answer("", status=429), "status", True),
+    "403": (lambda visit: visit.answer("", status=403), "status", False),
+    "304": (lambda visit: visit.answer("", status=304), "status", False),
+    "404": (lambda visit: visit.answer(page(), status=404), "not found", False),
+    "410": (lambda visit: visit.answer(page(), status=410), "not found", False),
+    "image": (lambda visit: visit.answer(b"\x89PNG", kind="image/png"), "content type", False),
+    "no-type": (lambda visit: visit.answer(b"\0\1\2", kind=""), "content type", False),
+    "cut-pdf": (lambda visit: visit.answer(b"%PDF-1.7 and no more", kind="application/pdf"), "unreadable", False),
+    "script": (lambda visit: visit.answer("<script>draw()</script>"), "no text", False),
+    "empty": (lambda visit: visit.answer(b""), "no text", False),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, FailedPage], set[str]]:
+    """What became of a bad page and then a good one of each of many hosts: the failures, and what was written."""
+    scraper = Scraper(tmp_path_factory.mktemp("bad"))
+    with running_site() as site:
+        site.paths["/good"] = good
+        for name, (behave, _, _) in BAD.items():
+            site.paths[f"/{name}"] = behave
+        urls = [site.url(path, f"{name}.example") for name in BAD for path in (f"/{name}", "/good")]
+        report = scraper(*urls, page_seconds=2, tries=1, probe=False)
+    failed = {str(normal_address(each.url).host).removesuffix(".example"): each for each in report.failed}
+    return failed, {each["metadata"]["site"].removesuffix(".example") for each in scraper.documents}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_a_server_does_wrong_is_told_and_its_next_page_is_taken(
+    bad_run: tuple[dict[str, FailedPage], set[str]], name: str
+) -> None:
+    failed, written = bad_run
+    assert (failed[name].reason, failed[name].may_pass) == BAD[name][1:]
+    assert name in written
+
+
+def test_markup_that_keeps_its_reader_busy_is_given_up(site: Site, scraper: Scraper) -> None:
+    site.paths["/bad"], site.paths["/good"] = lambda visit: visit.answer("<p>a<b>" * 250_000), good
+    scraper.settings = replace(scraper.settings, reading_seconds=2)
+    report = scraper(site.url("/bad"), site.url("/good"), page_bytes=5_000_000)
+    assert [(each.reason, each.may_pass) for each in report.failed] == [("unreadable", False)]
+    assert report.written == 1
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "text/html; charset*=utf-8''a; charset*0=b",
+        f"text/html; charset*{'1' * 5000}=a",
+        'text/html; charset="',
+        "TEXT/HTML;",
+    ],
+)
+def test_an_odd_content_type_does_no_harm(site: Site, scraper: Scraper, kind: str) -> None:
+    site.paths["/a"] = lambda visit: visit.answer(page(), kind=kind)
+    assert scraper(site.url("/a"), probe=False).written == 1
+
+
+def test_what_nobody_thought_of_is_the_failure_of_its_page(site: Site, scraper: Scraper) -> None:
+    async def odd(host: str, _: int) -> list[str]:
+        if host == "odd.example":
+            raise LookupError("of the test")
+        return ["127.0.0.1"]
+
+    site.paths["/a"] = good
+    report = scraper(site.url("/a", "odd.example"), site.url("/a"), resolve=odd)
+    assert [(each.reason, each.detail) for each in report.failed] == [("broken answer", "LookupError: of the test")]
+    assert report.written == 1
+
+
+def test_a_page_in_several_gzip_members_is_whole(site: Site, scraper: Scraper) -> None:
+    html = page("Fenwick disease", "It itches.", "It passes after a week.").encode()
+    members = gzip.compress(html[:-200]) + gzip.compress(html[-200:])
+    behind = [b"", b"\0" * 2000, b"no gzip"]
+
+    def answer(visit: Visit) -> None:
+        visit.answer(members + behind[int(visit.path[1:])], Content_Encoding="gzip")
+
+    site.paths |= {f"/{number}": answer for number in range(len(behind))}
+    assert scraper(*(site.url(f"/{number}") for number in range(3)), probe=False).written == 3
+    assert all("passes after a week" in document["text"] for document in scraper.documents)
+    assert all(request.headers["Accept-Encoding"] == "gzip" for request in site.requests)
+
+
+def test_what_reads_pages_has_a_bound_of_memory() -> None:
+    with extractor(1, 20) as pages:
+        held, _ = pages._pool.schedule(resource.getrlimit, args=[resource.RLIMIT_AS]).result()
+    assert held == 4 << 30
+
+
+DRY = "Sjögren\u2019s syndrome \u201cdries\u201d the eyes for years."
+
+
+def test_a_charset_that_lies_garbles_nothing(site: Site, scraper: Scraper) -> None:
+    cases = [
+        ("text/html; charset=iso-8859-1", "utf-8", "", DRY),
+        ("text/html; charset=utf-8", "cp1252", "", DRY),
+        ("text/html; charset=utf-8", "cp1251", "windows-1251", "Болезнь Шегрена сушит глаза годами."),
+        ("text/html; charset=iso-8859-1", "cp1251", "windows-1251", "Болезнь Шегрена сушит глаза годами."),
+        ("text/html", "shift_jis", "shift_jis", "シェーグレン症候群は目を乾燥させます。"),
+        ("text/html; charset=no-such", "utf-8", "", DRY),
+        ("text/html", "utf-16", "", DRY),
+    ]
+
+    def answer(visit: Visit) -> None:
+        said, charset, inside, text = cases[int(visit.path[1:])]
+        meta = f'<meta charset="{inside}">' if inside else ""
+        html = f"<html><head>{meta}<title>{text}</title></head><body><p>{text}</p></body></html>"
+        visit.answer(html.encode(charset), kind=said)
+
+    site.paths |= {f"/{number}": answer for number in range(len(cases))}
+    scraper(*(site.url(f"/{number}") for number in range(len(cases))), probe=False)
+    for (*_, text), document in zip(cases, scraper.documents, strict=True):
+        assert text in document["text"]
+        assert document["title"] == text
+
+
+def test_text_and_pdf_are_taken_too(site: Site, scraper: Scraper) -> None:
+    site.paths["/a.txt"] = lambda visit: visit.answer("Itches for a week.", kind="text/plain")
+    site.paths["/a.pdf"] = lambda visit: visit.answer(pdf("Elbow disease in a PDF"), kind="application/pdf")
+    scraper(site.url("/a.txt"), site.url("/a.pdf"))
+    assert [each["text"] for each in scraper.documents] == ["Itches for a week.", "Elbow disease in a PDF"]
+
+
+def test_a_404_that_says_200_is_no_page(site: Site, scraper: Scraper) -> None:
+    said = [
+        ("Page not found", "Try the search."),
+        ("404", "Go home."),
+        ("Not found", "Try the search."),
+        ("Sorry, the page you want does not exist", "Try the search."),
+        ("Invented Health", "Sorry, the page that you asked for could not be found. Try the search."),
+        ("Invented Health", "This article is no longer available."),
+    ]
+    site.paths |= {
+        f"/{number}": lambda visit: visit.answer(page(*said[int(visit.path[1:])])) for number in range(len(said))
+    }
+    report = scraper(*(site.url(f"/{number}") for number in range(len(said))), probe=False)
+    assert [(each.reason, each.may_pass) for each in report.failed] == [("not found", False)] * len(said)
+
+
+def test_a_page_that_speaks_of_what_was_not_found_is_one(site: Site, scraper: Scraper) -> None:
+    site.paths["/a"] = lambda visit: visit.answer(
+        page("Fenwick disease", "The page where its cause stands was long not found. " + "It itches. " * 100)
+    )
+    assert scraper(site.url("/a")).written == 1
+
+
+@pytest.mark.parametrize(
+    "title", ["When your spleen has been removed", "If the cause cannot be found", "Cancer that was not found early"]
+)
+def test_a_title_that_speaks_of_what_was_not_found_is_one_of_a_page(site: Site, scraper: Scraper, title: str) -> None:
+    site.paths["/a"] = lambda visit: visit.answer(page(title))
+    assert scraper(site.url("/a")).written == 1
+
+
+def test_a_host_that_cannot_say_now_how_it_says_404_is_asked_again(site: Site, scraper: Scraper) -> None:
+    site.paths["/robots.txt"] = lambda visit: visit.answer("", kind="text/plain")
+    site.paths["/gone"] = lambda visit: visit.answer(page("Gesundheit", "Hier ist leider nichts."))
+    site.paths["/a"] = site.paths["/b"] = good
+    probed: list[str] = []
+
+    def probe(visit: Visit) -> None:
+        probed.append(visit.path)
+        visit.answer(page("Gesundheit", "Hier ist leider nichts."), status=503 if len(probed) == 1 else 200)
+
+    site.otherwise = probe
+    report = scraper(site.url("/a"), site.url("/gone"), site.url("/b"), tries=1)
+    assert [(each.url, each.reason, each.may_pass) for each in report.failed] == [
+        (site.url("/a"), "status", True),
+        (site.url("/gone"), "not found", False),
+    ]
+    assert "--no-probe" in report.failed[0].detail
+    assert (report.written, len(probed)) == (1, 2)
+    assert scraper(site.url("/a")).written == 1
+
+
+def test_what_a_host_says_of_any_address_is_no_page(site: Site, scraper: Scraper) -> None:
+    site.otherwise = lambda visit: visit.answer(page("Gesundheit", "Hier ist leider nichts, was man lesen könnte."))
+    site.paths["/robots.txt"] = lambda visit: visit.answer("", kind="text/plain")
+    site.paths["/a"] = good
+    report = scraper(site.url("/a"), site.url("/gone"))
+    assert [(each.url, each.reason) for each in report.failed] == [(site.url("/gone"), "not found")]
+    assert [each["url"] for each in scraper.documents] == [site.url("/a")]
+    assert len(site.requests) == 4  # one of them for a page that cannot be there
+
+
+def test_an_address_that_leads_to_the_front_page_is_no_page(site: Site, scraper: Scraper) -> None:
+    site.paths["/"] = good
+    site.paths["/old/page"] = lambda visit: visit.answer("", status=302, Location="/")
+    assert scraper.failure(site.url("/old/page")).reason == "not found"
+    site.paths["/moved"] = lambda visit: visit.answer("", status=302, Location=site.url("/", "www.site.example"))
+    assert scraper(site.url("/moved"), probe=False).reasons == {"not found": 1}
+    site.paths["/index.html"] = lambda visit: visit.answer("", status=301, Location="/")
+    assert scraper(site.url("/"), site.url("/index.html")).written == 2
+
+
+# What may pass -------------------------------------------------------------------------------------------------------
+
+
+def failing_once(answer: Callable[[Visit], None]) -> Callable[[Visit], None]:
+    asked: list[str] = []
+
+    def behave(visit: Visit) -> None:
+        asked.append(visit.path)
+        (answer if len(asked) == 1 else good)(visit)
+
+    return behave
+
+
+@pytest.mark.parametrize("failure", [lambda visit: visit.answer("", status=500), reset, short])
+def test_what_passes_is_asked_for_again(site: Site, scraper: Scraper, failure: Callable[[Visit], None]) -> None:
+    site.paths["/a"] = failing_once(failure)
+    report = scraper(site.url("/a"))
+    assert (report.written, report.failed) == (1, [])
+    assert site.asked("/a") == 2
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_retry_after_is_kept(site: Site, scraper: Scraper, form: str) -> None:
+    def busy(visit: Visit) -> None:
+        later = datetime.now(UTC) + timedelta(seconds=2)
+        visit.answer("", status=429, Retry_After="1" if form == "seconds" else format_datetime(later, usegmt=True))
+
+    site.paths["/a"] = failing_once(busy)
+    assert scraper(site.url("/a"), probe=False).written == 1
+    first, second = [request.at for request in site.requests if request.path == "/a"]
+    assert second - first >= 0.9
+
+
+def test_retry_after_is_kept_by_the_next_page_too(site: Site, scraper: Scraper) -> None:
+    site.paths["/a"] = lambda visit: visit.answer("", status=429, Retry_After="1")
+    site.paths["/b"] = good
+    assert scraper(site.url("/a"), site.url("/b"), tries=1, probe=False).written == 1
+    times = {request.path: request.at for request in site.requests}
+    assert times["/b"] - times["/a"] >= 0.9
+
+
+def test_a_host_that_wants_to_be_left_alone_for_long_is(site: Site, scraper: Scraper) -> None:
+    site.paths["/a"] = lambda visit: visit.answer("", status=503, Retry_After="86400")
+    site.paths["/b"] = good
+    report = scraper(site.url("/a"), site.url("/b"))
+    assert [(each.reason, each.may_pass) for each in report.failed] == [("status", True), ("host set aside", True)]
+    assert (site.asked("/a"), site.asked("/b")) == (1, 0)
+
+
+def test_a_host_that_fails_again_and_again_is_set_aside_and_others_are_not(site: Site, scraper: Scraper) -> None:
+    site.paths["/robots.txt"] = lambda visit: visit.answer("", kind="text/plain")
+    site.otherwise = lambda visit: visit.answer("", status=500)
+    site.paths["/fine"] = good
+    urls = [site.url(f"/{number}") for number in range(8)]
+    report = scraper(*urls, site.url("/fine", "other.example"), tries=1, probe=False)
+    assert report.reasons == {"status": 5, "host set aside": 3}
+    assert report.may_pass == 8
+    assert report.written == 1
+    assert len(site.requests) == 8
+
+
+def test_a_name_that_does_not_exist_is_final_and_a_resolver_that_fails_is_not(site: Site, scraper: Scraper) -> None:
+    async def lost(host: str, _: int) -> list[str]:
+        if "here" not in host:
+            raise socket.gaierror(socket.EAI_NONAME if "gone" in host else socket.EAI_AGAIN, "of the test")
+        return ["127.0.0.1"]
+
+    site.paths["/a"] = good
+    gone, later, here = (site.url("/a", f"{name}.example") for name in ("gone", "later", "here"))
+    assert scraper.failure(gone, resolve=lost).may_pass  # nothing can be looked up: there may be no network
+    assert scraper(here, resolve=lost).written == 1
+    report = scraper(gone, later, resolve=lost)
+    assert {each.url: (each.reason, each.may_pass) for each in report.failed} == {
+        gone: ("no such host", False),
+        later: ("no such host", True),
+    }
+
+
+# What was done already -----------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_asks_only_for_what_is_missing(site: Site, scraper: Scraper) -> None:
+    site.paths["/a"] = site.paths["/b"] = good
+    site.paths["/gone"] = lambda visit: visit.answer("", status=410)
+    site.paths["/busy"] = failing_once(lambda visit: visit.answer("", status=503))
+    urls = [site.url(path) for path in ("/a", "/gone", "/busy")]
+    first = scraper(*urls, tries=1)
+    assert (first.written, first.reasons) == (1, {"not found": 1, "status": 1})
+    before = len(site.requests)
+    second = scraper(*urls, site.url("/b"), tries=1, probe=False)
+    assert (second.wanted, second.already_there, second.written, second.reasons) == (4, 1, 2, {"not found": 1})
+    assert [request.path for request in site.requests[before:]] == ["/robots.txt", "/busy", "/b"]
+    listed = scraper.path.with_name("pages.failed.jsonl").read_text().splitlines()
+    assert [json.loads(line)["url"] for line in listed] == [site.url("/gone")]
+
+    site.paths["/gone"] = good
+    scraper.settings = replace(scraper.settings, retry_failed=True)
+    third = scraper(*urls)
+    assert (third.written, third.failed) == (1, [])
+    assert not scraper.path.with_name("pages.failed.jsonl").read_text()
+
+
+def test_what_has_not_changed_is_not_sent_again(site: Site, scraper: Scraper, tmp_path: Path) -> None:
+    def tagged(visit: Visit) -> None:
+        if visit.headers["If-None-Match"] == '"one\xf6"':
+            visit.answer("", status=304)
+        else:
+            visit.answer(page("Tagged"), ETag='"one\xf6"')
+
+    def dated(visit: Visit) -> None:
+        if visit.headers["If-Modified-Since"]:
+            visit.answer("", status=304)
+        else:
+            visit.answer(page("Dated"), Last_Modified="Mon, 02 Jan 2023 03:04:05 GMT")
+
+    site.paths |= {"/tagged": tagged, "/dated": dated, "/plain": good}
+    site.paths["/secret"] = lambda visit: visit.answer(page("Secret"), ETag='"two"', Cache_Control="no-store")
+    urls = [site.url(path) for path in ("/tagged", "/dated", "/plain", "/secret")]
+    scraper.settings = replace(scraper.settings, cache=tmp_path / "cache")
+    assert scraper(*urls).unchanged == 0
+    kept = [{**each, "fetched": ""} for each in scraper.documents]
+    scraper.path = tmp_path / "again.jsonl"
+    report = scraper(*urls)
+    assert (report.written, report.unchanged) == (4, 2)
+    assert [{**each, "fetched": ""} for each in scraper.documents] == kept
+    assert len(list((tmp_path / "cache").rglob("*.page"))) == 2
+
+    for damaged in (tmp_path / "cache").rglob("*.page"):
+        damaged.write_bytes(damaged.read_bytes()[:-5])
+    scraper.path = tmp_path / "third.jsonl"
+    assert (scraper(*urls).unchanged, len(scraper.documents)) == (0, 4)
+
+
+def test_the_cache_is_held_to_its_size(site: Site, scraper: Scraper, tmp_path: Path) -> None:
+    for number in range(5):
+        site.paths[f"/{number}"] = lambda visit: visit.answer(os.urandom(3000).hex(), kind="text/plain", ETag="e")
+    scraper.settings = replace(scraper.settings, cache=tmp_path / "cache", cache_bytes=9000)
+    assert scraper(*(site.url(f"/{number}") for number in range(5)), probe=False).written == 5
+    assert 0 < sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.page")) <= 9000
+
+
+def test_a_run_that_is_killed_is_gone_on_with(site: Site, tmp_path: Path) -> None:
+    for number in range(30):
+        site.paths[f"/{number}"] = good
+    addresses = tmp_path / "addresses.txt"
+    addresses.write_text("\n".join(f"http://127.0.0.1:{site.port}/{number}" for number in range(30)))
+    path = tmp_path / "pages.jsonl"
+    command = [
+        sys.executable, "-m", "gumshoe", "documents", "scrape", str(addresses), "--out", str(path),
+        "--allow", "127.0.0.0/8", "--delay", "0.02", "--no-probe",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        deadline = time.monotonic() + 60
+        while len(site.requests) < 12:
+            assert running.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        running.send_signal(signal.SIGKILL)
+    had = path.read_bytes().count(b"\n")
+    assert 0 < had < 30
+    with path.open("ab") as file:
+        file.write(b'{"id": "cut')  # as where the machine itself was stopped
+    before = len(site.requests)
+    ended = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=60)
+    report = json.loads(ended.stdout)
+    assert (report["already_there"], report["written"]) == (had, 30 - had)
+    assert len(site.requests) - before == 31 - had
+    urls = [json.loads(line)["url"] for line in path.read_text().splitlines()]
+    assert len(urls) == len(set(urls)) == 30
+
+
+def test_of_two_on_one_file_one_is_refused(site: Site, scraper: Scraper) -> None:
+    refused: list[InUseError] = []
+
+    def another(visit: Visit) -> None:
+        with pytest.raises(InUseError) as raised:
+            scraper(site.url("/b"))
+        refused.append(raised.value)
+        good(visit)
+
+    site.paths["/a"] = another
+    assert scraper(site.url("/a")).written == 1
+    assert "another process" in str(refused[0])
+
+
+OURS = '{"id": "a", "title": "", "text": "x", "url": "http://site.example/x"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{"question": "What?"}\n', 1),
+        ('{"question": "What?"}', 1),
+        ("A letter without a line's end", 1),
+        (f'{OURS}{{"question": "What?"}}', 2),
+    ],
+)
+def test_a_file_of_something_else_is_left_alone(site: Site, scraper: Scraper, text: str, line: int) -> None:
+    scraper.path.write_text(text)
+    with pytest.raises(UsageError, match=rf"pages\.jsonl:{line} is no line of a scrape"):
+        scraper(site.url("/a"))
+    assert scraper.path.read_text() == text
+    assert not site.requests
+
+
+# What is wanted ------------------------------------------------------------------------------------------------------
+
+
+def test_records_give_addresses_ids_and_metadata(tmp_path: Path) -> None:
+    records = [
+        {"document_url": "HTTP://Site.Example:80/a/../b?x=1#one", "doc": 7, "source": "NIH", "names": ["Elbow", "Arm"]},
+        {"document_url": "http://site.example/b?x=1", "doc": 8, "source": "CDC", "names": ["Arm"]},
+        {"document_url": None, "doc": 9},
+        {"document_url": "ftp://site.example/c", "doc": 10},
+    ]
+    path = tmp_path / "records.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, records)).encode()))
+    first, second = wanted_pages(f"jsonl:{path}", Fields(document_id="doc", keep=("source", "names")))
+    assert (first.url, first.document_id) == ("http://site.example/b?x=1", "7")
+    assert first.metadata == {"source": ["NIH", "CDC"], "names": ["Elbow", "Arm"]}
+    assert second.fault is not None
+    assert second.fault.reason == "address"
+
+
+def test_sources_that_cannot_be_used_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"url": "http://a.example/1", "doc": 1}\n{"url": "http://a.example/2", "doc": 1}\n')
+    with pytest.raises(UsageError, match="same id '1'"):
+        wanted_pages(f"jsonl:{path}", Fields(document_id="doc"))
+    with pytest.raises(UsageError, match="no field 'address', but 'url', 'doc'"):
+        wanted_pages(f"jsonl:{path}", Fields(address="address"))
+    with pytest.raises(UsageError, match="no record has the field 'docs' of --id-field, but url, doc"):
+        wanted_pages(f"jsonl:{path}", Fields(document_id="docs"))
+    with pytest.raises(UsageError, match="no record has the field 'topic' of --keep, but url, doc"):
+        wanted_pages(f"jsonl:{path}", Fields(keep=("doc", "topic")))
+    with pytest.raises(UsageError, match="write jsonl:"):
+        wanted_pages(str(path), Fields(address="url"))
+    path.write_text("{nothing\n")
+    with pytest.raises(UsageError, match=r"records\.jsonl:1 is not JSON"):
+        wanted_pages(f"jsonl:{path}", Fields())
+    path.write_text("# none\n\n")
+    with pytest.raises(UsageError, match="holds no address"):
+        wanted_pages(str(path), Fields())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["www.example.com/a", "ftp://a.example/", "http://", "http://u:p@a.example/", "http://a.example:25/",
+     "javascript:alert(1)", "http://a.example/" + "x" * 3000, "http://a\0.example/"],
+)  # fmt: skip
+def test_what_is_no_address_of_a_page_is_told(text: str) -> None:
+    with pytest.raises(PageFailure) as failure:
+        normal_address(text)
+    assert failure.value.reason == "address"
+
+
+def test_an_address_has_one_form() -> None:
+    forms = ["http://EXAMPLE.com", "http://example.com:80/", "http://example.com/./#top", " http://example.com/ "]
+    assert {str(normal_address(form)) for form in forms} == {"http://example.com/"}
+
+
+def test_the_pages_of_medquad_are_wanted_once_each(shared_data: Path) -> None:
+    source = f"jsonl:{shared_data / 'medquad' / 'medquad.jsonl.gz'}"
+    wanted = wanted_pages(source, Fields(keep=("source", "focus")))
+    assert len(wanted) == 722  # of 725 addresses, three lead into the midst of another's page
+    assert all(isinstance(each, WantedPage) and each.fault is None for each in wanted)
+    assert all(each.metadata["source"] for each in wanted)
+    with pytest.raises(UsageError, match="have the same id '0000001'"):  # its parts number their documents alike
+        wanted_pages(source, Fields(document_id="doc_id"))
+
+
+# The command line ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_tells_what_failed_and_whether_to_run_it_again(
+    site: Site, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    site.paths["/a"] = good
+    site.paths["/gone"] = lambda visit: visit.answer("", status=404)
+    site.paths["/busy"] = failing_once(lambda visit: visit.answer("", status=503))
+    addresses, path = tmp_path / "addresses.txt", tmp_path / "pages.jsonl"
+    addresses.write_text("\n".join(f"http://127.0.0.1:{site.port}{each}" for each in ("/a", "/gone", "/busy")))
+    command = ["documents", "scrape", addresses, "--out", path, "--delay", 0, "--tries", 1, "--cache", tmp_path / "c"]
+
+    refused = run(*command)
+    assert refused.status == 0
+    assert "3 of 3 failed: 3 private address" in refused.out
+
+    allowed = [*command, "--allow", "127.0.0.1", "--retry-failed"]
+    first = run(*allowed)
+    assert first.status == 75
+    assert "1 pages added" in first.out
+    assert "/gone  not found: 404 Not Found" in first.out
+    assert "(may pass)" in first.out
+    assert "run this again" in first.err
+
+    second = run(*allowed[:-1], "--json")
+    assert second.status == 0
+    report = json.loads(second.out)
+    assert (report["written"], report["already_there"], report["reasons"]) == (1, 1, {"not found": 1})
+
+    assert run(*command, "--user-agent", "bad\nagent").status == 2
+    assert run(*command[:4], tmp_path / "pages.txt").status == 2

@@ -1,0 +1,142 @@
+"""Rollouts, evaluations and their reports over documents, and over an environment of one's own."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from gumshoe.agent.policies import TINY
+from gumshoe.agent.run import read_trajectories
+from gumshoe.evaluation.results import EvaluationResult
+from tests.agent.fake_vllm import FakeVLLM, chat_turn, write_tokenizer
+from tests.conftest import Ran
+from tests.documents.pages import make_collection, page
+from tests.evaluation.conftest import Place
+from tests.scenarios.questions import about_documents, write_questions
+
+Run = Callable[..., Ran]
+OWN = "tests.agent.own:NotesEnvironment"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    directory = tmp_path_factory.mktemp("library")
+    index = make_collection(directory, map(page, range(1, 25)))
+    lines = [
+        about_documents(number, answer=f"Body of document {number}", split="test" if number <= 4 else "train")
+        for number in range(1, 8)
+    ]
+    return Place(index, Path(write_questions(directory / "q.jsonl", lines)), write_tokenizer(directory / "model"))
+
+
+@pytest.fixture
+def server() -> Iterator[FakeVLLM]:
+    with FakeVLLM() as server:
+        yield server
+    assert server.errors == []
+
+
+def words(command: str, place: Place, server: FakeVLLM, out: Path) -> list[object]:
+    policy = ["--policy", f"vllm:{server.address}#adapter", "--tokenizer", place.tokenizer]
+    bounds = ["--split", "test", "--max-context", 50_000, "--out", out]
+    return [command, "--index", place.index, "--scenarios", place.scenarios, *policy, *bounds]
+
+
+@pytest.mark.parametrize("reasoning", [True, False])
+def test_a_rollout_asks_for_reasoning_as_its_environment_is_set(
+    reasoning: bool, run: Run, library: Place, server: FakeVLLM, tmp_path: Path
+) -> None:
+    out = tmp_path / "t.jsonl"
+    more = [] if reasoning else ["--environment", "{documents: {reasoning: false}}"]
+    ran = run(*words("rollout", library, server, out), *more)
+    assert ran.status == 0, ran.err
+    found = list(read_trajectories(out))
+    assert [(each.ending, each.turns, each.record.best_rank) for each in found] == [("answer", 3, 1)] * 4
+    assert all(each.settings["environment"]["reasoning"] is reasoning for each in found)
+    assert all(("<think>" in each.segments[1].text) is reasoning for each in found)
+    other = run(
+        *words("rollout", library, server, out), "--environment", f"{{documents: {{reasoning: {not reasoning}}}}}"
+    )
+    assert (other.status, "were run with environment" in other.err) == (2, True)
+
+
+def test_a_mail_question_is_refused_before_anything_is_asked(
+    run: Run, library: Place, place: Place, server: FakeVLLM, tmp_path: Path
+) -> None:
+    mixed = Place(library.index, place.scenarios, library.tokenizer)
+    ran = run(*words("rollout", mixed, server, tmp_path / "t.jsonl"))
+    assert (ran.status, "is not about documents" in ran.err) == (2, True)
+    ran = run(*words("rollout", library, server, tmp_path / "t.jsonl"), "--environment", "email")
+    assert (ran.status, "there is no index" in ran.err) == (2, True)
+    assert not server.requests
+
+
+def test_an_environment_of_one_s_own_is_run_and_measured(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    for number in range(1, 4):
+        (tmp_path / "notes" / f"d{number}.txt").write_text(f"lamp {number} is blue")
+    lines = [about_documents(number, question=f"Which colour has lamp {number}?", answer="blue") for number in (1, 2)]
+
+    def chat(request: dict[str, Any]) -> dict[str, Any]:
+        asked = next(each["content"] for each in request["messages"] if each["role"] == "user")
+        number = asked.rpartition(" ")[2].strip("?")
+        if not any(each["role"] == "tool" for each in request["messages"]):
+            return chat_turn(None, ("look_up", json.dumps({"word": f"lamp {number}"})), call="one")
+        answer = {"answer": "blue", "document_ids": [f"d{number}"]}
+        return chat_turn(None, ("return_final_answer", json.dumps(answer)), call="two")
+
+    with FakeVLLM(chat=chat) as server:
+        asked = ["--index", tmp_path / "notes", "--scenarios", write_questions(tmp_path / "q.jsonl", lines)]
+        more = ["--policy", f"chat:base@{server.address}/v1", "--split", "all", "--out", tmp_path / "e"]
+        unnamed = run("evaluate", *asked, *more)
+        assert (unnamed.status, "there is no index in" in unnamed.err) == (2, True)
+        ran = run("evaluate", *asked, *more, "--environment", f"{{{OWN}: {{shouting: true}}}}")
+        assert ran.status == 0, ran.err
+    metrics = EvaluationResult.model_validate_json((tmp_path / "e" / "metrics.json").read_bytes()).policies[0].metrics
+    assert (metrics["accuracy"].value, metrics["found"].value, metrics["source_accuracy"].value) == (1, 1, 1)
+
+
+def test_the_environment_that_episodes_ran_in_is_noted_whether_it_is_named_or_not(
+    run: Run, library: Place, server: FakeVLLM, tmp_path: Path
+) -> None:
+    """Evaluations whose settings differ are not compared."""
+    noted: list[dict[str, Any]] = []
+    for word in (None, "documents", "{documents: {reasoning: true}}"):
+        out = tmp_path / f"e{len(noted)}"
+        ran = run(*words("evaluate", library, server, out), *(["--environment", word] if word else []))
+        assert ran.status == 0, ran.err
+        found = EvaluationResult.model_validate_json((out / "metrics.json").read_bytes())
+        noted.append(found.policies[0].environment)
+    assert noted[0] == noted[1] == noted[2]
+    assert noted[0]["name"] == "documents"
+    asked = ["--index", library.index, "--scenarios", library.scenarios, "--split", "test", "--limit", 1]
+    short = ["--max-turns", 1, "--max-tokens", 8, "--out", tmp_path / "tiny"]
+    ran = run("evaluate", *asked, "--policy", f"transformers:{TINY}", *short)
+    assert ran.status == 0, ran.err
+    found = EvaluationResult.model_validate_json((tmp_path / "tiny" / "metrics.json").read_bytes())
+    assert found.policies[0].environment == {**noted[0], "reasoning": False, "hits": 2}, "as it was taught them"
+
+
+def test_an_evaluation_shows_documents_as_sources(
+    gumshoe: Run, library: Place, server: FakeVLLM, browser: Browser, tmp_path: Path
+) -> None:
+    """The last of this module: as long as a browser is open, no event loop can be run in this thread."""
+    ran = gumshoe(*words("evaluate", library, server, tmp_path / "e"))
+    assert ran.status == 0, ran.err
+    found = EvaluationResult.model_validate_json((tmp_path / "e" / "metrics.json").read_bytes())
+    metrics = {name: each.value for name, each in found.policies[0].metrics.items()}
+    wanted = {"accuracy": 1, "source_accuracy": 1, "found": 1, "read": 1, "hallucinated_sources": 0}
+    assert {name: metrics[name] for name in wanted} == wanted
+    assert json.loads((tmp_path / "e" / "private.json").read_text())["inboxes"] == []
+    tab = browser.new_page()
+    tab.goto((tmp_path / "e" / "report.html").as_uri())
+    tab.click("#list li:nth-child(2)")
+    shown = tab.locator("#episode")
+    assert "Title 2 (d2): found, read, given" in shown.inner_text()
+    marked = shown.locator(".turn.injected span.right")
+    assert (marked.count(), "id: d2" in marked.inner_text()) == (1, True)
+    assert "what was read · right source" in shown.inner_text()
+    tab.close()

@@ -1,0 +1,56 @@
+"""Makes labelled answers from the real medical questions: `python -m tests.rewards.medical_answers OUT [SEED]`.
+
+Reference answers are long there, and what an agent gives is a part of one. Right are the first three sentences of the
+reference, or any three of it; wrong are the first three of the answer to another question about the same page, or to a
+question of the same sort about another page.
+"""
+
+import json
+import random
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.scenarios.sources import load_scenarios
+
+MEDQUAD = Path(__file__).parents[3] / "shared" / "data" / "medquad" / "medquad.jsonl.gz"
+QUESTIONS = 400
+_SENTENCES = 3
+
+
+def labelled_answers(seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Of 400 questions, each with one answer on one page, up to four answers each."""
+    dice = random.Random(seed)
+    asked = [each for each in load_scenarios(str(MEDQUAD)) if len(each.document_ids) == 1 and "\n\n" not in each.answer]
+    pages, kinds = defaultdict[str, list[Scenario]](list), defaultdict[str | None, list[Scenario]](list)
+    for each in asked:
+        pages[each.document_ids[0]].append(each)
+        kinds[each.kind].append(each)
+    for each in dice.sample(asked, QUESTIONS):
+        sentences = _sentences(each.answer)
+        start = dice.randrange(max(1, len(sentences) - _SENTENCES + 1))
+        yield _labelled(each, sentences[:_SENTENCES], True, "the first sentences")
+        yield _labelled(each, sentences[start : start + _SENTENCES], True, "any sentences")
+        beside = [other for other in pages[each.document_ids[0]] if other is not each]
+        alike = [other for other in kinds[each.kind] if other.document_ids != each.document_ids]
+        for others, kind in ((beside, "another question, same page"), (alike, "another page, same sort of question")):
+            if others:
+                yield _labelled(each, _sentences(dice.choice(others).answer)[:_SENTENCES], False, kind)
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])\s+", text)
+
+
+def _labelled(asked: Scenario, said: list[str], correct: bool, kind: str) -> dict[str, Any]:
+    answer = {"answer": " ".join(said), "correct": correct, "kind": kind}
+    return {"question": asked.question, "reference": asked.answer, **answer}
+
+
+if __name__ == "__main__":
+    made = labelled_answers(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    Path(sys.argv[1]).write_text("".join(f"{json.dumps(each)}\n" for each in made), encoding="utf-8")

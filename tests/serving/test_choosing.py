@@ -1,0 +1,262 @@
+"""A server that samples each question several times, and answers with one of them."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from gumshoe.agent import policies
+from tests.agent.fake_vllm import (
+    STOP,
+    Act,
+    Exchange,
+    FakeVLLM,
+    after,
+    decoded,
+    encoded,
+    forward,
+    logprobs_of,
+    stall,
+    status,
+)
+from tests.agent.talk import call
+from tests.rewards.chat_judge import says, shown
+from tests.serving.agent_server import ANN, DAY, SECRET, Place, Running, asked, started, until
+from tests.serving.test_invoke import events
+from tests.serving.test_mcp import called
+
+SAMPLES = ["--set", "model.samples=4", "--set", "model.temperature=0.8", "--set", "limits.deadline=4"]
+
+
+def likes_bodies(request: dict[str, Any]) -> dict[str, Any]:
+    return {
+        each["id"]: {"explanation": "it quotes", "score": 0.9 if "Guess" not in json.dumps(each["turns"]) else 0.1}
+        for each in shown(request)["trajectories"]
+    }
+
+
+def guessing(wrong: Callable[[int], bool]) -> Act:
+    """Answers wrongly where the number of the answer, from 0, is one of these."""
+    lock, given = threading.Lock(), 0
+
+    def act(exchange: Exchange) -> None:
+        nonlocal given
+        if decoded(exchange.request["prompt"]).count("<tool_response>") == 2:
+            with lock:
+                place, given = given, given + 1
+            if wrong(place):
+                ids = [*encoded(call("return_final_answer", answer=f"Guess {place} of mine", message_ids=[])), *STOP]
+                told = {"token_ids": ids, "text": decoded(ids), "finish_reason": "stop"}
+                exchange.answer["choices"][0] |= told | {"logprobs": {"token_logprobs": logprobs_of(ids)}}
+        forward(exchange)
+
+    return act
+
+
+@pytest.fixture(scope="module")
+def several(place: Place, shared_model: FakeVLLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Takes the majority of four, and runs eight episodes at once."""
+    log = tmp_path_factory.mktemp("several") / "log"
+    bounds = ["--set", "limits.concurrency=8", "--set", "limits.queue=4"]
+    with started(place, f"vllm:{shared_model.address}#adapter", log, "--open", *SAMPLES, *bounds) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared_judge() -> Iterator[FakeVLLM]:
+    with FakeVLLM(chat=says(likes_bodies)) as judge:
+        yield judge
+
+
+@pytest.fixture
+def judge(shared_judge: FakeVLLM) -> Iterator[FakeVLLM]:
+    shared_judge.heal()
+    shared_judge.requests.clear()
+    yield shared_judge
+    assert shared_judge.errors == []
+
+
+@pytest.fixture(scope="module")
+def best(
+    place: Place, shared_model: FakeVLLM, shared_judge: FakeVLLM, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """Takes the best of four, by a judge."""
+    by = f"model.choose_by={{ruler: {{model: {{model: base, url: '{shared_judge.address}/v1', attempts: 1}}}}}}"
+    words = ["--open", *SAMPLES, "--set", "model.choose=best", "--set", by]
+    log = tmp_path_factory.mktemp("best") / "log"
+    with started(place, f"vllm:{shared_model.address}#adapter", log, *words, OPENAI_API_KEY="none") as running:
+        yield running
+
+
+def test_the_answer_of_most_samples_is_given_with_what_all_of_them_took(several: Running, model: FakeVLLM) -> None:
+    model.inject(guessing(lambda place: place % 2 == 0), times=None)
+    before = {kind: several.metric("gumshoe_tokens_total", kind=kind) for kind in ("given", "sampled")}
+    episodes, choices = (several.metric(f"gumshoe_{name}_total") for name in ("episodes", "choices"))
+    told = several.ask(steps=True).json()
+    assert (told["answer"], told["success"], told["turns"]) == ("Body of message 7", True, 3)
+    assert told["chosen"] == "2 of 4 samples agree"
+    assert [each["tool"] for each in told["steps"]] == ["search_inbox", "read_email", "return_final_answer"]
+    cost = told["cost"]
+    assert (cost["samples"], cost["failed"], cost["turns"], cost["judge_requests"]) == (4, 0, 12, 0)
+    assert cost["prompt_tokens"] == sum(len(each["prompt"]) for each in model.requests)
+    assert 0 < cost["longest"] <= cost["seconds"]
+    assert several.metric("gumshoe_episodes_total") == episodes + 4
+    assert several.metric("gumshoe_choices_total", how="majority") == choices + 1
+    sampled = several.metric("gumshoe_tokens_total", kind="sampled") - before["sampled"]
+    assert sampled == cost["sampled_tokens"]
+    assert several.metric("gumshoe_tokens_total", kind="given") > before["given"]
+    until(lambda: any("cost" in each for each in several.logged()))
+    line = next(each for each in reversed(several.logged()) if "cost" in each)
+    assert (line["cost"]["turns"], line["cost"]["sampled_tokens"]) == (12, cost["sampled_tokens"])
+    assert "Body of message" not in several.log.read_text()
+
+
+def test_samples_run_at_once_by_one_adapter(several: Running, model: FakeVLLM) -> None:
+    model.inject(after(0.2), times=None)
+    model.most_at_once = 0
+    assert several.ask().is_success
+    assert model.most_at_once == 4
+    assert {each["model"] for each in model.requests} == {"adapter"}
+    assert {each["temperature"] for each in model.requests} == {0.8}
+    assert len(model.requests) == 12
+
+
+def test_all_samples_of_all_questions_keep_to_the_bound_and_none_is_lost(several: Running, model: FakeVLLM) -> None:
+    model.inject(after(0.05), times=None)
+    model.most_at_once = 0
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda number: several.ask(1 + number % 20), range(30)))
+    assert {each.status_code for each in answers} <= {200, 429}
+    assert sum(each.is_success for each in answers) >= 6
+    assert model.most_at_once <= 8
+    until(lambda: several.metric("gumshoe_running") == 0 and several.metric("gumshoe_waiting", what="episode") == 0)
+    assert several.ask().is_success, "every place was given back"
+
+
+def test_a_sample_that_fails_or_is_late_is_left_out(several: Running, model: FakeVLLM) -> None:
+    failed = several.metric("gumshoe_model_errors_total", why="failed")
+    model.inject(status(400))
+    told = several.ask().json()
+    assert (told["answer"], told["cost"]["samples"], told["cost"]["failed"]) == ("Body of message 7", 3, 1)
+    assert several.metric("gumshoe_model_errors_total", why="failed") == failed + 1
+    assert "1 of 4 samples failed, and are left out" in several.log.read_text()
+    model.inject(stall)
+    late = several.ask().json()
+    assert (late["answer"], late["cost"]["failed"]) == ("Body of message 7", 1)
+    assert 3 <= late["seconds"] < 4, "given up in time for an answer within the deadline"
+    assert several.metric("gumshoe_model_errors_total", why="too slow") >= 1
+    model.heal()
+    model.inject(status(400), times=None)
+    assert several.ask().status_code == 502
+    model.heal()
+    model.inject(stall, times=None)
+    assert several.ask().status_code == 504
+
+
+def test_a_stream_sends_the_steps_of_the_one_that_answers(several: Running, model: FakeVLLM) -> None:
+    model.inject(guessing(lambda place: place == 0), times=None)
+    with several.client.stream("POST", "/invoke/stream", json=asked(7)) as response:
+        found = events(response)
+    assert [name for name, _ in found] == ["step"] * 3 + ["answer"]
+    answer = found[-1][1]
+    assert [data for name, data in found if name == "step"] == answer["steps"]
+    assert (answer["chosen"], answer["answer"]) == ("3 of 4 samples agree", "Body of message 7")
+
+
+def test_an_mcp_client_is_answered_likewise(several: Running, model: FakeVLLM) -> None:
+    model.inject(guessing(lambda place: place == 0), times=None)
+    (told,) = called(several, ("ask", {"question": "What is in 7?", "inbox_address": ANN, "query_date": DAY}), key="x")
+    assert '"answer": "Body of message 7"' in told[1]
+    assert '"chosen": "3 of 4 samples agree"' in told[1]
+
+
+def test_the_best_by_a_judge_is_given_and_its_requests_are_counted(
+    best: Running, model: FakeVLLM, judge: FakeVLLM
+) -> None:
+    model.inject(guessing(lambda place: place != 2), times=None)
+    told = best.ask().json()
+    assert told["answer"] == "Body of message 7"
+    assert told["chosen"] == "scored 0.90, the highest of 4: it quotes"
+    assert (told["cost"]["judge_requests"], told["cost"]["judge_prompt_tokens"]) == (1, 1000)
+    assert best.metric("gumshoe_judge_requests_total") == 1
+    assert best.metric("gumshoe_judge_tokens_total", kind="given") == 1000
+    assert best.metric("gumshoe_choices_total", how="best") == 1
+    assert SECRET not in judge.requests[0]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize("act", [status(500), stall], ids=["fails", "stalls"])
+def test_where_the_judge_fails_the_first_answer_is_given_and_that_is_told(
+    act: Act, best: Running, model: FakeVLLM, judge: FakeVLLM
+) -> None:
+    model.inject(guessing(lambda place: place != 2), times=None)
+    judge.inject(act, times=None)
+    before = best.metric("gumshoe_choices_total", how="first")
+    told = best.ask().json()
+    assert told["success"]
+    assert told["chosen"] == "the first sample, for the judge chose none"
+    assert best.metric("gumshoe_choices_total", how="first") == before + 1
+    assert "ruler:base chose no sample, and the first is taken" in best.log.read_text()
+    assert "Guess" not in best.log.read_text()
+
+
+def test_one_sample_is_answered_as_ever(server: Running) -> None:
+    told = server.ask().json()
+    assert (told["chosen"], told["cost"]["samples"], told["cost"]["turns"]) == ("", 1, 3)
+    assert server.metric("gumshoe_choices_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["model.samples=4"], "set model.temperature above 0"),
+        (["model.samples=65", "model.temperature=1"], "less than or equal to 64"),
+        (["model.samples=4", "model.temperature=1", "model.choose=best"], "the best of several needs a judge"),
+        (
+            ["model.samples=4", "model.temperature=1", "model.choose=best", "model.choose_by=heuristic"],
+            "compares with the reference answer",
+        ),
+        (["model.choose_by=ruler:m"], "set model.samples to 2 or more"),
+        (["model.samples=8", "model.temperature=1", "limits.concurrency=4"], "raise that, or take fewer samples"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(sets: list[str], said: str, place: Place, run: Any) -> None:
+    words = [word for each in sets for word in ("--set", each)]
+    ran = run("serve", "--index", place.index, "--policy", "chat:x@http://127.0.0.1:9", "--open", "--port", 0, *words)
+    assert (ran.status, said in ran.err) == (2, True), ran.err
+
+
+def test_the_command_line_asks_for_several_here_and_tells_what_they_took(
+    place: Place, several: Running, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GUMSHOE_INDEX", raising=False)
+    words = ["ask", "What is in 7?", "--inbox", ANN, "--date", DAY]
+    served = run(*words, "--url", several.url)
+    assert (served.status, "4 of 4 samples agree; all samples: 4 of 4 ended, 12 turns" in served.err) == (0, True)
+    refused = run(*words, "--url", several.url, "--samples", 4)
+    assert (refused.status, "leave --samples out" in refused.err) == (2, True), refused.err
+    for more, said in (
+        (["--samples", 4, "--temperature", 0], "several greedy samples are all alike"),
+        (["--choose", "majority"], "give --samples, 2 to 64"),
+        (["--samples", 4, "--choose", "best"], "the best of several needs a judge"),
+    ):
+        refused = run(*words, "--index", place.index, *more)
+        assert (refused.status, said in refused.err) == (2, True), refused.err
+
+
+def test_the_tiny_policy_is_asked_several_times(place: Place, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "is_installed", lambda: False)  # without vLLM it answers in this process
+    words = ["ask", "What is in 7?", "--inbox", ANN, "--date", DAY, "--index", place.index, "--max-turns", 3]
+    ran = run(*words, "--max-tokens", 60, "--samples", 3, "--json")
+    told = json.loads(ran.out)
+    assert (told["cost"]["samples"], told["cost"]["failed"]) == (3, 0)
+    assert "of 3 samples" in told["chosen"]
+    assert ran.status == (0 if told["success"] else 3), ran.err
+    again = json.loads(run(*words, "--max-tokens", 60, "--samples", 3, "--json").out)
+    assert (again["answer"], again["chosen"], again["cost"]["turns"]) == (
+        told["answer"],
+        told["chosen"],
+        told["cost"]["turns"],
+    )

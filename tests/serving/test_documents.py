@@ -1,0 +1,203 @@
+"""An agent server that answers from documents: over HTTP, over MCP and on its page, to whoever may ask at all."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from playwright.sync_api import Browser, expect
+
+from gumshoe.agent.run import read_trajectories
+from gumshoe.artifacts.store import Store
+from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.serving.access import add_key
+from tests.agent.fake_vllm import FakeVLLM, decoded
+from tests.conftest import Ran
+from tests.documents.collection import write_jsonl
+from tests.documents.pages import make_collection, page
+from tests.serving.agent_server import ANN, Place, Running, started
+from tests.serving.test_page import opened
+
+QUESTION = {"question": "What is in 7?", "query_date": "2001-06-01"}
+TITLES = {7: "<b>Seven</b> & more", 19: ""}
+LONG = f"It begins. {'So on. ' * 5000}It ends."
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def library(
+    place: Place, shared_model: FakeVLLM, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A server of documents 1 to 20 and a long one, with a key that reads no inbox, and one that reads Ann's."""
+    directory = tmp_path_factory.mktemp("library")
+    pages = [page(number, title=TITLES.get(number, f"Title {number}")) for number in range(1, 21)]
+    index = make_collection(directory, [*pages, page(21, title="Long", text=LONG)])
+    key = add_key(directory / "keys", "reader", [])
+    (directory / "ann").write_text(add_key(directory / "keys", "ann", [ANN]))
+    keeping = ["--store", str(store), "--set", "keeping.feedback=true", "--set", "keeping.trajectories=1"]
+    policy = f"vllm:{shared_model.address}#adapter"
+    words = ["--keys", str(directory / "keys"), *keeping]
+    with started(Place(index, place.tokenizer), policy, directory / "log", *words, key=key) as running:
+        yield running
+
+
+def ask(server: Running, **changes: Any) -> Any:
+    return server.client.post("/invoke", json={"parameters": QUESTION | changes})
+
+
+def test_a_question_is_answered_without_an_inbox(library: Running, model: FakeVLLM) -> None:
+    told = ask(library, steps=True).json()
+    assert told | {"seconds": 0, "steps": [], "cost": None} == {
+        "question": "What is in 7?",
+        "inbox_address": None,
+        "query_date": "2001-06-01",
+        "answer": "Body of document 7",
+        "source_ids": ["d7"],
+        "sources": [{"document_id": "d7", "title": TITLES[7], "url": "https://example.com/7"}],
+        "success": True,
+        "reason": "",
+        "steps": [],
+        "policy": "adapter",
+        "turns": 3,
+        "seconds": 0,
+        "cost": None,
+        "chosen": "",
+    }
+    assert [each["tool"] for each in told["steps"]] == ["search_documents", "read_document", "return_final_answer"]
+    assert told["steps"][0]["text"] == "<think>\nTurn 1.\n</think>", "what it thought is told beside the call"
+    assert "in <think> and </think>" in decoded(model.requests[0]["prompt"])
+
+
+def test_no_day_is_told_where_none_is_named(library: Running, model: FakeVLLM) -> None:
+    """As in training on questions that have none."""
+    assert ask(library).json()["query_date"] == "2001-06-01"
+    assert "Today is Friday, 2001-06-01." in decoded(model.requests[-1]["prompt"])
+    told = ask(library, query_date=None).json()
+    assert (told["answer"], told["query_date"]) == ("Body of document 7", None)
+    assert "Today is" not in decoded(model.requests[-1]["prompt"])
+    judged = {name: told[name] for name in ("question", "query_date", "answer", "source_ids")}
+    assert library.client.post("/feedback", json={**judged, "right": True}).json() == {"kept": True}
+
+
+def test_queries_are_embedded_at_an_endpoint(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    options = BuildOptions(f"openai:base@{model.address}/v1")
+    build_index([write_jsonl(tmp_path / "d.jsonl", map(page, range(1, 9)))], tmp_path / "index", options)
+    policy = f"vllm:{model.address}#adapter"
+    with started(Place(tmp_path / "index", place.tokenizer), policy, tmp_path / "log", "--open") as server:
+        told = ask(server, steps=True).json()
+    assert "  id: d" in told["steps"][0]["result"]
+
+
+def test_an_inbox_is_refused_where_none_is_read_and_a_stranger_everywhere(library: Running) -> None:
+    refused = ask(library, inbox_address=ANN)
+    assert (refused.status_code, "no inbox is read here" in refused.json()["detail"]) == (422, True)
+    stranger = library.client.post("/invoke", json=QUESTION, headers={"Authorization": "Bearer gum_none"})
+    assert stranger.status_code == 401
+    known = (library.log.parent / "ann").read_text()
+    assert library.client.post("/invoke", json=QUESTION, headers={"Authorization": f"Bearer {known}"}).is_success
+    caller = library.client.get("/principal").json()
+    assert caller == {"name": "reader", "inboxes": [], "has_inboxes": False, "feedback": True}
+
+
+def test_a_key_for_documents_alone_reads_no_mail(place: Place, shared_model: FakeVLLM, tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", "reader", [])
+    policy = f"vllm:{shared_model.address}#adapter"
+    with started(place, policy, tmp_path / "log", "--keys", str(tmp_path / "keys"), key=key) as mail:
+        assert ask(mail).status_code == 422
+        assert ask(mail, inbox_address=ANN).status_code == 403
+        assert mail.client.get("/principal").json()["has_inboxes"] is True
+
+
+def test_an_mcp_client_finds_the_tools_of_documents(library: Running) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("search_documents", {"query": "body of 7"}),
+        ("read_document", {"document_id": "d7"}),
+        ("read_document", {"document_id": "d99"}),
+        ("read_document", {"document_id": "d21"}),
+        ("search_documents", {"query": 7}),
+        ("ask", {"question": "What is in 7?"}),
+    ]
+
+    async def call() -> tuple[dict[str, Any], list[tuple[bool, str]]]:
+        headers = {"Authorization": f"Bearer {library.key}"}
+        async with (
+            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60) as http,
+            Client(streamable_http_client(f"{library.url}/mcp", http_client=http)) as client,
+        ):
+            tools = {each.name: each for each in (await client.list_tools()).tools}
+            answers = [await client.call_tool(name, arguments) for name, arguments in calls]
+            return tools, [(bool(each.is_error), each.content[0].text) for each in answers]  # type: ignore[union-attr]
+
+    tools, (found, read, missing, long, wrong, asked) = asyncio.run(call())
+    assert set(tools) == {"search_documents", "read_document", "ask"}
+    schema = tools["search_documents"].input_schema
+    assert schema["properties"]["query"]["description"] == "What to look for, in a few words."
+    assert list(schema["properties"]) == schema["required"] == ["query"]
+    assert tools["search_documents"].description.startswith("Search the documents: up to ten passages")
+    assert list(tools["ask"].input_schema["properties"]) == ["question"]
+    assert (found[0], "  id: d7" in found[1]) == (False, True)
+    assert read == (False, f"{TITLES[7]}\n\nBody of document 7")
+    assert (missing[0], "there is no document 'd99'" in missing[1]) == (True, True)
+    assert long == (False, f"Long\n\n{LONG}")
+    assert wrong[0]
+    assert json.loads(asked[1])["sources"] == [
+        {"document_id": "d7", "title": TITLES[7], "url": "https://example.com/7"}
+    ]
+
+
+def test_the_page_asks_for_no_inbox_and_no_day_and_shows_documents(
+    library: Running, model: FakeVLLM, browser: Browser
+) -> None:
+    for tab in opened(browser, library.url, "401"):
+        tab.get_by_label("Key").fill(str(library.key))
+        tab.get_by_role("button", name="Go on").click()
+        tab.get_by_label("What do you want to know?").fill("What is in 7?")
+        expect(tab.get_by_label("Whose mail?")).to_be_hidden()
+        expect(tab.get_by_label("As of which day?")).to_be_hidden()
+        tab.get_by_role("button", name="Ask", exact=True).click()
+        expect(tab.locator("#answer")).to_have_text("Body of document 7")
+        expect(tab.locator("#sources a")).to_have_text(TITLES[7])
+        expect(tab.locator("#sources a")).to_have_attribute("href", "https://example.com/7")
+        expect(tab.locator("#steps > li").first).to_contain_text("Turn 1.")
+        tab.get_by_role("button", name="Yes").click()
+        expect(tab.locator("#status")).to_have_text("Thank you.")
+        assert "Today is" not in decoded(model.requests[-1]["prompt"])
+        tab.get_by_label("What do you want to know?").fill("What is in 19?")
+        tab.get_by_role("button", name="Ask", exact=True).click()
+        expect(tab.locator("#sources a")).to_have_text("https://example.com/19")
+
+
+def test_ask_goes_to_a_server_without_an_inbox(library: Running, run: Callable[..., Ran]) -> None:
+    asked = run("ask", "What is in 7?", "--url", library.url, "--key", library.key)
+    assert (asked.status, asked.out.splitlines()[0]) == (0, "Body of document 7"), asked.err
+    assert f"{TITLES[7]} d7 https://example.com/7" in asked.out
+
+
+def test_what_is_kept_is_about_documents_and_quotes_nobody(library: Running, store: Path, tmp_path: Path) -> None:
+    """The last of this module: it ends the server."""
+    judged = {**QUESTION, "answer": "Body of document 7", "source_ids": ["d7"], "right": True}
+    assert library.client.post("/feedback", json=judged).json() == {"kept": True}
+    wrong = library.client.post("/feedback", json=judged | {"source_ids": ["d99"]})
+    assert (wrong.status_code, wrong.json()["detail"]) == (422, "there is no document 'd99'")
+    library.process.send_signal(signal.SIGTERM)
+    assert library.process.wait(30) == 0
+    (version,) = Store(str(store)).list("feedback")
+    kept = Store(str(store)).fetch(version.reference, tmp_path / "kept").directory
+    scenarios = load_scenarios(str(kept / "scenarios.jsonl")).scenarios
+    assert {each.document_ids for each in scenarios} == {("d7",)}
+    assert {each.inbox_address for each in scenarios} == {None}
+    assert all(
+        each.record.right_sources or each.record.read_others for each in read_trajectories(kept / "trajectories.jsonl")
+    )
+    assert json.loads((kept / "private.json").read_text()) == {"inboxes": [], "beside": []}
