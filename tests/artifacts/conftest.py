@@ -1,6 +1,6 @@
 """Where the tests of artifacts store things: in a directory, in a bucket, and in a bucket behind faults."""
 
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from gumshoe.artifacts.store import Store
 from tests.artifacts.fault_proxy import FaultProxy
 
 QUICK = Limits(connect_timeout=1, read_timeout=0.6, attempts=3, backoff=0.1, workers=4)
+PATIENT = replace(QUICK, read_timeout=30)  # of a server that many ask at once
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -23,14 +24,6 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def store(store_uri: str) -> Store:
     return Store(store_uri, QUICK)
-
-
-@pytest.fixture
-def proxy(s3_server: str) -> Iterator[FaultProxy]:
-    """A proxy in front of the S3 server."""
-    with FaultProxy.before(s3_server) as proxy:
-        yield proxy
-    assert proxy.errors == []
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import boto3
+import psutil
 import pytest
 
 from gumshoe.artifacts.s3 import (
@@ -176,6 +177,20 @@ def test_a_deadline_ends_a_publication_that_gets_no_answers(behind: Store, proxy
     proxy.inject(stall, "PUT", "weights.bin", times=None)
     with within(10), pytest.raises(DeadlineError, match=r"0\.5 seconds"):
         Store(behind.uri, replace(HASTY, deadline=0.5)).publish(source, "adapters", "1")
+    assert behind.list() == []
+
+
+@pytest.mark.parametrize("size", [100, 12 * MIB], ids=["in one request", "in parts"])
+def test_a_deadline_that_passes_while_an_answer_is_awaited_leaves_no_file_open_and_nothing_to_pay_for(
+    behind: Store, proxy: FaultProxy, tmp_path: Path, s3_bucket: str, size: int
+) -> None:
+    source = write_files(tmp_path / "source", {"late.bin": noise(size)})
+    proxy.inject(meanwhile(lambda: time.sleep(1)), "PUT", "late.bin", times=None)
+    limits = replace(QUICK, deadline=0.7, read_timeout=0.7, part_size=5 * MIB)
+    with pytest.raises(DeadlineError, match=r"0\.7 seconds"):
+        Store(behind.uri, limits).publish(source, "adapters", "1")
+    assert [each.path for each in psutil.Process().open_files() if str(source) in each.path] == []
+    assert boto3.client("s3").list_multipart_uploads(Bucket=s3_bucket).get("Uploads", []) == []
     assert behind.list() == []
 
 

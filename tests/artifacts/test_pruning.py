@@ -167,6 +167,27 @@ def test_old_leftovers_go_from_a_bucket(behind: Store, proxy: FaultProxy, tmp_pa
     assert behind.verify("adapters/1") == {}
 
 
+def test_a_store_that_lies_in_another_is_part_of_it(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    run = Store(f"{behind.uri}/runs/r1")
+    _publish(behind, tmp_path, "adapters/r1")
+    _publish(run, tmp_path, "checkpoints/1", "checkpoints/2")
+    _publish(run, tmp_path, "results/1", made_from="checkpoints/1", latest=False)
+    inner = [f"runs/r1/{each}" for each in ("checkpoints/1", "checkpoints/2", "results/1")]
+    assert _listed(behind) == ["adapters/r1", *inner]
+    assert [each.reference for each in behind.list("runs/r1/checkpoints")] == inner[:2]
+    behind.fetch(inner[0], tmp_path / "out")
+    assert read_files(tmp_path / "out")["config/name"] == b"checkpoints/1"
+    assert behind.lineage(inner[2]).made_from[0].reference == inner[0]
+
+    proxy.inject(edit(_made_in_2020), "GET", query="list-type=2", times=None)
+    pruned = prune(behind, keep=1, older_than=NOW)
+    assert (pruned.removed, pruned.leftovers) == ([], 0), "a result is kept, and what it was made from"
+    _publish(run, tmp_path, "results/2", latest=False)
+    assert [each.reference for each in prune(behind, keep=1, older_than=NOW).removed] == [inner[0], inner[2]]
+    assert [each.reference for each in run.list()] == ["checkpoints/2", "results/2"]
+    assert all(run.verify(each.reference) == {} for each in run.list())
+
+
 def test_a_dry_run_abandons_no_upload(behind: Store, s3_bucket: str) -> None:
     s3 = boto3.client("s3")
     s3.create_multipart_upload(Bucket=s3_bucket, Key=f"project/artifacts/{LEFTOVER}")

@@ -15,8 +15,9 @@ def mail(tmp_path: Path) -> Path:
     return write_files(tmp_path / "mail", {"cur/1": b"one", "cur/2": b"two"})
 
 
-def test_it_is_the_same_until_something_changes(mail: Path) -> None:
-    uri = f"maildir:{mail}"
+@pytest.mark.parametrize("kind", ["maildir", "dir"])
+def test_it_is_the_same_until_something_changes(mail: Path, kind: str) -> None:
+    uri = f"{kind}:{mail}"
     states = [state_of([uri]), state_of([uri])]
     (mail / "cur" / "3").write_bytes(b"three")
     states.append(state_of([uri]))

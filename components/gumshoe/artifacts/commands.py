@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gumshoe.errors import RefusedError, UsageError
-from gumshoe.terminal import JsonFlag, err, out, plain, print_json
+from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -96,7 +96,7 @@ def fetch(
         return
     what = f"{_size(fetched.downloaded)} downloaded" if fetched.downloaded else "nothing to download"
     out.print(
-        f"[bold]{fetched.manifest.reference}[/] is in {_text(fetched.directory)}, verified; {what}", soft_wrap=True
+        f"[bold]{fetched.manifest.reference}[/] is in {printable(fetched.directory)}, verified; {what}", soft_wrap=True
     )
 
 
@@ -115,7 +115,7 @@ def list_(
         print_json([manifest.model_dump(mode="json") for manifest in manifests])
         return
     if not manifests:
-        err.print(f"{_text(opened.uri)} holds no {kind or 'artifacts'}.", soft_wrap=True)
+        err.print(f"{printable(opened.uri)} holds no {kind or 'artifacts'}.", soft_wrap=True)
         return
     newest = {each: opened.latest(each) for each in {manifest.kind for manifest in manifests}}
     table = Table("artifact", "created (UTC)", "files", "size", "made from", box=None)
@@ -145,14 +145,14 @@ def show(reference: Reference, store: StoreUri, json: JsonFlag = False) -> None:
     facts = Table("", Column(overflow="fold"), box=None, show_header=False)
     facts.add_row("created", f"{manifest.created:%Y-%m-%d %H:%M:%S} UTC")
     facts.add_row("content", manifest.content)
-    facts.add_row("files at", f"{_text(opened.uri)}/{manifest.reference}/{manifest.data}/")
-    facts.add_row("code", _text(manifest.code or "unknown"))
-    facts.add_row("image", _text(manifest.image or "none"))
+    facts.add_row("files at", f"{printable(opened.uri)}/{manifest.reference}/{manifest.data}/")
+    facts.add_row("code", printable(manifest.code or "unknown"))
+    facts.add_row("image", printable(manifest.image or "none"))
     for name, value in manifest.settings.items():
-        facts.add_row(f"setting {_text(name)}", _text(value))
+        facts.add_row(f"setting {printable(name)}", printable(value))
     files = Table(Column("file", overflow="fold"), "size", Column("sha256", overflow="fold"), box=None)
     for entry in manifest.files:
-        files.add_row(_text(entry.path), _size(entry.size), entry.sha256)
+        files.add_row(printable(entry.path), _size(entry.size), entry.sha256)
     out.print(f"[bold]{manifest.reference}[/]", facts, files, sep="\n")
     out.print(_as_tree(lineage))
 
@@ -181,11 +181,11 @@ def verify(
     if json:
         print_json({"artifact": name, "damaged": faults})
     for path, reason in faults.items():
-        err.print(f"[red]{_text(path)}[/]: {reason}", soft_wrap=True)
+        err.print(f"[red]{printable(path)}[/]: {reason}", soft_wrap=True)
     if faults:
         raise RefusedError(f"{name} is damaged: {len(faults)} files")
     if not json:
-        out.print(f"{_text(name)}: every byte is as published", soft_wrap=True)
+        out.print(f"{printable(name)}: every byte is as published", soft_wrap=True)
 
 
 @app.command()
@@ -262,9 +262,9 @@ def forget(
     verb = "removed" if yes else "would remove"
     for each in found:
         whose = "" if each.is_named else ", which may hold anybody's mail"
-        out.print(f"{verb} {_text(each.place)} ({len(each.keys)} files, {_size(each.size)}{whose})", soft_wrap=True)
+        out.print(f"{verb} {printable(each.place)} ({len(each.keys)} files, {_size(each.size)}{whose})", soft_wrap=True)
     if not found:
-        out.print(f"Nothing in {_text(opened.uri)} quotes {_text(inbox)}.", soft_wrap=True)
+        out.print(f"Nothing in {printable(opened.uri)} quotes {printable(inbox)}.", soft_wrap=True)
     elif not yes:
         out.print("Nothing was removed yet; add --yes to do it.")
 
@@ -294,13 +294,6 @@ def _as_tree(lineage: "Lineage", tree: "Tree | None" = None) -> "Tree":
     for parent in lineage.made_from:
         _as_tree(parent, branch)
     return branch
-
-
-def _text(text: object) -> str:
-    """Text from outside, which is no markup."""
-    from rich.markup import escape
-
-    return escape(plain(text))
 
 
 def _size(amount: int) -> str:

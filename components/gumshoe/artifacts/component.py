@@ -7,17 +7,17 @@ from kfp import dsl
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
 def look_at_sources(  # as Kubeflow has several outputs
-    mail: list, scenarios: str
-) -> NamedTuple("States", [("mail", str), ("scenarios", str)]):  # type: ignore[valid-type]
+    sources: list, scenarios: str
+) -> NamedTuple("States", [("sources", str), ("scenarios", str)]):  # type: ignore[valid-type]
     """Say what lies at the sources now, so that what was made of them before is used only where nothing has changed.
 
     Args:
-        mail: Sources of mail, as `gumshoe mail index` takes them.
+        sources: Of mail or of documents.
         scenarios: As `gumshoe scenarios load` takes it.
     """
     from gumshoe.artifacts.state import state_of
 
-    return state_of(mail), state_of([scenarios])
+    return state_of(sources), state_of([scenarios])
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)

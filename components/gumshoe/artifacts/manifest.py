@@ -162,6 +162,18 @@ class Manifest(BaseModel):
         """The folder, beside the manifest in a store, that holds the files."""
         return DATA_PREFIX + self.content[:32]
 
+    def within(self, reference: str, where: str) -> "Manifest":
+        """The same as it is called in a store that the store it was published to lies in, as a run's does.
+
+        Raises:
+            InvalidManifestError: it is that of another artifact.
+        """
+        place = reference.removesuffix(self.reference)
+        if not place.endswith("/"):
+            raise InvalidManifestError(f"{where} is the manifest of {self.reference}")
+        names = {"kind": place + self.kind, "made_from": tuple(place + each for each in self.made_from)}
+        return self.model_copy(update=names)
+
     def to_json(self) -> bytes:
         return self.model_dump_json(indent=2).encode() + b"\n"
 

@@ -3,7 +3,9 @@
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +14,9 @@ import boto3
 import botocore.exceptions as failures
 import tenacity
 import urllib3.exceptions
-from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
+from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.config import Config
+from s3transfer.subscribers import BaseSubscriber
 
 from gumshoe.artifacts.storage import (
     DamagedError,
@@ -43,6 +46,13 @@ _BUSY = {
     "502",
     "503",
     "504",
+}
+_DENIED = {"AccessDenied", "403", "Forbidden", "AllAccessDisabled"}
+_UNSET = {  # a bucket has no such setting, or its server does not know of any
+    "NoSuchLifecycleConfiguration",
+    "ObjectLockConfigurationNotFoundError",
+    "NotImplemented",
+    "MethodNotAllowed",
 }
 _REGION = {
     "PermanentRedirect",
@@ -129,7 +139,7 @@ def _explain_answer(error: failures.ClientError, bucket: str, where: str) -> Exc
     if code in _REGION and (code not in {"301", "400"} or "x-amz-bucket-region" in headers):
         region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region", "another region")
         return WrongRegionError(f"{where}: bucket {bucket!r} lies in {region}; set AWS_REGION to it ({code})")
-    if code in {"AccessDenied", "403", "Forbidden", "AllAccessDisabled"}:
+    if code in _DENIED:
         return AccessDeniedError(
             f"{where}: access denied ({error.operation_name}); these credentials need s3:ListBucket on the bucket, "
             "and s3:GetObject, s3:PutObject and s3:DeleteObject below it"
@@ -137,6 +147,18 @@ def _explain_answer(error: failures.ClientError, bucket: str, where: str) -> Exc
     if code in _BUSY or (isinstance(status, int) and status >= 500):
         return UnavailableError(f"{where}: the server is busy or failing ({code} {said}); run this again later")
     return StorageError(f"{where}: {error.operation_name} failed: {code} {said}")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a bucket keeps of objects that are deleted."""
+
+    is_versioned: bool = False
+    """It keeps them as older versions."""
+    expires: bool = False
+    """A rule of its lifecycle removes older versions in time."""
+    locked_for: str = ""
+    """How long nothing can be deleted at all, in words; empty where nothing is locked."""
 
 
 class S3Storage:
@@ -208,10 +230,6 @@ class S3Storage:
         return bytes(data), reader.tag or ""
 
     def upload(self, files: dict[str, Path], deadline: Deadline, advance: Callable[[int], object]) -> None:
-        def advanced(amount: int) -> None:
-            deadline.check()
-            advance(amount)
-
         config = TransferConfig(
             multipart_threshold=self._limits.part_size,
             multipart_chunksize=self._limits.part_size,
@@ -223,7 +241,7 @@ class S3Storage:
                     str(path),
                     self._bucket,
                     self._prefix + key,
-                    subscribers=[ProgressCallbackInvoker(advanced)],
+                    subscribers=[_Progress(deadline, advance)],
                 )
                 for key, path in files.items()
             }
@@ -231,8 +249,8 @@ class S3Storage:
                 try:
                     with self._explained(key):
                         future.result()
-                except UnavailableError:
-                    deadline.check()  # an expired deadline reaches us as a failed request
+                except (UnavailableError, CancelledError):
+                    deadline.check()  # which is why it failed, or was cancelled, once it is over
                     raise
                 except OSError as error:
                     raise StorageError(f"{files[key]} could not be read: {error.strerror or error}") from error
@@ -269,7 +287,42 @@ class S3Storage:
                 )
             for refused in answer.get("Errors", []):
                 where = f"s3://{self._bucket}/{refused.get('Key')}"
-                raise StorageError(f"{where} could not be deleted: {refused.get('Code')} {refused.get('Message')}")
+                kind = AccessDeniedError if refused.get("Code") in _DENIED else StorageError
+                raise kind(f"{where} could not be deleted: {refused.get('Code')} {refused.get('Message')}")
+
+    def retention(self) -> Retention:
+        """What the bucket keeps of objects that are deleted.
+
+        Raises:
+            AccessDeniedError: the credentials do not allow to ask.
+        """
+        with self._explained(""):
+            if self._client.get_bucket_versioning(Bucket=self._bucket).get("Status") is None:
+                return Retention()  # nor is anything locked: that needs versions
+            rules = self._told(self._client.get_bucket_lifecycle_configuration).get("Rules", [])
+            lock = self._told(self._client.get_object_lock_configuration).get("ObjectLockConfiguration", {})
+        expires = any(rule["Status"] == "Enabled" and "NoncurrentVersionExpiration" in rule for rule in rules)
+        rule = lock.get("Rule", {}).get("DefaultRetention", {})
+        locked = next((f"{rule[unit]} {unit.lower()}" for unit in ("Days", "Years") if unit in rule), "")
+        return Retention(is_versioned=True, expires=expires, locked_for=locked)
+
+    def _told(self, ask: Callable[..., Any]) -> dict[str, Any]:
+        """What a bucket says of one of its settings; nothing where it has none, or the server knows none."""
+        try:
+            found: dict[str, Any] = ask(Bucket=self._bucket)
+        except failures.ClientError as error:
+            if _answer_code(error) in _UNSET:
+                return {}
+            raise
+        return found
+
+    def delete_versions(self, prefix: str) -> None:
+        """Remove what a versioned bucket keeps of deleted objects whose key starts with `prefix`."""
+        with self._explained(prefix):
+            pages = self._client.get_paginator("list_object_versions")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+                for each in [*page.get("Versions", []), *page.get("DeleteMarkers", [])]:
+                    self._client.delete_object(Bucket=self._bucket, Key=each["Key"], VersionId=each["VersionId"])
 
     def abandon_uploads(self, prefix: str, before: datetime, keys: re.Pattern[str]) -> int:
         count = 0
@@ -283,6 +336,22 @@ class S3Storage:
                         )
                         count += 1
         return count
+
+
+class _Progress(BaseSubscriber):
+    """Tells how many bytes of an upload were sent, and cancels it once its deadline is over.
+
+    Cancels, and raises nothing: what is raised here as a file is closed leaves it open.
+    """
+
+    def __init__(self, deadline: Deadline, advance: Callable[[int], object]) -> None:
+        self._deadline, self._advance = deadline, advance
+
+    def on_progress(self, future: Any, bytes_transferred: int, **_: Any) -> None:
+        """Called by s3transfer, with how many bytes there are since the last time."""
+        self._advance(bytes_transferred)
+        if self._deadline.is_over:
+            future.cancel()
 
 
 class _AsItComes:

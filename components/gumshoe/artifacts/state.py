@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gumshoe.artifacts.hub import dataset_commit, local_dataset
 from gumshoe.artifacts.storage import list_uri
 
-_KIND = re.compile(r"(?:maildir|mbox|eml|jsonl):(?!//)")
+_KIND = re.compile(r"(?:dir|maildir|mbox|eml|jsonl):(?!//)")
 
 
 def state_of(uris: Iterable[str]) -> str:

@@ -71,9 +71,13 @@ class Deadline:
     seconds: float
     started: float = field(default_factory=time.monotonic)
 
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() - self.started > self.seconds
+
     def check(self) -> None:
         """Raises DeadlineError once the time is over."""
-        if time.monotonic() - self.started > self.seconds:
+        if self.is_over:
             raise DeadlineError(
                 f"not done after {self.seconds:g} seconds, the deadline for the whole operation; "
                 "run it again to go on from here, or allow it more time"

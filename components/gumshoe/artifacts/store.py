@@ -10,13 +10,14 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from io import BufferedReader
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from gumshoe.artifacts.manifest import (
@@ -261,9 +262,7 @@ class Store:
         except NotFoundError:
             return None
         manifest = Manifest.from_json(text, f"{self.uri}/{key}")
-        if manifest.reference != reference:
-            raise InvalidManifestError(f"{self.uri}/{key} is the manifest of {manifest.reference}")
-        return manifest
+        return manifest if manifest.reference == reference else manifest.within(reference, f"{self.uri}/{key}")
 
     def _find_ours(self, reference: str) -> Manifest | None:
         try:
@@ -434,6 +433,30 @@ class Store:
             f"{self.uri}/{key} is damaged: {_DOWNLOADS} downloads did not give the bytes that were published; "
             "publish it again under a new version"
         )
+
+
+@contextmanager
+def fetched_directory(place: str, store: str | None, *, verify: bool = False) -> Iterator[Path]:
+    """A directory as it is, or `KIND/VERSION` of a store, fetched for as long as the block runs. With `verify` a
+    directory is read wholly first, where a manifest says what it holds; what is fetched is verified anyway.
+
+    Raises:
+        UsageError: it is neither.
+        GumshoeError: it is damaged, or the store does not answer.
+    """
+    directory = Path(place)
+    if directory.is_dir():
+        if verify and (directory / MANIFEST).exists():
+            _, damaged = verify_directory(directory)
+            if damaged:
+                told = ", ".join(f"{path}: {reason}" for path, reason in damaged.items())
+                raise GumshoeError(f"{directory} is damaged ({told}); fetch it again")
+        yield directory
+        return
+    if store is None or not is_reference(place):
+        raise UsageError(f"there is no directory {place}; name another, or KIND/VERSION with --store")
+    with TemporaryDirectory(prefix="gumshoe-fetched-") as scratch:
+        yield Store(store).fetch(place, Path(scratch) / "files").directory
 
 
 def verify_directory(directory: Path) -> tuple[Manifest, dict[str, str]]:
