@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.environments import World, open_world
 from gumshoe.agent.episode import EpisodeLimits
 from gumshoe.agent.policies import token_speakers
 from gumshoe.agent.policy import Sampling, ScriptedPolicy
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.errors import UnavailableError
-from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.judge import JudgeError, Verdict
 from gumshoe.rewards.judges import open_judge
 from gumshoe.rewards.reward import Reward, reward
@@ -32,8 +32,8 @@ def says_yes(trajectory: Trajectory, scenario: Scenario) -> float:  # noqa: ARG0
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
-    return make_index(tmp_path_factory.mktemp("collecting"), synthetic().messages)
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return open_world(make_index(tmp_path_factory.mktemp("collecting"), synthetic().messages).path.parent)
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +60,13 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def collect(index: MailIndex, tokenizer: Any) -> Callable[..., StepRollouts]:
+def collect(world: World, tokenizer: Any) -> Callable[..., StepRollouts]:
     chat = ChatFormat(tokenizer)
 
     def collected(script: Asked, step: int = 0, scoring: Scoring | None = None, **more: Any) -> StepRollouts:
         version = more.pop("version", "scripted")
         collector = Collector(
-            index,
+            world,
             Schedule(ASKED, 1, GROUPS),
             scoring or Scoring([Reward("says_yes", says_yes)]),
             EpisodeLimits(4, 4096),

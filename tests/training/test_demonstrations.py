@@ -1,9 +1,7 @@
 """A warm start: what is learned of which episodes, and that training begins there."""
 
-import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +11,39 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.email import EmailEnvironment
-from gumshoe.agent.episode import EpisodeLimits, run_episode
-from gumshoe.agent.policies import TINY, load_tokenizer, token_speakers
-from gumshoe.agent.policy import Sampling, ScriptedPolicy
-from gumshoe.agent.threads import ToolThreads
-from gumshoe.agent.trajectory import Segment, Trajectory
+from gumshoe.agent.policies import TINY, load_tokenizer
+from gumshoe.agent.run import read_trajectories
 from gumshoe.errors import UsageError
-from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.lineage import Lineage, SeenScenarioError
-from gumshoe.scenarios.scenario import Scenario, ScenarioSet
-from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.training.demonstrations import WarmStartReport, example_of, warm_started
+from gumshoe.scenarios.scenario import ScenarioSet
+from gumshoe.training.demonstrations import demonstration_of, right_ones
 from gumshoe.training.models import begin_at, load_base, lora_of
+from gumshoe.training.practice import MAX_TURNS, Company
 from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
 from gumshoe.training.spec import check_start
 from gumshoe.training.steps import warmed_up
-from tests.agent.talk import call, synthetic
+from gumshoe.training.warm_start import warm_started
 from tests.conftest import Ran
-from tests.mail.mailbox import make_index
 from tests.models import random_model
-
-TURNS = 5
-SETTINGS = {"model.name": "tiny", "lora.rank": 4, "lora.alpha": 8, "rollouts.max_turns": TURNS, "data.seed": 3}
+from tests.training.shown import (
+    SETTINGS,
+    TURNS,
+    as_chat,
+    environment,
+    expert,
+    learned,
+    make_mail,
+    played,
+    right,
+    scenarios,
+    settings_of,
+    written,
+)
 
 
 @pytest.fixture(scope="module")
 def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an index, and scenarios of two splits."""
-    directory = tmp_path_factory.mktemp("demonstrations")
-    make_index(directory, synthetic().messages)
-    asked = [
-        each.model_copy(update={"split": "train" if number < 4 else "validation"})
-        for number, each in enumerate(synthetic().scenarios.scenarios[:6])
-    ]
-    lines = [each.model_dump_json() for each in asked]
-    (directory / "scenarios.jsonl").write_text("\n".join(lines) + "\n")
-    return directory
+    return make_mail(tmp_path_factory.mktemp("demonstrations"))
 
 
 @pytest.fixture(scope="module")
@@ -57,78 +51,21 @@ def chat() -> ChatFormat:
     return ChatFormat(load_tokenizer(str(TINY)))
 
 
-def scenarios(mail: Path) -> ScenarioSet:
-    return load_scenarios(str(mail / "scenarios.jsonl"))
-
-
-def environment(mail: Path, scenario: Scenario, turns: int = TURNS) -> EmailEnvironment:
-    return EmailEnvironment(MailIndex(mail / "index"), scenario, turns)
-
-
-def played(mail: Path, chat: ChatFormat, answers: Callable[[Scenario], str], turns: int = TURNS) -> list[Trajectory]:
-    """An episode of each scenario, of a search and an answer."""
-
-    async def episode(scenario: Scenario) -> Trajectory:
-        def script(prompt: str, seed: int) -> str:  # noqa: ARG001
-            if prompt.count("<|im_start|>assistant") == 1:
-                return call("search_inbox", keywords=["invoice"])
-            return call("return_final_answer", answer=answers(scenario), message_ids=list(scenario.message_ids))
-
-        policy = ScriptedPolicy(load_tokenizer(str(TINY)), script)
-        speak = token_speakers(policy, chat, Sampling(0, max_tokens=300), 8192)
-        found = environment(mail, scenario, turns)
-        async with ToolThreads() as threads:
-            with speak(found, scenario.id) as speaker:
-                return await run_episode(speaker, found, 0, EpisodeLimits(turns), threads)
-
-    return [asyncio.run(episode(each)) for each in scenarios(mail)]
-
-
-def written(place: Path, episodes: list[Trajectory]) -> Path:
-    place.write_text("".join(f"{each.to_json()}\n" for each in episodes))
-    return place
-
-
-def as_chat(episode: Trajectory) -> Trajectory:
-    """The same episode as a chat model's, which has texts and no tokens, and results as tools gave them."""
-    texts = [
-        ("prompt", "as an API has it")
-        if each.origin == "prompt"
-        else ("sampled", each.text.removesuffix("<|im_end|>"))
-        if each.origin == "sampled"
-        else ("injected", each.text.partition("<tool_response>\n")[2].partition("\n</tool_response>")[0])
-        for each in episode.segments
-    ]
-    return replace(episode, policy="gpt", segments=[Segment(origin, text) for origin, text in texts])  # type: ignore[arg-type]
-
-
-def learned(mail: Path, file: Path, out: Path, **more: Any) -> WarmStartReport:
-    flags = {**SETTINGS, **{name.replace("__", "."): value for name, value in more.items()}}
-    out.mkdir()
-    settings = resolve(None, flags, {}).settings
-
-    return warm_started(settings, mail / "index", str(mail / "scenarios.jsonl"), file, out)
-
-
-def right(scenario: Scenario) -> str:
-    return scenario.answer
-
-
 def test_what_the_policy_said_is_learned_and_nothing_else(mail: Path, chat: ChatFormat) -> None:
     asked = scenarios(mail).scenarios[0]
     episode = played(mail, chat, right)[0]
-    example = example_of(episode, environment(mail, asked), chat)
-    assert list(example.ids) == episode.ids
-    counted = [token for token, weight in zip(example.ids, example.weights, strict=True) if weight]
-    assert set(example.weights) == {0.0, 1.0}
+    demonstration = demonstration_of(episode, environment(mail, asked), chat)
+    assert (demonstration.ids, demonstration.mask) == (episode.ids, episode.mask)
+    counted = [token for token in demonstration.labels if token != -100]
+    assert len(counted) == episode.sampled_tokens
     assert chat.shown(counted) == "".join(each.text for each in episode.segments if each.origin == "sampled")
 
 
 def test_what_a_chat_model_said_is_said_again_in_the_words_of_the_template(mail: Path, chat: ChatFormat) -> None:
     """Token for token as the base model would have said it itself."""
     for episode, asked in zip(played(mail, chat, right), scenarios(mail), strict=True):
-        own = example_of(episode, environment(mail, asked), chat)
-        assert example_of(as_chat(episode), environment(mail, asked), chat) == own
+        own = demonstration_of(episode, environment(mail, asked), chat)
+        assert demonstration_of(as_chat(episode), environment(mail, asked), chat) == own
 
 
 def test_a_turn_has_one_end_whatever_is_written_in_it(chat: ChatFormat) -> None:
@@ -141,7 +78,7 @@ def test_episodes_that_begin_otherwise_are_refused(mail: Path, chat: ChatFormat)
     asked = scenarios(mail).scenarios[0]
     episode = played(mail, chat, right, turns=TURNS + 1)[0]
     with pytest.raises(UsageError, match=r"begins otherwise .* another number of turns \(rollouts.max_turns\)"):
-        example_of(episode, environment(mail, asked), chat)
+        demonstration_of(episode, environment(mail, asked), chat)
 
 
 def test_it_learns_from_what_is_right_in_the_split_train_alone(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
@@ -150,15 +87,14 @@ def test_it_learns_from_what_is_right_in_the_split_train_alone(mail: Path, chat:
     episodes = played(mail, chat, lambda each: "no idea at all" if each.id == wrong else each.answer)
     mixed = [as_chat(each) if number % 2 else each for number, each in enumerate(episodes)]
     out = tmp_path / "adapter"
-    report = learned(
-        mail, written(tmp_path / "t.jsonl", mixed), out, warm_start__epochs=40, warm_start__learning_rate=1e-2
-    )
+    rate: dict[str, Any] = {"warm_start__epochs": 40, "warm_start__learning_rate": 1e-2}
+    report = learned(mail, written(tmp_path / "t.jsonl", mixed), out, **rate)
     assert (report.episodes, report.right, report.too_long) == (4, 3, 0)
     assert report.steps == 40
     lineage = Lineage.read(out)
     assert lineage is not None
     assert set(lineage.learned_from.ids) == {each.id for each in asked[:4]} - {wrong}
-    settings = resolve(None, SETTINGS, {}).settings
+    settings = settings_of()
     ids = torch.tensor([episodes[0].ids])
     mask = torch.tensor(episodes[0].mask)[1:].bool()
 
@@ -171,6 +107,32 @@ def test_it_learns_from_what_is_right_in_the_split_train_alone(mail: Path, chat:
     after = loss(PeftModel.from_pretrained(load_base(settings), str(out)))
     assert after < before / 2
     assert report.loss < before / 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_what_an_expert_shows_makes_the_tiny_policy_right_more_often(
+    tmp_path: Path, gumshoe: Callable[..., Ran]
+) -> None:
+    """In a mailbox that it learned nothing of, asked greedily."""
+    company = Company.invent(7, "plain", tmp_path, mailboxes=6, messages=1200)
+    known = ["--index", tmp_path / "index", "--scenarios", tmp_path / "scenarios.jsonl"]
+    shown = written(tmp_path / "t.jsonl", expert(company, 100))
+    settings = settings_of(lora__rank=8, lora__alpha=16, rollouts__max_turns=MAX_TURNS, warm_start__learning_rate=1e-3)
+    out = tmp_path / "warm"
+    report = warm_started(settings, tmp_path / "index", str(tmp_path / "scenarios.jsonl"), shown, out)
+    assert report.right > 80
+    asked = {each.id: each for each in company.mail.scenarios.only("test")}
+    right = {}
+    for name, policy in (("before", f"transformers:{TINY}"), ("after", f"transformers:{TINY}#{out}")):
+        file = tmp_path / f"{name}.jsonl"
+        how = ["--split", "test", "--limit", 60, "--temperature", 0, "--max-tokens", 120, "--out", file]
+        ran = gumshoe("rollout", *known, "--policy", policy, *how)
+        assert ran.status == 0, ran.err
+        episodes = list(read_trajectories(file))
+        assert len(episodes) == 60
+        right[name] = len(right_ones(episodes, asked, "heuristic", tmp_path / f"{name}.verdicts"))
+    assert right["after"] >= right["before"] + 10, right
 
 
 def test_a_file_without_anything_to_learn_from_says_why(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:

@@ -7,35 +7,73 @@ from gumshoe.training.gpus import Shares, share_out
 
 
 @pytest.mark.parametrize(
-    ("gpus", "processes", "trainers", "server", "memory"),
+    ("gpus", "processes", "trainers", "servers", "memory"),
     [
-        ("", 1, "", "", 0.9),
-        ("0", 1, "0", "0", 0.45),
-        ("01", 1, "0", "1", 0.9),
-        ("01", 2, "01", "1", 0.45),
-        ("0123", 1, "0", "12", 0.9),
-        ("01234567", 4, "0123", "4567", 0.9),
-        ("01234567", 1, "0", "1234", 0.9),
+        ("", 1, "", [""], 0.9),
+        ("0", 1, "0", ["0"], 0.45),
+        ("01", 1, "0", ["1"], 0.9),
+        ("01", 2, "01", ["1"], 0.45),
+        ("0123", 1, "0", ["12"], 0.9),
+        ("01234567", 4, "0123", ["4567"], 0.9),
+        ("01234567", 1, "0", ["1234"], 0.9),
+        ("", 1, "", ["", ""], 0.9),
+        ("0123", 2, "01", ["2", "3"], 0.9),
+        ("01234567", 1, "0", ["12", "34", "56"], 0.9),
+        ("0123", 4, "0123", ["3", "2"], 0.45),
+        ("012", 2, "01", ["2", "2"], 0.45),
+        ("0", 1, "0", ["0", "0"], 0.225),
     ],
 )
-def test_trainers_have_one_each_and_the_server_what_is_left(
-    gpus: str, processes: int, trainers: str, server: str, memory: float
+def test_trainers_have_one_each_and_servers_equal_parts_of_what_is_left(
+    gpus: str, processes: int, trainers: str, servers: list[str], memory: float
 ) -> None:
-    shares = share_out(gpus, processes, with_server=True)
-    assert shares == Shares(tuple(trainers), tuple(server))
+    shares = share_out(gpus, processes, len(servers))
+    assert shares == Shares(tuple(trainers), tuple(map(tuple, servers)))
     assert shares.memory == memory
-    assert shares.server_arguments() == (("--tensor-parallel-size", str(len(server))) if len(server) > 1 else ())
+    for number, each in enumerate(servers):
+        wanted = ("--tensor-parallel-size", str(len(each))) if len(each) > 1 else ()
+        assert shares.server_arguments(number) == wanted
 
 
-def test_each_sees_its_own_alone() -> None:
-    shares = share_out(["GPU-a", "GPU-b", "GPU-c"], 2, with_server=True)
+def test_each_sees_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = share_out(["GPU-a", "GPU-b", "GPU-c", "GPU-d"], 2, 2)
     assert shares.trainers_environment() == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
-    assert shares.server_environment() == {"CUDA_VISIBLE_DEVICES": "GPU-c"}
-    without = share_out([], 2, with_server=True)
-    assert (without.trainers_environment(), without.server_environment()) == ({}, {})
-    assert share_out(["0", "1"], 1, with_server=False).server == ()
+    assert [shares.server_environment(each) for each in (0, 1)] == [
+        {"CUDA_VISIBLE_DEVICES": "GPU-c"},
+        {"CUDA_VISIBLE_DEVICES": "GPU-d"},
+    ]
+    without = share_out([], 2, 1)
+    assert (without.trainers_environment(), without.server_environment(0)) == ({}, {})
+    assert share_out(["0", "1"], 1, 0).servers == ()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert share_out([], 1, 2).server_environment(1) == {"OMP_NUM_THREADS": "4"}
 
 
 def test_fewer_gpus_than_trainers_are_refused() -> None:
     with pytest.raises(UsageError, match=r"there are 2 GPUs for 3 trainers; set optimizer\.processes to no more"):
-        share_out(["0", "1"], 3, with_server=True)
+        share_out(["0", "1"], 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "servers", "given", "refused"),
+    [
+        ("01", 1, 1, 1.0, ""),
+        ("0", 1, 1, 0.99, ""),
+        ("0", 1, 1, 1.0, "each of 1 vLLM servers and a trainer on one GPU"),
+        ("01", 1, 2, 0.5, ""),
+        ("01", 1, 2, 0.6, "each of 2 vLLM servers on one GPU"),
+        ("012", 1, 2, 1.0, ""),
+        ("01", 2, 4, 0.6, "each of 2 vLLM servers and a trainer on one GPU"),
+        ("0", 1, 8, None, ""),
+    ],
+)
+def test_shares_of_one_gpu_that_are_more_than_all_of_it_are_refused(
+    gpus: str, processes: int, servers: int, given: float | None, refused: str
+) -> None:
+    shares = share_out(gpus, processes, servers)
+    if not refused:
+        shares.check_memory(given)
+        return
+    with pytest.raises(UsageError, match=f"rollouts.gpu_memory .* is what {refused} would take"):
+        shares.check_memory(given)

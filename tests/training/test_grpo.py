@@ -17,6 +17,7 @@ from trl import GRPOConfig
 from gumshoe.agent.environment import Record
 from gumshoe.agent.trajectory import NotTokenExactError, Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.training import grpo
 from gumshoe.training.collecting import ScoredGroup, StalePolicyError, StepRollouts
 from gumshoe.training.grpo import AgentTrainer, Hooks, row_of
 from gumshoe.training.settings import OptimizerSettings
@@ -98,6 +99,18 @@ class Bench:
 
         return of
 
+    def train_seeing(self) -> dict[bool, list[int]]:
+        """Train: the tokens that went through the model each time, padding among them, with gradient and without."""
+        seen: dict[bool, list[int]] = {True: [], False: []}
+
+        def look(_: Any, __: Any, given: dict[str, Any]) -> None:
+            seen[torch.is_grad_enabled()].append(given["input_ids"].numel())
+
+        with self.trainer.model.register_forward_pre_hook(look, with_kwargs=True):
+            self.trainer.train()
+        self.trainer.model.eval()
+        return seen
+
     def expected_gradients(self) -> dict[str, torch.Tensor]:
         """Those that `backward` left."""
         return {name: each.grad for name, each in self.parameters().items() if each.grad is not None}
@@ -137,7 +150,7 @@ def bench(
     made.hooks = hooks
     arguments = GRPOConfig(
         output_dir=str(tmp_path),
-        per_device_train_batch_size=rows,
+        per_device_train_batch_size=wanted.pop("per_device_train_batch_size", rows),
         num_generations=GENERATIONS,
         max_completion_length=LENGTH,
         max_steps=len(steps),
@@ -147,7 +160,7 @@ def bench(
         epsilon_high=OptimizerSettings(loss_type=wanted["loss_type"]).highest_ratio,
         lr_scheduler_type="constant",
         vllm_importance_sampling_mode="token_truncate",
-        gradient_checkpointing=False,
+        gradient_checkpointing=wanted.pop("gradient_checkpointing", False),
         use_cpu=True,
         bf16=False,
         report_to="none",
@@ -175,6 +188,12 @@ def bench(
             if "lora_B" in name:
                 each.normal_(0, 0.3)  # so that the adapter does something, and all of it has a gradient
     return made
+
+
+def in_passes(tmp_path: Path, found: StepRollouts, size: int, passes: int, **settings: Any) -> Bench:
+    """A step in passes of a size, each of which goes through the model as a whole."""
+    shape = {"per_device_train_batch_size": size, "gradient_accumulation_steps": passes}
+    return bench(tmp_path, [found], **shape, gradient_checkpointing=True, **settings)  # type: ignore[arg-type]
 
 
 def step(groups: int = 2, turn_advantages: Any = ((), ())) -> StepRollouts:
@@ -242,6 +261,62 @@ def test_loss_and_gradient_are_those_of_the_formula(tmp_path: Path, loss_type: s
     assert made.trainer.state.log_history[0]["loss"] == pytest.approx(wanted.item(), abs=2e-5)
     (found,) = made.gradients
     torch.testing.assert_close(found, made.expected_gradients(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "passes"), [(1, 4), (2, 2)])
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "cispo", "sapo"])
+def test_passes_of_like_lengths_learn_the_same_from_fewer_tokens(
+    tmp_path: Path, loss_type: str, size: int, passes: int
+) -> None:
+    made = in_passes(tmp_path, step(), size, passes, loss_type=loss_type)
+    made.shift, made.first_shift = 0.1, -0.3
+    seen = made.train_seeing()
+    made.trainer.model.zero_grad()
+    wanted = expected_loss(made, loss_type, injected_too=False)
+    wanted.backward()  # type: ignore[no-untyped-call]
+    assert made.trainer.state.log_history[0]["loss"] == pytest.approx(wanted.item(), abs=2e-5)
+    torch.testing.assert_close(made.gradients[0], made.expected_gradients(), rtol=1e-3, atol=1e-6)
+    every = [each for group in made.given[0].groups for each in group.trajectories]
+    every.sort(key=lambda each: len(each.ids), reverse=True)
+    longest = [size * len(each.ids) for each in every[::size]]
+    assert seen[True][-passes:] == longest, "the longest first"
+    assert seen[False][-2 * passes :] == longest * 2, "of the sampler, and of the base model"
+
+
+def test_what_is_told_of_a_step_does_not_depend_on_its_passes(tmp_path: Path) -> None:
+    for groups in (1, 2):
+        told = []
+        for size, passes in ((4, 1), (2, 2), (1, 4)):
+            made = in_passes(tmp_path, step(groups), size, passes)
+            made.trainer.train()
+            told.append([made.trainer.state.log_history[0][name] for name in ("kl", "entropy", "loss")])
+        assert told[0][0] > 0
+        assert told[1] == pytest.approx(told[0], rel=1e-3)
+        assert told[2] == pytest.approx(told[0], rel=1e-3)
+
+
+def test_what_stands_in_for_a_group_costs_nothing_to_speak_of(tmp_path: Path) -> None:
+    seen = in_passes(tmp_path, step(1), 2, 2).train_seeing()
+    assert seen[True][-1] == 2 * 2
+
+
+def test_turns_in_passes_have_the_advantage_of_their_own(tmp_path: Path) -> None:
+    turns = (((0.5, -1.0), (2.0, 0.25, -0.75)), ((1.0,), (0.5, -0.5)))
+    found = []
+    for size, passes in ((4, 1), (2, 2)):
+        made = in_passes(tmp_path, step(turn_advantages=turns), size, passes)
+        made.trainer.train()
+        found.append(made.gradients[0])
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
+
+
+def test_where_a_loss_is_the_mean_of_a_pass_passes_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpo, "by_length", None)
+    in_passes(tmp_path, step(), 2, 2, loss_type="bnpo").trainer.train()
+    with pytest.raises(TypeError):
+        in_passes(tmp_path, step(), 2, 2, loss_type="dapo").trainer.train()
 
 
 @pytest.mark.parametrize("scale", ["batch", "none"])

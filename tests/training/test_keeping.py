@@ -207,3 +207,44 @@ def test_a_last_checkpoint_that_cannot_be_sent_is_told_of_and_is_still_there(run
     ):
         pass
     assert files(run)["checkpoint-1/adapter_model.safetensors"] == "step 1"
+
+
+def test_each_attempt_has_a_number_of_its_own_whatever_was_saved(uri: str) -> None:
+    assert [CheckpointStore(uri, 2).claimed(each) for each in (1, 1, 2, 7)] == [1, 2, 3, 7]
+    CheckpointStore(uri, 2).check_free()
+    assert Store(uri).list() == []
+
+
+def test_a_restore_that_was_killed_is_made_again(uri: str, run: Path, tmp_path: Path) -> None:
+    save(run, "checkpoint-1", "step 1")
+    with CheckpointStore(uri, 2).sending(run, 1):
+        pass
+    other = tmp_path / "other"
+    (other / "checkpoint-1" / "half").mkdir(parents=True)
+    CheckpointStore(uri, 2).restore(other)
+    assert files(other) == files(run)
+
+
+def test_an_end_that_was_pruned_is_not_sent_again(uri: str, run: Path) -> None:
+    save(run, "checkpoint-1", "step 1")
+    save(run, FINAL, "final")
+    with CheckpointStore(uri, 2).sending(run, 1):
+        pass
+    (end,) = Store(uri).list(KIND)
+    remove(Store(uri), end)
+    with CheckpointStore(uri, 2).sending(run, 1):
+        pass
+    assert versions(uri) == []
+
+
+def test_a_store_that_fails_at_the_end_does_not_hide_why_the_run_failed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keeper = CheckpointStore((tmp_path / "store").as_uri(), 2)
+    keeper._store.publish = Mock(side_effect=UnavailableError("it is away"))  # type: ignore[method-assign]
+    save(run, "checkpoint-1", "step 1")
+    with pytest.raises(UsageError, match="no such setting"), keeper.sending(run, 1):
+        raise UsageError("no such setting")
+    assert "not in the store: it is away" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(UnavailableError, match="it is away"), keeper.sending(run, 1):
+        pass

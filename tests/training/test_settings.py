@@ -1,6 +1,7 @@
 """The settings of a run: where they come from, what they are shown as, and what is refused."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,18 @@ import pytest
 import yaml
 
 from gumshoe.errors import UsageError
-from gumshoe.training.settings import TrainSettings, check, differences, env_names, resolve
+from gumshoe.training.settings import TrainSettings, check, check_devices, differences, env_names, resolve
 from tests.conftest import Ran
 
 NAMES = (
     "MODEL_NAME SEED TRAIN_DATASET_SIZE EVAL_DATASET_SIZE MAX_STEPS LEARNING_RATE PER_DEVICE_TRAIN_BATCH_SIZE "
     "NUM_TRAIN_EPOCHS GRADIENT_ACCUMULATION_STEPS MAX_GRAD_NORM NUM_GENERATIONS BETA EVAL_STEPS SAVE_STEPS "
     "WARMUP_STEPS SAVE_TOTAL_LIMIT TARGET_ACCURACY PATIENCE RUN_BASELINE_EVAL MAX_TURNS MAX_TOKENS TEMPERATURE "
-    "MIN_GROUP_STD VERBOSE OUTPUT_DIR"
+    "MIN_GROUP_STD VERBOSE OUTPUT_DIR METRICS_PORT"
 )
+
+
+SHARDED = {"optimizer__distribution": "fsdp2", "optimizer__processes": 2}
 
 
 def of(**flags: Any) -> TrainSettings:
@@ -107,14 +111,47 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str | 
         ({"optimizer__max_steps": 0}, "optimizer.max_steps 0 would train nothing"),
         ({"lora__target_modules": ["q_proj", "lm_head"]}, "take it out of lora.target_modules"),
         ({"rollouts__engine": "transformers", "rollouts__servers": ["http://a"]}, "rollouts.servers are vLLM servers"),
+        ({"rollouts__handover": "s3://bucket/p"}, "rollouts.handover is for servers elsewhere; name them"),
+        (
+            {"rollouts__handover": "s3://bucket/p", "rollouts__servers": ["http://a:8000"], "mode": "simple"},
+            "rollouts.handover hands over nothing in mode simple",
+        ),
+        (
+            {"rollouts__handover": "s3://bucket/p", "rollouts__servers": ["https://a:8000"]},
+            "https://a:8000 cannot be had with rollouts.handover",
+        ),
+        (
+            {"rollouts__handover": "ftp://host/p", "rollouts__servers": ["http://a:8000"]},
+            "rollouts.handover: 'ftp://host/p' has the scheme 'ftp'",
+        ),
         ({"rewards__combine": "weights"}, "to combine rewards by weights needs weights"),
         ({"mode": "simple", "rewards__by_turn": True}, "rewards.by_turn needs episodes"),
+        ({"rollouts__num_servers": 2, "rollouts__servers": ["http://a"]}, "leave one of the two out"),
+        ({"rollouts__num_servers": 2, "rollouts__engine": "transformers"}, "are vLLM servers, and this run has none"),
+        ({"optimizer__distribution": "fsdp2"}, "shares the weights among several trainers"),
+        ({**SHARDED, "rollouts__engine": "transformers"}, "no trainer has the whole model to sample from"),
+        ({**SHARDED, "mode": "simple"}, "no trainer has the whole model to sample from"),
+        ({**SHARDED, "model__quantization": "nf4"}, "cannot share the weights of model.quantization nf4"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_change(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as error:
         check(of(**flags), 20)
     assert said in str(error.value)
+
+
+def test_weights_are_shared_out_among_gpus_alone() -> None:
+    check(of(**SHARDED), 20)
+    check_devices(of(**SHARDED), 2)
+    with pytest.raises(UsageError, match=r"optimizer\.distribution fsdp2 needs GPUs: .*; set it to ddp"):
+        check_devices(of(**SHARDED), 0)
+    check_devices(TrainSettings(), 0)
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is not None, reason="deepspeed is installed")
+def test_zero3_without_deepspeed_is_refused() -> None:
+    with pytest.raises(UsageError, match="zero3 needs deepspeed, which is not installed; install it, or set fsdp2"):
+        check(of(**SHARDED | {"optimizer__distribution": "zero3"}), 20)
 
 
 def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

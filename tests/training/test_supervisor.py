@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,11 @@ import pytest
 
 from gumshoe.agent.vllm_server import ServerError
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.training.supervisor import _begun, _ended_at_once, _watched, _write
+from gumshoe.training.gpus import share_out
+from gumshoe.training.servers import Servers, servers_of
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.supervisor import _begun, _write, ended_at_once
+from gumshoe.training.supervisor import watched as watch
 
 SAVING = """
 import signal, sys
@@ -26,14 +31,22 @@ sys.stdin.read()
 class Ending:
     """A server that ends as often as it is started, until `restarted` says otherwise."""
 
-    def __init__(self, restarted: Callable[[int], bool]) -> None:
-        self.restarts, self._restarted, self._is_running = 0, restarted, False
+    def __init__(
+        self,
+        restarted: Callable[[int], bool],
+        *,
+        adapter: tuple[str, Path] | None = None,
+        is_running: bool = False,
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.restarts, self._restarted, self._is_running = 0, restarted, is_running
+        self._adapter, self.is_ready = adapter, is_ready
 
     def is_running(self) -> bool:
         return self._is_running
 
     def restart(self, adapter: Any) -> None:
-        assert adapter is None
+        assert adapter == self._adapter
         self.restarts += 1
         self._is_running = self._restarted(self.restarts)
 
@@ -56,8 +69,8 @@ def trainer() -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def watched(directory: Path, trainer: subprocess.Popen[bytes], server: Any) -> int:
-    return _watched(directory, iter([trainer]), server)
+def watched(directory: Path, trainer: subprocess.Popen[bytes], *servers: Any) -> int:
+    return watch(iter([trainer]), Servers(servers, directory))
 
 
 def test_a_server_that_ends_again_and_again_ends_the_run(trainer: subprocess.Popen[bytes], tmp_path: Path) -> None:
@@ -83,16 +96,63 @@ def test_one_that_ends_now_and_then_is_started_as_often_as_it_takes(
     assert server.restarts == 5
 
 
-def test_who_is_asked_to_end_while_a_server_is_started_again_does_not_wait_for_it(
-    trainer: subprocess.Popen[bytes], tmp_path: Path
+def test_one_of_several_is_started_again_alone_with_the_adapter_that_is_served(
+    trainer: subprocess.Popen[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def restarted(_: int) -> bool:
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("it went on")
+    """While it starts, which may take minutes, all else goes on."""
+    (tmp_path / "served.json").write_text('{"name": "policy-7", "path": "/adapters/7"}')
 
-    with pytest.raises(UnavailableError, match="asked to end while vLLM was started again; go on with --resume"):
-        watched(tmp_path, trainer, Ending(restarted))
-    assert trainer.poll() == -signal.SIGTERM
+    looks = count(1)
+
+    def is_ready() -> bool:
+        if next(looks) == 3:
+            trainer.kill()
+        return False
+
+    first = Ending(lambda _: True, is_running=True)
+    second = Ending(lambda _: True, adapter=("policy-7", Path("/adapters/7")), is_ready=is_ready)
+    assert watched(tmp_path, trainer, first, second) == -signal.SIGKILL
+    assert (first.restarts, second.restarts) == (0, 1)
+    assert "vLLM 2 has ended; starting it again" in " ".join(capsys.readouterr().err.split())
+
+
+class Starting:
+    """A server that is ready at the second look, and notes what is done with it."""
+
+    def __init__(self, events: list[str], name: str) -> None:
+        self._events, self._name, self._looks = events, name, 0
+
+    def begin(self) -> None:
+        self._events.append(f"begin {self._name}")
+
+    def is_ready(self) -> bool:
+        self._looks += 1
+        if self._looks == 2:
+            self._events.append(f"ready {self._name}")
+        return self._looks >= 2
+
+    def stop(self) -> None:
+        self._events.append(f"stop {self._name}")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "begun"),
+    [
+        (["0", "1"], ["begin 0", "ready 0", "begin 1", "ready 1"]),  # both on the second
+        (["0", "1", "2"], ["begin 0", "begin 1", "ready 0", "ready 1"]),
+        ([], ["begin 0", "begin 1", "ready 0", "ready 1"]),
+    ],
+)
+def test_servers_start_together_and_those_that_share_a_gpu_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[str], begun: list[str]
+) -> None:
+    """vLLM measures how much of a GPU it uses while it starts, and others' use would count as its own."""
+    events, number = list[str](), count()
+    monkeypatch.setattr("gumshoe.training.servers.VLLMServer", lambda *_, **__: Starting(events, str(next(number))))
+    monkeypatch.setattr("gumshoe.training.servers._LOOK", 0.01)
+    with servers_of(TrainSettings(), tmp_path, share_out(gpus, 1, 2)):
+        assert events == begun
+    assert sorted(events[4:]) == ["stop 0", "stop 1"]
 
 
 def test_who_is_asked_to_end_starts_no_server_again(tmp_path: Path) -> None:
@@ -107,7 +167,7 @@ def test_who_is_asked_to_end_starts_no_server_again(tmp_path: Path) -> None:
 
 def test_who_is_asked_to_end_before_training_begins_does_at_once() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(UnavailableError, match="asked to end before training began"), _ended_at_once():
+    with pytest.raises(UnavailableError, match="asked to end before training began"), ended_at_once():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -17,8 +17,8 @@ from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.policies import TINY
 from gumshoe.terminal import progress
 from gumshoe.training.commands import build
+from gumshoe.training.supervised import Learning, learn
 from gumshoe.training.tiny import Schooling, Shape, build_tiny, copying, new_model, train_tokenizer
-from gumshoe.training.warm_start import WarmStart, warm_start
 from tests.conftest import Ran
 from tests.training.conftest import Played
 
@@ -79,7 +79,7 @@ def test_a_new_model_attends_to_the_token_before_and_soon_copies() -> None:
     model.set_attn_implementation("sdpa")
     losses: list[float] = []
     examples = list(copying(len(made), 400, 1))
-    last = warm_start(model, examples, WarmStart(60, 1024, learning_rate=1e-3), losses.append)
+    last = learn(model, examples, Learning(60, 1024, learning_rate=1e-3), losses.append)
     assert last < losses[0] / 3
 
 

@@ -1,150 +1,452 @@
-"""Supervised learning on token ids: what is learned, what is not, and in which order."""
+"""A warm start that is stopped, wherever it is, and goes on: to the same weights, and without asking a judge again."""
 
-from typing import Any, Literal, get_args, get_type_hints
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
 
-from gumshoe.training.warm_start import Example, WarmStart, warm_start
-from tests.models import random_model
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.policies import TINY, load_tokenizer
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.training.base import adapter_base
+from gumshoe.training.demonstrations import Demonstration, right_ones, write_demonstrations
+from gumshoe.training.settings import LoraSettings
+from gumshoe.training.sft import WarmStart, order_of, rows_of
+from gumshoe.training.spec import CHECKPOINT, METADATA, SHAPE, WARMING, check_start
+from gumshoe.training.warm_start import ADAPTER, DEMONSTRATIONS, DONE, LEARNED, VERDICTS, Plan, WarmStartSpec
+from tests.agent.fake_vllm import FakeVLLM
+from tests.conftest import Ran
+from tests.mail.mailbox import make_index, record
+from tests.rewards.chat_judge import says, verdict
+from tests.scenarios.questions import QUICK, question, write_questions
+from tests.training.shown import SETTINGS, learned, make_mail, played, right, scenarios, settings_of, written
 
-VOCABULARY = 40
-
-
-def weights_of(model: Any) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(value, other[name]) for name, value in one.items())
-
-
-def continuation(model: Any, prompt: list[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    for _ in range(count):
-        ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], dim=1)
-    return [int(each) for each in ids[0, len(prompt) :]]
-
-
-def example(ids: list[int], counted: int) -> Example:
-    """A sequence of which the last tokens count."""
-    return Example(ids, [0.0] * (len(ids) - counted) + [1.0] * counted)
-
-
-LESSONS = [example([1, 2, 3, 11, 12, 13], 3), example([4, 5, 21, 22, 23, 24, 25], 5), example([6, 31, 32], 2)]
-
-
-def test_a_model_learns_what_counts() -> None:
-    model = random_model(VOCABULARY, 1)
-    losses: list[float] = []
-    last = warm_start(model, LESSONS, WarmStart(60, batch_tokens=64, learning_rate=1e-2), losses.append)
-    assert len(losses) == 60
-    assert losses[0] > 3
-    assert last == pytest.approx(sum(losses[-6:]) / 6)
-    assert last < 0.1
-    assert continuation(model, [1, 2, 3], 3) == [11, 12, 13]
-    assert continuation(model, [4, 5], 5) == [21, 22, 23, 24, 25]
-    assert not model.training
+WEIGHTS = "adapter_model.safetensors"
+QUICKLY = {  # twelve steps of two passes
+    "lora.dropout": 0.1,
+    "warm_start.epochs": 6,
+    "warm_start.batch_size": 2,
+    "warm_start.learning_rate": 3e-3,
+    "optimizer.per_device_train_batch_size": 1,
+    "output.save_steps": 3,
+}
 
 
-def test_muon_moves_the_matrices_between_the_embeddings_and_adamw_the_rest() -> None:
-    """What Muon does not take is moved just as AdamW alone moves it in its first step."""
-    before = weights_of(random_model(VOCABULARY, 1))
-    moved = {}
-    for optimizer in get_args(get_type_hints(WarmStart)["optimizer"]):
-        model = random_model(VOCABULARY, 1)
-        warm_start(model, LESSONS, WarmStart(1, batch_tokens=64, optimizer=optimizer))
-        moved[optimizer] = weights_of(model)
-    for name, value in moved["muon"].items():
-        assert not torch.equal(value, before[name])
-        is_matrix = value.ndim == 2 and name.startswith("model.layers")
-        assert torch.equal(value, moved["adamw"][name]) != is_matrix
+@pytest.fixture(scope="module")
+def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mail(tmp_path_factory.mktemp("warm-start"))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_both_optimizers_learn(optimizer: Literal["adamw", "muon"]) -> None:
-    model = random_model(VOCABULARY, 1)
-    last = warm_start(model, LESSONS, WarmStart(60, 64, learning_rate=1e-2, optimizer=optimizer))
-    assert last < 0.1
+@pytest.fixture(scope="module")
+def shown(mail: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of episodes that are right."""
+    chat = ChatFormat(load_tokenizer(str(TINY)))
+    return written(tmp_path_factory.mktemp("shown") / "t.jsonl", played(mail, chat, right))
 
 
-def test_tokens_that_do_not_count_are_not_learned() -> None:
-    """What follows the last token that counts changes no weight at all."""
-    results = []
-    for tail in ([7, 8], [9, 10]):
-        model = random_model(VOCABULARY, 1)
-        ids = [1, 2, 3, 11, 12, 13, *tail]
-        warm_start(model, [Example(ids, [0, 0, 0, 1, 1, 1, 0, 0])], WarmStart(3, batch_tokens=64))
-        results.append(weights_of(model))
-    assert same(*results)
+@pytest.fixture
+def judging() -> Iterator[FakeVLLM]:
+    """A judge's server."""
+    with FakeVLLM(models=("judge",), chat=says(verdict)) as server:
+        yield server
+    assert server.errors == []
 
 
-def test_a_weight_says_how_much_a_token_counts() -> None:
-    """Twice the weight is as good as the same example twice."""
-    light, other = [1, 2, 3, 11], [4, 5, 6, 21]
-    heavy = [Example(light, [0, 0, 0, 2]), Example(other, [0, 0, 0, 1])]
-    twice = [example(light, 1), example(light, 1), example(other, 1)]
-    once = [example(light, 1), example(other, 1)]
-    losses: list[list[float]] = []
-    for examples in (heavy, twice, once):
-        losses.append([])
-        warm_start(random_model(VOCABULARY, 1), examples, WarmStart(6, 64, clip=1e9), losses[-1].append)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4), "in the loss, and in what is learned by it"
-    assert losses[0] != pytest.approx(losses[2], rel=1e-2)
+def judge_at(server: FakeVLLM) -> dict[str, Any]:
+    settings = {"model": "judge", "url": f"{server.address}/v1", "cache": None, "concurrency": 1, "attempts": 1}
+    return {"openai": settings}
 
 
-def test_padding_changes_nothing() -> None:
-    """The loss of two lengths in one batch is the mean of the losses of each, by its tokens that count."""
-    losses: list[float] = []
-    for lessons in ([LESSONS[0]], [LESSONS[1]], LESSONS[:2]):
-        warm_start(random_model(VOCABULARY, 1), lessons, WarmStart(1, batch_tokens=64), losses.append)
-    alone, longer, together = losses
-    assert together == pytest.approx((3 * alone + 5 * longer) / 8, rel=1e-5)
+def same(one: Path, other: Path) -> bool:
+    weights, others = load_file(one / WEIGHTS), load_file(other / WEIGHTS)
+    return weights.keys() == others.keys() and all(torch.equal(each, others[name]) for name, each in weights.items())
 
 
-def test_the_seed_decides_the_order_and_so_the_result() -> None:
-    lessons = [example([number, number + 1, number + 2], 2) for number in range(1, 30)]
-    results = []
-    for seed in (1, 1, 2):
-        model = random_model(VOCABULARY, 1)
-        warm_start(model, lessons, WarmStart(8, batch_tokens=9, seed=seed))
-        results.append(weights_of(model))
-    assert same(results[0], results[1])
-    assert not same(results[0], results[2])
+# What a step learns from.
+
+LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
 
 
-def test_every_example_is_seen_once_before_any_is_seen_again() -> None:
-    """With batches of one, each step's loss is that of another example of an untrained model."""
-    lessons = [example([1, 2, number], 1) for number in range(3, 13)]
-    losses: list[float] = []
-    warm_start(random_model(VOCABULARY, 1), lessons, WarmStart(20, batch_tokens=3, learning_rate=0), losses.append)
-    assert len({round(loss, 6) for loss in losses[:10]}) == 10
-    assert sorted(losses[:10]) == pytest.approx(sorted(losses[10:]))
-    assert losses[:10] != losses[10:]
+@QUICK
+@given(LENGTHS, st.integers(1, 9), st.floats(0.1, 4), st.integers(0, 3))
+def test_all_are_learned_from_before_any_is_again(lengths: list[int], batch: int, epochs: float, seed: int) -> None:
+    count = len(lengths)
+    batch = min(batch, count)
+    steps = max(1, round(epochs * count / batch))
+    order = order_of(lengths, batch, steps, seed)
+    assert len(order) == steps * batch
+    times = [order.count(each) for each in range(count)]
+    assert max(times) - min(times) <= 1
+    assert order == order_of(lengths, batch, steps, seed)
+    firsts = order[: batch * min(64, count // batch)]
+    assert max(lengths[each] for each in order[:batch]) == max(lengths[each] for each in firsts)
 
 
-def test_an_adapter_learns_and_the_model_under_it_does_not() -> None:
-    base = random_model(VOCABULARY, 1)
-    before = weights_of(base)
-    model = get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"]))
-    losses: list[float] = []
-    warm_start(model, LESSONS, WarmStart(40, batch_tokens=64, learning_rate=2e-2), losses.append)
-    assert losses[-1] < 0.9 * losses[0]
-    after = {
-        name.replace(".base_layer", "").removeprefix("base_model.model."): value
-        for name, value in weights_of(model).items()
-    }
-    assert same(before, after)
+def test_the_seed_decides_the_order_and_like_lengths_are_together() -> None:
+    lengths = [length for length in (10, 1000) for _ in range(32)]
+    order = order_of(lengths, 4, 32, 1)
+    assert order != order_of(lengths, 4, 32, 2)
+    assert order[:64] != order[64:]
+    mixed = [len({lengths[each] for each in order[place : place + 4]}) for place in range(0, 128, 4)]
+    assert max(mixed) == 1
 
 
-@pytest.mark.parametrize("lessons", [[], [example(list(range(20)), 3)]])
-def test_what_cannot_be_learned_from_is_refused(lessons: list[Example]) -> None:
-    with pytest.raises(ValueError, match=r"no examples, or one is longer than a batch of 16 tokens"):
-        warm_start(random_model(VOCABULARY, 1), lessons, WarmStart(1, batch_tokens=16))
+def test_a_step_is_split_into_passes_that_fit_and_shared_by_the_processes() -> None:
+    def plan(count: int, **settings: Any) -> tuple[int, int, int, int]:
+        made = Plan.of(settings_of(**settings), count)
+        return made.steps, made.passes, made.episodes, made.processes
+
+    assert plan(100) == (25, 2, 4, 1)
+    assert plan(100, warm_start__epochs=0.5, warm_start__batch_size=12) == (5, 3, 4, 1)
+    assert plan(7) == (2, 7, 1, 1), "all of them, in passes of the same size"
+    assert plan(100, optimizer__processes=2) == (25, 1, 4, 2)
+    assert plan(5, optimizer__processes=2) == (3, 1, 2, 2)
+    with pytest.raises(UsageError, match="a step of 1 episodes cannot be shared by 2 processes"):
+        plan(1, optimizer__processes=2)
 
 
-def test_an_example_of_which_nothing_counts_is_refused() -> None:
-    """Alone in a batch it would have no loss at all."""
-    with pytest.raises(ValueError, match="of which nothing counts"):
-        warm_start(random_model(VOCABULARY, 1), [LESSONS[0], Example([1, 2], [1, 0])], WarmStart(1, 64))
+def of(numbers: Sequence[int], length: int) -> list[Demonstration]:
+    """Some of so many tokens, of which the last few are said by the policy."""
+    return [
+        Demonstration(
+            f"s{each}", [(each * 7 + place) % 200 + 10 for place in range(length)], [0] * (length - 5) + [1] * 5
+        )
+        for each in numbers
+    ]
+
+
+def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: Any) -> WarmStart:
+    """A trainer in this process, on demonstrations."""
+    place.mkdir(exist_ok=True)
+    write_demonstrations(place / DEMONSTRATIONS, demonstrations)
+    known = settings_of(**{"model__gradient_checkpointing": False, **settings})
+    spec = WarmStartSpec(
+        settings=known, trajectories="", scenarios="", searched="", base=adapter_base(known), start=None, before=None
+    )
+    return WarmStart(spec, place)
+
+
+def test_the_trainer_gets_the_sampled_tokens_as_labels_and_cuts_nothing(tmp_path: Path) -> None:
+    """TRL cuts what is longer than 1,024 tokens, unless told not to."""
+    demonstrations = of(range(4), 1500)
+    warm_start = prepared(tmp_path / "p", demonstrations, warm_start__epochs=1, warm_start__batch_size=2)
+    by_ids = {tuple(each.ids): each for each in demonstrations}
+    seen = []
+    for batch in warm_start._made().get_train_dataloader():
+        for ids, labels, attended in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
+            each = by_ids[tuple(ids.tolist())]
+            assert labels.tolist() == each.labels
+            assert labels[labels != -100].tolist() == each.ids[-5:]
+            assert attended.all()
+            seen.append(each.scenario)
+    assert sorted(seen) == ["s0", "s1", "s2", "s3"]
+
+
+def test_rows_repeat_demonstrations_in_their_order() -> None:
+    demonstrations = of(range(5), 20)
+    plan = Plan(steps=4, passes=1, episodes=3, processes=1)
+    rows = rows_of(demonstrations, plan, 1)
+    expected = [demonstrations[each].ids for each in order_of([20] * 5, 3, 4, 1)]
+    assert [each["input_ids"] for each in rows] == expected
+
+
+# Stopped, and gone on with.
+
+
+@pytest.mark.timeout(300)
+def test_asked_to_end_it_saves_and_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    settings = {name.replace(".", "__"): value for name, value in QUICKLY.items()}
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    prepared(whole, of(range(4), 40), **settings).learn()
+    again = prepared(stopped, of(range(4), 40), **settings)
+    passed = again.passed
+
+    def passed_and_asked() -> None:
+        passed()
+        if again._step == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+    again.passed = passed_and_asked  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError, match="stopped after step 5 of 12; go on with --resume"):
+        again.learn()
+    assert not (stopped / ADAPTER).exists()
+    assert [each.parent.name for each in stopped.glob(f"*/{METADATA}")] == ["checkpoint-5"], "those before are gone"
+    (stopped / f"{CHECKPOINT}9").mkdir()  # as a process that was killed while it saved leaves it
+    prepared(stopped, of(range(4), 40), **settings).learn()
+    assert same(whole / ADAPTER, stopped / ADAPTER), "to the bit, with dropout"
+    assert (whole / LEARNED).read_bytes() == (stopped / LEARNED).read_bytes()
+    prepared(stopped, of(range(4), 40), **settings).learn()
+    assert same(whole / ADAPTER, stopped / ADAPTER), "from the last checkpoint, where its files were moved in part"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"model__quantization": "nf4"},
+        {"model__quantization": "nf4", "model__gradient_checkpointing": True},
+        {"model__dtype": "bfloat16", "model__gradient_checkpointing": True},
+    ],
+)
+def test_it_learns_whatever_the_weights_and_the_activations_are_held_in(tmp_path: Path, more: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"warm_start__epochs": 15, "warm_start__learning_rate": 1e-2, **more}
+    warm_start = prepared(tmp_path / "p", of(range(4), 40), **settings)
+    warm_start.learn()
+    assert len(warm_start._losses) == 15
+    assert warm_start._losses[-1] < warm_start._losses[0] / 2
+    saved = load_file(tmp_path / "p" / ADAPTER / WEIGHTS)
+    assert {each.dtype for each in saved.values()} == {torch.float32}, "in which small steps are not lost"
+
+
+def test_verdicts_are_kept_as_they_come_and_none_is_asked_for_twice(
+    mail: Path, judging: FakeVLLM, tmp_path: Path
+) -> None:
+    by_id = {each.id: each for each in scenarios(mail)}
+    chat = ChatFormat(load_tokenizer(str(TINY)))
+    wrong = list(by_id)[1]
+    episodes = played(mail, chat, lambda each: "on Monday" if each.id == wrong else each.answer)
+    answer = judging.chat
+
+    def ends_at_the_third(request: dict[str, Any]) -> dict[str, Any]:
+        with once:
+            if len(judging.requests) >= 3 and not ended:
+                ended.append(True)
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.5)
+        return answer(request)
+
+    once, ended = threading.Lock(), list[bool]()
+    judging.chat = ends_at_the_third
+    kept = tmp_path / VERDICTS
+    with pytest.raises(UnavailableError, match="asked to end while episodes were judged; go on with --resume"):
+        right_ones(episodes, by_id, judge_at(judging), kept)
+    time.sleep(1)  # what was under way when it ended comes to its end
+    known, asked = len(kept.read_text().splitlines()), len(judging.requests)
+    assert 0 < known < len(episodes)
+    with kept.open("a") as file:
+        file.write('{"episode": "9f')  # as a process that was killed while it wrote leaves it
+    found = right_ones(episodes, by_id, judge_at(judging), kept)
+    assert [each.scenario for each in found] == [each for each in by_id if each != wrong]
+    assert len(judging.requests) == asked + len(episodes) - known, "those that had no answer yet"
+    assert right_ones(episodes, by_id, "exact", kept) == found
+    assert len(judging.requests) == asked + len(episodes) - known
+
+
+def test_without_a_verdict_it_ends_and_the_others_are_kept(
+    mail: Path, shown: Path, judging: FakeVLLM, tmp_path: Path
+) -> None:
+    answer = judging.chat
+    judging.chat = lambda request: answer(request) if len(judging.requests) != 2 else {"choices": []}
+    out = tmp_path / "out"
+    with pytest.raises(UnavailableError, match=r"no verdict on an answer of .*; go on with --resume"):
+        learned(mail, shown, out, evaluation__judge=judge_at(judging))
+    assert len((out / WARMING / VERDICTS).read_text().splitlines()) == 3
+    assert len(judging.requests) == 4
+    assert [each.name for each in out.iterdir()] == [WARMING], "nothing that looks like an adapter"
+
+
+# What is refused.
+
+
+@pytest.fixture(scope="module")
+def unfinished(mail: Path, shown: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A directory in which a warm start was begun, with a judge that did not answer; and that judge."""
+    out = tmp_path_factory.mktemp("unfinished")
+    judge = {"openai": {"model": "none", "url": "http://127.0.0.1:9/v1", "cache": None, "attempts": 1}}
+    with pytest.raises(UnavailableError, match="no verdict"):
+        learned(mail, shown, out, evaluation__judge=judge)
+    return out, judge
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"warm_start__epochs": 3}, r"\(warm_start.epochs\)"),
+        ({"lora__rank": 8, "data__seed": 5}, r"\(lora.rank, data.seed\)"),
+        ({"evaluation__judge": "exact"}, r"\(evaluation.judge\)"),
+        ({"model__name": "COPY", "model__quantization": "nf4"}, r"\(model.name, model.quantization\)"),
+    ],
+)
+def test_other_settings_do_not_go_on(
+    mail: Path, shown: Path, unfinished: tuple[Path, Any], more: dict[str, Any], said: str
+) -> None:
+    out, judge = unfinished
+    more = {name: str(TINY) if value == "COPY" else value for name, value in more.items()}
+    with pytest.raises(UsageError, match=f"was begun with other ones than these {said}; resume it with its own"):
+        learned(mail, shown, out, resume=True, **{"evaluation__judge": judge, **more})
+
+
+def test_what_only_says_how_it_runs_may_change(mail: Path, shown: Path, unfinished: tuple[Path, Any]) -> None:
+    """Such as the passes of a step, for whoever ran out of memory."""
+    out, judge = unfinished
+    more = {"optimizer__per_device_train_batch_size": 1, "output__save_steps": 7, "rollouts__temperature": 2}
+    with pytest.raises(UnavailableError, match="no verdict"):
+        learned(mail, shown, out, resume=True, evaluation__judge=judge, model__gradient_checkpointing=False, **more)
+
+
+def test_other_episodes_scenarios_mail_or_weights_do_not_go_on(
+    mail: Path, shown: Path, unfinished: tuple[Path, Any], tmp_path: Path
+) -> None:
+    out, judge = unfinished
+    fewer = written(tmp_path / "fewer.jsonl", [])
+    fewer.write_text("".join(shown.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(UsageError, match=r"\(the trajectories\)"):
+        learned(mail, fewer, out, resume=True, evaluation__judge=judge)
+    other = make_mail(tmp_path)
+    lines = (other / "scenarios.jsonl").read_text().splitlines(keepends=True)
+    (other / "scenarios.jsonl").write_text("".join(lines[1:]))
+    with pytest.raises(UsageError, match=r"\(the scenarios\)"):
+        learned(other, shown, out, resume=True, evaluation__judge=judge)
+    spec = out / WARMING / "run.json"
+    before = spec.read_text()
+    try:
+        spec.write_text(json.dumps(json.loads(before) | {"start": "0", "searched": "0"}))
+        with pytest.raises(UsageError, match=r"\(the index, the weights that it begins at\)"):
+            learned(mail, shown, out, resume=True, evaluation__judge=judge)
+        spec.write_text("{}")
+        with pytest.raises(UsageError, match="is not of this version of Gumshoe"):
+            learned(mail, shown, out, resume=True, evaluation__judge=judge)
+    finally:
+        spec.write_text(before)
+
+
+def test_an_unfinished_one_is_gone_on_with_and_nothing_begins_at_it(
+    mail: Path, shown: Path, unfinished: tuple[Path, Any], tmp_path: Path
+) -> None:
+    out, judge = unfinished
+    with pytest.raises(UsageError, match=r"holds a warm start that is not at its end; go on with it \(--resume\)"):
+        learned(mail, shown, out, evaluation__judge=judge)
+    with pytest.raises(UsageError, match=r"the warm start in .* is not at its end; go on with it"):
+        check_start(LoraSettings(start=out))
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(UsageError, match="holds files; choose another"):
+        learned(mail, shown, tmp_path)
+    with pytest.raises(UsageError, match="holds no warm start to go on with; leave --resume out"):
+        learned(mail, shown, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"lora__target_modules": ["lm_head"]}, "an adapter on lm_head would never be trained"),
+        ({"model__max_context": 100_000}, "model.max_context 100,000 is more than the 8,192 tokens"),
+        ({"optimizer__processes": 5}, "a step of 4 episodes cannot be shared by 5 processes"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(
+    mail: Path, shown: Path, tmp_path: Path, more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        learned(mail, shown, tmp_path, **more)
+
+
+# As it is typed.
+
+
+def words(mail: Path, **more: Any) -> list[object]:
+    known = ["--index", mail / "index", "--scenarios", mail / "scenarios.jsonl", "--model", "tiny"]
+    flags = {**SETTINGS, **QUICKLY, **more}
+    flags = {name: value for name, value in flags.items() if name != "model.name"}
+    return [*known, *(word for name, value in flags.items() for word in ("--set", f"{name}={value}"))]
+
+
+def trainer_of(place: Path) -> int | None:
+    """The process that learns there."""
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            said = each.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        is_trainer = b"gumshoe.training.sft" in said and b"gumshoe.agent.guardian" not in said
+        if is_trainer and any(str(place).encode() in word for word in said):
+            return int(each.parent.name)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_wherever_it_is_it_goes_on_to_the_same_weights(
+    mail: Path, shown: Path, judging: FakeVLLM, tmp_path: Path, gumshoe: Callable[..., Ran]
+) -> None:
+    judge = json.dumps(judge_at(judging))
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    typed = ["warm-start", shown, *words(mail), "--judge", judge]
+    done = gumshoe(*typed, "--out", whole, "--json")
+    assert done.status == 0, done.err
+    asked = len(judging.requests)
+    assert asked == 4
+
+    def ended(number: signal.Signals, seen: Callable[[], object], *, trainer: bool) -> int:
+        """The command's exit status, where it or its trainer gets a signal when something is seen."""
+        command = [sys.executable, "-m", "gumshoe", *map(str, typed), "--out", str(out), "--resume"]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            while not seen():
+                assert process.poll() is None
+                time.sleep(0.01)
+            pid = trainer_of(out) if trainer else process.pid
+            assert pid is not None
+            os.kill(pid, number)
+            return process.wait(timeout=120)
+
+    def at(step: int) -> Callable[[], object]:
+        return lambda: list((out / WARMING).glob(f"{CHECKPOINT}{step}/optimizer.pt"))
+
+    assert ended(signal.SIGKILL, lambda: (out / WARMING / VERDICTS).exists(), trainer=False) == -signal.SIGKILL
+    assert ended(signal.SIGKILL, at(3), trainer=True) == 75
+    assert ended(signal.SIGTERM, at(6), trainer=False) == 75
+    assert not (out / SHAPE).exists()
+    finished = gumshoe(*typed, "--out", out, "--resume", "--json")
+    assert finished.status == 0, finished.err
+    assert same(whole, out)
+    assert len(judging.requests) <= 2 * asked + 1, "what was kept is not asked for again"
+    assert sorted(each.name for each in out.iterdir()) == sorted(each.name for each in whole.iterdir())
+    again = gumshoe(*typed, "--out", out, "--resume", "--json")
+    assert (again.status, "at its end" in again.err) == (0, True)
+    assert json.loads(again.out) == json.loads(finished.out)
+    other = gumshoe(*typed, "--out", out, "--resume", "--set", "warm_start.epochs=9")
+    assert (other.status, "(warm_start.epochs)" in other.err) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_learn_what_one_does(
+    mail: Path, shown: Path, tmp_path: Path, gumshoe: Callable[..., Ran]
+) -> None:
+    for number in (1, 2):
+        more = {"optimizer.processes": number, "lora.dropout": 0}
+        ended = gumshoe("warm-start", shown, *words(mail, **more), "--out", tmp_path / str(number))
+        assert ended.status == 0, ended.err
+    one, two = (load_file(tmp_path / name / WEIGHTS) for name in "12")
+    for name, value in one.items():
+        assert torch.allclose(value, two[name], atol=1e-4), name
+
+
+@pytest.mark.timeout(300)
+def test_what_a_chat_model_did_is_rolled_out_and_learned(tmp_path: Path, gumshoe: Callable[..., Ran]) -> None:
+    index = make_index(tmp_path, map(record, range(1, 9))).path.parent
+    splits = ["train"] * 3 + ["validation"]
+    asked = write_questions(tmp_path / "q.jsonl", [question(each, split=split) for each, split in enumerate(splits, 1)])
+    known = ["--index", index, "--scenarios", asked]
+    with FakeVLLM(models=("chat",)) as server:
+        policy = f"chat:chat@{server.address}/v1"
+        shown = gumshoe("rollout", *known, "--policy", policy, "--split", "train", "--out", tmp_path / "shown.jsonl")
+    assert shown.status == 0, shown.err
+    out = tmp_path / "warm"
+    done = gumshoe("warm-start", tmp_path / "shown.jsonl", *known, "--model", "tiny", "--out", out, "--json")
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    assert (told["episodes"], told["right"], told["steps"]) == (3, 3, 2)
+    assert (out / DONE).exists()
+    check_start(LoraSettings(start=out))

@@ -13,15 +13,13 @@ from itertools import chain
 
 import numpy as np
 
-from gumshoe.agent.email import EmailEnvironment
-from gumshoe.agent.environment import Environment
+from gumshoe.agent.environments import World
 from gumshoe.agent.episode import EpisodeLimits, run_episode
 from gumshoe.agent.policies import OpenSpeaker
 from gumshoe.agent.rollout import RolloutEngine
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import Group, Trajectory
 from gumshoe.errors import UnavailableError
-from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.combining import Way, combined, is_flat
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.process import TurnValues, turn_rewards
@@ -126,7 +124,7 @@ def turn_advantages(rewards: Sequence[Sequence[float]]) -> list[tuple[float, ...
 class Collector:
     """Runs the episodes of steps, and of evaluations."""
 
-    index: MailIndex
+    world: World
     schedule: Schedule
     scoring: Scoring
     limits: EpisodeLimits
@@ -187,12 +185,12 @@ class Collector:
         """The groups that are whole and have rewards, in the order of their scenarios."""
 
         async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
-            environment: Environment = EmailEnvironment(self.index, scenario, self.limits.max_turns)
+            environment = self.world.environment(scenario, self.limits.max_turns)
             with speak(environment, f"{seed}/{scenario.id}/{sample}/{attempt}") as speaker:
                 trajectory = await run_episode(speaker, environment, sample, self.limits, threads)
             if trajectory.policy not in (version, ""):
                 raise StalePolicyError(f"an episode came from {trajectory.policy}, and {version} was asked")
-            trajectory.settings = {"max_turns": self.limits.max_turns}
+            trajectory.settings = {"max_turns": self.limits.max_turns, **self.world.noted}
             return trajectory
 
         engine = RolloutEngine(episode, self.concurrency)

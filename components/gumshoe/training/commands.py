@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
+from gumshoe.agent.commands import EnvironmentWord, IndexDirectory
 from gumshoe.artifacts.storage import writable_directory
 from gumshoe.errors import UsageError
-from gumshoe.terminal import JsonFlag, err, out, plain, print_json, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
 
 train = typer.Typer(add_completion=False)
 warm_start = typer.Typer(add_completion=False)
@@ -19,7 +19,8 @@ tiny = typer.Typer(no_args_is_help=True, add_completion=False, help="Make the ti
 @train.command()
 def run(
     index: Annotated[
-        Path | None, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")
+        Path | None,
+        typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of an index, of mail or of documents."),
     ] = None,
     scenarios: Annotated[
         str | None, typer.Option(metavar="FILE", help="Scenarios, as `gumshoe scenarios load` takes them.")
@@ -31,6 +32,7 @@ def run(
         str | None, typer.Option(metavar="FILE", help="Settings in YAML: a path, a file:// or s3:// URI, or tiny.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="What the run leaves goes here.")] = None,
+    environment: EnvironmentWord = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as optimizer.learning_rate=1e-5."),
@@ -48,27 +50,28 @@ def run(
     """
     from gumshoe.training.settings import resolve
 
-    flags: dict[str, Any] = dict(map(_setting, settings or []))
+    flags: dict[str, Any] = dict(map(setting_of, settings or []))
     named = {"model.name": model, "rollouts.engine": engine, "mode": mode, "output.directory": out and str(out)}
+    named["environment"] = environment
     flags |= {name: value for name, value in named.items() if value is not None}
     resolved = resolve(config, flags)
     if print_config:
         print(resolved.as_yaml(), end="")  # noqa: T201 - rich would wrap long lines
         return
     if index is None or scenarios is None:
-        raise UsageError("say where the mail and the questions are, with --index and --scenarios")
+        raise UsageError("say where to look and what to ask, with --index and --scenarios")
     try:
         from gumshoe.training.supervisor import train as supervised
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed, which training needs; see the README") from None
     directory = supervised(resolved.settings, index, scenarios, resume=resume, replace_run=replace)
-    err.print(f"All of it is in {escape(plain(directory))}", soft_wrap=True)
+    err.print(f"All of it is in {printable(directory)}", soft_wrap=True)
 
 
 @warm_start.command()
 def learn(
     trajectories: Annotated[Path, typer.Argument(metavar="TRAJECTORIES", help="What `gumshoe rollout` wrote.")],
-    index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of a mail index.")],
+    index: IndexDirectory,
     scenarios: Annotated[str, typer.Option(metavar="FILE", help="The scenarios that the episodes are of.")],
     place: Annotated[str, typer.Option("--out", metavar="DIR", help="The adapter goes here.")],
     model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="The base model; tiny is one, too.")] = None,
@@ -80,28 +83,29 @@ def learn(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as warm_start.learning_rate=1e-4."),
     ] = None,
+    environment: EnvironmentWord = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a warm start where it was stopped.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Train an adapter on episodes that are right, for `gumshoe train --set lora.start=DIR` to begin at.
 
     Episodes may be of any policy, such as a strong chat model (`gumshoe rollout --policy chat:MODEL`). What is learned
-    is what the policy said in those of the split train whose answers the judge accepts.
+    is what the policy said in those of the split train whose answers the judge accepts. The same command with --resume
+    goes on with a warm start that was stopped. Ends with 75 where nothing went on: the judge, or the trainer.
     """
     from gumshoe.training.settings import resolve
 
-    flags: dict[str, Any] = dict(map(_setting, settings or []))
-    named = {"model.name": model, "evaluation.judge": judge}
+    flags: dict[str, Any] = dict(map(setting_of, settings or []))
+    named = {"model.name": model, "evaluation.judge": judge, "environment": environment}
     resolved = resolve(config, flags | {name: value for name, value in named.items() if value is not None}).settings
     directory = writable_directory(place)
-    if any(directory.iterdir()):
-        raise UsageError(f"{directory} holds files; choose another")
     try:
-        from gumshoe.training.demonstrations import warm_started
+        from gumshoe.training.warm_start import warm_started
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed, which training needs; see the README") from None
-    report = warm_started(resolved, index, scenarios, trajectories, directory)
+    report = warm_started(resolved, index, scenarios, trajectories, directory, resume=resume)
     if json:
-        print_json(asdict(report))
+        print_json(report)
         return
     out.print(
         f"[bold]{report.right:,} of {report.episodes:,} episodes are right[/]"
@@ -112,10 +116,15 @@ def learn(
         f"{report.tokens:,} tokens learned in {report.steps:,} steps, {report.seconds:,.0f} s; loss {report.loss:.3f}",
         soft_wrap=True,
     )
-    out.print(f"Begin there: gumshoe train … --set lora.start={escape(plain(directory))}", soft_wrap=True)
+    out.print(f"Begin there: gumshoe train … --set lora.start={printable(directory)}", soft_wrap=True)
 
 
-def _setting(text: str) -> tuple[str, str]:
+def setting_of(text: str) -> tuple[str, str]:
+    """Name and value of `--set`.
+
+    Raises:
+        UsageError: it is not NAME=VALUE.
+    """
     name, equals, value = text.partition("=")
     if not equals:
         raise UsageError(f"--set takes NAME=VALUE, such as optimizer.learning_rate=1e-5, and not {text!r}")
@@ -162,7 +171,7 @@ def build(
     if json:
         print_json(asdict(report))
         return
-    out.print(f"[bold]{report.parameters:,} parameters[/] in {escape(plain(directory))}", soft_wrap=True)
+    out.print(f"[bold]{report.parameters:,} parameters[/] in {printable(directory)}", soft_wrap=True)
     out.print(
         f"{report.skills:,} examples and {report.episodes:,} episodes; loss {report.copy_loss:.2f} in copying, "
         f"{report.skill_loss:.2f} in examples, {report.habit_loss:.2f} in episodes",

@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+import trl.import_utils as trl_imports
 from accelerate.utils import broadcast_object_list
 from torch.nn.utils.rnn import pad_sequence
-from trl import GRPOTrainer
 
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.errors import GumshoeError
 from gumshoe.training.collecting import StalePolicyError, StepRollouts
-from gumshoe.training.logprobs import common_beginning, completion_logprobs
+from gumshoe.training.logprobs import by_length, common_beginning, completion_logprobs, passed_logprobs
+
+trl_imports.is_vllm_available = lambda min_version=None: False  # noqa: ARG005 - TRL would import vLLM: 2 s and 100 MB
+from trl import GRPOTrainer  # noqa: E402
 
 Rows = dict[str, list[Any]]
 """What TRL takes: one entry an episode in each list."""
@@ -100,8 +103,12 @@ def row_of(
     return Row(list(prompt.ids), ids, logprobs, mask, reward, None if turns is None else advantages)
 
 
-def rows_of(found: StepRollouts, generations: int, filler: int, *, injected_too: bool = False) -> list[Row]:
-    """The rows of a step, group after group. A group that is missing is made up with rows in which nothing counts."""
+def rows_of(
+    found: StepRollouts, generations: int, filler: int, *, injected_too: bool = False, alike: bool = False
+) -> list[Row]:
+    """The rows of a step, group after group. A group that is missing is made up with rows in which nothing counts, and
+    which begin as the others do where they are to be `alike`.
+    """
     rows: list[Row] = []
     for group in found.groups:
         turns: Sequence[Sequence[float] | None] = group.turn_advantages or [None] * len(group.trajectories)
@@ -112,7 +119,7 @@ def rows_of(found: StepRollouts, generations: int, filler: int, *, injected_too:
                 else Row([filler], [filler], [0.0], [0], reward)  # the prompt alone fills the context
             )
     missing = found.wanted - len(found.groups)
-    prompt = rows[0].prompt_ids if rows else [filler]  # one that begins as the others do
+    prompt = rows[0].prompt_ids if rows and alike else [filler]
     empty = Row(prompt, [filler], [0.0], [0], None)
     return [*rows, *[empty] * (missing * generations)]
 
@@ -140,6 +147,9 @@ class Hooks:
 class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
     """GRPO on episodes of an agent."""
 
+    _buffered_inputs: list[dict[str, torch.Tensor]] | None
+    """TRL's: the passes of an optimizer step."""
+
     def __init__(self, hooks: Hooks, **arguments: Any) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "You are using 'rollout_func', which is an experimental feature")
@@ -155,6 +165,15 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self.vllm_generation = _Publisher(hooks.publish)
         self._token_advantages: list[list[float] | None] = []
         self._counted = torch.zeros(0, 0)  # [episodes, completion tokens]: of what goes through the model next
+
+    @property
+    def _begins_once(self) -> bool:
+        """Whether what all prompts begin with goes through the model once: on a CPU, where that is most of the work."""
+        return (
+            self.accelerator.num_processes == 1  # several have a wrapped model, which is called as a whole
+            and self.accelerator.device.type == "cpu"
+            and not self.args.gradient_checkpointing
+        )
 
     def _roll_out(self, prompts: Sequence[Any]) -> Rows:
         self._hooks.latest = StepMetrics()
@@ -177,7 +196,8 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         """Those of all processes."""
         found = self._hooks.rollouts = self._hooks.roll_out(self.state.global_step)
         filler = self._tokenizer.eos_token_id
-        return rows_of(found, self.num_generations, filler, injected_too=self._hooks.injected_too)
+        injected_too = self._hooks.injected_too
+        return rows_of(found, self.num_generations, filler, injected_too=injected_too, alike=self._begins_once)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -196,8 +216,9 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         compute_entropy: bool = False,
         **more: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """As TRL's, but without dropout where nothing is learned from it; on a CPU, what the prompts begin with alike
-        goes through the model once, and what does not count is not asked for.
+        """As TRL's, but without dropout where nothing is learned from it, without padding that is longer than what goes
+        through the model together, and 0 for what does not count, which is not asked for; on a CPU, what the prompts
+        begin with alike goes through the model once.
         """
         if model.training and not torch.is_grad_enabled():
             model.eval()
@@ -207,16 +228,23 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
                 )
             finally:
                 model.train()
-        beginning = 0
-        is_alone = self.accelerator.num_processes == 1  # several have a wrapped model, which is called as a whole
-        if is_alone and input_ids.device.type == "cpu" and not self.args.gradient_checkpointing:
-            beginning = common_beginning(input_ids, attention_mask, logits_to_keep)
-        if not beginning:
+        if self.aux_loss_enabled:  # a mixture's, of all that goes through the model
             made: tuple[Any, Any, Any] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **more
             )
             return made
+        beginning = common_beginning(input_ids, attention_mask, logits_to_keep) if self._begins_once else 0
         size = batch_size or len(input_ids)
+        if not beginning:
+            with self.accelerator.autocast():
+                logprobs, entropies = passed_logprobs(
+                    lambda ids, labels: model(input_ids=ids, labels=labels, fused_lm_head=True),
+                    input_ids,
+                    attention_mask,
+                    self._counted,
+                    size,
+                )
+            return logprobs, entropies if compute_entropy else None, None
         split = (torch.split(whole, size) for whole in (input_ids, attention_mask, self._counted))
         parts = [
             completion_logprobs(model, ids, mask, counted, beginning, self.temperature)
@@ -225,9 +253,31 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         logprobs, entropies = (torch.cat(each) for each in zip(*parts, strict=True))
         return logprobs, entropies if compute_entropy else None, None
 
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """As TRL's, but passes have episodes of like lengths, the longest first: a pass costs what its longest episode
+        does for each. Not where a pass is what a loss is a mean over.
+        """
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        made = self._buffered_inputs
+        is_by_pass = self.loss_type == "bnpo" or self.aux_loss_enabled
+        if made is not None and made is not before and not is_by_pass:
+            self._buffered_inputs = made = by_length(made)
+            inputs = made[self._step % len(made)]
+        return inputs
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         self._counted = inputs["completion_mask"] * inputs["tool_mask"]
+        if self._hooks.latest.is_skipped and self.is_deepspeed_enabled:
+            # It takes its step as soon as it has the last pass's gradient, and has that wait for passes to come.
+            self.accelerator.gradient_state._set_sync_gradients(False)
         loss: torch.Tensor = super()._compute_loss(model, inputs)
+        # TRL's means are over the tokens of a pass, and what it tells of a step is the mean of its passes.
+        counted = self.accelerator.reduce(self._counted.sum().float(), reduction="sum")
+        weight = float(counted * self.args.steps_per_generation / inputs["num_items_in_batch"].clamp(min=1))
+        for name in ("kl", "entropy"):
+            if values := self._metrics["train"].get(name):
+                values[-1] *= weight
         return loss
 
     def _vouch(self, batch: dict[str, Any]) -> None:
@@ -267,7 +317,12 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
 
     def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """As TRL's; where nothing is left to learn from, no weight moves, not by the optimizer's momentum either."""
-        loss: torch.Tensor = super().training_step(*arguments, **named)
+        state = self.accelerator.gradient_state
+        is_last = state.sync_gradients
+        try:
+            loss: torch.Tensor = super().training_step(*arguments, **named)
+        finally:
+            state._set_sync_gradients(is_last)
         if self._hooks.latest.is_skipped:
             for parameter in self.model.parameters():
                 parameter.grad = None

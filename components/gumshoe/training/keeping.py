@@ -12,16 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rich.markup import escape
-
 from gumshoe.artifacts.manifest import Manifest
 from gumshoe.artifacts.pruning import remove
-from gumshoe.artifacts.store import PRUNED, Store
+from gumshoe.artifacts.store import PRUNED, Store, VersionTakenError
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.terminal import err, plain, quiet
+from gumshoe.terminal import err, printable, quiet
 from gumshoe.training.spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, checkpoints, step_of
 
 KIND = "checkpoints"
+_ATTEMPTS = "attempts"  # an empty object for each
 _OUTGOING = ".outgoing"  # in the run's directory, so that links to its files can be made
 _LOOK = 2.0  # seconds
 _PATIENCE = 30.0  # seconds until a store that failed is tried again
@@ -70,17 +69,29 @@ class CheckpointStore:
             (place / "manifest.json").unlink()
             names = sorted((each.name for each in place.iterdir()), key=lambda name: name == SPEC)
             for name in names:  # the specification last: without it there is no run
+                if (directory / name).is_dir():  # of a restore that was killed
+                    shutil.rmtree(directory / name)
                 (place / name).replace(directory / name)
         _, step, is_over = _order(found)
         self._sent = step, is_over
-        err.print(f"Took up {escape(plain(self._store.uri))}: {found.reference}", soft_wrap=True)
+        err.print(f"Took up {printable(self._store.uri)}: {found.reference}", soft_wrap=True)
+
+    def claimed(self, attempt: int) -> int:
+        """The number of an attempt that nobody has had, from the one given on: policies are named by it.
+
+        Raises:
+            StorageError, UnavailableError: the store failed.
+        """
+        while not self._store.storage.create(f"{_ATTEMPTS}/{attempt:03}", b""):
+            attempt += 1
+        return attempt
 
     @contextmanager
     def sending(self, directory: Path, attempt: int) -> Iterator[None]:
         """Send what is new in the run's directory while the block runs, and what is left of it at its end.
 
         Raises:
-            UnavailableError: the last of it could not be sent.
+            UnavailableError: the last of it could not be sent, and nothing else went wrong.
         """
         ended = threading.Event()
 
@@ -90,24 +101,29 @@ class CheckpointStore:
                     self._send(directory, attempt)
                 except (GumshoeError, OSError) as error:
                     err.print(
-                        f"[bold yellow]warning:[/] a checkpoint is not in the store yet: {escape(plain(error))}",
+                        f"[bold yellow]warning:[/] a checkpoint is not in the store yet: {printable(error)}",
                         soft_wrap=True,
                     )
                     ended.wait(_PATIENCE)
 
         sender = threading.Thread(target=keep_sending, name="checkpoints", daemon=True)
         sender.start()
+        failed = False
         try:
             yield
+        except BaseException:
+            failed = True
+            raise
         finally:
             ended.set()
             sender.join()
             try:
                 self._send(directory, attempt)
             except (GumshoeError, OSError) as error:
-                raise UnavailableError(
-                    f"the run's last checkpoint is in {directory} and not in the store: {error}; go on with --resume"
-                ) from None
+                said = f"the run's last checkpoint is in {directory} and not in the store: {error}"
+                if not failed:
+                    raise UnavailableError(f"{said}; go on with --resume") from None
+                err.print(f"[bold yellow]warning:[/] {printable(said)}", soft_wrap=True)
 
     def _send(self, directory: Path, attempt: int) -> None:
         newest = next(reversed(checkpoints(directory)), None)
@@ -126,6 +142,9 @@ class CheckpointStore:
                     shutil.copyfile(directory / name, outgoing / name)
             with quiet():
                 self._store.publish(outgoing, KIND, _version(step_of(newest), attempt, is_over=is_over))
+        except VersionTakenError:
+            if not is_over:  # the end was sent before, and may have been pruned since
+                raise
         except OSError:
             if newest.exists():
                 raise

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.documents import DocumentsEnvironment
 from gumshoe.agent.email import EmailEnvironment
-from gumshoe.agent.environment import Environment, Record
-from gumshoe.agent.tools import Call, Toolbox, ToolError
+from gumshoe.agent.environment import Environment
+from gumshoe.agent.tools import Call
+from gumshoe.documents.document import Document
+from gumshoe.documents.index import DocumentHit, DocumentNotFoundError
 from gumshoe.mail.build import build_index
 from gumshoe.mail.index import Hit, MailIndex, MessageNotFoundError
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
@@ -22,8 +25,8 @@ from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.mail import MAIL as MAIL_FILE
 from gumshoe.synthesis.mail import SyntheticMail, synthesize_mail, write_mail
 from gumshoe.synthesis.questions import Background
-from gumshoe.training.teacher import DOCUMENTS, MAIL, Listing, Move, Slip, Teacher, listed
-from gumshoe.training.warm_start import Example
+from gumshoe.training.supervised import Example
+from gumshoe.training.teacher import DOCUMENTS, MAIL, Move, Slip, Teacher, listed
 
 MAX_TURNS = 10
 _MAILBOXES, _MESSAGES = 3, 900  # small and many, so that no name or address is worth learning by heart
@@ -38,16 +41,6 @@ _ID_FORMS = (  # of mail systems: # is a digit, ? a hexadecimal one, * a letter 
 _SIGNS = {"#": string.digits, "?": string.digits + "abcdef", "*": string.ascii_letters + string.digits}
 _HITS_TOLD = 400  # characters
 _TOLD_OFTEN = 30  # so that a tokenizer has whole words for it
-_DOCUMENTS = """\
-You are an assistant that answers questions from a collection of documents.
-
-Use the tools to find the answer: search the documents, read what looks right, and return the answer with the ids of \
-the documents that hold it. Make exactly one call in each turn. You have at most {turns} turns. If the answer is not \
-to be found, return "I don't know" and no ids."""
-_ASKED = """\
-Today is {today}.
-
-{question}"""
 
 
 @dataclass(frozen=True)
@@ -113,60 +106,44 @@ class Renamed:
 
 
 class Collection:
-    """A mailbox taken for a collection of documents: the tools of `gumshoe.documents`, to practise with."""
+    """A mailbox taken for a collection of documents, to practise the tools of the documents environment with."""
 
-    def __init__(self, index: MailIndex, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.record = Record()
-        self.finished = False
-        self.toolbox = Toolbox([self.search_documents, self.read_document, self.return_final_answer])
-        self._index, self._ids = index, dict[str, str]()
+    def __init__(self, index: MailIndex, inbox: str) -> None:
+        self._index, self._inbox = index, inbox
+        self._ids: dict[str, str] = {}
 
-    def system_prompt(self) -> str:
-        """What is asked for, and how many turns there are."""
-        return _DOCUMENTS.format(turns=MAX_TURNS)
+    @classmethod
+    def environment(cls, index: MailIndex, scenario: Scenario) -> DocumentsEnvironment:
+        """The documents environment over the scenario's mailbox."""
+        named = {"message_ids": (), "document_ids": tuple(map(document, scenario.message_ids)), "inbox_address": None}
+        about = scenario.model_copy(update=named)
+        return DocumentsEnvironment(cls(index, str(scenario.inbox_address)), about, MAX_TURNS, reasoning=False)
 
-    def user_prompt(self) -> str:
-        """What day it is, and the question."""
-        return _ASKED.format(today=f"{self.scenario.query_date:%A, %Y-%m-%d}", question=self.scenario.question)
-
-    def search_documents(self, query: str) -> str:
-        """Search the documents: up to ten passages, the best first.
-
-        Args:
-            query: What to look for, in a few words.
-        """
+    def search(self, query: str, *, limit: int = 10) -> list[DocumentHit]:
+        """As `DocumentIndex.search`, of as many of the words, from the first, as one message has."""
         words, hits = query.split(), list[Hit]()
         while words and not hits:
-            hits = self._index.search(str(self.scenario.inbox_address), words)
+            hits = self._index.search(self._inbox, words, limit=limit)
             words.pop()
         self._ids |= {document(hit.message_id): hit.message_id for hit in hits}
-        return (
-            "\n".join(str(Listing(hit.subject, hit.snippet, document(hit.message_id))) for hit in hits)
-            or "Nothing found."
-        )
+        return [_taken_for(hit, score=1 / place) for place, hit in enumerate(hits, 1)]
 
-    def read_document(self, document_id: str) -> str:
-        """Read one document.
-
-        Args:
-            document_id: The id of a document, as a search lists it.
-        """
+    def read(self, document_id: str) -> Document:
+        """As `DocumentIndex.read`."""
         try:
-            message = self._index.read(str(self.scenario.inbox_address), self._ids.get(document_id, document_id))
-        except MessageNotFoundError:
-            raise ToolError(f"there is no document {document_id!r}; use an id as a search lists it") from None
-        return f"{message.subject}\n\n{message.body}"
+            message = self._index.read(self._inbox, self._ids.get(document_id, document_id))
+        except MessageNotFoundError as error:
+            raise DocumentNotFoundError(str(error)) from None
+        return Document(document(message.message_id), message.subject, message.body, "", {})
 
-    def return_final_answer(self, answer: str, document_ids: list[str]) -> str:  # noqa: ARG002
-        """Give the answer to the question. This ends the conversation.
+    def head(self, document_id: str) -> Document:
+        """As `DocumentIndex.head`."""
+        return replace(self.read(document_id), text="")
 
-        Args:
-            answer: The answer, as short as it can be; "I don't know" if it is not to be found.
-            document_ids: The ids of the documents that hold the answer.
-        """
-        self.finished = True
-        return ""
+
+def _taken_for(hit: Hit, score: float) -> DocumentHit:
+    document_id = document(hit.message_id)
+    return DocumentHit(document_id, f"{document_id}#0", hit.subject, hit.snippet, score, None, None)
 
 
 def document(message_id: str) -> str:
@@ -342,9 +319,8 @@ class Practice:
         if dice.chance(_DOCUMENT_SHARE):
             right = frozenset(map(document, scenario.message_ids))
             others = {document(source): answer for source, answer in company.answers.items()}
-            return Collection(company.index, scenario), Teacher(
-                scenario, background, right, DOCUMENTS, dice, errs, others
-            )
+            teacher = Teacher(scenario, background, right, DOCUMENTS, dice, errs, others)
+            return Collection.environment(company.index, scenario), teacher
         environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
         right = frozenset(scenario.message_ids)
         return environment, Teacher(scenario, background, right, MAIL, dice, errs, company.answers)
@@ -448,7 +424,10 @@ def spoken(company: Company) -> Iterator[str]:
         mailbox = EmailEnvironment(company.index, scenario, MAX_TURNS)
         yield mailbox.toolbox.run(MAIL.searching(scenario.question.rstrip("?").split()[-1:]))[:_HITS_TOLD]
     first = company.mail.scenarios.scenarios[0]
-    for environment in (EmailEnvironment(company.index, first, MAX_TURNS), Collection(company.index, first)):
+    for environment in (
+        EmailEnvironment(company.index, first, MAX_TURNS),
+        Collection.environment(company.index, first),
+    ):
         prompts = environment.system_prompt(), environment.user_prompt()
         yield from [*prompts, *map(json.dumps, environment.toolbox.schemas())] * _TOLD_OFTEN
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gumshoe.errors import UsageError, faults_of
 from gumshoe.training.collecting import SMALL, StepRollouts
 
+_SHARES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 _CALLED = re.compile(r'"name": "(\w+)"')
 
 
@@ -65,7 +66,13 @@ class StepRecord(_Record):
     sampled_tokens: float
     endings: dict[str, int]
     rollout_seconds: float
+    episode_seconds: dict[float, float] = Field(
+        default_factory=dict, description="quantiles, by the share of episodes that took no longer"
+    )
     train_seconds: float
+    publish_seconds: float = Field(
+        0.0, description="until all servers had the step's adapter; 0 where they had it already"
+    )
     policy: str = Field(description="the name that the episodes' adapter was served under")
 
     def line(self, steps: int, eta: float) -> str:
@@ -149,6 +156,7 @@ def episode_means(found: StepRollouts) -> dict[str, object]:
     """What a step's record says of its episodes."""
     episodes = found.trajectories
     values = sorted(each.rewards["reward"] for each in episodes)
+    took = sorted(each.policy_seconds + each.tool_seconds for each in episodes)
     names = dict.fromkeys(name for each in episodes for name in each.rewards if name != "reward")
     begun = len(found.every) + len(found.dropped)
     return {
@@ -170,6 +178,7 @@ def episode_means(found: StepRollouts) -> dict[str, object]:
         "sampled_tokens": _mean(each.sampled_tokens for each in episodes),
         "endings": dict(Counter(each.ending for each in episodes).most_common()),
         "rollout_seconds": found.seconds,
+        "episode_seconds": {share: took[round(share * (len(took) - 1))] for share in _SHARES} if took else {},
     }
 
 

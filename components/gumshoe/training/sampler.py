@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from gumshoe.agent.transformers_policy import TransformersPolicy
 from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.agent.vllm_server import AdapterError, ServerError, ServerOptions, load_adapter, unload_adapter
 from gumshoe.artifacts.storage import write_atomically
+from gumshoe.training.handover import Handover
 from gumshoe.training.spec import ADAPTERS, SERVED
 
 _PATIENCE, _PAUSE = ServerOptions().start_deadline, 1.0  # seconds for a server that is being started again
@@ -69,7 +71,8 @@ class ServedSampler:
         served = json.dumps({"name": version, "path": str(place.absolute())})
         write_atomically(self.directory / SERVED, io.BytesIO(served.encode()))
         too_long = stop_after_delay(_PATIENCE)
-        for url in self.urls:
+
+        def load(url: str) -> None:
             retrying = Retrying(
                 retry=retry_if_exception_type(ServerError),
                 stop=lambda state: is_stopping() or too_long(state),
@@ -77,6 +80,9 @@ class ServedSampler:
                 reraise=True,
             )
             retrying(load_adapter, url, version, place, _DEADLINE)
+
+        with ThreadPoolExecutor(len(self.urls)) as pool:
+            list(pool.map(load, self.urls))
         before, gone = self.version, self._place
         self.version, self._place = version, place
         if gone is not None:
@@ -93,8 +99,51 @@ class ServedSampler:
     @asynccontextmanager
     async def open(self, sampling: Sampling) -> AsyncIterator[OpenSpeaker]:
         """As `Sampler.open`."""
-        async with VLLMPolicy(self.urls, self.version, RequestLimits(patience=_PATIENCE)) as policy:
-            yield token_speakers(policy, self.chat, sampling, self.max_context)
+        async with _speaking(self.urls, self.version, self.chat, sampling, self.max_context) as speak:
+            yield speak
+
+
+@dataclass(slots=True)
+class HandedOverSampler:
+    """vLLM servers on other machines, which are given the adapter alone, through a store."""
+
+    handover: Handover
+    chat: ChatFormat
+    max_context: int
+    directory: Path
+    """The run's: adapters are saved in it until they are in the store."""
+    version: str = ""
+    urls: tuple[str, ...] = field(default=(), init=False)
+    """Of the servers that have it."""
+
+    def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
+        """As `Sampler.publish`: saved, sent, and loaded by every server.
+
+        Raises:
+            AdapterError: a server does not take it.
+            UsageError: a server takes fewer tokens than an episode may have.
+            UnavailableError: the store does not take it, or a server does not have it in time.
+            StorageError: the store refuses it.
+        """
+        place = self.directory / ADAPTERS / version
+        model.save_pretrained(str(place))
+        self.urls = self.handover.hand_over(place, version, is_stopping)
+        self.version = version
+        shutil.rmtree(place)
+
+    @asynccontextmanager
+    async def open(self, sampling: Sampling) -> AsyncIterator[OpenSpeaker]:
+        """As `Sampler.open`."""
+        async with _speaking(self.urls, self.version, self.chat, sampling, self.max_context) as speak:
+            yield speak
+
+
+@asynccontextmanager
+async def _speaking(
+    urls: tuple[str, ...], version: str, chat: ChatFormat, sampling: Sampling, max_context: int
+) -> AsyncIterator[OpenSpeaker]:
+    async with VLLMPolicy(urls, version, RequestLimits(patience=_PATIENCE)) as policy:
+        yield token_speakers(policy, chat, sampling, max_context)
 
 
 @dataclass(slots=True)

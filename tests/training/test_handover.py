@@ -1,0 +1,230 @@
+"""A step's adapter on its way to servers elsewhere: a real store, real loaders, and servers that speak as vLLM does."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gumshoe.agent.vllm_server import AdapterError, ServerError
+from gumshoe.artifacts.handover import ADAPTERS
+from gumshoe.artifacts.store import Store
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.operations.loader import AdapterLoader, Pace
+from gumshoe.operations.loader_pages import pages
+from gumshoe.training.handover import Handover, check_handover
+from gumshoe.training.sampler import HandedOverSampler
+from tests.agent.fake_vllm import FakeVLLM, stall
+from tests.conftest import free_port
+from tests.operations.conftest import IMPATIENT, PACE, overwrite
+
+HOSTS = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+
+
+def saved(place: str) -> None:
+    """An adapter of the step that its name ends with."""
+    Path(place).mkdir(parents=True)
+    (Path(place) / "adapter_config.json").write_text(json.dumps({"r": 8}))
+    (Path(place) / "adapter_model.safetensors").write_bytes(Path(place).name.encode() * 100)
+
+
+MODEL = SimpleNamespace(save_pretrained=saved)
+
+
+def never() -> bool:
+    return False
+
+
+@dataclass
+class Cluster:
+    """Servers with their loaders, each on a host of its own, as the pods of a headless service."""
+
+    uri: str
+    place: Path
+    addresses: list[str]
+    """What the name of the service is resolved to."""
+    port: int
+    loader_port: int
+
+    @contextmanager
+    def pod(self, host: str, *, with_loader: bool = True, pace: Pace = PACE) -> Iterator[FakeVLLM]:
+        """A server, its loader, and its address in the name's, as long as the block runs."""
+        ended = threading.Event()
+        with ExitStack() as stack:
+            vllm = stack.enter_context(FakeVLLM(models=("base",), host=host, port=self.port))
+            if with_loader:
+                loader = AdapterLoader(self.uri, vllm.address, self.place / host, pace)
+                stack.enter_context(loader)
+                stack.enter_context(pages(loader, host, self.loader_port))
+                thread = threading.Thread(target=loader.follow, args=(ended,))
+                thread.start()
+                stack.callback(thread.join)
+                stack.callback(ended.set)
+            self.addresses.append(host)
+            stack.callback(self.addresses.remove, host)
+            yield vllm
+
+    def sampler(self, directory: Path, deadline: float = 20.0, name: str = "rollout.test") -> HandedOverSampler:
+        chat: Any = None  # nothing is said
+        handover = Handover(self.uri, (f"http://{name}:{self.port}",), 1000, deadline, self.loader_port)
+        return HandedOverSampler(handover, chat, 1000, directory)
+
+
+@pytest.fixture
+def cluster(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    addresses: list[str] = []
+    real = socket.getaddrinfo
+
+    def resolved(host: Any, port: Any, *arguments: Any, **named: Any) -> Any:  # in place of a cluster's DNS
+        if host != "rollout.test":
+            return real(host, port, *arguments, **named)
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [found for each in addresses for found in real(each, port, *arguments, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    return Cluster(f"s3://{s3_bucket}/runs/r1/policies", tmp_path / "pods", addresses, free_port(), free_port())
+
+
+def test_every_server_has_an_adapter_before_it_is_asked_for_and_the_store_keeps_two(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    sampler = cluster.sampler(tmp_path)
+    with cluster.pod(HOSTS[0]) as one, cluster.pod(HOSTS[1]) as two:
+        for step in range(4):
+            sampler.publish(MODEL, f"r1-1-policy-{step}", never)
+            assert sampler.version == f"r1-1-policy-{step}"
+            for each in (one, two):
+                assert each.loaded[-1] == (sampler.version, sampler.version.encode() * 100)
+        assert list(sampler.urls) == [one.address, two.address]
+        assert list((tmp_path / "adapters").iterdir()) == []
+        store = Store(cluster.uri)
+        assert [each.version for each in store.list(ADAPTERS)] == ["r1-1-policy-2", "r1-1-policy-3"]
+        assert store.latest(ADAPTERS) == "r1-1-policy-3"
+
+        again = cluster.sampler(tmp_path)  # of a trainer that was started again
+        again.publish(MODEL, "r1-2-policy-3", never)
+        assert [list(each.roots) for each in (one, two)] == [["r1-1-policy-3", "r1-2-policy-3"]] * 2
+
+
+def test_servers_come_and_go(cluster: Cluster, tmp_path: Path) -> None:
+    sampler = cluster.sampler(tmp_path)
+    with cluster.pod(HOSTS[1]) as stays:
+        with cluster.pod(HOSTS[0]):
+            sampler.publish(MODEL, "p-0", never)
+            assert len(sampler.urls) == 2
+        sampler.publish(MODEL, "p-1", never)
+        assert list(sampler.urls) == [f"http://rollout.test:{cluster.port}"], "who takes its place is found by the name"
+        with cluster.pod(HOSTS[2], with_loader=False) as starting:  # its loader does not serve anything yet
+            sampler.publish(MODEL, "p-2", never)
+            assert list(sampler.urls) == [stays.address]
+            assert starting.loaded == []
+        with cluster.pod(HOSTS[2]) as joins:
+            until(lambda: "p-2" in joins.roots)
+            sampler.publish(MODEL, "p-3", never)
+            assert list(sampler.urls) == [stays.address, joins.address]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    started = time.monotonic()
+    while not holds():
+        assert time.monotonic() - started < 10
+        time.sleep(0.02)
+
+
+def test_a_server_that_does_not_have_it_in_time_is_named_with_what_its_loader_says(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    sampler = cluster.sampler(tmp_path, deadline=4)
+    with pytest.raises(ServerError, match=r"http://rollout\.test:\d+ has no address"):
+        sampler.publish(MODEL, "p-0", lambda: True)
+    assert sampler.version == "", "no episode may name it"
+    hangs = cluster.pod(HOSTS[1], pace=IMPATIENT)
+    with cluster.pod(HOSTS[0]), hangs as slow, cluster.pod(HOSTS[2], with_loader=False):
+        slow.load = stall
+        with pytest.raises(ServerError) as raised:
+            sampler.publish(MODEL, "p-1", never)
+    said = str(raised.value)
+    assert HOSTS[0] not in said
+    assert f"{slow.address}: its vLLM does not serve it; its loader says: vLLM at {slow.address} did not answer" in said
+    assert f"http://{HOSTS[2]}:{cluster.port}: its vLLM does not serve it; its loader at" in said
+    assert "does not tell" in said
+
+
+def test_a_corrupted_adapter_is_not_waited_for_past_the_deadline_and_what_is_wrong_is_told(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    sampler = cluster.sampler(tmp_path, deadline=4)
+    with cluster.pod(HOSTS[0]) as vllm:
+        sampler.publish(MODEL, "p-0", never)
+        saved(str(tmp_path / "p-1"))
+        store = Store(cluster.uri)
+        found = store.publish(tmp_path / "p-1", ADAPTERS, "p-1", latest=False).manifest
+        overwrite(store, f"{found.reference}/{found.data}/adapter_model.safetensors", b"p-2" * 100, tmp_path)
+        with pytest.raises(ServerError, match=r"p-1 is not loaded: .*adapter_model\.safetensors is damaged"):
+            sampler.publish(MODEL, "p-1", never)
+        assert list(vllm.roots) == ["p-0"], "what is served stays"
+
+
+def test_a_server_that_refuses_is_not_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    sampler = cluster.sampler(tmp_path)
+    with cluster.pod(HOSTS[0]) as vllm:
+        vllm.max_lora_rank = 4
+        with pytest.raises(AdapterError, match="LoRA rank 8 is greater than max_lora_rank 4"):
+            sampler.publish(MODEL, "p-0", never)
+
+
+def test_a_run_that_is_to_end_does_not_wait(cluster: Cluster, tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match="has no address"):
+        cluster.sampler(tmp_path).publish(MODEL, "p-0", lambda: time.monotonic() - started > 0.5)
+    assert time.monotonic() - started < 5
+
+
+def test_a_server_with_less_room_than_an_episode_takes_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    with cluster.pod(HOSTS[0]) as vllm:
+        vllm.max_model_len = 999
+        with pytest.raises(UsageError, match="takes 999 tokens, and an episode may have 1000"):
+            cluster.sampler(tmp_path).publish(MODEL, "p-0", never)
+
+
+def test_a_store_that_names_another_as_the_newest_is_not_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    store = Store(cluster.uri)
+    saved(str(tmp_path / "made"))
+    store.publish(tmp_path / "made", ADAPTERS, "r9-1-policy-7")
+    pointer = json.dumps({"version": "r9-1-policy-7", "created": "2999-01-01T00:00:00+00:00"}).encode()
+    overwrite(store, f"{ADAPTERS}/latest.json", pointer, tmp_path)
+    with pytest.raises(UnavailableError, match="another run is at work there, or this machine's clock is behind"):
+        cluster.sampler(tmp_path).publish(MODEL, "p-0", never)
+
+
+def test_a_store_that_cannot_be_asked_is_told_before_long_work(s3_bucket: str) -> None:
+    check_handover(f"s3://{s3_bucket}/policies")
+    with pytest.raises(Exception, match="there is no bucket"):
+        check_handover(f"s3://{s3_bucket}-not/policies")
+
+
+def test_episodes_are_asked_of_the_servers_that_have_it(cluster: Cluster, tmp_path: Path) -> None:
+    from gumshoe.agent.policy import Sampling
+    from gumshoe.agent.vllm_policy import VLLMPolicy
+
+    sampler = cluster.sampler(tmp_path)
+
+    async def ask() -> list[str]:
+        async with VLLMPolicy(sampler.urls, sampler.version) as policy:
+            made = [policy.sample([1, 2, 3], Sampling(max_tokens=2), stop_ids=[258], seed=1) for _ in range(4)]
+            return [each.version for each in await asyncio.gather(*made)]
+
+    with cluster.pod(HOSTS[0]) as one, cluster.pod(HOSTS[1]) as two:
+        sampler.publish(MODEL, "p-0", never)
+        assert asyncio.run(ask()) == ["p-0"] * 4
+        assert one.requests
+        assert two.requests
