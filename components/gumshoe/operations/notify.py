@@ -4,12 +4,11 @@ import os
 from dataclasses import asdict, dataclass
 
 import httpx
-from rich.markup import escape
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
-from gumshoe.terminal import err, out, plain
+from gumshoe.terminal import err, out, printable
 
 WEBHOOK = "GUMSHOE_WEBHOOK"
 """The environment variable that holds the address, which may be a secret."""
@@ -52,7 +51,7 @@ class Outcome:
 
 def tell(outcome: Outcome) -> None:
     """Print how a run ended, and post it where a webhook is set; one that does not take it is only warned of."""
-    out.print(escape(plain(outcome.text)), soft_wrap=True)
+    out.print(printable(outcome.text), soft_wrap=True)
     address = os.environ.get(WEBHOOK)
     if not address:
         return

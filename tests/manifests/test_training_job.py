@@ -1,0 +1,121 @@
+"""What a training on several nodes makes fits what the manifests have for it."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gumshoe.operations.cluster import Cluster
+from gumshoe.operations.loader import Status
+from gumshoe.operations.loader_pages import metrics
+from gumshoe.operations.nodes import train_on_nodes
+from gumshoe.operations.objects import Objects
+from gumshoe.operations.trainjob import PRIORITY_LABEL, QUEUE_LABEL
+from tests.manifests.access import recorded
+from tests.manifests.kustomize import OVERLAYS, of_kind, overlay, selects, unrestricted
+from tests.manifests.test_manifests import runtime_pod
+from tests.manifests.test_monitoring import LOADER
+from tests.manifests.test_rbac import rules_of
+from tests.operations.fake_kubernetes import FakeKubernetes
+from tests.operations.test_trainjob import IMPATIENT, NAME, POD, QUEUED
+from tests.operations.trainer import Trainer, meanwhile
+
+SERVICE, JOB, DEPLOYMENT = QUEUED.manifests
+SERVER: dict[str, Any] = DEPLOYMENT["spec"]["template"]
+
+
+def test_a_step_that_trains_on_nodes_may_do_what_it_does(cluster: FakeKubernetes) -> None:
+    """It takes up what an earlier try made; waits in the queue; its pods cannot be placed; and in the end it trains."""
+    trainer = Trainer(cluster, phase="Pending")
+    cluster.settle = trainer.settle
+    earlier = Objects(Cluster.of(None, None), IMPATIENT, {**POD, "uid": "u-earlier"})
+    told: list[str] = []
+
+    def said(what: str) -> Callable[[], bool]:
+        return lambda: any(what in each for each in told)
+
+    def admit() -> None:
+        trainer.phase = "Running"
+        trainer.admit(NAME)
+
+    steps = [
+        lambda: trainer.admit(NAME),
+        said("ImagePullBackOff"),
+        lambda: trainer.evict(NAME),
+        said("suspended until queue"),
+        admit,
+        lambda: cluster.say(trainer.pods(NAME)[0], "Step 1/1 | Loss 0.5"),
+        said("Step 1/1"),
+        lambda: trainer.end(NAME),
+    ]
+    with recorded(cluster) as asked:
+        for each in QUEUED.manifests:
+            earlier.make(each)
+        with meanwhile(*steps):
+            train_on_nodes(
+                QUEUED, Cluster.of(None, None), told.append, replace(IMPATIENT, starting=10, stalled=10), POD
+            )
+    assert asked == rules_of("gumshoe-train")
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_what_it_names_is_there(name: str) -> None:
+    objects = overlay(name)
+    runtime = of_kind(objects, "ClusterTrainingRuntime")[JOB["spec"]["runtimeRef"]["name"]]
+    (patch,) = JOB["spec"]["runtimePatches"]
+    (own,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (changed,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert changed["name"] == own["name"]
+    trainer = changed["template"]["spec"]["template"]
+    for pod in (trainer["spec"], SERVER["spec"]):
+        account = of_kind(objects, "ServiceAccount")[pod["serviceAccountName"]]
+        assert account["automountServiceAccountToken"] is False
+    assert runtime_pod(objects)["metadata"]["labels"].items() <= trainer["metadata"]["labels"].items()
+
+
+def test_it_waits_in_the_queue_that_there_is() -> None:
+    for each in (JOB, DEPLOYMENT):
+        labels = each["metadata"]["labels"]
+        assert labels[QUEUE_LABEL] in of_kind(overlay("prod"), "LocalQueue")
+        assert labels[PRIORITY_LABEL] in of_kind(overlay("prod"), "WorkloadPriorityClass")
+
+
+def test_its_servers_are_restricted_reached_and_scraped() -> None:
+    objects = overlay("prod")
+    assert [*unrestricted(SERVER["spec"])] == []
+    labels = SERVER["metadata"]["labels"]
+    policies = of_kind(objects, "NetworkPolicy")
+    assert selects(policies["gumshoe-rollout"]["spec"]["podSelector"], labels)
+    ports = {each["name"]: each["containerPort"] for part in SERVER["spec"]["containers"] for each in part["ports"]}
+    open_to_trainers = policies["gumshoe-rollout"]["spec"]["ingress"][0]["ports"]
+    assert {each["port"] for each in open_to_trainers} == set(ports.values())
+    assert {each["targetPort"] for each in SERVICE["spec"]["ports"]} == ports.keys()
+    monitor = of_kind(objects, "PodMonitor")["gumshoe-rollout"]["spec"]
+    assert selects(monitor["selector"], labels)
+    assert {each["port"] for each in monitor["podMetricsEndpoints"]} == ports.keys()
+    named = {each["name"] for each in SERVER["spec"]["containers"]}
+    alert = next(
+        each["expr"]
+        for group in of_kind(objects, "PrometheusRule")["gumshoe-training"]["spec"]["groups"]
+        for each in group["rules"]
+        if each["alert"] == "GumshoeAdapterNotLoaded"
+    )
+    assert 'container="server"' in alert
+    assert "server" in named
+
+
+def test_prometheus_knows_a_training_by_its_job() -> None:
+    for monitor in of_kind(overlay("prod"), "PodMonitor").values():
+        for each in monitor["spec"]["podMetricsEndpoints"]:
+            (label,) = each["relabelings"][0]["sourceLabels"]
+            wanted = {
+                f"__meta_kubernetes_pod_label_{name.replace('.', '_').replace('/', '_')}"
+                for name in SERVER["metadata"]["labels"]
+            }
+            assert label in wanted
+
+
+def test_the_loader_tells_what_alerts_and_dashboard_ask_for() -> None:
+    assert set(re.findall(r"^gumshoe_\w+", metrics(Status()), re.M)) >= LOADER

@@ -1,0 +1,42 @@
+"""Adapters in a store, as a trainer hands them over."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gumshoe.artifacts.handover import ADAPTERS
+from gumshoe.artifacts.storage import Deadline, Limits
+from gumshoe.artifacts.store import Store
+from gumshoe.operations.loader import Pace
+
+STORE = Limits(connect_timeout=5, read_timeout=10, attempts=2, backoff=0.1, workers=2, deadline=20)
+PACE = Pace(look=0.02, backoff=0.1, answer=10, load=10, store=STORE)
+IMPATIENT = replace(PACE, answer=0.3, load=0.5, store=replace(STORE, read_timeout=0.5))
+"""For what never answers."""
+
+
+def hand_over(store: Store, directory: Path, version: str, rank: int = 8) -> bytes:
+    """Publish an adapter, made in a directory: its weights."""
+    place, weights = directory / version, version.encode() * 1000
+    place.mkdir(parents=True)
+    (place / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    (place / "adapter_model.safetensors").write_bytes(weights)
+    store.publish(place, ADAPTERS, version)
+    return weights
+
+
+def overwrite(store: Store, key: str, data: bytes, scratch: Path) -> None:
+    """Put other bytes in a store, past all that keeps it whole."""
+    path = scratch / "other-bytes"
+    path.write_bytes(data)
+    store.storage.upload({key: path}, Deadline(10), lambda _: None)
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store, in a directory and in a bucket."""
+    if request.param == "file":
+        return Store((tmp_path / "store").as_uri(), STORE)
+    return Store(f"s3://{request.getfixturevalue('s3_bucket')}/runs/r1/policies", STORE)

@@ -1,0 +1,605 @@
+"""A Kubernetes API over a real socket, for the resources of the chart and of trainings: what Helm, `kubectl` and the
+published clients ask of one. Controllers are played by `settle`. It can be told to misbehave.
+"""
+
+import json
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from tests.http_server import Request, misbehaving
+
+Object = dict[str, Any]
+_KINDS = {  # by group and version: the plurals and kinds
+    "v1": {
+        "limitranges": "LimitRange",
+        "configmaps": "ConfigMap",
+        "events": "Event",
+        "nodes": "Node",
+        "persistentvolumeclaims": "PersistentVolumeClaim",
+        "namespaces": "Namespace",
+        "pods": "Pod",
+        "resourcequotas": "ResourceQuota",
+        "secrets": "Secret",
+        "serviceaccounts": "ServiceAccount",
+        "services": "Service",
+    },
+    "apps/v1": {"deployments": "Deployment"},
+    "authorization.k8s.io/v1": {"subjectaccessreviews": "SubjectAccessReview"},
+    "batch/v1": {"jobs": "Job"},
+    "autoscaling/v2": {"horizontalpodautoscalers": "HorizontalPodAutoscaler"},
+    "kueue.x-k8s.io/v1beta2": {
+        "clusterqueues": "ClusterQueue",
+        "localqueues": "LocalQueue",
+        "resourceflavors": "ResourceFlavor",
+        "workloadpriorityclasses": "WorkloadPriorityClass",
+        "workloads": "Workload",
+    },
+    "monitoring.coreos.com/v1": {"podmonitors": "PodMonitor", "prometheusrules": "PrometheusRule"},
+    "networking.k8s.io/v1": {"ingresses": "Ingress", "networkpolicies": "NetworkPolicy"},
+    "pipelines.kubeflow.org/v2beta1": {"pipelines": "Pipeline", "pipelineversions": "PipelineVersion"},
+    "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
+    "rbac.authorization.k8s.io/v1": {
+        "clusterrolebindings": "ClusterRoleBinding",
+        "clusterroles": "ClusterRole",
+        "rolebindings": "RoleBinding",
+        "roles": "Role",
+    },
+    "serving.kserve.io/v1alpha1": {"servingruntimes": "ServingRuntime"},
+    "serving.kserve.io/v1alpha2": {"llminferenceservices": "LLMInferenceService"},
+    "serving.kserve.io/v1beta1": {"inferenceservices": "InferenceService"},
+    "storage.k8s.io/v1": {"storageclasses": "StorageClass"},
+    "trainer.kubeflow.org/v1alpha1": {"clustertrainingruntimes": "ClusterTrainingRuntime", "trainjobs": "TrainJob"},
+}
+_PATH = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?"
+    r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>log|status))?"
+)
+_JSON_PATCH, _MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
+_PROTOBUF = b"k8s\x00"  # what Kubernetes' own encoding begins with
+
+
+@dataclass
+class FakeKubernetes:
+    """What the cluster holds, was asked, and is to do wrong."""
+
+    url: str = ""
+    token: str | None = None
+    """Without which it refuses."""
+    objects: dict[tuple[str, str, str], Object] = field(default_factory=dict)
+    """By plural, namespace and name."""
+    logs: dict[str, str] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    faults: deque[str] = field(default_factory=deque)
+    """For the next requests, one each: reset, hang, a status, or fine."""
+    refused: tuple[str, str] | None = None
+    """A verb and a plural that nobody may use."""
+    conflict: str | None = None
+    """A kind that somebody else owns fields of."""
+    unserved: set[str] = field(default_factory=set)
+    """API versions that it does not know."""
+    allows: Callable[[Object], bool] = lambda _: True
+    """Whether somebody may do what the specification of a SubjectAccessReview asks."""
+    settle: Callable[[Object], None] = lambda _: None
+    """Plays the controllers: changes an object that was written."""
+    on_delete: Callable[[Object], None] = lambda _: None
+    """Plays them where one was deleted."""
+    lines: dict[str, list[tuple[datetime, str]]] = field(default_factory=dict)
+    """Of the logs that can be followed, by pod."""
+    ills: dict[str, deque[str]] = field(default_factory=dict)
+    """For the next requests of a verb and a plural, such as `watch trainjobs`: a status each, or reset."""
+    lingers: float = 0
+    """Seconds that something deleted in the foreground is still there."""
+    is_dead: bool = False
+    """Whether it answers nothing any longer."""
+    kubeconfig: Path = Path()
+
+    def __post_init__(self) -> None:
+        self._version = 0
+        self._lock = threading.RLock()
+        self._history: list[tuple[int, str, str, Object]] = []  # version, kind of event, plural, object
+        self._forgotten = 0
+        self._cuts = 0
+
+    def forget(self) -> None:
+        """Whoever watches is told that what it knows is too old."""
+        with self._lock:
+            self._version += 1
+            self._forgotten = self._version
+
+    def cut(self) -> None:
+        """Break off whatever is watched or followed."""
+        self._cuts += 1
+
+    def die(self) -> None:
+        """Answer nothing any longer."""
+        self.is_dead = True
+        self.cut()
+
+    def say(self, pod: str, *texts: str) -> None:
+        """Write into a pod's log; two lines written at once have the same time."""
+        self.lines.setdefault(pod, []).extend((datetime.now(UTC), text) for text in texts)
+
+    def change(self, plural: str, namespace: str, name: str, **parts: Any) -> Object:
+        """Write some parts of an object anew."""
+        with self._lock:
+            return self.put({**deepcopy(self.objects[plural, namespace, name]), **parts}, plural)
+
+    def put(self, made: Object, plural: str | None = None) -> Object:
+        """Write an object, as a server would."""
+        plural = plural or next(p for kinds in _KINDS.values() for p, kind in kinds.items() if kind == made["kind"])
+        meta = made["metadata"]
+        key = (plural, meta.get("namespace", ""), meta["name"])
+        self._version += 1
+        old = self.objects.get(key)
+        if old is not None:
+            made.setdefault("status", old.get("status", {}))
+        changed = old is None or old.get("spec") != made.get("spec")
+        kept: Object = (
+            old["metadata"] if old else {"uid": f"u{self._version}", "creationTimestamp": _now(), "generation": 0}
+        )
+        meta |= {name: kept[name] for name in ("uid", "creationTimestamp")}
+        meta |= {"generation": kept["generation"] + changed, "resourceVersion": str(self._version)}
+        version = self._version
+        self.settle(made)
+        self.objects[key] = made
+        self._history.append((version, "MODIFIED" if old else "ADDED", plural, deepcopy(made)))
+        return made
+
+    def delete(self, plural: str, namespace: str, name: str) -> Object:
+        """Remove an object, and what is owned by it."""
+        with self._lock:
+            gone = self.objects.pop((plural, namespace, name))
+            self._version += 1
+            last = deepcopy(gone)
+            last["metadata"]["resourceVersion"] = str(self._version)
+            self._history.append((self._version, "DELETED", plural, last))
+            self.on_delete(gone)
+            owned = [
+                key
+                for key, each in self.objects.items()
+                if [o for o in each["metadata"].get("ownerReferences") or [] if o["uid"] == gone["metadata"]["uid"]]
+            ]
+            for each in owned:
+                self.delete(*each)
+            return gone
+
+    def of(self, kind: str) -> list[Object]:
+        """The objects of a kind."""
+        return [each for each in self.objects.values() if each["kind"] == kind]
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: bytes, content_type: str) -> tuple[int, Any]:
+        if path.rstrip("/") == "/version":
+            others = ("gitCommit", "gitTreeState", "buildDate", "goVersion", "compiler", "platform")
+            return 200, {"major": "1", "minor": "33", "gitVersion": "v1.33.0", **dict.fromkeys(others, "-")}
+        if path in ("/api", "/apis", "/openapi/v2"):
+            return self._discovery(path)
+        found = _PATH.fullmatch(path)
+        if found is None:
+            group = path.removeprefix("/apis/").removeprefix("/api/")
+            known = group in _KINDS and group not in self.unserved
+            return (200, _resources(group)) if known else _status(404, "NotFound", path)
+        parts = found.groupdict()
+        version = "/".join(filter(None, (parts["group"], parts["version"])))
+        plural, namespace, name = parts["plural"], parts["namespace"] or "", parts["name"]
+        if version in self.unserved or plural not in _KINDS.get(version, {}):
+            return _status(404, "NotFound", "the server could not find the requested resource")
+        verb = {"POST": "create", "PUT": "update", "DELETE": "delete", "PATCH": "patch"}.get(
+            method, "get" if name else "list"
+        )
+        if query.get("watch", "").lower() == "true":
+            verb = "watch"
+        if ills := self.ills.get(f"{verb} {parts['sub'] or plural}"):
+            ill = ills.popleft()
+            return (0, "") if ill == "reset" else _status(int(ill), "Because", "because")
+        if verb == "patch" and body.startswith(b"[") != (content_type == _JSON_PATCH):
+            return _status(400, "BadRequest", f"error decoding patch: it is no {content_type}")
+        if self.refused == (verb, plural):
+            return _status(403, "Forbidden", f'{plural} is forbidden: User "ann" cannot {verb} resource "{plural}"')
+        if plural == "subjectaccessreviews":
+            review = read(body)
+            return 201, {**review, "status": {"allowed": self.allows(review["spec"])}}
+        if verb == "watch":
+            return 200, self._watched(plural, namespace, query)
+        if parts["sub"] == "log" and query.get("follow", "").lower() == "true" and name and name not in self.logs:
+            return 200, self._followed(namespace, name, query)
+        with self._lock:
+            if content_type == _MERGE_PATCH:
+                before = self.objects.get((plural, namespace, str(name)))
+                if before is None:
+                    return _status(404, "NotFound", f'{plural} "{name}" not found')
+                body = json.dumps(_merged(before, json.loads(body))).encode()
+            return self._resource(verb, version, plural, namespace, name, parts["sub"], query, body)
+
+    def _watched(self, plural: str, namespace: str, query: dict[str, str]) -> Iterator[bytes]:
+        """The events after a version, as they come, and a bookmark before the first."""
+        seen, cuts, until = int(query["resourceVersion"]), self._cuts, time.monotonic() + int(query["timeoutSeconds"])
+        mark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(seen)}}}
+        yield json.dumps(mark).encode() + b"\n"
+        while time.monotonic() < until:
+            if self._cuts > cuts:
+                raise ConnectionError
+            with self._lock:
+                if seen < self._forgotten:
+                    gone = _status(410, "Expired", "too old resource version")[1]
+                    yield json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n"
+                    return
+                new = [each for each in self._history if each[0] > seen and each[2] == plural]
+            for version, kind, _, found in new:
+                seen = version
+                if found["metadata"].get("namespace", "") in ("", namespace) and _matches(found, query):
+                    yield json.dumps({"type": kind, "object": found}).encode() + b"\n"
+            time.sleep(0.02)
+
+    def _followed(self, namespace: str, name: str, query: dict[str, str]) -> Iterator[bytes]:
+        """The lines of a log as they come, until its pod has ended."""
+        cuts, sent = self._cuts, 0
+        since = datetime.now(UTC) - timedelta(seconds=int(query.get("sinceSeconds", 10**8)))
+        while True:
+            if self._cuts > cuts:
+                raise ConnectionError
+            pod = self.objects.get(("pods", namespace, name))
+            lines = self.lines.get(name, [])
+            for stamp, text in lines[sent:]:
+                sent += 1
+                if stamp >= since:
+                    yield f"{stamp:%Y-%m-%dT%H:%M:%S.%f}000Z {text}\n".encode()
+            if sent == len(self.lines.get(name, [])) and (pod is None or pod["status"]["phase"] != "Running"):
+                return
+            time.sleep(0.02)
+
+    def _discovery(self, path: str) -> tuple[int, Any]:
+        if path == "/api":
+            return 200, {"kind": "APIVersions", "versions": ["v1"]}
+        if path == "/apis":
+            groups: dict[str, list[Object]] = {}
+            for version in _KINDS:
+                if "/" in version and version not in self.unserved:
+                    group, _, number = version.partition("/")
+                    groups.setdefault(group, []).append({"groupVersion": version, "version": number})
+            listed = [
+                {"name": name, "versions": versions, "preferredVersion": versions[-1]}
+                for name, versions in groups.items()
+            ]
+            return 200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
+        return 200, ""  # an empty document of OpenAPI, as Kubernetes encodes it: no schema to check against
+
+    def _resource(
+        self,
+        verb: str,
+        version: str,
+        plural: str,
+        namespace: str,
+        name: str | None,
+        sub: str | None,
+        query: dict[str, str],
+        body: bytes,
+    ) -> tuple[int, Any]:
+        kind = _KINDS[version][plural]
+        made: Object = {}
+        if verb in ("create", "patch", "update"):
+            made = read(body) if not body.startswith(b"[") else self._patched((plural, namespace, str(name)), body)
+            made |= {"kind": kind, "apiVersion": version}
+            if namespace:
+                made["metadata"]["namespace"] = namespace
+        if verb == "list":
+            found = [
+                each
+                for (known, place, _), each in self.objects.items()
+                if known == plural and namespace in ("", place) and _matches(each, query)
+            ]
+            start, most = int(query.get("continue") or 0), int(query.get("limit") or len(found) or 1)
+            rest = {"continue": str(start + most)} if start + most < len(found) else {}
+            page = found[start : start + most]
+            meta = {"resourceVersion": str(self._version), **rest}
+            return 200, {"kind": f"{kind}List", "apiVersion": version, "metadata": meta, "items": page}
+        if verb == "create":
+            if (plural, namespace, made["metadata"]["name"]) in self.objects:
+                return _status(409, "AlreadyExists", f'{plural} "{made["metadata"]["name"]}" already exists')
+            return 201, self.put(made, plural)
+        key = (plural, namespace, str(name))
+        if sub == "log":
+            lines = [text for _, text in self.lines.get(str(name), [])][-int(query.get("tailLines", 10**6)) :]
+            return 200, self.logs.get(str(name), "".join(f"{text}\n" for text in lines))
+        if verb == "patch":
+            if self.conflict == kind:
+                return _status(
+                    409,
+                    "Conflict",
+                    'Apply failed with 1 conflict: conflict with "kubectl-edit" using apps/v1: .spec.replicas',
+                )
+            return (200 if key in self.objects else 201), self.put(made, plural)
+        if key not in self.objects:
+            return _status(404, "NotFound", f'{plural} "{name}" not found')
+        if verb == "update":
+            return 200, self.put(made, plural)
+        if verb == "delete":
+            return self._deleted(key, json.loads(body) if body.startswith(b"{") else {})  # Helm sends another encoding
+        return 200, self.objects[key]
+
+    def _patched(self, key: tuple[str, str, str], body: bytes) -> Object:
+        """What a JSON patch of whole parts makes of an object (RFC 6902)."""
+        made = deepcopy(self.objects.get(key, {"metadata": {"name": key[2]}}))
+        for change in json.loads(body):
+            *way, last = change["path"].strip("/").split("/")
+            place = made
+            for step in way:
+                place = place[step]
+            place[last] = change["value"]
+        return made
+
+    def _deleted(self, key: tuple[str, str, str], options: Object) -> tuple[int, Any]:
+        found = self.objects[key]
+        wanted = (options.get("preconditions") or {}).get("uid")
+        if wanted not in (None, found["metadata"]["uid"]):
+            return _status(409, "Conflict", f"the UID in the precondition ({wanted}) is not its own")
+        if self.lingers and options.get("propagationPolicy") == "Foreground":
+            if not found["metadata"].get("deletionTimestamp"):
+                meta = {**found["metadata"], "deletionTimestamp": _now()}
+                self.put({**deepcopy(found), "metadata": meta}, key[0])
+                later = threading.Timer(self.lingers, lambda: key in self.objects and self.delete(*key))
+                later.daemon = True
+                later.start()
+            return 200, self.objects[key]
+        return 200, self.delete(*key)
+
+
+def _merged(old: Any, change: Any) -> Any:
+    """What a merge patch makes of a document (RFC 7396)."""
+    if not isinstance(change, dict):
+        return change
+    made = dict(old) if isinstance(old, dict) else {}
+    for name, value in change.items():
+        if value is None:
+            made.pop(name, None)
+        else:
+            made[name] = _merged(made.get(name), value)
+    return made
+
+
+def _matches(each: Object, query: dict[str, str]) -> bool:
+    labels = each["metadata"].get("labels") or {}
+    for part in filter(None, query.get("labelSelector", "").split(",")):
+        name, _, value = part.replace("==", "=").partition("=")
+        if labels.get(name) != value:
+            return False
+    for part in filter(None, query.get("fieldSelector", "").split(",")):
+        name, _, value = part.partition("=")
+        found: Any = each
+        for step in name.removesuffix("!").split("."):
+            found = (found or {}).get(step)
+        if (str(found) == value) == name.endswith("!"):
+            return False
+    return True
+
+
+def _status(code: int, reason: str, message: str) -> tuple[int, Object]:
+    return code, {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "reason": reason,
+        "message": message,
+    }
+
+
+_OF_THE_CLUSTER = {
+    "clusterqueues",
+    "clusterrolebindings",
+    "clusterroles",
+    "clustertrainingruntimes",
+    "namespaces",
+    "nodes",
+    "resourceflavors",
+    "storageclasses",
+    "workloadpriorityclasses",
+}
+
+
+def _resources(version: str) -> Object:
+    verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
+    listed = [
+        {"name": plural, "singularName": "", "namespaced": plural not in _OF_THE_CLUSTER, "kind": kind, "verbs": verbs}
+        for plural, kind in _KINDS[version].items()
+    ]
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": listed}
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def read(body: bytes) -> Object:
+    """What was sent: YAML, JSON, or a Secret as Kubernetes encodes it for itself."""
+    if not body.startswith(_PROTOBUF):
+        return dict(yaml.safe_load(body))
+    secret = _SECRET()
+    secret.ParseFromString(_UNKNOWN.FromString(body[len(_PROTOBUF) :]).raw)
+    import base64
+
+    meta = {"name": secret.metadata.name, "labels": dict(secret.metadata.labels)}
+    if secret.metadata.namespace:
+        meta["namespace"] = secret.metadata.namespace
+    data = {name: base64.b64encode(value).decode() for name, value in secret.data.items()}
+    return {"metadata": meta, "type": secret.type, "data": data}
+
+
+def _messages() -> tuple[Any, Any]:
+    """The two messages of Kubernetes' own encoding that Helm sends, with the fields that are needed of them.
+
+    https://github.com/kubernetes/api/blob/master/core/v1/generated.proto
+    """
+    text, blob, message = 9, 12, 11  # FieldDescriptorProto.Type
+    file = descriptor_pb2.FileDescriptorProto(name="fake_kubernetes.proto", package="k8s", syntax="proto2")
+
+    def add(name: str, fields: dict[str, tuple[int, int, str]]) -> Any:
+        made = file.message_type.add(name=name)
+        for called, (number, kind, of) in fields.items():
+            repeated = called in ("labels", "data")
+            made.field.add(name=called, number=number, type=kind, label=3 if repeated else 1, type_name=of or None)
+        return made
+
+    def entry(owner: Any, name: str, value: int) -> None:
+        inner = owner.nested_type.add(name=name)
+        inner.options.map_entry = True
+        inner.field.add(name="key", number=1, type=text, label=1)
+        inner.field.add(name="value", number=2, type=value, label=1)
+
+    add("Unknown", {"raw": (2, blob, "")})
+    meta = add(
+        "ObjectMeta",
+        {"name": (1, text, ""), "namespace": (3, text, ""), "labels": (11, message, ".k8s.ObjectMeta.LabelsEntry")},
+    )
+    entry(meta, "LabelsEntry", text)
+    secret = add(
+        "Secret",
+        {
+            "metadata": (1, message, ".k8s.ObjectMeta"),
+            "data": (2, message, ".k8s.Secret.DataEntry"),
+            "type": (3, text, ""),
+        },
+    )
+    entry(secret, "DataEntry", blob)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    unknown, made = (
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"k8s.{each}")) for each in ("Unknown", "Secret")
+    )
+    return unknown, made
+
+
+_UNKNOWN, _SECRET = _messages()
+
+
+def write_kubeconfig(directory: Path, url: str) -> Path:
+    """A file that leads to a cluster."""
+    where = {"cluster": "fake", "user": "ann", "namespace": "agents"}
+    told = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "fake",
+        "clusters": [{"name": "fake", "cluster": {"server": url}}],
+        "users": [{"name": "ann", "user": {"token": "secret"}}],
+        "contexts": [{"name": "fake", "context": where}],
+    }
+    (directory / "kubeconfig").write_text(yaml.safe_dump(told))
+    return directory / "kubeconfig"
+
+
+@contextmanager
+def fake_kubernetes(directory: Path) -> Iterator[FakeKubernetes]:
+    """A cluster, whose kubeconfig lies in `directory`."""
+    fake = FakeKubernetes()
+
+    def answer(request: Request, fault: str) -> tuple[int, str, bytes | Iterator[bytes]]:
+        container = f"?{request.query['container']}" if "container" in request.query else ""
+        fake.asked.append(f"{request.method} {request.path}{container}")
+        found: Any
+        if fault in ("reset", "hang") or fake.is_dead:  # and nothing comes of it
+            return 0, "", b""
+        if fake.token and request.authorization != f"Bearer {fake.token}":
+            status, found = _status(401, "Unauthorized", "Unauthorized")
+        elif fault.isdigit():
+            status, found = _status(int(fault), "Because", "because")
+        else:
+            status, found = fake.answer(request.method, request.path, request.query, request.body, request.content_type)
+        if isinstance(found, str):
+            return status, "text/plain", found.encode()
+        if isinstance(found, Iterator):
+            return status, "application/json", found
+        return status, "application/json", json.dumps(found).encode()
+
+    with misbehaving(fake.faults, answer) as url:
+        fake.url = url
+        fake.kubeconfig = write_kubeconfig(directory, url)
+        yield fake
+        fake.cut()
+
+
+@dataclass
+class Controllers:
+    """Plays the controllers of Deployments, of KServe, and of pods. Give its `settle` to a cluster."""
+
+    fake: FakeKubernetes
+    broken: str | None = None
+    """A part, `agent` or `model`, whose new pods never become ready; or `kserve`, which does nothing."""
+    trouble: str = "ImagePullBackOff"
+    rollouts: list[str] = field(default_factory=list)
+    """The Deployments whose templates changed, in order."""
+
+    def mend(self) -> None:
+        """Nothing is broken any longer, and what was left undone is done."""
+        self.broken = None
+        for each in [*self.fake.of("InferenceService"), *self.fake.of("Deployment")]:
+            self.settle(each)
+
+    def settle(self, made: Object) -> None:
+        if made["kind"] == "Deployment":
+            self._deployment(made)
+        elif made["kind"] == "InferenceService":
+            self._model(made, made["spec"]["predictor"]["model"], "kserve-container")
+        elif made["kind"] == "LLMInferenceService":
+            self._model(made, made["spec"]["template"]["containers"][0], "main")
+
+    def _model(self, made: Object, told: Object, container: str) -> None:
+        if self.broken == "kserve":
+            return
+        meta = made["metadata"]
+        service = self.fake.objects["services", meta["namespace"], f"{meta['name']}-model"]
+        template = {
+            "metadata": {"labels": service["spec"]["selector"]},
+            "spec": {"containers": [{"name": container, "image": "vllm", "args": told["args"], "env": told["env"]}]},
+        }
+        name = f"{meta['name']}-predictor"
+        about = {"name": name, "namespace": meta["namespace"], "labels": service["spec"]["selector"]}
+        spec = {"selector": {"matchLabels": service["spec"]["selector"]}, "template": template, "replicas": 1}
+        self.fake.put({"kind": "Deployment", "apiVersion": "apps/v1", "metadata": about, "spec": spec})
+        ready = {"type": "Ready", "status": "True"}
+        if self.broken == "model":
+            ready = {"type": "Ready", "status": "False"}
+            told = {"type": "PredictorReady", "status": "False", "message": "MinimumReplicasUnavailable"}
+            made["status"] = {"conditions": [ready, told]}
+        else:
+            made["status"] = {"conditions": [ready]}
+
+    def _deployment(self, made: Object) -> None:
+        meta, wanted = made["metadata"], made["spec"].get("replicas", 1)
+        part = "agent" if meta["name"].endswith("-agent") else "model"
+        old = self.fake.objects.get(("deployments", meta["namespace"], meta["name"]))
+        if old is None or old["spec"]["template"] != made["spec"]["template"]:
+            self.rollouts.append(meta["name"])
+        broken = self.broken == part
+        counts = {"replicas": wanted, "updatedReplicas": wanted, "availableReplicas": 0 if broken else wanted}
+        made["status"] = {"observedGeneration": meta["generation"], **counts}
+        waiting = {"waiting": {"reason": self.trouble, "message": "no such image"}}
+        status: Object = {
+            "phase": "Pending" if broken else "Running",
+            "conditions": [{"type": "Ready", "status": "False" if broken else "True"}],
+            "containerStatuses": [
+                {
+                    "name": part,
+                    "image": "x",
+                    "imageID": "x",
+                    "ready": not broken,
+                    "restartCount": 0,
+                    "state": waiting if broken else {"running": {}},
+                }
+            ],
+        }
+        template = made["spec"]["template"]
+        containers = [{"name": each["name"], "image": each["image"]} for each in template["spec"]["containers"]]
+        about = {"name": f"{meta['name']}-0", "namespace": meta["namespace"], "labels": template["metadata"]["labels"]}
+        pod = {"kind": "Pod", "apiVersion": "v1", "metadata": about, "spec": {"containers": containers}}
+        self.fake.put({**pod, "status": status})

@@ -1,0 +1,600 @@
+"""`gumshoe deploy`, `promote`, `rollback` and `deployments`, against a server that speaks the Kubernetes API."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gumshoe.artifacts.store import Store
+from gumshoe.errors import UsageError
+from gumshoe.operations.deploy import Target, put_into_service
+from gumshoe.operations.releases import own_chart
+from tests.conftest import Ran
+from tests.operations.fake_kubernetes import Controllers, FakeKubernetes
+
+BASE = "Qwen/Qwen2.5-7B-Instruct"
+ACCESS = ["--set", "agent.access.existingSecret=gumshoe-keys"]
+AGENT, MODEL = "mail-gumshoe-agent-agent", "mail-gumshoe-agent-predictor"
+NOT_LONG = ["--timeout", "0.02"]
+
+
+@pytest.fixture
+def cluster(cluster: FakeKubernetes) -> FakeKubernetes:
+    cluster.settle = Controllers(cluster).settle
+    return cluster
+
+
+@pytest.fixture
+def store(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Four published adapters: r1 to r3 of one base model, and one of another."""
+    made = Store(f"s3://{s3_bucket}/project")
+    for name, base, rank in (("r1", BASE, 8), ("r2", BASE, 64), ("r3", BASE, 8), ("other", "Qwen/Qwen3-8B", 8)):
+        publish(made, tmp_path / "adapters" / name, name, {"base_model_name_or_path": base, "r": rank})
+    monkeypatch.setenv("GUMSHOE_STORE", made.uri)
+    return made
+
+
+def publish(store: Store, directory: Path, version: str, shape: dict[str, Any]) -> None:
+    directory.mkdir(parents=True)
+    (directory / "adapter_config.json").write_text(json.dumps(shape))
+    (directory / "adapter_model.safetensors").write_bytes(version.encode())
+    store.publish(directory, "adapters", version)
+
+
+@pytest.fixture
+def controllers(cluster: FakeKubernetes) -> Controllers:
+    played = Controllers(cluster)
+    cluster.settle = played.settle
+    return played
+
+
+def agent_settings(cluster: FakeKubernetes) -> dict[str, Any]:
+    text = cluster.objects["configmaps", "agents", AGENT]["data"]["settings.yaml"]
+    return dict(yaml.safe_load(text)["model"])
+
+
+def in_service(cluster: FakeKubernetes) -> tuple[str, str | None, float | None]:
+    """The adapter, the canary and its share, as the agent server is told."""
+    model = agent_settings(cluster)
+    return model["policy"].rpartition("#")[2], model.get("canary"), model.get("canary_percent")
+
+
+def loaded(cluster: FakeKubernetes) -> list[str]:
+    """The adapters that vLLM is started with."""
+    arguments = cluster.objects["deployments", "agents", MODEL]["spec"]["template"]["spec"]["containers"][0]["args"]
+    return [json.loads(each)["name"] for each in arguments[arguments.index("--lora-modules") + 1 :]]
+
+
+@pytest.fixture
+def deployed(run: Callable[..., Ran], cluster: FakeKubernetes, store: Store) -> str:  # noqa: ARG001
+    """A deployment of r1."""
+    done = run("deploy", "mail", "--adapter", "r1", *ACCESS)
+    assert done.status == 0, done.err
+    return "mail"
+
+
+def test_a_published_adapter_is_put_into_service(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, store: Store
+) -> None:
+    assert in_service(cluster) == ("r1", None, None)
+    spec = cluster.of("InferenceService")[0]["spec"]["predictor"]
+    uris = {each["mountPath"]: each["uri"] for each in spec["storageUris"]}
+    manifest = store.manifest("adapters/r1")
+    assert uris == {
+        "/mnt/models": f"hf://{BASE}",
+        "/mnt/lora/r1": f"{store.uri}/adapters/r1/{manifest.data}/",
+    }
+    (listed,) = json.loads(run("deployments", "--json").out)
+    assert (listed["name"], listed["adapter"], listed["traffic"]) == ("mail", "r1", {"r1": 100})
+    assert (listed["health"], listed["is_ready"], listed["mode"]) == ("ready", True, "standard")
+    shown = run("deployments", "show", deployed)
+    assert "r1 takes 100 %" in shown.out
+    assert f"{AGENT}-0  ready" in shown.out
+
+
+def test_a_new_adapter_is_loaded_beside_the_old_one_before_it_is_asked(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    told: list[tuple[str, list[str]]] = []
+
+    def settle(made: dict[str, Any]) -> None:
+        controllers.settle(made)
+        if made["kind"] == "ConfigMap":
+            policy = yaml.safe_load(made["data"]["settings.yaml"])["model"]["policy"]
+            told.append((policy.rpartition("#")[2], loaded(cluster)))
+
+    cluster.settle = settle
+    done = run("deploy", deployed, "--adapter", "r2")
+    assert (done.status, "warning" in done.err) == (0, False)
+    assert [name for name, _ in told] == ["r1", "r2"]
+    assert told[1][1] == ["r1", "r2"], "vLLM had it by then"
+    assert (in_service(cluster), loaded(cluster)) == (("r2", None, None), ["r1", "r2"])
+    runtime = cluster.of("ServingRuntime")[0]["spec"]["containers"][0]["args"]
+    assert "--max-lora-rank=64" in runtime
+    assert "--max-loras=2" in runtime
+
+
+def test_a_canary_is_promoted_and_taken_back_without_a_restart_of_vllm(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    done = run("deploy", deployed, "--adapter", "r2", "--canary", "10")
+    assert done.status == 0, done.err
+    assert "r1 takes 90 %, r2 takes 10 %" in done.out
+    assert in_service(cluster) == ("r1", "r2", 10)
+    controllers.rollouts.clear()
+
+    assert run("deploy", deployed, "--adapter", "r2", "--canary", "50").status == 0
+    assert in_service(cluster) == ("r1", "r2", 50)
+    assert run("promote", deployed).status == 0
+    assert in_service(cluster) == ("r2", None, None)
+    again = run("promote", deployed)
+    assert again.status == 2
+    assert "mail has no canary" in again.err
+    assert run("rollback", deployed).status == 0
+    assert in_service(cluster) == ("r1", "r2", 0)
+    assert loaded(cluster) == ["r1", "r2"]
+    assert set(controllers.rollouts) == {AGENT}, "vLLM has both, and goes on"
+
+    assert run("rollback", deployed).status == 0, "what is wrong with r2 does not come back by asking twice"
+    assert (in_service(cluster), loaded(cluster)) == (("r1", None, None), ["r1"])
+    more = run("rollback", deployed)
+    assert more.status == 2
+    assert "mail has no adapter but r1" in more.err
+
+
+def test_a_canary_that_runs_is_ended_by_a_rollback(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    run("deploy", deployed, "--adapter", "r2", "--canary", "10")
+    assert run("rollback", deployed).status == 0
+    assert in_service(cluster) == ("r1", "r2", 0)
+    assert run("promote", deployed).status == 2
+
+
+def test_rollback_goes_to_the_adapter_that_served_just_before(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    for name in ("r2", "r3", "r2"):
+        assert run("deploy", deployed, "--adapter", name).status == 0
+    assert (in_service(cluster)[0], loaded(cluster)) == ("r2", ["r2", "r3"])
+    controllers.rollouts.clear()
+    assert run("rollback", deployed).status == 0
+    assert (in_service(cluster)[0], set(controllers.rollouts)) == ("r3", {AGENT})
+
+
+def test_what_was_being_loaded_is_taken_away_by_a_rollback(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    """And the adapter that served before the one in service does not come back for it."""
+    assert run("deploy", deployed, "--adapter", "r2").status == 0
+    controllers.broken = "model"
+    done = run("deploy", deployed, "--adapter", "r3", "--canary", "10", *NOT_LONG)
+    assert done.status == 75
+    assert "`gumshoe rollback mail --revision 3` goes back" in " ".join(done.err.split())
+    controllers.mend()
+    assert run("rollback", deployed).status == 0
+    assert (in_service(cluster), loaded(cluster)) == (("r2", None, None), ["r2"])
+    assert run("rollback", deployed, "--revision", "3").status == 0
+    assert (in_service(cluster)[0], loaded(cluster)) == ("r2", ["r1", "r2"])
+
+
+def test_settings_are_changed_without_naming_an_adapter_and_a_canary_goes_on(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    run("deploy", deployed, "--adapter", "r2", "--canary", "10")
+    for more in ([], ["--adapter", "r1"]):
+        assert run("deploy", deployed, *more, "--set", f"agent.replicas={4 + len(more)}").status == 0
+        assert in_service(cluster) == ("r1", "r2", 10)
+        assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 4 + len(more)
+    without = run("deploy", "other")
+    assert without.status == 2
+    assert "there is no deployment other yet; name its adapter" in without.err
+
+
+def test_a_store_is_needed_for_an_adapter_alone(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GUMSHOE_STORE")
+    assert run("deploy", deployed, "--set", "agent.replicas=5").status == 0
+    assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 5
+    refused = run("deploy", deployed, "--adapter", "r2")
+    assert (refused.status, "which store r2 was published in" in refused.err) == (2, True)
+
+
+def test_another_chart_is_not_installed_by_the_way(run: Callable[..., Ran], deployed: str, tmp_path: Path) -> None:
+    chart = shutil.copytree(own_chart(), tmp_path / "chart")
+    (chart / "Chart.yaml").write_text((chart / "Chart.yaml").read_text().replace("version: 0.1.0", "version: 0.2.0", 1))
+    run("deploy", deployed, "--adapter", "r2", "--canary", "10")
+    for command in ("promote", "rollback"):
+        done = run(command, deployed, "--chart", chart)
+        assert done.status == 2
+        assert "mail is of the chart 0.1.0, and this one is 0.2.0" in done.err
+
+
+def test_the_base_model_s_place_is_kept_as_it_was_given(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    pinned = f"hf://{BASE}:abc123"
+    assert run("deploy", deployed, "--set", f"model.uri={pinned}").status == 0
+    assert run("deploy", deployed, "--adapter", "r2", "--canary", "10").status == 0
+    spec = cluster.of("InferenceService")[0]["spec"]["predictor"]
+    assert {"uri": pinned, "mountPath": "/mnt/models"} in spec["storageUris"]
+
+
+def test_an_adapter_of_another_store_is_refused(
+    run: Callable[..., Ran], deployed: str, store: Store, tmp_path: Path
+) -> None:
+    other = Store(f"{store.uri.rpartition('/')[0]}/other")
+    publish(other, tmp_path / "elsewhere", "r9", {"base_model_name_or_path": BASE, "r": 8})
+    done = run("deploy", deployed, "--adapter", "r9", "--store", other.uri)
+    assert done.status == 2
+    assert f"r9 lies in {other.uri}, and the agent server fetches from {store.uri}" in done.err
+
+
+def test_rollback_to_a_revision_is_all_of_it(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
+    run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=5")
+    assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 5
+    assert run("rollback", deployed, "--revision", "1").status == 0
+    assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 2
+    none = run("rollback", deployed, "--revision", "9")
+    assert none.status == 2
+    assert "Helm keeps 3, 2, 1" in none.err
+
+
+def test_the_same_again_changes_nothing(run: Callable[..., Ran], deployed: str) -> None:
+    before = json.loads(run("deployments", "show", deployed, "--json").out)
+    done = run("deploy", deployed, "--adapter", "r1", *ACCESS, "--json")
+    assert json.loads(done.out)["revision"] == before["revision"]
+    assert [each["revision"] for each in before["history"]] == [1]
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_be(
+    run: Callable[..., Ran], cluster: FakeKubernetes, store: Store, tmp_path: Path
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("agent: {access: {existingSecret: gumshoe-keys}, replicas: 3}\nserving: {gpus: 2}\n")
+    done = run("deploy", "mail", "--adapter", "latest", "-f", str(file), "--set", "serving.gpus=4", "--dry-run")
+    assert done.status == 0, done.err
+    values = yaml.safe_load(done.out)
+    assert values["adapter"]["name"] == "other"
+    assert values["adapter"]["uri"].startswith(f"{store.uri}/adapters/other/sha256-")
+    assert (values["serving"]["gpus"], values["agent"]["replicas"]) == (4, 3)
+    assert values["model"]["uri"] == "hf://Qwen/Qwen3-8B"
+    assert re.search(r"helm upgrade --install mail \S+/agent --namespace agents --values values.yaml", done.err)
+    assert cluster.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--adapter", "r9"], "r9"),
+        (["--adapter", "r1"], "agent.access: set existingSecret (keys) or jwksUrl (tokens)"),
+        (["--adapter", "r1", *ACCESS, "--set", "serving.gpu=2"], "'/serving': additional properties 'gpu' not allowed"),
+        (["--adapter", "r1", *ACCESS, "--canary", "10"], "there is no deployment mail for it to be beside"),
+        (["--adapter", "r1", *ACCESS, "--set", "serving"], "'serving' is no value; write NAME=VALUE"),
+        (["--adapter", "r1", *ACCESS, "-f", "none.yaml"], "none.yaml cannot be read"),
+        (
+            ["--adapter", "r1", *ACCESS, "--context", "prod"],
+            "there is no context prod in the kubeconfig; there are fake",
+        ),
+        (["--adapter", "r1", *ACCESS, "--chart", "none"], "the chart cannot be read"),
+        (["--adapter", "nowhere", *ACCESS], "say where a cluster finds that, with --set model.uri="),
+        (["--adapter", "huge", *ACCESS], "has rank 1024; vLLM takes 512 at most"),
+        (["--adapter", "empty", *ACCESS], "adapters/empty is no adapter"),
+        (["--adapter", "r1", "--store", "store", *ACCESS], "is not to be reached from a cluster"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_changes(
+    run: Callable[..., Ran],
+    cluster: FakeKubernetes,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    publish(store, tmp_path / "nowhere", "nowhere", {"base_model_name_or_path": "/models/mine", "r": 8})
+    publish(store, tmp_path / "huge", "huge", {"base_model_name_or_path": BASE, "r": 8, "rank_pattern": {"q": 1024}})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes").write_text("-")
+    store.publish(tmp_path / "empty", "adapters", "empty")
+    done = run("deploy", "mail", *arguments)
+    assert done.status != 0
+    assert said in done.err
+    assert cluster.objects == {}
+
+
+@pytest.mark.parametrize("name", ["Mail", "m" * 54, "mail_1"])
+@pytest.mark.usefixtures("cluster", "store")
+def test_names_that_helm_does_not_take_are_refused(run: Callable[..., Ran], name: str) -> None:
+    done = run("deploy", name, "--adapter", "r1", *ACCESS)
+    assert done.status == 2
+    assert "is no name of a release" in done.err
+
+
+def test_a_canary_of_another_base_model_or_of_itself_is_refused(run: Callable[..., Ran], deployed: str) -> None:
+    other = run("deploy", deployed, "--adapter", "other", "--canary", "10")
+    assert other.status == 2
+    assert "say so with --set model.uri=" in other.err
+    named = run("deploy", deployed, "--adapter", "other", "--canary", "10", "--set", "model.uri=hf://Qwen/Qwen3-8B")
+    assert named.status == 2
+    assert "a canary is of the same base model and serving.mode" in named.err
+    itself = run("deploy", deployed, "--adapter", "r1", "--canary", "10")
+    assert itself.status == 2
+    assert "a canary is another adapter" in itself.err
+
+
+def test_an_adapter_of_another_base_model_takes_the_place_of_both(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    done = run("deploy", deployed, "--adapter", "other", "--set", "model.uri=hf://Qwen/Qwen3-8B")
+    assert done.status == 0, done.err
+    assert "questions fail until it has started" in done.err
+    assert in_service(cluster) == ("other", None, None)
+    assert loaded(cluster) == ["other"]
+
+
+@pytest.mark.parametrize("part", ["agent", "model"])
+def test_a_rollout_that_never_becomes_ready_is_told_of_in_plain_words(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str, part: str
+) -> None:
+    controllers.broken = part
+    done = run("deploy", deployed, "--adapter", "r2", *NOT_LONG)
+    assert done.status == 75
+    told = " ".join(done.err.split())
+    assert f"{part}: ImagePullBackOff: its image cannot be pulled" in told
+    assert "what served before goes on" in told
+    assert in_service(cluster)[0] == "r1", "it is asked nothing as long as it is not there"
+    if part == "model":
+        assert "PredictorReady: MinimumReplicasUnavailable" in told
+    listed = run("deployments")
+    assert "ImagePullBackOff" in listed.out
+
+    controllers.mend()
+    assert run("deploy", deployed, "--adapter", "r2").status == 0, "the same command goes on from there"
+    assert in_service(cluster)[0] == "r2"
+
+
+def test_a_command_that_was_interrupted_waits_again_until_the_adapter_is_loaded(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    controllers.broken = "model"
+    for _ in range(2):
+        assert run("deploy", deployed, "--adapter", "r2", "--no-wait", *NOT_LONG).status == 75
+        assert in_service(cluster) == ("r1", "r2", 0)
+
+
+def test_a_rollback_does_not_wait_for_what_is_broken(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    run("deploy", deployed, "--adapter", "r2", "--canary", "10")
+    controllers.broken = "agent"
+    assert run("promote", deployed, *NOT_LONG).status == 75
+    assert run("rollback", deployed, "--no-wait").status == 0
+    assert in_service(cluster) == ("r1", "r2", 0)
+
+
+def test_it_goes_back_where_that_is_asked_for(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    controllers.broken = "model"
+    done = run("deploy", deployed, "--adapter", "r2", *NOT_LONG, "--rollback-on-failure")
+    assert done.status == 75
+    assert "it went back to revision 1" in " ".join(done.err.split())
+    assert loaded(cluster) == ["r1"]
+
+
+@pytest.mark.usefixtures("store")
+def test_kserve_that_does_nothing_is_waited_for_and_named(run: Callable[..., Ran], controllers: Controllers) -> None:
+    controllers.broken = "kserve"
+    done = run("deploy", "mail", "--adapter", "r1", *ACCESS, *NOT_LONG)
+    assert done.status == 75
+    assert "KServe has not looked at the InferenceService yet" in " ".join(done.err.split())
+
+
+def test_pods_of_before_are_not_taken_for_the_new_ones(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    """KServe goes on saying that it is ready until it has looked at what changed."""
+    controllers.broken = "kserve"
+    done = run("deploy", deployed, "--adapter", "r2", *NOT_LONG)
+    assert done.status == 75
+    assert "KServe has not told vLLM of the change yet" in " ".join(done.err.split())
+    assert in_service(cluster)[0] == "r1"
+    controllers.mend()
+    controllers.broken = "kserve"
+    image = run("deploy", deployed, "--set", "serving.image.tag=v0.32.0", *NOT_LONG)
+    assert image.status == 75
+    assert "KServe has not told vLLM of the change yet" in " ".join(image.err.split())
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "said"),
+    [
+        ({"conflict": "Deployment"}, 1, 'conflict with "kubectl-edit"'),
+        ({"refused": ("patch", "inferenceservices")}, 1, "use a context, or a service account, that may do it"),
+        ({"refused": ("list", "secrets")}, 1, "use a context, or a service account, that may do it"),
+        ({"refused": ("list", "deployments")}, 1, "use a context, or a service account, that may do this"),
+        ({"token": "another"}, 1, "Kubernetes refuses (401"),
+    ],
+)
+def test_conflicts_and_refusals_are_told_of(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, fault: dict[str, Any], status: int, said: str
+) -> None:
+    for name, value in fault.items():
+        setattr(cluster, name, value)
+    done = run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4")
+    assert done.status == status
+    assert said in " ".join(done.err.split())
+    for name in fault:
+        setattr(cluster, name, None)
+    assert run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4").status == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("503", "is not well"), ("429", "is not well"), ("reset", "does not answer")]
+)
+def test_a_cluster_that_is_not_well_is_another_try(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, fault: str, said: str
+) -> None:
+    cluster.faults.append(fault)
+    done = run("deployments", "show", deployed)
+    assert done.status == 75
+    assert said in done.err
+
+
+def test_a_cluster_that_stumbles_while_somebody_waits_is_asked_again(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    def settle(made: dict[str, Any]) -> None:
+        controllers.settle(made)
+        if made["kind"] == "Secret" and made["metadata"]["labels"]["status"] == "deployed":
+            cluster.faults.extend(["fine", "fine", "fine", "503"])
+
+    cluster.settle = settle
+    assert run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4").status == 0
+
+
+def test_an_operation_that_was_killed_is_waited_for_and_then_taken_up(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4")
+    newest = cluster.objects["secrets", "agents", "sh.helm.release.v1.mail.v2"]
+    whole = newest["data"]["release"]
+    newest["data"]["release"], newest["metadata"]["labels"]["status"] = pending(whole, 0), "pending-upgrade"
+    done = run("deploy", deployed, "--adapter", "r2")
+    assert done.status == 75
+    assert "try again in 4 minutes, or go back now with `gumshoe rollback mail --revision N`" in done.err
+    assert "Helm: pending-upgrade" in run("deployments").out
+    newest["data"]["release"] = pending(whole, 300)
+    assert run("deploy", deployed, "--adapter", "r2").status == 0
+    assert in_service(cluster)[0] == "r2"
+
+
+def pending(release: str, seconds: float) -> str:
+    """A release as Helm keeps it, left so many seconds ago as it was changed."""
+    import base64
+    import gzip
+
+    kept = json.loads(gzip.decompress(base64.b64decode(base64.b64decode(release))))
+    kept["info"] |= {
+        "status": "pending-upgrade",
+        "last_deployed": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(),
+    }
+    return base64.b64encode(base64.b64encode(gzip.compress(json.dumps(kept).encode()))).decode()
+
+
+def test_logs_are_those_of_the_part_that_is_asked_for(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    cluster.logs = {f"{AGENT}-0": "one\ntwo\n", f"{MODEL}-0": "loaded\n"}
+    assert run("deployments", "logs", deployed).out.split() == [f"{AGENT}-0", "one", f"{AGENT}-0", "two"]
+    assert run("deployments", "logs", deployed, "--model", "--follow").out.split() == [f"{MODEL}-0", "loaded"]
+
+
+def test_what_keeps_a_pod_from_beginning_is_in_its_log(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    pod = cluster.objects["pods", "agents", f"{AGENT}-0"]
+    ended = {"terminated": {"exitCode": 1, "reason": "Error"}}
+    pod["status"]["initContainerStatuses"] = [
+        {"name": "fetch", "image": "x", "imageID": "x", "ready": False, "restartCount": 2, "state": ended}
+    ]
+    cluster.logs = {f"{AGENT}-0": "error: the store has no mail-indexes\n"}
+    assert "no mail-indexes" in run("deployments", "logs", deployed).out
+    assert [each for each in cluster.asked if each.endswith("log?fetch")]
+
+
+def test_a_deployment_is_removed_and_nothing_else(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    cluster.put({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "gumshoe-keys", "namespace": "agents"}})
+    assert run("deployments", "remove", deployed, "--yes").status == 0
+    left = {(plural, name) for plural, _, name in cluster.objects}
+    assert ("secrets", "gumshoe-keys") in left
+    assert not [each for each in left if each[0] in ("inferenceservices", "configmaps", "services")]
+    gone = run("deployments", "show", deployed)
+    assert gone.status == 2
+    assert "has no deployment mail" in gone.err
+
+
+def test_other_releases_are_left_alone(run: Callable[..., Ran], cluster: FakeKubernetes, tmp_path: Path) -> None:
+    from helm_python import Chart, Config
+
+    chart = Chart.create("other", tmp_path)
+    with Config(kubeconfig_path=cluster.kubeconfig, namespace="agents") as helm:
+        helm.install(chart, "mail", {"serviceAccount": {"create": False}}, namespace="agents")
+    assert json.loads(run("deployments", "--json").out) == []
+    done = run("deployments", "show", "mail")
+    assert done.status == 2
+    assert "is of the chart other" in done.err
+
+
+@pytest.mark.usefixtures("store")
+def test_without_a_cluster_a_dry_run_is_of_a_first_deployment(
+    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    done = run("deploy", "mail", "--adapter", "r1", *ACCESS, "--dry-run", "--namespace", "agents")
+    assert done.status == 0, done.err
+    assert yaml.safe_load(done.out)["adapter"]["name"] == "r1"
+    assert "this is for a first deployment" in done.err
+
+
+@pytest.mark.usefixtures("store")
+def test_without_a_cluster_it_says_what_is_missing(
+    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    done = run("deploy", "mail", "--adapter", "r1")
+    assert done.status == 2
+    assert "set KUBECONFIG" in done.err
+
+
+@pytest.mark.parametrize("mode", ["llmisvc", "external"])
+@pytest.mark.usefixtures("store")
+def test_other_modes_are_deployed_too(run: Callable[..., Ran], cluster: FakeKubernetes, mode: str) -> None:
+    mode_set = ["--set", f"serving.mode={mode}"]
+    if mode == "external":
+        mode_set += ["--set", "serving.external.urls=[http://vllm:8000]"]
+    assert run("deploy", "mail", "--adapter", "r1", *ACCESS, *mode_set).status == 0
+    assert run("deploy", "mail", "--adapter", "r2").status == 0
+    assert in_service(cluster) == ("r2", None, None)
+    if mode == "llmisvc":
+        assert loaded(cluster) == ["r1", "r2"]
+
+
+def test_a_pipeline_deploys_what_it_published(cluster: FakeKubernetes, store: Store) -> None:
+    values = {"agent": {"access": {"existingSecret": "gumshoe-keys"}}}
+    target = Target.of({"name": "mail", "percent": 20, "values": values})
+    assert put_into_service("adapters/r1", store.uri, "none", target) == ""
+    assert cluster.asked == []
+    first = put_into_service("adapters/r1", store.uri, "canary", target)
+    assert first == "mail: r1 takes 100 %", "there is nothing that a canary could be beside"
+    assert put_into_service("adapters/r2", store.uri, "canary", target) == "mail: r1 takes 80 %, r2 takes 20 %"
+    assert in_service(cluster) == ("r1", "r2", 20)
+    again = put_into_service("adapters/r2", store.uri, "canary", target)
+    assert again == "mail: r1 takes 80 %, r2 takes 20 %", "a step may be run again"
+    for how in ("full", "full", "canary"):
+        assert put_into_service("adapters/r2", store.uri, how, target) == "mail: r2 takes 100 %, r1 is loaded"
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"release": "mail"}, "release is none of name, namespace, percent, values"),
+        ({"percent": 101}, "write a number from 0 to 100"),
+        ({"values": "none"}, "values as the chart's values.yaml has them"),
+        ({"name": "Mail"}, "'Mail' is no name of a release"),
+    ],
+)
+def test_a_pipeline_s_target_is_checked(told: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Target.of(told)

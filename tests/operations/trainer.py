@@ -1,0 +1,137 @@
+"""Plays Kubeflow Trainer, Kueue, and what runs pods, for a `FakeKubernetes`."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gumshoe.operations.trainjob import NODE_LABEL, QUEUE_LABEL
+from tests.operations.fake_kubernetes import FakeKubernetes, Object
+
+SPACE = "agents"
+
+
+def condition(kind: str, status: str, message: str = "because", reason: str = "Because") -> Object:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": "2024-01-01T00:00:00Z",
+    }
+
+
+@dataclass
+class Trainer:
+    """Controllers of TrainJobs. Give its `settle` to a cluster."""
+
+    fake: FakeKubernetes
+    phase: str = "Running"
+    """What becomes of new pods."""
+    started: Callable[[Object, int, Object], None] = lambda *_: None
+    """Told of each new pod: the TrainJob, which node it is, and the pod."""
+    _pods: int = 0
+    _known: set[str] = field(default_factory=set)
+
+    def settle(self, made: Object) -> None:
+        """Have a new TrainJob wait for its queue, or run."""
+        if made["kind"] != "TrainJob" or made["metadata"]["uid"] in self._known:
+            return
+        self._known.add(made["metadata"]["uid"])
+        if QUEUE_LABEL in made["metadata"]["labels"]:
+            made["spec"]["suspend"] = True
+            made["status"] = {"conditions": [condition("Suspended", "True")]}
+        else:
+            self._start(made)
+
+    def admit(self, name: str) -> None:
+        """Kueue has room for it."""
+        job = self.fake.objects["trainjobs", SPACE, name]
+        spec = {**job["spec"], "suspend": False}
+        self.fake.change("trainjobs", SPACE, name, spec=spec, status={"conditions": [condition("Suspended", "False")]})
+        self._start(job)
+
+    def evict(self, name: str) -> None:
+        """Kueue needs its room for another."""
+        job = self.fake.objects["trainjobs", SPACE, name]
+        spec = {**job["spec"], "suspend": True}
+        for pod in self.pods(name):
+            self.fake.delete("pods", SPACE, pod)
+        self.fake.change("trainjobs", SPACE, name, spec=spec, status={"conditions": [condition("Suspended", "True")]})
+
+    def end(self, name: str, code: int = 0, node: int = 0) -> None:
+        """Its pods end, one of them with this status."""
+        for number, pod in enumerate(self.pods(name)):
+            own = code if number == node else 0
+            state = {"terminated": {"exitCode": own, "reason": "Error" if own else "Completed"}}
+            phase = "Failed" if own else "Succeeded"
+            self.fake.change("pods", SPACE, pod, status={"phase": phase, "containerStatuses": [_status(state)]})
+        kind = "Failed" if code else "Complete"
+        said = "jobset failed due to one or more job failures" if code else "jobset completed successfully"
+        self.fake.change("trainjobs", SPACE, name, status={"conditions": [condition(kind, "True", said)]})
+
+    def progress(self, name: str, percent: int, seconds: int) -> None:
+        """Its trainer says how far it is."""
+        told = {"progressPercentage": percent, "estimatedRemainingSeconds": seconds, "lastUpdatedTime": "2024-01-01"}
+        self.fake.change("trainjobs", SPACE, name, status={"trainerStatus": told})
+
+    def pods(self, name: str) -> list[str]:
+        """Those of its nodes, in order."""
+        return sorted(each for plural, _, each in self.fake.objects if plural == "pods" and f"{name}-node-" in each)
+
+    def _start(self, job: Object) -> None:
+        (patch,) = job["spec"]["runtimePatches"]
+        (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        template = node["template"]["spec"]["template"]
+        for number in range(job["spec"]["trainer"]["numNodes"]):
+            self._pods += 1
+            name = f"{job['metadata']['name']}-node-0-{number}-{self._pods:05}"
+            labels = {**template["metadata"]["labels"], NODE_LABEL: str(number)}
+            owner = {"apiVersion": "v1", "kind": "TrainJob", "name": job["metadata"]["name"]}
+            about = {"name": name, "namespace": SPACE, "labels": labels}
+            waits = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+            state = {"running": {}} if self.phase == "Running" else waits
+            pod = {
+                "kind": "Pod",
+                "apiVersion": "v1",
+                "metadata": {**about, "ownerReferences": [{**owner, "uid": job["metadata"]["uid"]}]},
+                "spec": {"containers": [{"name": "node", "image": "x"}]},
+                "status": {"phase": self.phase, "containerStatuses": [_status(state)]},
+            }
+            self.started(job, number, self.fake.put(pod))
+
+
+def _status(state: Object) -> Object:
+    return {"name": "node", "image": "x", "imageID": "x", "ready": True, "restartCount": 0, "state": state}
+
+
+@contextmanager
+def meanwhile(*steps: Callable[[], Any]) -> Iterator[None]:
+    """Do these, one after another, each again and again until it comes to something, while the block runs."""
+    failed: list[BaseException] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        for step in steps:
+            until = time.monotonic() + 20
+            while not ended.is_set():
+                try:
+                    if step() is not False:
+                        break
+                except (KeyError, IndexError):  # it is not there yet
+                    pass
+                if time.monotonic() > until:
+                    failed.append(AssertionError(f"step {steps.index(step)} came to nothing"))
+                    return
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert not failed, failed
