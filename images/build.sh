@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Build the images (all, or those named) with docker, podman or buildah, each on a base that is pinned by its digest.
-#   images/build.sh [trainer|worker|agent ...]
+#   images/build.sh [trainer|worker|agent|agent-documents ...]
 # BUILDER   docker, podman or buildah; the first that is there
 # REGISTRY  what the images' names begin with (ghcr.io/gumshoe)
 # TAG       the version of pyproject.toml
 # TRAINER_BASE, WORKER_BASE, AGENT_BASE   other bases; one with @sha256:... is taken as it is
+# TORCH     of agent-documents: the version of torch, of PyTorch's own index of CPU builds
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,14 +41,18 @@ pinned() {
     echo "$base@$digest"
 }
 
-(($#)) || set -- trainer worker agent
+(($#)) || set -- trainer worker agent agent-documents
 for image in "$@"; do
-    file=images/$image/Dockerfile
-    [[ -f $file ]] || fail "there is no image $image; there are trainer, worker and agent"
-    own=${image^^}_BASE
+    folder=${image%-documents} more=()
+    [[ $image != agent-documents ]] ||
+        more=(--build-arg REQUIREMENTS=requirements-documents.txt --build-arg "TORCH=${TORCH:-2.13.0+cpu}")
+    file=images/$folder/Dockerfile
+    [[ -f $file && $image =~ ^(trainer|worker|agent|agent-documents)$ ]] ||
+        fail "there is no image $image; there are trainer, worker, agent and agent-documents"
+    own=${folder^^}_BASE
     base=$(pinned "${!own:-$(sed -n 's/^ARG BASE_IMAGE=//p' "$file")}")
     echo "Building $registry/$image:$tag on $base"
     "$BUILDER" build --file "$file" --tag "$registry/$image:$tag" --build-arg "BASE_IMAGE=$base" \
         --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
-        ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} .
+        ${more[@]+"${more[@]}"} ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} .
 done

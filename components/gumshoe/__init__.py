@@ -1,1 +1,5 @@
 """Gumshoe trains search agents with reinforcement learning and puts them into service."""
+
+import logging
+
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it warns of kernels that nothing here needs

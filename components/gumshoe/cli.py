@@ -11,19 +11,21 @@ from typing import Any
 
 import typer
 from dotenv import find_dotenv, load_dotenv
-from rich.markup import escape
 from typer.core import TyperGroup
 
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.terminal import err, plain
+from gumshoe.terminal import err, printable
 
 COMMANDS = {
     "artifacts": ("gumshoe.artifacts.commands", "Publish, fetch, list, verify and prune artifacts."),
     "mail": ("gumshoe.mail.commands", "Index mail, search it and read it, one inbox at a time."),
+    "documents": ("gumshoe.documents.commands", "Scrape documents, index them, search them by meaning and by words."),
     "scenarios": ("gumshoe.scenarios.commands", "Load, split and check questions with known answers."),
     "synthesize": ("gumshoe.synthesis.commands", "Invent data to try, test and train with."),
     "train": ("gumshoe.training.commands:train", "Train an adapter with GRPO on an agent's real episodes."),
     "warm-start": ("gumshoe.training.commands:warm_start", "Train an adapter on episodes that are right, to begin at."),
+    "adapter": ("gumshoe.training.adapter_commands", "Make adapters, look at them, and merge them into base models."),
+    "plan": ("gumshoe.training.plan_commands:plan", "How much memory training takes, what fits, and what to change."),
     "tiny": ("gumshoe.training.commands:tiny", "Make the tiny policy, which stands where a large one does."),
     "judge": ("gumshoe.rewards.commands", "Score trajectories, and measure a judge."),
     "rollout": ("gumshoe.agent.commands:rollout", "Run episodes of scenarios and write their trajectories."),
@@ -33,7 +35,13 @@ COMMANDS = {
     "pipeline": ("gumshoe_pipelines.commands", "The whole path, as a graph: compile it, run it here, submit it."),
     "serve": ("gumshoe.serving.commands:serve", "Serve an agent over HTTP and MCP, with a page to try it."),
     "serve-key": ("gumshoe.serving.commands:serve_key", "Make a key for the agent server."),
-    "ask": ("gumshoe.agent.commands:ask", "Ask an agent one question about a mailbox."),
+    "doctor": ("gumshoe.operations.doctor_commands:doctor", "Check a cluster and a store before the first run."),
+    "deploy": ("gumshoe.operations.commands:deploy", "Put a published adapter into service on a cluster."),
+    "promote": ("gumshoe.operations.commands:promote", "Let a canary take all episodes."),
+    "rollback": ("gumshoe.operations.commands:rollback", "End a canary, or go back to the adapter before."),
+    "deployments": ("gumshoe.operations.commands:deployments", "What runs on a cluster: list, show, logs, remove."),
+    "adapter-loader": ("gumshoe.operations.loader_command:app", "Have a vLLM server serve a run's newest adapter."),
+    "ask": ("gumshoe.serving.commands:ask", "Ask an agent one question about a mailbox."),
     "trajectories": ("gumshoe.agent.commands:trajectories", "Look at what episodes left."),
 }
 
@@ -94,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
         _read_dotenv()
         app(argv)
     except GumshoeError as error:
-        err.print(f"[bold red]error:[/] {escape(plain(error))}", soft_wrap=True)
+        err.print(f"[bold red]error:[/] {printable(error)}", soft_wrap=True)
         sys.exit(error.exit_status)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Protocol
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -39,10 +40,15 @@ def print_json(result: BaseModel | list[Any] | dict[str, Any]) -> None:
 
 def plain(text: object) -> str:
     """Text that is safe to show in a terminal: control characters, which could steer it, are made visible."""
-    return "".join(map(_shown, str(text)))
+    return "".join(map(_visible, str(text)))
 
 
-def _shown(character: str) -> str:
+def printable(text: object) -> str:
+    """The same for what is printed by rich: no markup in it counts."""
+    return escape(plain(text))
+
+
+def _visible(character: str) -> str:
     if character in "\n\t" or character.isprintable():
         return character
     if unicodedata.category(character) in {"Zs", "Cf"}:  # odd spaces; marks that are not seen, and can turn text round
@@ -88,7 +94,7 @@ def progress(description: str, *, total: float | None = None, in_bytes: bool = F
         TextColumn("{task.description}"),
         BarColumn(),
         *measure,
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
@@ -98,6 +104,6 @@ def progress(description: str, *, total: float | None = None, in_bytes: bool = F
         def advance(amount: float = 0, *, note: str | None = None, total: float | None = None) -> None:
             bar.update(task, advance=amount, total=total)
             if note is not None:
-                bar.update(task, note=note)
+                bar.update(task, note=plain(note))
 
         yield advance

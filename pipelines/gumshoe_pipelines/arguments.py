@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from gumshoe.artifacts.hub import local_dataset
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.errors import UsageError
+from gumshoe.operations.trainjob import Job
+from gumshoe_pipelines.placement import WORKER
+from gumshoe_pipelines.prepared import EMBEDDING
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # a label of Kubernetes, and a version of artifacts
 _LATEST = "latest"  # of artifacts, and no version
@@ -23,7 +27,7 @@ def check_arguments(arguments: Mapping[str, Any], *, reach: bool) -> None:
     """
     faults = []
     for name, check in _CHECKS.items():
-        if name in arguments or (name == "config" and "settings" in arguments):
+        if name in arguments or arguments.keys() & _ALSO.get(name, set()):
             try:
                 check(arguments, reach)
             except UsageError as error:
@@ -58,18 +62,34 @@ def _check_found(place: str, reach: bool, *, datasets: bool = False) -> None:
         raise UsageError(f"{place} is not to be found from a pod; name it with s3://{' or hf:' if datasets else ''}")
 
 
-def _mail(arguments: Mapping[str, Any], reach: bool) -> None:
-    from gumshoe.mail.sources import open_source, split_source
-
-    if not arguments["mail"]:
-        raise UsageError("there is no source; write a list such as [maildir:s3://bucket/mail]")
-    for source in arguments["mail"]:
+def _sources(arguments: Mapping[str, Any], reach: bool) -> None:
+    is_mail = arguments.get("environment", "email") == "email"
+    kinds = import_module("gumshoe.mail.sources" if is_mail else "gumshoe.documents.sources")
+    example = "maildir" if is_mail else "dir"
+    if not arguments["sources"]:
+        raise UsageError(f"there is no source; write a list such as [{example}:s3://bucket/there]")
+    for source in arguments["sources"]:
         if not isinstance(source, str):
-            raise UsageError(f"{source} is no text; write maildir:s3://bucket/mail, without a space")
-        kind, place = split_source(source)
+            raise UsageError(f"{source} is no text; write {example}:s3://bucket/there, without a space")
+        kind, place = kinds.split_source(source)
         _check_found(source if kind == "hf" else place, reach, datasets=kind == "hf")
         if reach:
-            open_source(source)
+            kinds.open_source(source)
+
+
+def _environment(arguments: Mapping[str, Any], reach: bool) -> None:
+    from gumshoe.agent.ingest import INGESTED
+
+    about, embedding = arguments["environment"], arguments.get("embedding", EMBEDDING)
+    if about not in INGESTED:
+        raise UsageError(f"{about!r} is none of {', '.join(INGESTED)}")
+    image = arguments.get("worker_image", WORKER)
+    embeds = embedding != "none" and not embedding.startswith("openai:")
+    if about == "documents" and not reach and image == WORKER and embeds:
+        raise UsageError(
+            "the worker's image has nothing that embeds documents; set worker_image to the trainer's, or embedding to "
+            "openai:MODEL@URL, or to none"
+        )
 
 
 def _scenarios(arguments: Mapping[str, Any], reach: bool) -> None:
@@ -120,10 +140,65 @@ def _limits(arguments: Mapping[str, Any], _: bool) -> None:
             raise UsageError(f"{name}: {value} is none; there are {', '.join(_LIMITS)}, whole numbers from 1")
 
 
+def _choice(arguments: Mapping[str, Any], _: bool) -> None:
+    from gumshoe.rewards.choosing import ChoiceSettings
+
+    ChoiceSettings.of(arguments["choice"])
+
+
 def _thresholds(arguments: Mapping[str, Any], _: bool) -> None:
     from gumshoe.evaluation.gate import GateSettings
 
     GateSettings.of(arguments["thresholds"])
+
+
+def _deploy(arguments: Mapping[str, Any], _: bool) -> None:
+    from gumshoe.operations.deploy import HOWS, Target
+    from gumshoe.operations.releases import check_keys
+
+    how = arguments["deploy"]
+    if how not in HOWS:
+        raise UsageError(f"{how!r} is none of {', '.join(HOWS)}")
+    if how != "none" and split_uri(arguments["store"])[0] != "s3":
+        raise UsageError(f"pods of a deployment cannot fetch from {arguments['store']}; publish to s3://BUCKET/PREFIX")
+    check_keys(Target.of(arguments.get("deployment", {})).values)
+
+
+def _nodes(arguments: Mapping[str, Any], reach: bool) -> None:
+    nodes = arguments.get("nodes", 1)
+    if nodes < 1:
+        raise UsageError(f"nodes: {nodes} is none; write a whole number from 1")
+    job = Job.of(arguments.get("job", {}))
+    if nodes == 1:
+        return
+    if split_uri(arguments["store"])[0] != "s3":
+        raise UsageError(f"other nodes cannot reach {arguments['store']}; write s3://BUCKET/PREFIX")
+    if reach:
+        raise UsageError("there is one node here; leave nodes out, or submit the pipeline to a cluster")
+    if job.rollout_servers and arguments.get("settings", {}).get("rollouts.engine", "vllm") != "vllm":
+        raise UsageError("job's servers are vLLM's; set rollout_servers to 0, or leave rollouts.engine out")
+    if not job.rollout_servers:
+        _check_servers(arguments)
+
+
+def _check_servers(arguments: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        UsageError: several nodes would have nobody that samples, as far as can be seen from here.
+    """
+    from gumshoe.training.settings import CONFIGS, resolve
+    from gumshoe_pipelines.nodes import check_servers
+
+    config = str(arguments.get("config", ""))
+    if config and not (CONFIGS / f"{config}.yaml").exists():
+        return
+    sweep = [each.get("settings") for each in arguments.get("sweep", []) if isinstance(each, dict)]
+    for settings in sweep or [arguments.get("settings", {})]:
+        try:
+            known = resolve(config or None, settings or {}, {}).settings
+        except UsageError:  # the checks of settings tell of it
+            continue
+        check_servers(known)
 
 
 def _judge(arguments: Mapping[str, Any], reach: bool) -> None:
@@ -133,15 +208,21 @@ def _judge(arguments: Mapping[str, Any], reach: bool) -> None:
         open_judge(arguments["judge"])
 
 
+_ALSO = {"config": {"settings"}, "nodes": {"job"}}
+"""What is checked under another's name."""
 _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "run": _run,
     "store": _store,
-    "mail": _mail,
+    "environment": _environment,
+    "sources": _sources,
     "scenarios": _scenarios,
     "config": _settings,
     "sweep": _sweep,
     "demonstrations": _demonstrations,
     "limits": _limits,
+    "choice": _choice,
     "thresholds": _thresholds,
     "judge": _judge,
+    "deploy": _deploy,
+    "nodes": _nodes,
 }

@@ -1,6 +1,7 @@
 """`gumshoe pipeline`: compile, run, submit, watch, list."""
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from gumshoe.errors import UsageError
-from gumshoe.terminal import JsonFlag, err, out, plain, print_json
+from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 if TYPE_CHECKING:
     from gumshoe_pipelines.graphs import Graph
@@ -53,7 +54,7 @@ def compile_(
         for path, text in ((place / f"{name}.yaml", graph.text), (place / f"{name}.k8s.yaml", manifests(graph))):
             with explained(path):
                 path.write_text(text, encoding="utf-8")
-            out.print(escape(plain(path)), soft_wrap=True)
+            out.print(printable(path), soft_wrap=True)
 
 
 @app.command()
@@ -75,7 +76,7 @@ def run(
 
     place = directory.absolute()
     graph, arguments = _asked(name, parameters, params, "local", {"store": str(place / "store")}, reach=True)
-    err.print(f"Run {escape(plain(arguments.get('run', name)))}, with all that it leaves in {escape(plain(place))}")
+    err.print(f"Run {printable(arguments.get('run', name))}, with all that it leaves in {printable(place)}")
     run_here(graph, arguments, place, caching=caching)
     _conclude(arguments)
 
@@ -88,7 +89,7 @@ def _conclude(arguments: dict[str, Any]) -> None:
     if "run" not in arguments or store.latest(kind) is None:
         return
     report = store.manifest(f"{kind}/latest")
-    out.print(escape(plain(report.settings.get("why", ""))), soft_wrap=True)
+    out.print(printable(report.settings.get("why", "")), soft_wrap=True)
     found = store.find(f"adapters/{arguments['run']}")
     out.print(f"Published: [bold]{escape(found.reference) if found else 'nothing'}[/]", soft_wrap=True)
     out.print(f"Every episode: {escape(store.uri)}/{report.reference}/{report.data}/report.html", soft_wrap=True)
@@ -185,7 +186,7 @@ def list_(
     table = Table("run", "state", "begun (UTC)", "id", box=None)
     for each in runs:
         begun = f"{each.created_at:%Y-%m-%d %H:%M}" if each.created_at else ""
-        table.add_row(escape(plain(each.display_name)), _state(each.state or "PENDING"), begun, each.run_id)
+        table.add_row(printable(each.display_name), _state(each.state or "PENDING"), begun, each.run_id)
     out.print(table)
 
 
@@ -209,20 +210,17 @@ def _follow(server: "Server", run_id: str, *, once: bool = False) -> None:
     from rich.live import Live
 
     from gumshoe.errors import GumshoeError
-    from gumshoe_pipelines.watch import Cluster, NoPods, Pods, follow
+    from gumshoe.operations.cluster import Cluster
+    from gumshoe_pipelines.watch import follow, pods_of
 
     def warn(said: str) -> None:
-        err.print(f"[bold yellow]warning:[/] {escape(plain(said))}", soft_wrap=True)
+        err.print(f"[bold yellow]warning:[/] {printable(said)}", soft_wrap=True)
 
-    pods: Pods = NoPods()
-    try:
-        pods = Cluster(server.address.namespace or "kubeflow")
-    except GumshoeError as error:
-        warn(f"{error}; without it there are no pods' logs and events here")
+    cluster = Cluster.of(server.address.namespace or "kubeflow", None)
     told = set[str]()
     view = None
     with Live(console=err, auto_refresh=False, transient=True) as live:
-        for view in follow(lambda: server.run(run_id), pods, warn):
+        for view in follow(lambda: server.run(run_id), partial(pods_of, cluster), warn):
             if err.is_terminal:
                 live.update(_table(view), refresh=True)
             else:
@@ -242,17 +240,17 @@ def _tell(view: "RunView", told: set[str]) -> None:
         for text in (f"{step.name}: {step.state}", *filter(None, (step.progress, step.trouble, step.error))):
             if f"{step.name}/{text}" not in told:
                 told.add(f"{step.name}/{text}")
-                err.print(escape(plain(text)), soft_wrap=True)
+                err.print(printable(text), soft_wrap=True)
 
 
 def _table(view: "RunView") -> Any:
     from rich.table import Table
 
-    table = Table("step", "state", "time", "", title=f"{escape(plain(view.name))}: {view.state}", box=None)
+    table = Table("step", "state", "time", "", title=f"{printable(view.name)}: {view.state}", box=None)
     for step in view.steps:
         time = "" if step.seconds is None else f"{step.seconds // 60:.0f}:{step.seconds % 60:02.0f}"
         said = step.trouble or step.error or step.progress
-        table.add_row(escape(plain(step.name)), _state(step.state), time, escape(plain(said)))
+        table.add_row(printable(step.name), _state(step.state), time, printable(said))
     return table
 
 

@@ -17,7 +17,7 @@ import yaml
 from rich.markup import escape
 
 from gumshoe.errors import GumshoeError
-from gumshoe.terminal import err, plain
+from gumshoe.terminal import err, printable
 from gumshoe_pipelines.graphs import Graph
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -78,7 +78,7 @@ class LocalRun:
         said = text[4:]
         if found := _ERROR.match(said):
             self.steps[-1].error = found[1]
-        return None if said.startswith(("  ", "Traceback")) else f"  [dim]{escape(plain(said))}[/]"
+        return None if said.startswith(("  ", "Traceback")) else f"  [dim]{printable(said)}[/]"
 
 
 _SHOWN = {

@@ -6,23 +6,16 @@ from typing import Any
 
 from kfp import kubernetes
 
+from gumshoe.operations.trainjob import SECRET_KEYS
+
 WORKER, TRAINER = (f"ghcr.io/gumshoe/{image}:{version('gumshoe')}" for image in ("worker", "trainer"))
 """Images, unless others are named."""
 MINUTE, HOUR = 60, 3600
 PROJECT_LABEL, RUN_LABEL, STEP_LABEL = "gumshoe.dev/project", "gumshoe.dev/run", "gumshoe.dev/step"
 """Of pods. What a compiled pipeline has there for project and run, `gumshoe pipeline submit` replaces."""
 UNKNOWN = "unknown"
-_SECRETS = {  # each may be missing; its keys are environment variables
-    "gumshoe-s3": (
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_ENDPOINT_URL",
-        "AWS_REGION",
-    ),
-    "gumshoe-models": ("HF_TOKEN", "OPENAI_API_KEY", "OPENAI_BASE_URL", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"),
-    "gumshoe-webhook": ("GUMSHOE_WEBHOOK",),
-}
+_USER = 10001  # of the images
+_SECRETS = {**SECRET_KEYS, "gumshoe-webhook": ("GUMSHOE_WEBHOOK",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +49,7 @@ def _placed(task: Any, image: Any, hours: float, cached: bool) -> Any:
         num_retries=3, backoff_duration=f"{MINUTE}s", backoff_factor=2.0, backoff_max_duration=f"{10 * MINUTE}s"
     )
     kubernetes.set_timeout(task, round(hours * HOUR))
+    kubernetes.set_security_context(task, run_as_user=_USER, run_as_group=0, run_as_non_root=True)
     for label, value in ((PROJECT_LABEL, UNKNOWN), (RUN_LABEL, UNKNOWN), (STEP_LABEL, task.name)):
         kubernetes.add_pod_label(task, label, value)
     for secret, keys in _SECRETS.items():

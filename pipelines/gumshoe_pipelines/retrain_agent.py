@@ -10,24 +10,31 @@ from kfp import dsl
 from gumshoe.artifacts.component import fetch_adapter
 from gumshoe.evaluation.component import evaluate_policy, gate
 from gumshoe.operations.component import notify
-from gumshoe.training.component import train_grpo
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
-from gumshoe_pipelines.prepared import prepared, published_if_passed
+from gumshoe_pipelines.prepared import EMBEDDING, prepared, published_if_passed
+from gumshoe_pipelines.training import trained_with_rewards
 
 
 @dsl.pipeline(name="retrain-agent", description="Train again, and publish what beats the adapter in service.")
 def retrain_agent(
-    mail: list,
+    sources: list,
     scenarios: str,
     store: str,
+    environment: str = "email",
+    embedding: str = EMBEDDING,
     base_model: str = "Qwen/Qwen2.5-7B-Instruct",
     config: str = "",
     settings: dict = {},  # noqa: B006 - a default of Kubeflow's
     limits: dict = {},  # noqa: B006
+    choice: dict = {},  # noqa: B006
     judge: str = "heuristic",
     thresholds: dict = {},  # noqa: B006
     seed: int = 1,
+    deploy: str = "none",
+    deployment: dict = {},  # noqa: B006
     gpus: int = 1,
+    nodes: int = 1,
+    job: dict = {},  # noqa: B006
     node_selector: dict = {},  # noqa: B006
     tolerations: list = [],  # noqa: B006
     worker_image: str = WORKER,
@@ -37,20 +44,27 @@ def retrain_agent(
     """Train an agent again.
 
     Args:
-        mail: Sources of mail, as `gumshoe mail index` takes them.
+        sources: Of mail, as `gumshoe mail index` takes them; of documents, as `gumshoe documents index` does.
         scenarios: Questions with known answers, as `gumshoe scenarios load` takes them.
         store: The URI of the project's artifacts, such as s3://bucket/project.
+        environment: What the agent works in: `email`, or `documents`.
+        embedding: Of documents: the embedding model, or `none` for an index of words alone.
         base_model: `tiny`, a model's directory, or its name on the hub.
         config: Settings of training: a name of those that come with Gumshoe, or a URI; empty for the defaults.
         settings: More of them, by dotted name.
         limits: Of an episode in evaluations: max_turns, max_tokens, max_context.
+        choice: In evaluations, how one of several samples is the answer: samples, choose, choose_by, temperature.
         judge: Says in evaluations which answers are right.
         thresholds: Of the gate; those that are not named are its defaults.
         seed: Decides which scenarios go into which split, where they do not say.
-        gpus: Of a step that needs them.
+        deploy: What is published is put into service: `none`, `canary` (beside the adapter there), `full`.
+        deployment: Where: name (gumshoe), namespace, percent (of a canary, 10), values (of the chart charts/agent).
+        gpus: Of a step that needs them, and of each node of the training.
+        nodes: That train. More than one are a TrainJob of the cluster, and vLLM servers beside it.
+        job: Of such a training: rollout_servers (1), rollout_gpus (1), queue, priority, cpus, memory, cache, runtime.
         node_selector: Labels of the nodes that have them.
         tolerations: Of the same steps.
-        worker_image: Of the steps without a GPU.
+        worker_image: Of the steps without a GPU. Documents are embedded there, for which the trainer's image is made.
         trainer_image: Of those with one.
         code: A hash of the code; cached steps of other code are run again.
     """
@@ -59,15 +73,17 @@ def retrain_agent(
     told = where.on_cpu(notify(store=store, run=run), hours=0.25)
     with dsl.ExitHandler(told, name="run"):
         current = where.on_cpu(fetch_adapter(store=store, version="latest")).outputs["adapter"]
-        divided = prepared(where, mail, scenarios, seed, code, current)
+        divided = prepared(where, sources, environment, embedding, scenarios, seed, code, current)
         asked = {**divided, "base_model": base_model, "gpus": gpus}
-        trained = where.on_gpu(
-            train_grpo(**asked, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"), hours=48
+        trained = trained_with_rewards(
+            where, nodes, job, **asked, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"
         )
         adapter = trained.outputs["adapter"]
-        measured = evaluate_policy(**asked, judge=judge, limits=limits, code=code, adapter=adapter, current=current)
+        measured = evaluate_policy(
+            **asked, judge=judge, limits=limits, choice=choice, code=code, adapter=adapter, current=current
+        )
         where.on_gpu(measured, hours=12)
         decided = where.on_cpu(
             gate(evaluation=measured.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5
         )
-        published_if_passed(where, decided, adapter, store, run)
+        published_if_passed(where, decided, adapter, store, run, deploy, deployment)

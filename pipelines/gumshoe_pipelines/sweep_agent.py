@@ -8,27 +8,34 @@ from typing import Any
 from kfp import dsl
 
 from gumshoe.evaluation.component import choose, evaluate_policy
-from gumshoe.training.component import train_grpo
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
-from gumshoe_pipelines.prepared import prepared, published_if_passed
+from gumshoe_pipelines.prepared import EMBEDDING, prepared, published_if_passed
+from gumshoe_pipelines.training import trained_with_rewards
 
 AT_ONCE = 4
 
 
 @dsl.pipeline(name="sweep-agent", description="Train with several settings, and publish the best that passes.")
 def sweep_agent(
-    mail: list,
+    sources: list,
     scenarios: str,
     store: str,
     run: str,
     sweep: list,
+    environment: str = "email",
+    embedding: str = EMBEDDING,
     base_model: str = "Qwen/Qwen2.5-7B-Instruct",
     config: str = "",
     limits: dict = {},  # noqa: B006 - a default of Kubeflow's
+    choice: dict = {},  # noqa: B006
     judge: str = "heuristic",
     thresholds: dict = {},  # noqa: B006
     seed: int = 1,
+    deploy: str = "none",
+    deployment: dict = {},  # noqa: B006
     gpus: int = 1,
+    nodes: int = 1,
+    job: dict = {},  # noqa: B006
     node_selector: dict = {},  # noqa: B006
     tolerations: list = [],  # noqa: B006
     worker_image: str = WORKER,
@@ -38,32 +45,43 @@ def sweep_agent(
     """Train agents.
 
     Args:
-        mail: Sources of mail, as `gumshoe mail index` takes them.
+        sources: Of mail, as `gumshoe mail index` takes them; of documents, as `gumshoe documents index` does.
         scenarios: Questions with known answers, as `gumshoe scenarios load` takes them.
         store: The URI of the project's artifacts, such as s3://bucket/project.
         run: The run's id. Submitted again with the same one, a run takes up where it stopped.
         sweep: What differs, such as [{name: slow, settings: {optimizer.learning_rate: 1e-6}}].
+        environment: What the agent works in: `email`, or `documents`.
+        embedding: Of documents: the embedding model, or `none` for an index of words alone.
         base_model: `tiny`, a model's directory, or its name on the hub.
         config: Settings of training: a name of those that come with Gumshoe, or a URI; empty for the defaults.
         limits: Of an episode in evaluations: max_turns, max_tokens, max_context.
+        choice: In evaluations, how one of several samples is the answer: samples, choose, choose_by, temperature.
         judge: Says in evaluations which answers are right.
         thresholds: Of the gate; those that are not named are its defaults.
         seed: Decides which scenarios go into which split, where they do not say.
-        gpus: Of a step that needs them.
+        deploy: What is published is put into service: `none`, `canary` (beside the adapter there), `full`.
+        deployment: Where: name (gumshoe), namespace, percent (of a canary, 10), values (of the chart charts/agent).
+        gpus: Of a step that needs them, and of each node of the training.
+        nodes: That train. More than one are a TrainJob of the cluster, and vLLM servers beside it.
+        job: Of such a training: rollout_servers (1), rollout_gpus (1), queue, priority, cpus, memory, cache, runtime.
         node_selector: Labels of the nodes that have them.
         tolerations: Of the same steps.
-        worker_image: Of the steps without a GPU.
+        worker_image: Of the steps without a GPU. Documents are embedded there, for which the trainer's image is made.
         trainer_image: Of those with one.
         code: A hash of the code; cached steps of other code are run again.
     """
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
-    asked = {**prepared(where, mail, scenarios, seed, code), "base_model": base_model, "gpus": gpus}
-    measuring = {**asked, "judge": judge, "limits": limits, "code": code}
+    asked = {
+        **prepared(where, sources, environment, embedding, scenarios, seed, code),
+        "base_model": base_model,
+        "gpus": gpus,
+    }
+    measuring = {**asked, "judge": judge, "limits": limits, "choice": choice, "code": code}
     before = where.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
     with dsl.ParallelFor(sweep, parallelism=AT_ONCE, name="each") as each:
-        trained = where.on_gpu(
-            train_grpo(**asked, config=config, settings=each.settings, checkpoints=f"{store}/runs/{run}/{each.name}"),
-            hours=48,
+        place = f"{store}/runs/{run}/{each.name}"
+        trained = trained_with_rewards(
+            where, nodes, job, **asked, config=config, settings=each.settings, checkpoints=place
         )
         after = where.on_gpu(
             evaluate_policy(**measuring, adapter=trained.outputs["adapter"], baseline=before.outputs["evaluation"]),
@@ -79,4 +97,4 @@ def sweep_agent(
         ),
         hours=0.5,
     )
-    published_if_passed(where, decided, decided.outputs["best"], store, run)
+    published_if_passed(where, decided, decided.outputs["best"], store, run, deploy, deployment)

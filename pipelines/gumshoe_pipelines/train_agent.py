@@ -9,26 +9,34 @@ from kfp import dsl
 
 from gumshoe.evaluation.component import evaluate_policy, gate
 from gumshoe.operations.component import notify
-from gumshoe.training.component import train_grpo, warm_start
+from gumshoe.training.component import warm_start
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
-from gumshoe_pipelines.prepared import prepared, published_if_passed
+from gumshoe_pipelines.prepared import EMBEDDING, prepared, published_if_passed
+from gumshoe_pipelines.training import trained_with_rewards
 
 
 @dsl.pipeline(name="train-agent", description="Train a search agent on somebody's mail, and publish what is better.")
 def train_agent(
-    mail: list,
+    sources: list,
     scenarios: str,
     store: str,
     run: str,
+    environment: str = "email",
+    embedding: str = EMBEDDING,
     base_model: str = "Qwen/Qwen2.5-7B-Instruct",
     config: str = "",
     settings: dict = {},  # noqa: B006 - a default of Kubeflow's
     demonstrations: str = "",
     limits: dict = {},  # noqa: B006
+    choice: dict = {},  # noqa: B006
     judge: str = "heuristic",
     thresholds: dict = {},  # noqa: B006
     seed: int = 1,
+    deploy: str = "none",
+    deployment: dict = {},  # noqa: B006
     gpus: int = 1,
+    nodes: int = 1,
+    job: dict = {},  # noqa: B006
     node_selector: dict = {},  # noqa: B006
     tolerations: list = [],  # noqa: B006
     worker_image: str = WORKER,
@@ -38,36 +46,47 @@ def train_agent(
     """Train an agent.
 
     Args:
-        mail: Sources of mail, as `gumshoe mail index` takes them.
+        sources: Of mail, as `gumshoe mail index` takes them; of documents, as `gumshoe documents index` does.
         scenarios: Questions with known answers, as `gumshoe scenarios load` takes them.
         store: The URI of the project's artifacts, such as s3://bucket/project.
         run: The run's id. Submitted again with the same one, a run takes up where it stopped.
+        environment: What the agent works in: `email`, or `documents`.
+        embedding: Of documents: the embedding model, or `none` for an index of words alone.
         base_model: `tiny`, a model's directory, or its name on the hub.
         config: Settings of training: a name of those that come with Gumshoe, or a URI; empty for the defaults.
         settings: More of them, by dotted name.
         demonstrations: The URI of episodes, as `gumshoe rollout` writes them, whose right ones are learned from first.
         limits: Of an episode in evaluations: max_turns, max_tokens, max_context.
+        choice: In evaluations, how one of several samples is the answer: samples, choose, choose_by, temperature.
         judge: Says in evaluations which answers are right.
         thresholds: Of the gate; those that are not named are its defaults.
         seed: Decides which scenarios go into which split, where they do not say.
-        gpus: Of a step that needs them.
+        deploy: What is published is put into service: `none`, `canary` (beside the adapter there), `full`.
+        deployment: Where: name (gumshoe), namespace, percent (of a canary, 10), values (of the chart charts/agent).
+        gpus: Of a step that needs them, and of each node of the training.
+        nodes: That train. More than one are a TrainJob of the cluster, and vLLM servers beside it.
+        job: Of such a training: rollout_servers (1), rollout_gpus (1), queue, priority, cpus, memory, cache, runtime.
         node_selector: Labels of the nodes that have them.
         tolerations: Of the same steps.
-        worker_image: Of the steps without a GPU.
+        worker_image: Of the steps without a GPU. Documents are embedded there, for which the trainer's image is made.
         trainer_image: Of those with one.
         code: A hash of the code; cached steps of other code are run again.
     """
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
     told = where.on_cpu(notify(store=store, run=run), hours=0.25)
     with dsl.ExitHandler(told, name="run"):
-        asked = {**prepared(where, mail, scenarios, seed, code), "base_model": base_model, "gpus": gpus}
-        measuring = {**asked, "judge": judge, "limits": limits, "code": code}
+        asked = {
+            **prepared(where, sources, environment, embedding, scenarios, seed, code),
+            "base_model": base_model,
+            "gpus": gpus,
+        }
+        measuring = {**asked, "judge": judge, "limits": limits, "choice": choice, "code": code}
         before = where.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
         learning = {**asked, "config": config, "settings": settings}
         warm = warm_start(**learning, demonstrations=demonstrations, judge=judge, code=code)
         where.on_gpu(warm, hours=12, cached=True).after(before)
         begun = warm.outputs["adapter"]
-        trained = where.on_gpu(train_grpo(**learning, checkpoints=f"{store}/runs/{run}", start=begun), hours=48)
+        trained = trained_with_rewards(where, nodes, job, **learning, checkpoints=f"{store}/runs/{run}", start=begun)
         adapter = trained.outputs["adapter"]
         after = where.on_gpu(
             evaluate_policy(**measuring, adapter=adapter, baseline=before.outputs["evaluation"]), hours=6
@@ -75,4 +94,4 @@ def train_agent(
         decided = where.on_cpu(
             gate(evaluation=after.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5
         )
-        published_if_passed(where, decided, adapter, store, run)
+        published_if_passed(where, decided, adapter, store, run, deploy, deployment)

@@ -4,19 +4,17 @@ What comes in is read with the published clients' own types, and so is what goes
 """
 
 import json
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import kfp_server_api as api
 from kubernetes import client as kubernetes
+
+from tests.http_server import Request, misbehaving
 
 _RUNS = "/apis/v2beta1/runs"
 _EXPERIMENTS = "/apis/v2beta1/experiments"
@@ -44,6 +42,8 @@ class FakeKubeflow:
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Any]:
         match method, path:
+            case "GET", "/apis/v2beta1/healthz":
+                return 200, {"commit_sha": "", "tag_name": "2.17.0", "multi_user": False}
             case "GET", str() if path == _EXPERIMENTS:
                 wanted = json.loads(query["filter"])["predicates"][0]["stringValue"]
                 found = [each for each in self.experiments if each.display_name == wanted]
@@ -83,13 +83,6 @@ class FakeKubeflow:
                 return 200, kubernetes.CoreV1EventList(items=found)
         return 404, {"message": "Not Found"}
 
-    @property
-    def core(self) -> kubernetes.CoreV1Api:
-        """A client of its Kubernetes."""
-        configuration = kubernetes.Configuration(host=self.url)
-        configuration.retries = 0
-        return kubernetes.CoreV1Api(kubernetes.ApiClient(configuration))
-
 
 def read(body: bytes, kind: str) -> Any:
     """What was sent, as the published client's type; what that does not know would be dropped without a word."""
@@ -104,56 +97,24 @@ def read(body: bytes, kind: str) -> Any:
 def fake_kubeflow() -> Iterator[FakeKubeflow]:
     fake = FakeKubeflow()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request: Request, fault: str) -> tuple[int, str, bytes]:
+        fake.asked.append(f"{request.method} {request.path}")
+        found: Any
+        if fault in ("reset", "hang"):  # and nothing comes of it
+            return 0, "", b""
+        if fake.token and request.authorization != f"Bearer {fake.token}":
+            status, found = 401, {"message": "who are you?"}
+        elif fault.isdigit():
+            status, found = int(fault), {"message": "because"}
+        else:
+            status, found = fake.answer(request.method, request.path, request.query, request.body)
+        if fault == "nonsense":
+            return status, "text/html", b"<html>a login page</html>"
+        if isinstance(found, str):
+            return status, "application/json", found.encode()
+        client = kubernetes.ApiClient() if type(found).__module__.startswith("kubernetes") else api.ApiClient()
+        return status, "application/json", json.dumps(client.sanitize_for_serialization(found)).encode()
 
-        def _respond(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            parts = urlsplit(self.path)
-            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            fake.asked.append(f"{self.command} {parts.path}")
-            fault = fake.faults.popleft() if fake.faults else "fine"
-            if fault == "reset":
-                self.connection.close()
-                self.close_connection = True
-                return
-            if fault == "hang":
-                time.sleep(5)
-                self.close_connection = True
-                return
-            found: Any
-            if fake.token and self.headers.get("authorization") != f"Bearer {fake.token}":
-                status, found = 401, {"message": "who are you?"}
-            elif fault.isdigit():
-                status, found = int(fault), {"message": "because"}
-            else:
-                status, found = fake.answer(self.command, parts.path, query, body)
-            if fault == "nonsense":
-                text = b"<html>a login page</html>"
-            elif isinstance(found, str):
-                text = found.encode()
-            elif type(found).__module__.startswith("kubernetes"):
-                text = json.dumps(kubernetes.ApiClient().sanitize_for_serialization(found)).encode()
-            else:
-                text = json.dumps(api.ApiClient().sanitize_for_serialization(found)).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "text/html" if fault == "nonsense" else "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        do_GET = do_POST = _respond  # noqa: N815 - http.server's names
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with misbehaving(fake.faults, answer) as url:
+        fake.url = url
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -11,15 +11,17 @@ import pytest
 from kubernetes import client as kubernetes
 
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.operations.cluster import Cluster
 from gumshoe_pipelines.graphs import compiled
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
 from gumshoe_pipelines.server import Address, Server
-from gumshoe_pipelines.watch import Cluster, NoPods, RunView, follow
+from gumshoe_pipelines.watch import RunView, follow, pods_of
+from tests.operations.fake_kubernetes import write_kubeconfig
 from tests.pipelines.fake_kubeflow import FakeKubeflow, fake_kubeflow
 
-ASKED = ["-p", "mail=[jsonl:s3://bucket/mail.jsonl]", "-p", "scenarios=s3://bucket/questions.jsonl"]
+ASKED = ["-p", "sources=[jsonl:s3://bucket/mail.jsonl]", "-p", "scenarios=s3://bucket/questions.jsonl"]
 WHERE = ["-p", "store=s3://bucket/acme"]
-ARGUMENTS = {"mail": ["a"], "scenarios": "b", "store": "s3://bucket/acme", "run": "r1"}
+ARGUMENTS = {"sources": ["a"], "scenarios": "b", "store": "s3://bucket/acme", "run": "r1"}
 
 
 @pytest.fixture
@@ -29,8 +31,15 @@ def kubeflow() -> Iterator[FakeKubeflow]:
 
 
 @pytest.fixture
+def cluster(kubeflow: FakeKubeflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The server's own."""
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, kubeflow.url)))
+    return Cluster("kubeflow")
+
+
+@pytest.fixture
 def server(kubeflow: FakeKubeflow) -> Server:
-    return Server(Address(kubeflow.url, deadline=0.5))
+    return Server(Address(kubeflow.url, deadline=3))
 
 
 def submitted(server: Server, **arguments: Any) -> str:
@@ -87,7 +96,7 @@ def test_without_caching_no_step_is_taken_from_the_cache(kubeflow: FakeKubeflow,
         arguments = {**ARGUMENTS, "run": f"caching-{caching}"}
         server.submit(graph, arguments, experiment="e", service_account="runner", caching=caching)
     first, second = (_cached(kubeflow.runs[each].pipeline_spec) for each in ("run-0", "run-1"))
-    assert first >= {"ingest-mail", "load-scenarios", "evaluate-policy"}
+    assert first >= {"ingest", "load-scenarios", "evaluate-policy"}
     assert not first & {"train-grpo", "publish-adapter", "notify", "gate"}
     assert not second
     assert kubeflow.runs["run-0"].service_account == "runner"
@@ -130,10 +139,10 @@ def test_what_has_not_begun_cannot_be_followed(kubeflow: FakeKubeflow, run: Call
         (["-p", "settings={optimizer.lerning_rate: 1}"], "lerning_rate"),
         (["-p", "judge=oracle"], "'oracle' names no judge"),
         (["-p", "store=ftp://bucket"], "ftp"),
-        (["-p", "mail=[]"], "there is no source"),
-        (["-p", "mail=[s3://bucket/mail]"], "'s3://bucket/mail' is not a source of mail; write maildir:DIR"),
-        (["-p", "mail=[maildir: s3://bucket/mail]"], "is no text; write maildir:s3://bucket/mail, without a space"),
-        (["-p", "mail=[maildir:Maildir]"], "Maildir is not to be found from a pod"),
+        (["-p", "sources=[]"], "there is no source"),
+        (["-p", "sources=[s3://bucket/mail]"], "'s3://bucket/mail' is not a source of mail; write maildir:DIR"),
+        (["-p", "sources=[maildir: s3://bucket/mail]"], "is no text; write maildir:s3://bucket/there, without a space"),
+        (["-p", "sources=[maildir:Maildir]"], "Maildir is not to be found from a pod"),
         (["-p", "scenarios=questions.jsonl"], "questions.jsonl is not to be found from a pod"),
         (["-p", "scenarios=hf:@train"], "'hf:@train' names no dataset"),
         (["-p", "scenarios=hf:."], "hf:. is not to be found from a pod; name it with s3:// or hf:"),
@@ -206,7 +215,9 @@ def task(name: str, state: str, minutes: float | None = None, error: str = "") -
 def pod(step: str, status: kubernetes.V1PodStatus, name: str = "") -> kubernetes.V1Pod:
     labels = {"pipeline/runid": "run-0", STEP_LABEL: step}
     made = datetime(2026, 1, 1, tzinfo=UTC)
-    metadata = kubernetes.V1ObjectMeta(name=name or f"{step}-pod", labels=labels, creation_timestamp=made)
+    metadata = kubernetes.V1ObjectMeta(
+        namespace="kubeflow", name=name or f"{step}-pod", labels=labels, creation_timestamp=made
+    )
     container = kubernetes.V1Container(name="main", image="x")
     return kubernetes.V1Pod(metadata=metadata, spec=kubernetes.V1PodSpec(containers=[container]), status=status)
 
@@ -223,26 +234,34 @@ def ended_with(state: kubernetes.V1ContainerState, phase: str = "Pending") -> ku
     return kubernetes.V1PodStatus(phase=phase, container_statuses=[container])
 
 
-def shown(server: Server, pods: Any, **more: Any) -> list[RunView]:
+def shown(server: Server, cluster: Cluster | None = None, **more: Any) -> list[RunView]:
     warned: list[str] = more.setdefault("warned", [])
-    views = follow(lambda: server.run("run-0"), pods, warned.append, every=0.01, silence=more.get("silence", 5))
+
+    def look(run_id: str) -> dict[str, Any]:
+        return {} if cluster is None else pods_of(cluster, run_id)
+
+    views = follow(lambda: server.run("run-0"), look, warned.append, every=0.01, silence=more.get("silence", 5))
     return list(views)
 
 
-def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: Server) -> None:
+def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: Server, cluster: Cluster) -> None:
     submitted(server)
     kubeflow.states.extend(["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"])
     kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(
-        task_details=[task("root", "RUNNING"), task("ingest-mail", "SUCCEEDED", 2), task("train-grpo", "RUNNING")]
+        task_details=[task("root", "RUNNING"), task("ingest", "SUCCEEDED", 2), task("train-grpo", "RUNNING")]
     )
     kubeflow.pods.append(pod("train-grpo", kubernetes.V1PodStatus(phase="Running")))
     line = "Step 12/200 | Loss 0.52 | Policy 0.51"
     kubeflow.logs["train-grpo-pod"] = f"Starting vLLM\n{line}\nsomething else\n"
-    views = shown(server, Cluster("kubeflow", core=kubeflow.core))
+    views = shown(server, cluster)
     assert [each.state for each in views] == ["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"]
     ingested, trained = views[-1].steps
-    assert (ingested.name, ingested.state, ingested.seconds) == ("ingest-mail", "SUCCEEDED", 120)
+    assert (ingested.name, ingested.state, ingested.seconds) == ("ingest", "SUCCEEDED", 120)
     assert trained.progress == line
+    kubeflow.logs["train-grpo-pod"] = f"{line}\nWaiting for job: it is suspended until queue gumshoe admits it\n"
+    assert shown(server, cluster)[-1].steps[1].progress == (
+        "Waiting for job: it is suspended until queue gumshoe admits it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,27 +294,27 @@ def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: Server) ->
     ],
 )
 def test_what_keeps_a_pod_from_running_is_said_in_plain_words(
-    status: kubernetes.V1PodStatus, said: str, kubeflow: FakeKubeflow, server: Server
+    status: kubernetes.V1PodStatus, said: str, kubeflow: FakeKubeflow, server: Server, cluster: Cluster
 ) -> None:
     submitted(server)
     kubeflow.states.extend(["RUNNING", "FAILED"])
     kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(task_details=[task("train-grpo", "RUNNING")])
     kubeflow.pods.append(pod("train-grpo", status))
-    (step,) = shown(server, Cluster("kubeflow", core=kubeflow.core))[-1].steps
+    (step,) = shown(server, cluster)[-1].steps
     assert said in step.trouble
 
 
-def test_an_event_tells_what_a_status_does_not(kubeflow: FakeKubeflow, server: Server) -> None:
+def test_an_event_tells_what_a_status_does_not(kubeflow: FakeKubeflow, server: Server, cluster: Cluster) -> None:
     submitted(server)
     kubeflow.states.append("FAILED")
     kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(task_details=[task("train-grpo", "RUNNING")])
     kubeflow.pods.append(pod("train-grpo", kubernetes.V1PodStatus(phase="Pending")))
     about = kubernetes.V1ObjectReference(name="train-grpo-pod")
-    metadata = kubernetes.V1ObjectMeta(name="e")
+    metadata = kubernetes.V1ObjectMeta(namespace="kubeflow", name="e")
     kubeflow.events.append(
         kubernetes.CoreV1Event(involved_object=about, metadata=metadata, reason="FailedMount", message="no secret s3")
     )
-    (step,) = shown(server, Cluster("kubeflow", core=kubeflow.core))[-1].steps
+    (step,) = shown(server, cluster)[-1].steps
     assert step.trouble.startswith("FailedMount: ")
     assert "(no secret s3)" in step.trouble
 
@@ -305,7 +324,7 @@ def test_a_watch_that_breaks_goes_on(kubeflow: FakeKubeflow, server: Server) -> 
     kubeflow.states.extend(["RUNNING", "SUCCEEDED"])
     kubeflow.faults.extend(["fine", "reset", "503", "hang", "fine"])
     warned: list[str] = []
-    views = shown(server, NoPods(), warned=warned)
+    views = shown(server, warned=warned)
     assert [each.state for each in views] == ["RUNNING", "SUCCEEDED"]
     assert len(warned) == 3
     assert all("asking again" in each for each in warned)
@@ -315,18 +334,18 @@ def test_a_server_that_stays_silent_is_not_waited_for_for_ever(kubeflow: FakeKub
     submitted(server)
     kubeflow.faults.extend(["reset"] * 1000)
     with pytest.raises(UnavailableError, match="does not answer"):
-        shown(server, NoPods(), silence=0.2)
+        shown(server, silence=0.2)
 
 
-def test_a_run_goes_on_where_its_pods_cannot_be_seen(kubeflow: FakeKubeflow, server: Server) -> None:
+def test_a_run_goes_on_where_its_pods_cannot_be_seen(
+    kubeflow: FakeKubeflow, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     submitted(server)
     kubeflow.states.append("SUCCEEDED")
     warned: list[str] = []
-    nobody = kubernetes.Configuration(host="http://127.0.0.1:9")
-    nobody.retries = 0
-    unreachable = Cluster("kubeflow", core=kubernetes.CoreV1Api(kubernetes.ApiClient(nobody)))
-    assert shown(server, unreachable, warned=warned)[-1].state == "SUCCEEDED"
-    assert "pods cannot be seen" in warned[0]
+    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, "http://127.0.0.1:9")))
+    assert shown(server, Cluster("kubeflow"), warned=warned)[-1].state == "SUCCEEDED"
+    assert "pods cannot be seen: Kubernetes does not answer" in warned[0]
 
 
 def test_watching_a_run_that_fails_ends_with_1(
@@ -346,7 +365,7 @@ def test_watching_a_run_that_fails_ends_with_1(
     assert done.status == 1
     assert "train-grpo: FAILED" in done.err
     assert "exit code 75" in done.out
-    assert "no way to Kubernetes" in done.err
+    assert "pods cannot be seen: there is no kubeconfig" in done.err
     done = run("pipeline", "watch", "another", "--host", kubeflow.url)
     assert done.status == 1
     assert "does not have run another (404" in done.err

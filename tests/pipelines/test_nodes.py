@@ -1,0 +1,87 @@
+"""Where a training takes place, as a pipeline's parameters say it."""
+
+from typing import Any
+
+import pytest
+
+from gumshoe.errors import UsageError
+from gumshoe.training.node import Request
+from gumshoe.training.settings import resolve
+from gumshoe_pipelines.arguments import check_arguments
+from gumshoe_pipelines.nodes import Nodes, job_of, settings_on
+from gumshoe_pipelines.training import place_training
+
+
+def test_what_nodes_are_told_is_what_their_servers_are_asked_by() -> None:
+    where = Nodes.of(2, 8, {}, "trainer", {}, [])
+    told = settings_on(where, "gumshoe-r1", "s3://bucket/mail/runs/r1/")
+    assert told == {
+        "optimizer.processes": 16,
+        "rollouts.servers": ["http://gumshoe-r1-rollout:8000"],
+        "rollouts.handover": "s3://bucket/mail/runs/r1/policies",
+    }
+    assert settings_on(Nodes.of(2, 0, {"rollout_servers": 0}, "trainer", {}, []), "n", "s") == {
+        "optimizer.processes": 2
+    }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "job", "told"),
+    [
+        (8, {}, {"--dtype": "bfloat16"}),
+        (8, {"rollout_gpus": 4}, {"--dtype": "bfloat16", "--tensor-parallel-size": "4"}),
+        (0, {}, {"--dtype": "auto"}),
+    ],
+)
+def test_a_server_uses_the_gpus_that_it_is_given_and_has_the_weights_as_the_trainers(
+    gpus: int, job: dict[str, Any], told: dict[str, str]
+) -> None:
+    where = Nodes.of(2, gpus, job, "trainer", {}, [])
+    request = Request("index", "scenarios", "tiny", "tiny", {}, "s3://bucket/mail/runs/r1")
+    made = job_of("r1", request, resolve("tiny", {"rollouts.gpu_memory": 0.7}).settings, where)
+    assert made.rollout is not None
+    flags = made.rollout.server[3:]
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert {name: given.get(name) for name in ("--dtype", "--tensor-parallel-size") if name in given} == told
+    assert given.get("--gpu-memory-utilization") == ("0.7" if gpus else None), "of GPUs alone"
+    (server, _) = made.manifests[2]["spec"]["template"]["spec"]["containers"]
+    assert server["resources"]["limits"].get("nvidia.com/gpu", "0") == str(job.get("rollout_gpus", min(1, gpus)))
+
+
+def test_the_step_has_gpus_only_where_it_trains_itself() -> None:
+    gpus: tuple[Any, ...] = (4, {"pool": "gpus"}, [{"operator": "Exists"}])
+    assert tuple(place_training.python_func(1, *gpus)) == gpus
+    assert tuple(place_training.python_func(2, *gpus)) == (0, {}, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"nodes": 0}, "nodes: 0 is none"),
+        ({"nodes": 2, "store": "file:///store"}, "other nodes cannot reach file:///store"),
+        ({"nodes": 2, "settings": {"rollouts.engine": "transformers"}}, "set rollout_servers to 0"),
+        ({"nodes": 2, "job": {"rollout_servers": 0}}, "give job.rollout_servers, or set rollouts.engine"),
+        (
+            {
+                "nodes": 2,
+                "job": {"rollout_servers": 0},
+                "sweep": [
+                    {"name": "a", "settings": {"rollouts.engine": "transformers"}},
+                    {"name": "b", "settings": {}},
+                ],
+            },
+            "give job.rollout_servers",
+        ),
+        ({"job": {"servers": 1}}, "servers is none of cache, cpus"),
+    ],
+)
+def test_nodes_that_cannot_be_are_refused_before_anything_starts(arguments: dict[str, Any], said: str) -> None:
+    given = {"store": "s3://bucket/mail", **arguments}
+    with pytest.raises(UsageError, match=said):
+        check_arguments(given, reach=False)
+    with pytest.raises(UsageError, match="there is one node here"):
+        check_arguments({"nodes": 2, "store": "s3://bucket/mail"}, reach=True)
+    check_arguments({"nodes": 1, "job": {}, "store": "s3://bucket/mail"}, reach=True)
+    for sampled in ({"rollouts.engine": "transformers"}, {"rollouts.servers": ["http://elsewhere:8000"]}):
+        several = {"nodes": 2, "job": {"rollout_servers": 0}, "settings": sampled, "store": "s3://bucket/mail"}
+        check_arguments(several, reach=False)
