@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+# Processes that run tests at once. More than two get in each other's way where a test has a deadline.
+WORKERS ?= 2
 DEMO ?= outputs/demo
 DEMO_MAIL = $(or $(MAIL),jsonl:$(abspath $(DEMO))/made/mail.jsonl)
 DEMO_SCENARIOS = $(or $(SCENARIOS),$(abspath $(DEMO))/made/scenarios.jsonl)
@@ -36,22 +38,25 @@ lint: $(VENV)/installed ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: $(VENV)/installed ## the tests alone; PYTEST_ARGS="-k wall" for some
-	$(BIN)/python -m pytest $(if $(CI),,-m "not slow") $(PYTEST_ARGS)
+unit: $(VENV)/installed ## the tests alone; PYTEST_ARGS="-k wall" for some, WORKERS=0 for one process
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(CI),,-m "not slow") $(PYTEST_ARGS)
 
 benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
 	$(BIN)/python -m tests.benchmarks.mail
+	$(BIN)/python -m tests.benchmarks.documents --sizes 5000 50000
 	$(BIN)/python -m tests.benchmarks.agent
 	$(BIN)/python -m tests.benchmarks.serving
 	$(BIN)/python -m tests.benchmarks.report
 	$(BIN)/python -m tests.benchmarks.learning
+	$(BIN)/python -m tests.benchmarks.cluster
+	$(BIN)/python -m tests.benchmarks.cluster --compare transformers
 
 # From nothing to a verdict, and a question to whatever was published; the gate's no is an answer too.
 demo: $(VENV)/installed ## the whole pipeline here, on invented mail or MAIL=SOURCE SCENARIOS=FILE (a quarter of an hour)
 ifndef MAIL
 	$(BIN)/gumshoe synthesize mail --seed 9001 --difficulty plain --out $(DEMO)/made --replace
 endif
-	$(BIN)/gumshoe pipeline run train-agent --out $(DEMO) -p 'mail=[$(DEMO_MAIL)]' -p scenarios=$(DEMO_SCENARIOS) \
+	$(BIN)/gumshoe pipeline run train-agent --out $(DEMO) -p 'sources=[$(DEMO_MAIL)]' -p scenarios=$(DEMO_SCENARIOS) \
 		-p base_model=tiny -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6}' \
 		-p 'limits={max_turns: 6, max_tokens: 120}'
 	$(BIN)/gumshoe mail index $(DEMO_MAIL) --out $(DEMO)/index --replace
@@ -63,14 +68,16 @@ endif
 pipelines: $(VENV)/installed ## compile the pipelines again, as they are committed
 	$(BIN)/gumshoe pipeline compile --out pipelines/compiled
 
-images: ## build the images trainer, worker and agent with docker, podman or buildah; REGISTRY=, TAG=, BUILDER=
+images: ## build the images with docker, podman or buildah; REGISTRY=, TAG=, BUILDER=
 	images/build.sh
 
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
-	$(LOCK) --extra dev --extra cpu --extra train --extra pipelines --extra serve pyproject.toml -o requirements-dev.txt
+	$(LOCK) --all-extras pyproject.toml -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt --extra serve pyproject.toml -o requirements.txt
-	$(LOCK) -c requirements-dev.txt --extra pipelines pyproject.toml -o requirements-worker.txt
-	$(LOCK) -c requirements-dev.txt --extra pipelines --extra train pyproject.toml -o requirements-trainer.txt
+	$(LOCK) -c requirements-dev.txt --extra serve --extra embeddings pyproject.toml -o requirements-documents.txt
+	$(LOCK) -c requirements-dev.txt --extra pipelines --extra deploy --extra documents pyproject.toml -o requirements-worker.txt
+	$(LOCK) -c requirements-dev.txt --extra pipelines --extra deploy --extra documents --extra embeddings --extra train \
+		--extra qlora pyproject.toml -o requirements-trainer.txt
 
 hooks: $(VENV)/installed ## install the pre-commit hooks
 	$(BIN)/pre-commit install

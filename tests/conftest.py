@@ -1,5 +1,6 @@
 """Fixtures that every folder of tests shares: a real S3 API over HTTP, in a process of its own."""
 
+import logging
 import os
 import shutil
 import socket
@@ -9,16 +10,30 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import hypothesis
 import pytest
+import yaml
+
+from gumshoe.training.gpus import threads
+from tests.artifacts.fault_proxy import FaultProxy
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+    from tests.operations.fake_kubernetes import FakeKubernetes
+
+if (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
+    # Threads of OpenMP that wait keep a core busy: two trainers with two of them each on two cores take eight times as
+    # long. Set before torch is imported, and what tests start has it too.
+    os.environ["OMP_NUM_THREADS"] = threads(workers)
+os.environ.pop("COLUMNS", None)  # as pytest-xdist has it: a console that is made now would keep to it
+hypothesis.settings.register_profile("untimed", deadline=None)  # what takes long is measured by benchmarks alone
+hypothesis.settings.load_profile("untimed")
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -27,6 +42,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin the files that take longest first, so that several processes end together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -101,6 +122,14 @@ def s3_bucket(s3_server: str, aws_environment: pytest.MonkeyPatch) -> str:
     return bucket
 
 
+@pytest.fixture
+def proxy(s3_server: str) -> Iterator[FaultProxy]:
+    """A proxy in front of the S3 server."""
+    with FaultProxy.before(s3_server) as proxy:
+        yield proxy
+    assert proxy.errors == []
+
+
 def missing(what: str) -> NoReturn:
     """Skip a test for want of something from outside Python; in CI, where all of it is installed, fail it."""
     if os.environ.get("CI"):
@@ -153,6 +182,32 @@ def real_index(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return directory
 
 
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["FakeKubernetes"]:
+    """A Kubernetes API that KUBECONFIG leads to."""
+    from tests.operations.fake_kubernetes import fake_kubernetes
+
+    with fake_kubernetes(tmp_path) as fake:
+        monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
+        yield fake
+
+
+@pytest.fixture
+def assert_valid(tmp_path: Path) -> Callable[[Iterable[dict[str, Any]]], None]:
+    """Sees whether objects are as Kubernetes' schemas, and those of what is installed beside it, have them."""
+    check = Path(__file__).parents[2] / "shared" / "tools" / "validate_manifests.py"
+    if not check.is_file():
+        missing("the schemas beside the checkout")
+
+    def validate(objects: Iterable[dict[str, Any]]) -> None:
+        file = tmp_path / "objects.yaml"
+        file.write_text(yaml.dump_all(objects, Dumper=yaml.CSafeDumper))
+        done = subprocess.run([sys.executable, check, file], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return validate
+
+
 @dataclass(frozen=True)
 class Ran:
     """How a command ended, and what it printed."""
@@ -182,12 +237,14 @@ def gumshoe() -> Callable[..., Ran]:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
     """Runs the command line in this process: it takes a second to start in one of its own."""
     from gumshoe.cli import main
 
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    root = logging.getLogger()
+    level, handlers = root.level, [*root.handlers]
 
     def typed(*arguments: object) -> Ran:
         capsys.readouterr()
@@ -197,4 +254,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         assert isinstance(ended.value.code, int)
         return Ran(ended.value.code, printed.out, printed.err)
 
-    return typed
+    yield typed
+    for each in {*root.handlers} - {*handlers}:  # of a command that logs, to what it printed to
+        root.removeHandler(each)
+    root.setLevel(level)

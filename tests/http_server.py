@@ -1,9 +1,14 @@
 """Run an HTTP server of the standard library while a test needs it."""
 
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 
 @contextmanager
@@ -12,8 +17,89 @@ def serving(server: ThreadingHTTPServer) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://{server.server_address[0]!s}:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a server was asked."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    body: bytes
+    authorization: str | None
+    content_type: str
+
+
+@contextmanager
+def misbehaving(
+    faults: deque[str], answer: Callable[[Request, str], tuple[int, str, bytes | Iterator[bytes]]]
+) -> Iterator[str]:
+    """The address of a server that takes a fault for each request: `reset`, `hang`, or what `answer` makes of it.
+
+    `answer` gives status, content type and body; its second argument is the fault, `fine` where there is none. A body
+    in blocks is sent as they come, and broken off at a `ConnectionError`; status 0 is no answer at all, and 429 says
+    when to come again.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = 1 << 16  # head and body in one packet, or each answer waits for an acknowledgement
+
+        def _respond(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            parts = urlsplit(self.path)
+            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            fault = faults.popleft() if faults else "fine"
+            told = self.headers.get("authorization"), self.headers.get("content-type", "")
+            request = Request(self.command, parts.path, query, body, *told)
+            status, kind, text = answer(request, fault)
+            if fault in ("reset", "hang") or status == 0:
+                self.close_connection = True
+                if fault == "hang":
+                    time.sleep(5)
+                else:
+                    self.connection.close()
+                return
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            if status == 429:
+                self.send_header("Retry-After", "1")
+            if isinstance(text, bytes):
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+                return
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            with suppress(ConnectionError):
+                for block in text:
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(block), block))
+                    self.wfile.flush()
+                self.wfile.write(b"0\r\n\r\n")
+                return
+            self.close_connection = True
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _respond  # noqa: N815 - http.server's names
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    failed: list[BaseException] = []
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            error = sys.exception()
+            if error is not None and not isinstance(error, ConnectionError):  # of who goes away, which is no fault
+                failed.append(error)
+
+    with serving(Server(("127.0.0.1", 0), Handler)) as url:
+        yield url
+    assert not failed, failed

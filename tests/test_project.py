@@ -11,14 +11,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("lock", ["requirements.txt", "requirements-dev.txt"])
+@pytest.mark.parametrize("lock", ["requirements.txt", "requirements-documents.txt", "requirements-dev.txt"])
 def test_no_pinned_package_brings_cuda(lock: str) -> None:
     names = re.findall(r"^([a-z0-9._-]+)==", (ROOT / lock).read_text(), re.M)
     assert "boto3" in names
     assert [name for name in names if re.search("nvidia|cuda|cupy|triton", name)] == []
 
 
-@pytest.mark.parametrize("lock", ["requirements.txt", "requirements-dev.txt"])
+@pytest.mark.parametrize("lock", sorted(each.name for each in ROOT.glob("requirements*.txt")))
 def test_every_pinned_package_has_its_hash(lock: str) -> None:
     pinned = re.split(r"^(?=[a-z0-9])", (ROOT / lock).read_text(), flags=re.M)[1:]
     assert [entry for entry in pinned if "--hash=sha256:" not in entry] == []
@@ -40,8 +40,20 @@ def test_the_import_contract_names_every_package_whole() -> None:
     """`X.**` means what lies in a package, without the package itself: only for those that do not exist yet."""
     contracts = (ROOT / ".importlinter").read_text()
     below_only = re.findall(r"^    gumshoe\.(\w+)\.\*\*$", contracts, re.M)
-    assert below_only
     assert [name for name in below_only if (ROOT / "components" / "gumshoe" / name).exists()] == []
+
+
+def typed(commands: str, directory: Path, seconds: float) -> "subprocess.CompletedProcess[str]":
+    """What a shell makes of commands, in a directory that is also home."""
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=directory,
+        env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200", "HOME": str(directory)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
 
 
 @pytest.mark.timeout(600)
@@ -52,15 +64,7 @@ def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
     synthetic = next(block for block in blocks if "synthesize mail" in block)
     rollouts = next(block for block in blocks if "--policy tiny" in block)
     evaluation = next(block for block in blocks if "gumshoe evaluate" in block)
-    run = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", mail + artifacts + synthetic + rollouts + evaluation],
-        cwd=tmp_path,
-        env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=580,
-    )
+    run = typed(mail + artifacts + synthetic + rollouts + evaluation, tmp_path, 580)
     assert run.returncode == 0, run.stderr
     assert "The invoice for the second quarter is $1,250" in run.stdout
     assert "nobody else's business" not in run.stdout
@@ -69,3 +73,30 @@ def test_the_readme_s_commands_work_one_after_another(tmp_path: Path) -> None:
     assert "search_inbox" in run.stdout
     assert "report.html shows every episode" in run.stdout
     assert (tmp_path / "somewhere" / "else" / "mail.sqlite").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_an_adapter_becomes_a_model_of_its_own_as_the_readme_says(tmp_path: Path) -> None:
+    """From full weights, and from four bits; with fewer episodes than there, to be quicker."""
+    text = (ROOT / "README.md").read_text()
+    synthetic = next(
+        block for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S) if "synthesize mail" in block
+    )
+    story = text.partition("\n### From an adapter to a model of its own\n")[2].partition("\n### ")[0]
+    commands = re.findall(r"^```sh\n(.*?)^```", story, re.M | re.S)
+    assert len(commands) == 2
+    quick = "".join(commands)
+    for whole, part in (
+        ("--limit 40 --samples 4", "--limit 24 --samples 2"),
+        ("--limit 40", "--limit 8"),
+        ("optimizer.max_steps=3", "optimizer.max_steps=1 --set data.eval_size=8"),
+    ):
+        assert whole in quick
+        quick = quick.replace(whole, part)
+    run = typed(synthetic + quick, tmp_path, 3580)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("episodes are right") == 2
+    for merged, measured in (("merged", "its-own"), ("merged4", "its-own4")):
+        assert (tmp_path / merged / "model.safetensors").is_file()
+        assert (tmp_path / measured / "report.html").is_file()

@@ -4,8 +4,8 @@ The engine alone: episodes in a real index of synthetic mail, with a policy that
 time goes into tools, tokens and the engine; many at once, and one after another. The samples of a group begin with
 the same prompt and often come by the same results; what the engine does where nothing repeats is shown beside it.
 
-The tiny policy behind a real vLLM server, and in this process: many at once, and one after another. With an adapter:
-behind a server as Gumshoe starts it on a CPU, and behind one as vLLM has it.
+The tiny policy behind a real vLLM server, and in this process: many at once, and one after another, there and on a
+server as vLLM has it. With an adapter: behind a server as Gumshoe starts it on a CPU, and behind one as vLLM has it.
 
 Takes some minutes. Figures are medians unless they say otherwise.
 """
@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,13 @@ AT_ONCE = 64
 VOCABULARY = 4000
 _ALONE, _HERE = 12, 4  # one after another and in this process, only every so many questions are asked
 LIMITS = EpisodeLimits(max_turns=6, max_context=16_384)
+_OURS, _THEIRS = "as Gumshoe starts it", "as vLLM has it"
+_SERVERS = {
+    _OURS: ServerOptions(),
+    _THEIRS: ServerOptions(
+        environment={ASKED: "", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, arguments=("--block-size", "128")
+    ),
+}
 
 
 def main() -> None:
@@ -181,47 +188,46 @@ def engine_alone(place: Place, samples: int, runs: int) -> None:
 def with_the_tiny_policy(place: Place, runs: int) -> None:
     """Rollouts a second of the tiny policy."""
     paces: dict[str, list[float]] = defaultdict(list)
-    together, alone, here = (
+    together, alone, plain, here = (
         f"vLLM, {AT_ONCE} at once",
         "vLLM, one after another",
+        "vLLM as it comes, one after another",
         f"in this process, {AT_ONCE} at once",
     )
-    with tempfile.TemporaryDirectory() as logs:
-        log = Path(logs) / "vllm.log"
-        with VLLMServer(TINY, log=log, options=ServerOptions(name="tiny")) as server:
-            served = PolicyName("vllm", "tiny", (server.url,))
-            asyncio.run(rollouts(place, served, place.scenarios[-AT_ONCE:], AT_ONCE))  # the first is slower
-            for run in range(runs):
-                paces[together].append(asyncio.run(rollouts(place, served, place.scenarios, AT_ONCE)))
-                some = place.scenarios[run::_ALONE]
-                paces[alone].append(asyncio.run(rollouts(place, served, some, 1)))
+    with tempfile.TemporaryDirectory() as logs, ExitStack() as servers:
+        served = {}
+        for number, (name, options) in enumerate(_SERVERS.items()):
+            server = VLLMServer(TINY, log=Path(logs) / f"{number}.log", options=replace(options, name="tiny"))
+            served[name] = PolicyName("vllm", "tiny", (servers.enter_context(server).url,))
+            asyncio.run(rollouts(place, served[name], place.scenarios[-AT_ONCE:], AT_ONCE))  # the first is slower
+        for run in range(runs):
+            some = place.scenarios[run::_ALONE]
+            paces[together].append(asyncio.run(rollouts(place, served[_OURS], place.scenarios, AT_ONCE)))
+            paces[alone].append(asyncio.run(rollouts(place, served[_OURS], some, 1)))
+            paces[plain].append(asyncio.run(rollouts(place, served[_THEIRS], some, 1)))
     in_process = PolicyName("transformers", str(TINY))
     some = place.scenarios[::_HERE]
     paces[here] = [asyncio.run(rollouts(place, in_process, some, AT_ONCE)) for _ in range(runs)]
     show(
         "Rollouts of the tiny policy a second",
-        ["what", "median", "best", "worst", "against one after another"],
-        [[name, *spread(paces[name], 2), ratio(paces[name], paces[alone])] for name in (together, alone, here)],
+        ["what", "median", "best", "worst", "against one after another", "on vLLM as it comes"],
+        [
+            [name, *spread(paces[name], 2), ratio(paces[name], paces[alone]), ratio(paces[name], paces[plain])]
+            for name in (together, alone, plain, here)
+        ],
     )
 
 
 def with_an_adapter(place: Place, runs: int) -> None:
     """Rollouts a second through an adapter that changes nothing, so that both servers say the same."""
     paces: dict[str, list[float]] = defaultdict(list)
-    ours, theirs = "as Gumshoe starts it", "as vLLM has it"
-    own = {
-        ours: ServerOptions(),
-        theirs: ServerOptions(
-            environment={ASKED: "", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, arguments=("--block-size", "128")
-        ),
-    }
     with tempfile.TemporaryDirectory() as directory, ExitStack() as servers:
         adapter = Path(directory, "adapter")
         model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True)
         shape = LoraConfig(r=16, target_modules=list(LoraSettings().target_modules), task_type="CAUSAL_LM")
         get_peft_model(model, shape).save_pretrained(str(adapter))
         served = {}
-        for name, options in own.items():
+        for name, options in _SERVERS.items():
             server = servers.enter_context(VLLMServer(TINY, log=Path(directory, "vllm.log"), options=options))
             server.load_adapter("adapter", adapter)
             served[name] = PolicyName("vllm", "adapter", (server.url,))
@@ -232,7 +238,7 @@ def with_an_adapter(place: Place, runs: int) -> None:
     show(
         f"Rollouts of the tiny policy with an adapter a second, {AT_ONCE} at once",
         ["a server", "median", "best", "worst", "against vLLM's way"],
-        [[name, *spread(each, 2), ratio(each, paces[theirs])] for name, each in paces.items()],
+        [[name, *spread(each, 2), ratio(each, paces[_THEIRS])] for name, each in paces.items()],
     )
 
 

@@ -34,12 +34,13 @@ import uvloop
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.environment import Environment
+from gumshoe.agent.environments import open_world
 from gumshoe.agent.episode import Speaker
 from gumshoe.agent.policies import TINY, PolicyName, load_tokenizer, token_speakers
 from gumshoe.agent.policy import Completion, Sampling
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.mail.build import build_index
-from gumshoe.mail.index import MailIndex
+from gumshoe.scenarios.scenario import SCENARIOS
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access import add_key, open_access
 from gumshoe.serving.keeping import Keeper
@@ -47,7 +48,7 @@ from gumshoe.serving.server import routes_to
 from gumshoe.serving.service import AnswerService, Candidate
 from gumshoe.serving.settings import read_settings
 from gumshoe.serving.telemetry import Metrics, log_as_json, tracer
-from gumshoe.synthesis.mail import MAIL, SCENARIOS, synthesize_mail, write_mail
+from gumshoe.synthesis.mail import MAIL, synthesize_mail, write_mail
 from tests.benchmarks.agent import Searcher, looked_up
 from tests.benchmarks.mail import show
 
@@ -76,9 +77,9 @@ class Pausing(Searcher):
 
 def serve(directory: Path, listening: socket.socket, pause: float) -> None:
     """The server's process."""
-    codec, index = load_tokenizer(TINY), MailIndex(directory / "index")
+    codec, world = load_tokenizer(TINY), open_world(directory / "index")
     chat = ChatFormat(codec)
-    finds = {about.question: looked_up(index, about) for about in load_scenarios(str(directory / SCENARIOS))}
+    finds = {about.question: looked_up(world.index, about) for about in load_scenarios(str(directory / SCENARIOS))}
 
     def encode(text: str) -> tuple[int, ...]:
         return tuple(codec.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
@@ -96,7 +97,7 @@ def serve(directory: Path, listening: socket.socket, pause: float) -> None:
         async with ToolThreads() as threads:
             candidates = [Candidate(PolicyName("scripted", "scripted"), 1.0, speak, "")]
             nothing = Keeper(settings.keeping, None)
-            service = AnswerService(settings, index, Metrics(), tracer(), threads, nothing.episode, candidates)
+            service = AnswerService(settings, world, Metrics(), tracer(), threads, nothing.episode, candidates)
             async with routes_to(service, open_access(settings.access), nothing) as app:
                 config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
                 await uvicorn.Server(config).serve(sockets=[listening])

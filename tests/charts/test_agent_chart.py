@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,11 @@ def test_there_are_values_for_every_mode() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_renders_lints_and_is_what_kubernetes_takes(mode: str, shared_data: Path, tmp_path: Path) -> None:
+def test_every_mode_renders_lints_and_is_what_kubernetes_takes(mode: str, assert_valid: Callable[..., None]) -> None:
     values = values_of(mode)
     told = lint(CHART, values, strict=True)
     assert told["errors"] == []
-    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(rendered(values).values()))
-    check = shared_data.parent / "tools" / "validate_manifests.py"
-    done = subprocess.run([sys.executable, check, tmp_path / "all.yaml"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_valid(rendered(values).values())
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -84,6 +81,15 @@ def test_the_agent_server_takes_the_settings_that_it_is_given(mode: str) -> None
     assert settings.model.policy is not None
     assert settings.model.policy.endswith("#r7f3-2")
     assert not settings.access.open
+
+
+def test_several_samples_of_a_question_are_a_setting_beside_the_chart_s_own() -> None:
+    more = {"model": {"samples": 8, "temperature": 0.8}}
+    model = read_settings(
+        None, settings_of(rendered(merged(values_of("standard"), {"agent": {"settings": more}})))
+    ).model
+    assert model.choice is not None
+    assert (model.samples, model.choice.by, str(model.policy).endswith("#r7f3-2")) == (8, "heuristic", True)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -128,6 +134,39 @@ def test_what_only_kserve_s_webhooks_would_say(mode: str) -> None:
         assert {each["path"] for each in modules} == set(paths[1:])
 
 
+@pytest.mark.parametrize("mode", ["standard", "llmisvc"])
+def test_whatever_vllm_is_started_with_changes_what_kserve_is_to_have_seen(mode: str) -> None:
+    def digest(changes: dict[str, Any]) -> str:
+        objects = rendered(merged(values_of(mode), changes))
+        if mode == "standard":
+            env = of_kind(objects, "InferenceService")["spec"]["predictor"]["model"]["env"]
+        else:
+            env = of_kind(objects, "LLMInferenceService")["spec"]["template"]["containers"][0]["env"]
+        return str(next(each["value"] for each in env if each["name"] == "GUMSHOE_MODEL"))
+
+    changes: list[dict[str, Any]] = [
+        {"adapter": {"maxRank": 64}},
+        {"model": {"maxContext": 4096}},
+        {"serving": {"gpus": 4}},
+        {"serving": {"image": {"tag": "v0.32.0"}}},
+        {"serving": {"extraArgs": ["--max-num-seqs=8"]}},
+        {"previous": {"name": "r6", "uri": "s3://a/r6"}},
+    ]
+    digests = [digest({}), *map(digest, changes)]
+    assert len(set(digests)) == len(digests)
+    assert digest({"agent": {"replicas": 3}}) == digests[0]
+
+
+def test_documents_are_served_by_one_value() -> None:
+    pod = of_kind(rendered(merged(values_of("standard"), {"agent": {"environment": "documents"}})), "Deployment")
+    fetch, agent = (pod["spec"]["template"]["spec"][each][0] for each in ("initContainers", "containers"))
+    assert agent["image"].startswith("ghcr.io/gumshoe/agent-documents:")
+    assert {"name": "GUMSHOE_INDEX", "value": "document-indexes/latest"} in fetch["env"]
+    mail = of_kind(rendered(values_of("standard")), "Deployment")["spec"]["template"]["spec"]
+    assert mail["containers"][0]["image"].startswith("ghcr.io/gumshoe/agent:")
+    assert {"name": "GUMSHOE_INDEX", "value": "mail-indexes/latest"} in mail["initContainers"][0]["env"]
+
+
 def test_an_llm_inference_service_is_told_of_its_adapters_where_kserve_brings_them() -> None:
     spec = of_kind(rendered(values_of("llmisvc")), "LLMInferenceService")["spec"]
     (container,) = spec["template"]["containers"]
@@ -168,6 +207,19 @@ def test_a_canary_changes_what_it_should_and_nothing_that_cannot_change() -> Non
     assert annotations[0]["checksum/config"] != annotations[1]["checksum/config"], "the pods are rolled"
 
 
+@pytest.mark.parametrize("mode", ["standard", "llmisvc"])
+def test_where_two_adapters_change_places_vllm_goes_on_untouched(mode: str) -> None:
+    one, two = ({"name": name, "uri": f"s3://bucket/{name}"} for name in ("r8a1-1", "r7f3-2"))
+    before, after = (
+        rendered(merged({**values_of(mode), "canary": {}}, changes))
+        for changes in ({"adapter": one, "canary": {**two, "percent": 10}}, {"adapter": two, "previous": one})
+    )
+    changed = {kind for kind, name in before if before[kind, name] != after[kind, name]}
+    assert changed == {"ConfigMap", "Deployment", "Pod"}, "the agent server and helm's test alone"
+    model = settings_of(after)["model"]
+    assert (model["policy"].rpartition("#")[2], "canary" in model) == ("r7f3-2", False)
+
+
 def test_two_releases_in_one_namespace_do_not_meet() -> None:
     one, two = (rendered(values_of("everything"), release) for release in ("mail", "docs"))
     assert not one.keys() & two.keys()
@@ -188,6 +240,8 @@ def test_two_releases_in_one_namespace_do_not_meet() -> None:
         ({"canary": {"name": "r7f3-2", "uri": "s3://a/b"}}, "canary.name: it is the adapter's own"),
         ({"canary": {"name": "next"}}, "canary.uri: say where"),
         ({"canary": {"percent": 101}}, "/canary/percent"),
+        ({"previous": {"name": "r7f3-2", "uri": "s3://a/b"}}, "previous.name: it is in service"),
+        ({"previous": {"name": "r6"}}, "previous.uri: say where"),
         ({"model": {"uri": ""}}, "/model/uri"),
         ({"serving": {"mode": "knative"}}, "/serving/mode"),
         ({"serving": {"mode": "external"}}, "serving.external.urls: name the vLLM servers"),
@@ -200,6 +254,8 @@ def test_two_releases_in_one_namespace_do_not_meet() -> None:
             "serving.runtimeCanary: with KServe's canary replicas are fixed",
         ),
         ({"serving": {"mode": "llmisvc", "runtimeCanary": {"percent": 5}}}, "in serving.mode standard alone"),
+        ({"serving": {"mode": "llmisvc", "strategy": "Recreate"}}, "serving.strategy: KServe takes Recreate in"),
+        ({"serving": {"strategy": "OnDelete"}}, "/serving/strategy"),
         ({"serving": {"image": {"digest": "latest"}}}, "/serving/image/digest"),
         ({"agent": {"store": ""}}, "agent.store: say which store"),
         ({"agent": {"store": "/store"}}, "/agent/store"),
@@ -297,7 +353,13 @@ def names_of(family: Any) -> set[str]:
 def test_helm_s_test_finds_what_works_and_what_does_not(tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", "test", [ANN])
     place = make_place(tmp_path)
-    environment = {"ADAPTERS": "adapter,next", "INBOX": ANN, "QUESTION": "What is in 7?", "KEY": key}
+    environment = {
+        "ADAPTERS": "adapter,next",
+        "ENVIRONMENT": "email",
+        "INBOX": ANN,
+        "QUESTION": "What is in 7?",
+        "KEY": key,
+    }
 
     def run(**changes: str) -> subprocess.CompletedProcess[str]:
         given = {**environment, **changes}

@@ -92,6 +92,10 @@ def adapter_directory(model_directory: Path, tmp_path_factory: pytest.TempPathFa
 def server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     """The server, with the sampling defaults of the model's files in force, as one that others started has them."""
     log = tmp_path_factory.mktemp("vllm") / "server.log"
-    options = ServerOptions(max_model_len=1024, arguments=("--generation-config", "auto"))
+    options = ServerOptions(
+        max_model_len=1024,
+        arguments=("--generation-config", "auto"),
+        environment={"VLLM_LOGGING_LEVEL": "INFO"},  # which TRL sets to ERROR for all that begins after its import
+    )
     with VLLMServer(model_directory, log=log, options=options) as running:
         yield running

@@ -57,7 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def parameters(place: Path, run: str, path: Path, **more: Any) -> Path:
     """A file of parameters."""
     given = {
-        "mail": [f"jsonl:{place / 'mail.jsonl'}"],
+        "sources": [f"jsonl:{place / 'mail.jsonl'}"],
         "scenarios": str(place / "few.jsonl"),
         "base_model": "tiny",
         "run": run,
@@ -97,10 +97,11 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
         assert refused.status == 0, refused.err  # a gate that refuses is a run that is done
         assert states(refused.err) == {
             "look-at-sources": "done",
-            "ingest-mail": "done",
+            "ingest": "done",
             "load-scenarios": "done",
             "evaluate-policy": "done",
             "warm-start": "done",
+            "place-training": "done",
             "train-grpo": "done",
             "evaluate-policy-2": "done",
             "gate": "done",
@@ -122,7 +123,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
         assert passed.status == 0, passed.err
         found = states(passed.err)
         assert {name for name, state in found.items() if state == "as before"} == {
-            "ingest-mail",
+            "ingest",
             "load-scenarios",
             "evaluate-policy",
             "warm-start",
@@ -156,7 +157,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
     would = gumshoe("artifacts", "forget", "--store", out, "--inbox", inbox, "--json")
     places = json.loads(would.out)["removed"]
     assert any("runs/r1/reports" in each for each in places)
-    assert any("ingest-mail" in each for each in places)
+    assert any("ingest" in each for each in places)
     assert gumshoe("artifacts", "forget", "--store", out, "--inbox", inbox, "--yes").status == 0
     left = [each for each in out.rglob("*") if each.is_file() and asked.question in each.read_text(errors="replace")]
     assert left == []

@@ -180,8 +180,7 @@ def test_a_vllm_that_is_killed_under_64_rollouts_and_started_again_costs_no_grou
         before.add(rollout.pid)
         kill_what_was_started(before)
     try:
-        done = out.read_bytes().count(b"\n")
-        assert done < count * samples
+        assert out.read_bytes().count(b"\n") < count * samples
         with VLLMServer(talker, log=tmp_path / "second.log", options=server_options) as second:
             printed, said = rollout.communicate(timeout=200)
             again = metrics(second.url, "vllm:request_success_total")
@@ -190,7 +189,7 @@ def test_a_vllm_that_is_killed_under_64_rollouts_and_started_again_costs_no_grou
         rollout.communicate()
     assert rollout.returncode == 0, said
     assert "waiting up to 120 seconds for it to come back" in said
-    assert again >= count * samples - done > 0
+    assert again >= count * samples / 2, "what had ended before is not run again"
     found = list(read_trajectories(out))
     check_groups(found, json.loads(printed), count, samples)
     chat = ChatFormat(load_tokenizer(talker))

@@ -110,7 +110,7 @@ def test_it_answers_from_documents_too(server: VLLMServer, held_out: Mailboxes) 
         async with open_policy(name, TINY, Sampling(0, max_tokens=160), limits) as speak, ToolThreads() as threads:
 
             async def episode(scenario: Scenario) -> Trajectory:
-                documents = Collection(index, scenario)
+                documents = Collection.environment(index, scenario)
                 with speak(documents, scenario.id) as speaker:
                     return await run_episode(speaker, documents, 0, limits, threads)
 
@@ -139,20 +139,23 @@ def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
     held_out: Mailboxes,
     tmp_path: Path,
 ) -> None:
-    """The 149 real test questions, and a synthetic test set, with a real vLLM and without one."""
+    """The real test questions, and a synthetic test set, with a real vLLM; and some of each without one."""
     index, scenarios, answered = held_out.index, held_out.scenarios, 0.9
     if questions == "real":
-        answered = 0.6  # mail of a kind that it never saw
+        answered = 0.6 if engine == "vllm" else 0.4  # mail of a kind that it never saw, and of that a few questions
         index = request.getfixturevalue("real_index")
         scenarios = request.getfixturevalue("shared_data") / "enron" / "questions.jsonl"
-    policy, tokenizer = f"transformers:{TINY}", None
+    policy, tokenizer, most = f"transformers:{TINY}", "", 16
     if engine == "vllm":
-        policy, tokenizer = f"vllm:{request.getfixturevalue('server').url}#tiny", str(TINY)
+        policy, tokenizer, most = f"vllm:{request.getfixturevalue('server').url}#tiny", str(TINY), 1000
     out, sampling = tmp_path / "t.jsonl", Sampling(max_tokens=160)
-    report = rolled_out(Settings(index, str(scenarios), policy, tokenizer, "test", sampling=sampling), out)
+    report = rolled_out(
+        Settings(index, str(scenarios), policy, tokenizer or None, "test", most, sampling=sampling), out
+    )
     found = list(read_trajectories(out))
     asked = load_scenarios(str(scenarios)).only("test")
-    assert len(found) == report.done == len(asked) == (149 if questions == "real" else len(asked))
+    assert questions != "real" or len(asked) == 149
+    assert len(found) == report.done == min(most, len(asked))
     assert (report.dropped, report.already_there) == (0, 0)
     assert {each.policy for each in found} == {"tiny"}
     assert Counter(each.ending for each in found) == report.endings
@@ -182,28 +185,33 @@ def test_its_rollouts_are_scored_by_every_judge(
         policy=f"vllm:{server.url}#tiny",
         tokenizer=str(TINY),
         split="test",
-        limit=16,
-        samples=2,  # of real mail no more than two have room in the context of such a judge
+        limit=8,
+        limits=EpisodeLimits(max_turns=4),  # so that two of real mail have room in the context of such a judge
+        samples=2,
         sampling=Sampling(max_tokens=160),
     )
-    assert rolled_out(settings, out).done == 32
+    assert rolled_out(settings, out).done == 16
     right = {}
     for judge in ("heuristic", "exact", f"embedding:{OFFLINE}", f"openai:tiny@{server.url}/v1"):
         ran = gumshoe("judge", "score", out, "--scenarios", scenarios, "--judge", judge, "--no-cache", "--json")
         assert ran.status == 0, ran.err
         told = json.loads(ran.out)
-        assert (told["episodes"], told["failed"]) == (32, 0)
+        assert (told["episodes"], told["failed"]) == (16, 0)
         right[judge] = told["correct"]
-    assert right["exact"] <= right["heuristic"]
-    assert 0 < told["usage"]["requests"] <= 32
+    known = {each.id: each.answer.lower() for each in load_scenarios(str(scenarios))}
+    yes_or_no = sum(known[each.scenario].startswith(("yes", "no")) for each in read_trajectories(out))
+    assert right["exact"] <= right["heuristic"] + yes_or_no  # right is who says it, whatever nonsense comes after it
+    assert 0 < told["usage"]["requests"] <= 16
     assert told["usage"]["completion_tokens"] > 0
     asked = ["--judge", f"tiny@{server.url}/v1", "--no-cache", "--max-characters", 7000, "--json"]
     ran = gumshoe("judge", "ruler", out, *asked)
     told = json.loads(ran.out)
-    assert told["groups"] == 16
+    assert told["groups"] == 8
     scored = [each["scores"]["scores"] for each in told["results"] if each["scores"]]
-    assert len(scored) + told["dropped"] == 16
-    assert len(scored) >= 8
+    assert len(scored) + told["dropped"] == 8
+    assert len(scored) >= 4
+    whys = [each["dropped"] for each in told["results"] if each["dropped"]]
+    assert all("is too long for" in why or "has no room for this" in why for why in whys)
     assert all(0 <= score <= 1 for scores in scored for score in scores)
     assert ran.status == (75 if told["dropped"] else 0)
 

@@ -33,7 +33,7 @@ from gumshoe.training import supervisor
 from gumshoe.training.records import EvaluationRecord, StepRecord, read_records
 from gumshoe.training.spec import Metadata
 from tests.agent.fake_vllm import FakeVLLM, status
-from tests.conftest import Ran, missing
+from tests.conftest import Ran, free_port, missing
 from tests.rewards.chat_judge import by_length, says, verdict
 
 pytestmark = pytest.mark.timeout(600)
@@ -150,7 +150,7 @@ def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Pa
     for name in ("final", "checkpoint-3", "best_model"):
         metadata = Metadata.model_validate_json((out / name / "metadata.json").read_bytes())
         assert metadata.versions["trl"]
-        assert metadata.mail == MailIndex(mail / "index").stats()["content"]
+        assert metadata.searched == MailIndex(mail / "index").stats()["content"]
         assert {event: record["step"] for event, record in metadata.metrics.items()} == {
             "step": metadata.step,
             "evaluation": 2 if metadata.step == 2 else 3,
@@ -216,18 +216,17 @@ def test_a_run_that_is_killed_again_and_again_goes_on_as_the_undisturbed_one_wou
 def test_a_run_may_be_killed_at_any_instant(
     engine: str, undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
 ) -> None:
-    """Three times, at instants that no two runs of this test share: from the first import to the last checkpoint."""
+    """At an instant that no two runs of this test share: from the first import to the last checkpoint."""
     if engine == "vllm" and not is_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
     out, log = tmp_path / "run", tmp_path / "log"
     words = [*command(mail, out, "--engine", engine), "--resume"]
-    instants = random.Random(seed := secrets.randbits(32))
-    for _ in range(3):
-        process = begun(words, log)
-        try:
-            process.wait(timeout=instants.uniform(0, _LONGEST[engine]))
-        except subprocess.TimeoutExpired:
-            killed(process)
+    instant = random.Random(seed := secrets.randbits(32)).uniform(0, _LONGEST[engine])
+    process = begun(words, log)
+    try:
+        process.wait(timeout=instant)
+    except subprocess.TimeoutExpired:
+        killed(process)
     trained(words, log)
     assert [each.step for each in steps_of(out)] == [1, 2, 3], seed
     assert drawn_first(out) == drawn_first(undisturbed[0]), seed
@@ -278,9 +277,11 @@ def test_a_run_that_is_asked_to_end_saves_what_it_has(
 ) -> None:
     out, log = tmp_path / "run", tmp_path / "log"
     words = command(mail, out, "--engine", "transformers", output__save_steps=100)
-    process = begun(words, log)
+    port = free_port()
+    process = begun(words, log, METRICS_PORT=str(port))
     until(lambda: len(steps_of(out)) == 1, process, log)
     time.sleep(1)
+    assert "gumshoe_training_step 1.0" in httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
     started = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 75
@@ -337,22 +338,54 @@ def has_learned(adapter: Path) -> bool:
     return bool(learned(adapter).abs().max() > 0)
 
 
-@pytest.mark.slow
-def test_two_ranks_learn_what_one_would(mail: Path, tmp_path: Path) -> None:
-    """The same episodes, of different lengths, divided among two processes: the same losses, gradients and weights."""
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    for out, processes in ((alone, 1), (together, 2)):
-        share = {"optimizer__processes": processes, "optimizer__gradient_accumulation_steps": 4 // processes}
-        more = {**share, "optimizer__max_steps": 2, "evaluation__baseline": False}
-        text = trained(command(mail, out, "--engine", "transformers", **more), tmp_path / f"{processes}.log")
-        assert len(re.findall(r"^Step \d/2 ", text, re.M)) == 2, "one process speaks"
-    for one, two in zip(steps_of(alone), steps_of(together), strict=True):
-        for name in ("trainable_tokens", "tokens", "reward", "endings", "groups", "groups_wanted"):
+TWO = {"optimizer__processes": 2, "optimizer__gradient_accumulation_steps": 1, "evaluation__baseline": False}
+"""Two trainers, whose steps are those of one."""
+
+
+def is_what_one_learned(out: Path, undisturbed: Path) -> None:
+    """The same episodes, of different lengths: the same losses, gradients and weights."""
+    for one, two in zip(steps_of(undisturbed), steps_of(out), strict=True):
+        for name in ("step", "trainable_tokens", "tokens", "reward", "endings", "groups", "groups_wanted"):
             assert getattr(one, name) == getattr(two, name)
         for name in ("loss", "grad_norm", "importance_ratio", "logprob_difference"):
             assert getattr(one, name) == pytest.approx(getattr(two, name), rel=1e-3, abs=1e-5)
-    mine, theirs = (learned(each / "final") for each in (alone, together))
+    mine, theirs = (learned(each / "final") for each in (undisturbed, out))
     assert (mine - theirs).abs().mean() < 1e-3 * mine.abs().mean()
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_what_one_would(undisturbed: tuple[Path, str], mail: Path, tmp_path: Path) -> None:
+    text = trained(command(mail, tmp_path / "run", "--engine", "transformers", **TWO), tmp_path / "log")
+    assert len(re.findall(r"^Step \d/3 ", text, re.M)) == STEPS, "one process speaks"
+    is_what_one_learned(tmp_path / "run", undisturbed[0])
+
+
+@pytest.mark.slow
+def test_two_machines_learn_what_one_would(undisturbed: tuple[Path, str], mail: Path, tmp_path: Path) -> None:
+    """Each with a directory of its own; they are resumed from the store, where the second machine has nothing."""
+
+    def run(steps: int, *places: Path) -> None:
+        port = str(free_port())
+        more = {**TWO, "optimizer__max_steps": steps, "output__checkpoints": f"file://{tmp_path / 'store'}"}
+        machines = []
+        for rank, place in enumerate(places):
+            words = command(mail, place, "--engine", "transformers", "--resume", **more)
+            here = {"PET_NNODES": "2", "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "127.0.0.1"}
+            machines.append(
+                begun(words, tmp_path / f"{rank}.log", PET_MASTER_PORT=port, PET_NPROC_PER_NODE="1", **here)
+            )
+        logs = [(tmp_path / f"{rank}.log") for rank in (0, 1)]
+        ended = [each.wait(timeout=200) for each in machines]
+        assert ended == [0, 0], "".join(each.read_text()[-3000:] for each in logs)
+
+    run(2, tmp_path / "first", tmp_path / "second")
+    run(STEPS, tmp_path / "new first", tmp_path / "new second")
+    run(STEPS, tmp_path / "new first", tmp_path / "new second")  # at its end
+    assert "This run is at its end" in (tmp_path / "0.log").read_text()
+    is_what_one_learned(tmp_path / "new first", undisturbed[0])
+    assert not any(each.is_file() for each in (tmp_path / "new second").rglob("*"))
+    (sent, *_) = Store(f"file://{tmp_path / 'store'}").list("checkpoints")
+    assert any(each.path.endswith("rng_state_1.pth") for each in sent.files), "of the second machine"
 
 
 @pytest.mark.slow
@@ -371,27 +404,33 @@ def test_a_full_disk_is_told_of_and_loses_nothing_that_was_saved(
     assert [each.step for each in steps_of(out)] == [1, 2, 3]
 
 
+def programs(process: subprocess.Popen[bytes], module: str) -> list[psutil.Process]:
+    """What a command started of a module, in the order in which it did, without the guardians."""
+    found = psutil.Process(process.pid).children(recursive=True)
+    named = [(each, " ".join(each.cmdline())) for each in found]
+    return [each for each, words in named if module in words and "guardian" not in words]
+
+
 @pytest.mark.slow
-def test_with_vllm_a_server_that_is_killed_is_started_again_and_a_run_that_is_killed_goes_on(
+def test_two_trainers_with_two_servers_go_on_after_one_of_either_is_killed(
     undisturbed: tuple[Path, str], mail: Path, tmp_path: Path
 ) -> None:
+    """A server is started again under the run, which waits for nothing but the next adapter's loading; without one of
+    its trainers it ends with 75, and is resumed to the end."""
     if not is_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
     out, log = tmp_path / "run", tmp_path / "log"
-    words = command(mail, out)
+    words = command(mail, out, **TWO, rollouts__num_servers=2)
     process = begun(words, log)
-    until(lambda: len(steps_of(out)) == 1, process, log)
-    servers = [
-        each
-        for each in psutil.Process(process.pid).children(recursive=True)
-        if "vllm.entrypoints" in " ".join(each.cmdline()) and "guardian" not in " ".join(each.cmdline())
-    ]
-    assert servers
-    for each in servers:
-        each.kill()
-    until(lambda: len(steps_of(out)) == 2, process, log)
-    assert "vLLM has ended; starting it again" in log.read_text()
-    killed(process)
+    try:
+        until(lambda: len(steps_of(out)) == 1, process, log)
+        programs(process, "vllm.entrypoints")[-1].kill()
+        until(lambda: len(steps_of(out)) == 2, process, log)
+        assert re.search(r"vLLM \d has ended; starting it again", log.read_text())
+        programs(process, "gumshoe.training.run")[1].kill()
+        assert process.wait(60) == 75, log.read_text()[-3000:]
+    finally:
+        process.kill()
     trained([*words, "--resume"], log)
     found = steps_of(out)
     assert [each.step for each in found] == [1, 2, 3]
@@ -401,8 +440,11 @@ def test_with_vllm_a_server_that_is_killed_is_started_again_and_a_run_that_is_ki
     assert policies == [f"r{run['run']}-{1 if step < kept else 2}-policy-{step}" for step in range(3)]
     assert drawn_first(out) == drawn_first(undisturbed[0])
     assert all(each.logprob_difference < 1e-3 for each in found)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{run['urls'][0]}/health")
+    assert (out / "vllm-1.log").exists()
+    assert (out / "vllm-2.log").exists()
+    for url in run["urls"]:
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
 
 
 def test_a_run_is_not_begun_over_another_nor_with_settings_that_cannot_be(

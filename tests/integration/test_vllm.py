@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,19 +17,20 @@ import pytest
 
 from gumshoe.agent import vllm_server
 from gumshoe.agent.policy import Completion, PolicyError, Sampling
-from gumshoe.agent.vllm_policy import VLLMPolicy
+from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.agent.vllm_server import AdapterError, ServerError, ServerOptions, VLLMServer
 from gumshoe.errors import UsageError
 
 PROMPTS = [[5, 9, 17, 33, 12], list(range(20, 220, 3)), [1, 100, 101, 102]]
 STOP = 2
+AT_ONCE = RequestLimits(backoff=0.1, patience=0)  # an adapter that is not there is not waited for
 
 
 def sample(server: VLLMServer, sampling: Sampling, model: str = "base") -> list[Completion]:
     """Each prompt's continuation."""
 
     async def run() -> list[Completion]:
-        async with VLLMPolicy([server.url], model) as policy:
+        async with VLLMPolicy([server.url], model, limits=AT_ONCE) as policy:
             asked = [policy.sample(ids, sampling, stop_ids=[STOP], seed=number) for number, ids in enumerate(PROMPTS)]
             return await asyncio.gather(*asked)
 
@@ -105,6 +107,48 @@ def test_an_adapter_loaded_at_run_time_changes_the_answers_and_its_name_is_used_
         sample(server, greedy, "run-1-policy-1")
     with pytest.raises(AdapterError, match="names are used once"):
         server.load_adapter("run-1-policy-1", adapter_directory)
+
+
+def test_an_adapter_made_here_says_what_it_says_in_peft_and_what_is_merged_of_it_says(
+    server: VLLMServer, model_directory: Path, tmp_path: Path
+) -> None:
+    import torch
+    from peft import PeftModel
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen2ForCausalLM
+
+    from gumshoe.training.adapters import create_adapter, inspect_adapter
+    from gumshoe.training.merging import merge
+    from gumshoe.training.settings import resolve
+
+    adapter, file = tmp_path / "adapter", tmp_path / "adapter" / "adapter_model.safetensors"
+    adapter.mkdir()
+    flags = {"model.name": str(model_directory), "lora.rank": 8, "lora.alpha": 8}
+    create_adapter(resolve(None, flags, {}).settings, adapter)
+    torch.manual_seed(2)
+    weights = {
+        name: torch.randn(each.shape) / 2 if "lora_B" in name else each for name, each in load_file(file).items()
+    }
+    save_file(weights, file, metadata={"format": "pt"})
+    found = inspect_adapter(adapter, str(model_directory))
+    assert (found.layout, found.unservable, found.served_with) == ([], [], 8)
+    server.load_adapter("made-here-1", adapter)
+    fast: Any = Qwen2ForCausalLM
+    adapted = PeftModel.from_pretrained(fast.from_pretrained(model_directory), str(adapter)).eval()
+    merge(adapter, None, tmp_path / "merged")
+    merged = fast.from_pretrained(tmp_path / "merged").eval()
+    served = sample(server, Sampling(0, max_tokens=24), "made-here-1")
+    for prompt, completion, before in zip(PROMPTS, served, sample(server, Sampling(0, max_tokens=24)), strict=True):
+        assert completion.ids != before.ids
+        for model in (adapted, merged):
+            with torch.no_grad():
+                logits = model(torch.tensor([[*prompt, *completion.ids]])).logits[0, len(prompt) - 1 : -1]
+            assert tuple(logits.argmax(-1).tolist()) == completion.ids
+    for model in (adapted, merged):
+        for prompt, completion in zip(PROMPTS, sample(server, Sampling(max_tokens=24), "made-here-1"), strict=True):
+            expected = logprobs_of(model, prompt, completion.ids, 1.0)
+            assert completion.logprobs == pytest.approx(expected, abs=2e-3)
+    server.unload_adapter("made-here-1")
 
 
 def test_an_adapter_that_is_not_there_is_an_error(server: VLLMServer, tmp_path: Path) -> None:
@@ -240,3 +284,15 @@ def waited_until(holds: Callable[[], bool], seconds: float = 30) -> None:
     while not holds():
         assert time.monotonic() - started < seconds
         time.sleep(0.1)
+
+
+def test_a_token_takes_as_many_bytes_of_its_cache_as_is_planned_for(server: VLLMServer, model_directory: Path) -> None:
+    from gumshoe.training.memory import GIB, kv_bytes
+    from gumshoe.training.shapes import read_shape
+
+    said = re.search(r"KV cache size: ([\d,]+) tokens", server._log.read_text())
+    assert said is not None
+    space = int(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB
+    assert int(said[1].replace(",", "")) == pytest.approx(
+        space / kv_bytes(read_shape(str(model_directory)), 4, 1), rel=0.01
+    )

@@ -1,0 +1,342 @@
+"""How much memory training takes, and how much `gumshoe plan` says: `python -m tests.benchmarks.memory`.
+
+Models with random weights, of several shapes, each in a process of its own that takes two optimizer steps with our
+trainer (`AgentTrainer`: the passes, loss, gradient and optimizer of a real run) on episodes of a given length; and
+episodes in the trainer's own process, two turns of each at once. What is measured is the most memory that the process
+had at once (VmHWM) after the model was loaded, less what it had after the same with a very small model (VmRSS), when
+all that it uses was there; malloc is told to give freed memory back at once, so that what is measured is what was in
+use. On a CPU: no GPU is needed, and none is measured.
+
+Takes some minutes and at most 7 GiB. Ends with 1 where an estimate is more than 15 % off. `--write` keeps the numbers
+for `tests/training/test_plan.py`.
+"""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from gumshoe.training.memory import GIB, READ_AT_ONCE, Pass, Place, sampling_here, trainer_parts
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.shapes import ModelShape, read_shape
+from tests.benchmarks.mail import show
+
+RECORD = Path(__file__).parents[1] / "training" / "measured_memory.json"
+MOST_OFF = 0.15
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
+_PROMPT = 64  # tokens
+_SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 128,
+    "vocab_size": 300,
+}
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, and how it is trained."""
+
+    name: str
+    model: dict[str, Any]
+    """Of config.json."""
+    context: int
+    """Tokens of the longest episode."""
+    sampled: int
+    """Tokens of each episode that count."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    at_once: int = 0
+    """Episodes that are sampled at once, instead of a training pass."""
+
+    def config(self) -> dict[str, Any]:
+        """A config.json."""
+        llama = self.model.get("model_type") == "llama"
+        architecture = "LlamaForCausalLM" if llama else "Qwen2ForCausalLM"
+        return {"model_type": "qwen2", "architectures": [architecture], "max_position_embeddings": 8192, **self.model}
+
+    def train_settings(self, model: Path) -> TrainSettings:
+        made = TrainSettings.model_validate(self.settings)
+        return made.model_copy(
+            update={"model": made.model.model_copy(update={"name": str(model), "max_context": self.context})}
+        )
+
+
+def case(
+    name: str, model: Mapping[str, Any], context: int, sampled: int, batch: int, *, rank: int = 16, **settings: Any
+) -> Case:
+    return Case(
+        name,
+        dict(model),
+        context,
+        sampled,
+        {
+            "model": settings,
+            "lora": {"rank": rank},
+            "optimizer": {"per_device_train_batch_size": batch, "gradient_accumulation_steps": max(1, 2 // batch)},
+            "rollouts": {"num_generations": 2},
+        },
+    )
+
+
+def _shape(hidden: int, layers: int, heads: int, kv: int, inner: int, vocabulary: int, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "intermediate_size": inner,
+        "vocab_size": vocabulary,
+        **more,
+    }
+
+
+CASES = (
+    case("wide, kept", _shape(768, 6, 12, 12, 2048, 8000), 1024, 300, 2, gradient_checkpointing=False),
+    case("deep, kept", _shape(384, 12, 6, 2, 1024, 4000), 1024, 300, 4, rank=64, gradient_checkpointing=False),
+    case("long, kept", _shape(256, 4, 4, 4, 704, 2000), 4096, 500, 1, gradient_checkpointing=False),
+    case("many words, kept", _shape(384, 4, 6, 6, 1024, 32000), 1024, 900, 2, rank=8, gradient_checkpointing=False),
+    case("wide, recomputed", _shape(1024, 4, 16, 4, 2816, 1000), 1024, 300, 4),
+    case("long, recomputed", _shape(512, 8, 8, 2, 1408, 1000, model_type="llama"), 4096, 500, 1),
+    case("many words, recomputed", _shape(512, 6, 8, 8, 1408, 32000), 1024, 300, 2, rank=32),
+    case("16 bits, recomputed", _shape(1024, 3, 16, 4, 2816, 1000), 2048, 300, 1, rank=64, dtype="bfloat16"),
+    case(
+        "16 bits, kept", _shape(512, 6, 8, 4, 1408, 4000), 1024, 300, 2, dtype="bfloat16", gradient_checkpointing=False
+    ),
+    case("nf4, recomputed", _shape(768, 2, 12, 4, 4096, 1000), 1024, 300, 2, dtype="bfloat16", quantization="nf4"),
+    Case("8 episodes", _shape(512, 12, 8, 8, 1408, 4000), 2048, 16, {"rollouts": {"concurrency": 8}}, 8),
+    Case("16 episodes", _shape(768, 8, 12, 2, 2048, 8000), 3072, 16, {"rollouts": {"concurrency": 16}}, 16),
+)
+
+
+def estimate(case: Case, shape: ModelShape, settings: TrainSettings) -> dict[str, int]:
+    """Bytes by part, without what the process has before it begins."""
+    place, batch = Place.of(settings, on_gpu=False), settings.optimizer.per_device_train_batch_size
+    parts = trainer_parts(shape, settings, place, Pass(batch, case.context, case.sampled))
+    if case.at_once:
+        own = [each for each in parts if each.name in ("weights", "adapter")]
+        parts = [*own, *sampling_here(shape, settings, place, case.context)]
+    return {each.name: each.bytes for each in parts if each.name != "framework"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"keep the numbers in {RECORD.name}")
+    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name has it")
+    parser.add_argument("--measure", metavar="DIR", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(_measured_here(options.measure)))
+        return
+    found = []
+    for each in CASES:
+        if options.only in each.name:
+            found.append(measured(each))
+            if options.write:
+                _keep(found)
+            print(f"{each.name}: {found[-1]['measured'] / GIB:.2f} GiB", file=sys.stderr, flush=True)
+    rows = [
+        [each["name"], f"{each['measured'] / GIB:.2f}", f"{each['estimate'] / GIB:.2f}", f"{each['off']:+.1%}"]
+        for each in found
+    ]
+    show("Memory of training, on a CPU", ["", "measured, GiB", "estimate, GiB", "off"], rows)
+    sys.exit(any(abs(each["off"]) > MOST_OFF for each in found))
+
+
+def _keep(found: list[dict[str, Any]]) -> None:
+    """Write numbers down, in place of those of the same cases; others stay where they are of the same versions."""
+    versions = {name: version(name) for name in PACKAGES}
+    before = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    every = {each["name"]: each for each in before.get("cases", ()) if before["versions"] == versions}
+    estimated = ("estimate", "parts", "off")  # what the tests make anew
+    every |= {each["name"]: {key: each[key] for key in each if key not in estimated} for each in found}
+    record = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU",
+        "versions": versions,
+        "cases": [every[each.name] for each in CASES if each.name in every],
+    }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """What a case took, and what was estimated."""
+    with tempfile.TemporaryDirectory(prefix="gumshoe-memory-") as directory:
+        model = Path(directory)
+        (model / "config.json").write_text(json.dumps(case.config()))
+        (model / "case.json").write_text(json.dumps(asdict(case)))
+        settings = case.train_settings(model)
+        parts = estimate(case, read_shape(str(model)), settings)
+        ran = subprocess.run(
+            [sys.executable, "-m", "tests.benchmarks.memory", "--measure", directory],
+            env={**os.environ, **_MALLOC, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+    took = json.loads(ran.stdout.splitlines()[-1])
+    total = sum(parts.values())
+    return {
+        **asdict(case),
+        **took,
+        "estimate": total,
+        "parts": parts,
+        "off": total / took["measured"] - 1,
+    }
+
+
+def _measured_here(directory: Path) -> dict[str, int]:
+    """Two steps in this process: bytes at most, less those that it had before; and these."""
+    case = Case(**json.loads((directory / "case.json").read_text()))
+    work = _sample if case.at_once else _train
+    small = replace(
+        case, model={**case.model, **_SMALL}, context=READ_AT_ONCE + 160 if case.at_once else 160, sampled=16
+    )
+    with tempfile.TemporaryDirectory(prefix="gumshoe-memory-") as first:
+        (Path(first) / "config.json").write_text(json.dumps(small.config()))
+        _save_model(Path(first), small)
+        work(small, Path(first))
+    _save_model(directory, case)
+    gc.collect()
+    before = _status("VmRSS")
+    work(case, directory)
+    return {"baseline": before, "measured": _status("VmHWM") - before}
+
+
+def _loaded(settings: TrainSettings) -> Any:
+    """The base model, without the file that its weights were read from, which stays mapped; what is measured begins."""
+    import torch
+
+    from gumshoe.training.models import load_base
+
+    model = load_base(settings)
+    for each in model.parameters():
+        if each.dtype != torch.uint8:  # which nf4 made anew
+            each.data = each.data.clone()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    return model
+
+
+def _save_model(directory: Path, case: Case) -> None:
+    """In a process of its own, whose memory is not this one's."""
+    code = (
+        "import sys, torch; from transformers import AutoConfig, AutoModelForCausalLM; torch.manual_seed(1);"
+        "AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(sys.argv[1])).to(getattr(torch, sys.argv[2]))"
+        ".save_pretrained(sys.argv[1])"
+    )
+    dtype = case.settings.get("model", {}).get("dtype", "float32")
+    subprocess.run([sys.executable, "-c", code, str(directory), dtype], check=True, stdout=subprocess.DEVNULL)
+
+
+def _train(case: Case, directory: Path) -> None:
+    """Build the trainer, and take two steps."""
+    import torch
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    from gumshoe.training.collecting import ScoredGroup, StepRollouts
+    from gumshoe.training.grpo import AgentTrainer, Hooks
+    from gumshoe.training.models import dtype_of, lora_of
+    from gumshoe.training.tiny import train_tokenizer
+    from tests.training.test_grpo import SCENARIO
+
+    settings = case.train_settings(directory)
+    tokenizer = train_tokenizer(["the quick brown fox, 1234 <b>"], 300)
+    generations, optimizer = settings.rollouts.num_generations, settings.optimizer
+
+    def roll_out(_: int) -> StepRollouts:
+        found = StepRollouts(settings.groups)
+        for group in range(settings.groups):
+            members = tuple(_episodes(case, generations, group))
+            found.groups.append(ScoredGroup(SCENARIO, members, tuple(float(each) for each in range(generations))))
+        found.every = list(found.groups)
+        return found
+
+    arguments = GRPOConfig(
+        output_dir=str(directory / "out"),
+        per_device_train_batch_size=optimizer.per_device_train_batch_size,
+        gradient_accumulation_steps=optimizer.gradient_accumulation_steps,
+        num_generations=generations,
+        max_completion_length=case.context,
+        max_steps=2,
+        beta=optimizer.beta,
+        use_bias_correction_kl=True,
+        loss_type=optimizer.loss_type,
+        vllm_importance_sampling_mode="token_truncate",
+        gradient_checkpointing=settings.model.gradient_checkpointing,
+        bf16=dtype_of(settings.model) is torch.bfloat16,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    trainer: Any = AgentTrainer(
+        Hooks(roll_out, lambda: None, most_difference=1e9),
+        model=_loaded(settings),
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": [str(each) for each in range(settings.groups)]}),
+        processing_class=tokenizer,
+        peft_config=lora_of(settings.lora),
+    )
+    trainer.train()
+
+
+def _sample(case: Case, directory: Path) -> None:
+    """A turn of every episode, and then one that reads what the context has left."""
+    from peft import get_peft_model
+
+    from gumshoe.agent.generation import Turn, sample_turns
+    from gumshoe.agent.policy import Sampling
+    from gumshoe.training.models import lora_of
+
+    settings = case.train_settings(directory)
+    model: Any = get_peft_model(_loaded(settings), lora_of(settings.lora)).eval()
+    at, once = Sampling(max_tokens=case.sampled), range(case.at_once)
+    first = case.context - READ_AT_ONCE - 2 * case.sampled
+    turns = [Turn([10 + (each + place) % 200 for place in range(first)], at, (), each, None) for each in once]
+    sample_turns(model, turns)
+    more = list(range(10, 10 + 64)) * (READ_AT_ONCE // 64)
+    again = [Turn([*each.prompt, *each.ids, *more], at, (), each.seed, each.past) for each in turns]
+    del turns
+    sample_turns(model, again)
+
+
+def _episodes(case: Case, count: int, group: int) -> Iterator[Any]:
+    """Of unequal lengths, the last as long as any; what was sampled is at the end."""
+    from gumshoe.agent.environment import Record
+    from gumshoe.agent.trajectory import Segment, Trajectory
+
+    most = min(case.model["vocab_size"], 256)
+    for number in range(count):
+        length = case.context - 16 * (count - 1 - number) - _PROMPT
+        ids = [10 + 7 * place % (most - 10) for place in range(_PROMPT)]
+        ids[-8:] = [11 + group] * 8  # what prompts begin with is alike, and what they ask is not
+        rest = [10 + (5 * place + number) % (most - 10) for place in range(length)]
+        given, sampled = rest[: length - case.sampled], rest[length - case.sampled :]
+        parts = [("prompt", ids), ("sampled", sampled[:8]), ("injected", given), ("sampled", sampled[8:])]
+        segments = [
+            Segment(origin, "", tuple(each), (-5.0,) * len(each) if origin == "sampled" else ())  # type: ignore[arg-type]
+            for origin, each in parts
+        ]
+        yield Trajectory("1", number, "policy", "answer", "", segments, Record(), 2, 0.0, 0.0)
+
+
+def _status(name: str) -> int:
+    """Bytes, as the kernel says of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+if __name__ == "__main__":
+    main()

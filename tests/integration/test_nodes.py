@@ -1,0 +1,250 @@
+"""A training on several nodes with servers that sample for it, as a pipeline's step has a cluster carry it out.
+
+The cluster is a fake one; what its pods run is real, and runs here: two trainers that are one training, two vLLM
+servers, and a loader beside each. Pods have addresses of this machine's own network, which the name of a headless
+Service gives once they are ready; trainers have temporary directories that no other sees. The store is S3.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gumshoe.artifacts.handover import ADAPTERS, LOADER_PORT, STATUS
+from gumshoe.artifacts.store import Store
+from gumshoe.mail.build import build_index
+from gumshoe.operations.cluster import Cluster
+from gumshoe.operations.objects import Patience
+from gumshoe.operations.trainjob import ADAPTERS as KEPT
+from gumshoe.operations.trainjob import SERVER_PORT, name_of
+from gumshoe.scenarios.scenario import ScenarioSet
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.synthesis.mail import synthesize_mail, write_mail
+from gumshoe.training.steps import Asked
+from gumshoe_pipelines.nodes import Nodes, handover_of, trained_on_nodes
+from tests.conftest import free_port
+from tests.operations.fake_kubernetes import FakeKubernetes, Object
+from tests.operations.trainer import Trainer
+
+NODES, SERVERS, STEPS = 2, 2, 2
+SETTINGS = {
+    "model.max_context": 4096,
+    "model.gradient_checkpointing": False,
+    "lora.rank": 8,
+    "rollouts.num_generations": 4,
+    "rollouts.draws": 1,
+    "rollouts.max_turns": 3,
+    "rollouts.max_tokens": 60,
+    "optimizer.max_steps": STEPS,
+    "optimizer.per_device_train_batch_size": 4,
+    "optimizer.gradient_accumulation_steps": 1,
+    "evaluation.eval_steps": STEPS,
+    "evaluation.baseline": False,
+    "output.save_steps": 1,
+    "output.report_to": [],
+}
+NAMES = """\
+import os, socket
+from pathlib import Path
+
+real = socket.getaddrinfo
+
+
+def resolved(host, *others, **named):
+    name = host.decode() if isinstance(host, bytes) else host
+    if not name or not name.endswith("-rollout"):
+        return real(host, *others, **named)
+    ready = Path(os.environ["READY"]).read_text().split()
+    if not ready:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return [each for address in ready for each in real(address, *others, **named)]
+
+
+socket.getaddrinfo = resolved
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An index of invented mail, and a few questions."""
+    write_mail(synthesize_mail(8, 4, 200, "plain"), tmp_path)
+    build_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
+    every = load_scenarios(str(tmp_path / "scenarios.jsonl"))
+    few = [*every.only("train").scenarios[:8], *every.only("validation").scenarios[:2]]
+    (tmp_path / "questions").mkdir()
+    (tmp_path / "questions" / "scenarios.jsonl").write_bytes(ScenarioSet.of(few).to_jsonl())
+    return tmp_path
+
+
+@dataclass
+class Pod:
+    """One that samples: a server, and the loader beside it."""
+
+    address: str
+    processes: list["subprocess.Popen[bytes]"]
+    log: Path
+    loaded: int = 0
+    answered: float = 0
+    """Requests, when it was ended."""
+
+    def is_ready(self) -> bool:
+        pages = f":{SERVER_PORT}/health", f":{LOADER_PORT}/readyz"
+        with suppress(httpx.TransportError):
+            return all(httpx.get(f"http://{self.address}{page}", trust_env=False).status_code == 200 for page in pages)
+        return False
+
+    def end(self) -> None:
+        if self.is_ready():
+            at = f"http://{self.address}"
+            self.loaded = httpx.get(f"{at}:{LOADER_PORT}{STATUS}", trust_env=False).json()["loads"]
+            lines = httpx.get(f"{at}:{SERVER_PORT}/metrics", trust_env=False).text.splitlines()
+            counts = [line.split()[-1] for line in lines if line.startswith("vllm:request_success_total")]
+            self.answered = sum(map(float, counts))
+        for each in self.processes:
+            each.terminate()
+        for each in self.processes:
+            try:
+                each.wait(30)
+            except subprocess.TimeoutExpired:
+                each.kill()
+                each.wait()
+
+
+class Kubelet:
+    """Runs what the pods of a TrainJob and of a Deployment are to run, until they are deleted."""
+
+    def __init__(self, fake: FakeKubernetes, place: Path) -> None:
+        self.pods: list[Pod] = []
+        self._place, self._fake, self._port = place, fake, free_port()
+        self._ready = place / "ready"
+        self._ready.touch()
+        (place / "names").mkdir()
+        (place / "own").mkdir()
+        (place / "names" / "sitecustomize.py").write_text(NAMES)
+        self._trainer = Trainer(fake, started=self._train)
+        self._codes: dict[int, int] = {}
+        self._nodes: list[subprocess.Popen[str]] = []
+        fake.settle, fake.on_delete = self._settle, self._deleted
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> "Kubelet":
+        self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._watching.join()
+        for node in self._nodes:
+            node.kill()
+        for pod in self.pods:
+            pod.end()
+
+    def _settle(self, made: Object) -> None:
+        self._trainer.settle(made)
+        if made["kind"] == "Deployment" and not self.pods:
+            spec = made["spec"]["template"]["spec"]
+            server, loader = ([*each["command"]] for each in spec["containers"])
+            self.pods += [self._sample(number, server, loader) for number in range(made["spec"]["replicas"])]
+
+    def _sample(self, number: int, server: list[str], loader: list[str]) -> Pod:
+        """In a pod, both have one address of their own and one directory."""
+        address, kept = f"127.0.0.{77 + number}", str(self._place / f"adapters-{number}")
+        log = self._place / f"pod-{number}.log"
+        own = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
+        loader = [kept if each == KEPT else each.replace("127.0.0.1", address) for each in loader]
+        words = [[sys.executable, *server[1:]], [sys.executable, "-m", *loader]]
+        with log.open("ab") as output:
+            started = [
+                subprocess.Popen([*each, "--host", address], stdout=output, stderr=output, env=own) for each in words
+            ]
+        return Pod(address, started, log)
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.2):
+            self._ready.write_text(" ".join(each.address for each in self.pods if each.is_ready()))
+
+    def _deleted(self, gone: Object) -> None:
+        if gone["kind"] == "Deployment":
+            for pod in self.pods:
+                pod.end()
+
+    def _train(self, job: Object, number: int, pod: Object) -> None:
+        told = job["spec"]["trainer"]
+        env = {  # as Trainer's torch runtime has it
+            "PET_NNODES": str(told["numNodes"]),
+            "PET_NPROC_PER_NODE": str(told["numProcPerNode"]),
+            "PET_NODE_RANK": str(number),
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(self._port),
+            "OMP_NUM_THREADS": "1",
+            "READY": str(self._ready),
+            "TMPDIR": str(self._place / "own"),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(self._place / "names"), os.environ.get("PYTHONPATH")])),
+        }
+        alone = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$TMPDIR" && exec "$@"', "sh"]
+        process = subprocess.Popen(
+            [*alone, sys.executable, *told["command"][1:]],
+            env={**os.environ, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._nodes.append(process)
+
+        def follow() -> None:
+            assert process.stdout is not None
+            with process.stdout as said:
+                for line in said:
+                    self._fake.say(pod["metadata"]["name"], line.rstrip("\n"))
+            self._codes[number] = process.wait()
+            if len(self._codes) == told["numNodes"]:
+                worst = max(self._codes, key=lambda each: abs(self._codes[each]))
+                self._trainer.end(job["metadata"]["name"], self._codes[worst], worst)
+
+        threading.Thread(target=follow, daemon=True).start()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("small_disk")  # which is missing where nothing may be mounted
+def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_store(
+    place: Path,
+    cluster: FakeKubernetes,
+    s3_bucket: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = f"s3://{s3_bucket}/acme/runs/r1"
+    asked = Asked(place / "index", place / "questions", "tiny", "", SETTINGS, run)
+    where = Nodes.of(NODES, 0, {"rollout_servers": SERVERS}, "trainer", {}, [])
+    with Kubelet(cluster, place) as kubelet:
+        found = trained_on_nodes(asked, where, Cluster.of(None, None), Patience(look=0.2))
+    said = capsys.readouterr().out
+    assert f"\nStep 1/{STEPS} |" in said
+    assert f"\nEvaluation after step {STEPS} |" in said
+    assert said.count(f"Step {STEPS}/{STEPS}") == 1, "one node speaks for all"
+    assert not cluster.objects, name_of(run)
+
+    assert (found.facts["base_model"], found.facts["step"]) == ("tiny", STEPS)
+    assert (found.adapter / "adapter_model.safetensors").exists()
+    assert json.loads((found.adapter / "adapter_config.json").read_text())["peft_type"] == "LORA"
+    assert found.plots.stat().st_size > 1000
+    assert found.numbers["step importance_ratio"] == pytest.approx(1, abs=1e-3), "sampler and trainers agree"
+
+    assert [pod.loaded for pod in kubelet.pods] == [STEPS + 1] * SERVERS, "each step's policy, and what was measured"
+    assert all(pod.answered for pod in kubelet.pods), "both servers sampled"
+    assert all(" INFO " in pod.log.read_text() for pod in kubelet.pods), "vLLM tells what it does"
+    assert len(list(Store(handover_of(run)).list(ADAPTERS))) == 2, "older ones were removed"
+    kinds = {each.reference.split("/")[0] for each in Store(run).list()}
+    assert kinds >= {"inputs", "results", "checkpoints"}
+
+    monkeypatch.delenv("KUBECONFIG")  # and no cluster is needed for what is at its end
+    assert trained_on_nodes(asked, where).numbers == found.numbers
