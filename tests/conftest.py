@@ -229,7 +229,7 @@ def gumshoe() -> Callable[..., Ran]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=280,
         )
         return Ran(ended.returncode, ended.stdout, ended.stderr)
 

@@ -186,7 +186,7 @@ def test_its_rollouts_are_scored_by_every_judge(
         tokenizer=str(TINY),
         split="test",
         limit=8,
-        limits=EpisodeLimits(max_turns=4),  # so that two of real mail have room in the context of such a judge
+        limits=EpisodeLimits(max_turns=5),  # half of them answer, and two of most have room in such a judge's context
         samples=2,
         sampling=Sampling(max_tokens=160),
     )

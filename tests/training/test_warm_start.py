@@ -398,7 +398,7 @@ def test_killed_wherever_it_is_it_goes_on_to_the_same_weights(
             pid = trainer_of(out) if trainer else process.pid
             assert pid is not None
             os.kill(pid, number)
-            return process.wait(timeout=120)
+            return process.wait(timeout=280)
 
     def at(step: int) -> Callable[[], object]:
         return lambda: list((out / WARMING).glob(f"{CHECKPOINT}{step}/optimizer.pt"))
