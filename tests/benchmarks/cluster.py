@@ -317,7 +317,7 @@ def phases_of(runs: Sequence[Measured], given: dict[str, Any]) -> Phases:
         "source": f"measured on runs {', '.join(run.spec.run for run in runs)}",
         "episode_seconds": {share: max(1e-6, alone * each / mean) for share, each in quantiles.items()},
         "slowdown": slowdown,
-        "slots": math.ceil(widest.spec.settings.rollouts.concurrency / widest.servers),
+        "slots": widest.spec.settings.rollouts.concurrency,
         "turns": max(1.0, statistics.fmean(each.turns for each in every)),
         "tokens": tokens,
         "token_seconds": statistics.fmean(run.training * run.trainers / _tokens(run) for run in runs),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gumshoe.errors import UsageError
 from gumshoe.operations.cluster import Cluster
 from gumshoe.operations.loader import Status
 from gumshoe.operations.loader_pages import metrics
@@ -73,6 +74,17 @@ def test_what_it_names_is_there(name: str) -> None:
         account = of_kind(objects, "ServiceAccount")[pod["serviceAccountName"]]
         assert account["automountServiceAccountToken"] is False
     assert runtime_pod(objects)["metadata"]["labels"].items() <= trainer["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_what_was_asked_wrongly_is_not_tried_again_and_all_else_is(name: str) -> None:
+    jobs = of_kind(overlay(name), "ClusterTrainingRuntime")[JOB["spec"]["runtimeRef"]["name"]]["spec"]["template"]
+    (node,) = jobs["spec"]["replicatedJobs"]
+    (pods,) = node["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert pods == {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [UsageError.exit_status]}}
+    (failed,) = jobs["spec"]["failurePolicy"]["rules"]
+    assert (failed["action"], failed["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    assert jobs["spec"]["failurePolicy"]["maxRestarts"] > 0
 
 
 def test_it_waits_in_the_queue_that_there_is() -> None:

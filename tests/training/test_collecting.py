@@ -11,6 +11,7 @@ from gumshoe.agent.environments import World, open_world
 from gumshoe.agent.episode import EpisodeLimits
 from gumshoe.agent.policies import token_speakers
 from gumshoe.agent.policy import Sampling, ScriptedPolicy
+from gumshoe.agent.rollout import RolloutEngine
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.errors import UnavailableError
 from gumshoe.rewards.judge import JudgeError, Verdict
@@ -64,7 +65,7 @@ def collect(world: World, tokenizer: Any) -> Callable[..., StepRollouts]:
     chat = ChatFormat(tokenizer)
 
     def collected(script: Asked, step: int = 0, scoring: Scoring | None = None, **more: Any) -> StepRollouts:
-        version = more.pop("version", "scripted")
+        version, servers = more.pop("version", "scripted"), more.pop("servers", 1)
         collector = Collector(
             world,
             Schedule(ASKED, 1, GROUPS),
@@ -74,7 +75,7 @@ def collect(world: World, tokenizer: Any) -> Callable[..., StepRollouts]:
             **{"draws": 3, "min_group_std": 0.01, "concurrency": 8, **more},
         )
         speak = token_speakers(ScriptedPolicy(tokenizer, script), chat, Sampling(1.0, max_tokens=200), 4096)
-        return asyncio.run(collector.collect(speak, version, step))
+        return asyncio.run(collector.collect(speak, version, step, servers))
 
     return collected
 
@@ -103,6 +104,13 @@ def test_the_same_step_runs_the_same_episodes_and_another_step_others(collect: C
     collect(one, 2), collect(again, 2, concurrency=1), collect(other, 3)
     assert sorted(one.begun) == sorted(again.begun), "how many run at once changes nothing"
     assert not set(one.begun) & set(other.begun)
+
+
+def test_each_server_has_its_own_episodes_at_once(collect: Collect) -> None:
+    engines: list[RolloutEngine] = []
+    alone = collect(Asked(), concurrency=2, told=engines.append)
+    shared = collect(Asked(), concurrency=2, servers=3, told=engines.append)
+    assert [each.concurrency for each in engines] == [2] * alone.draws + [6] * shared.draws
 
 
 def test_groups_that_teach_nothing_are_left_out_and_others_drawn(collect: Collect) -> None:

@@ -133,22 +133,23 @@ class Collector:
     draws: int
     min_group_std: float
     concurrency: int
+    """Episodes at once, of each server."""
     told: Callable[[RolloutEngine], None] = lambda _: None
     """Is given each engine that is begun, to look at its progress."""
 
-    async def collect(self, speak: OpenSpeaker, version: str, step: int) -> StepRollouts:
-        """The groups of a step, from 0.
+    async def collect(self, speak: OpenSpeaker, version: str, step: int, servers: int = 1) -> StepRollouts:
+        """The groups of a step, from 0, run by so many servers.
 
         Raises:
             UnavailableError: none could be run, or scored.
         """
         started = time.monotonic()
         drawn = self.schedule.draw(step)
-        found = StepRollouts(len(drawn))
+        found, at_once = StepRollouts(len(drawn)), self.concurrency * servers
         async with ToolThreads() as threads:
             while drawn and found.draws < self.draws:
                 seed = f"{self.schedule.seed}/{step}/{found.draws}"
-                for group in await self._run(speak, version, drawn, self.generations, seed, found, threads):
+                for group in await self._run(speak, version, drawn, self.generations, seed, at_once, found, threads):
                     found.every.append(group)
                     if not group.is_flat(self.min_group_std):
                         found.groups.append(group)
@@ -158,16 +159,18 @@ class Collector:
         found.seconds = time.monotonic() - started
         return found
 
-    async def measure(self, speak: OpenSpeaker, version: str, scenarios: Sequence[Scenario], seed: str) -> StepRollouts:
-        """One episode of each scenario, with its reward: an evaluation.
+    async def measure(
+        self, speak: OpenSpeaker, version: str, scenarios: Sequence[Scenario], seed: str, servers: int = 1
+    ) -> StepRollouts:
+        """One episode of each scenario, with its reward, run by so many servers: an evaluation.
 
         Raises:
             UnavailableError: none could be run, or scored.
         """
         started = time.monotonic()
-        found = StepRollouts(len(scenarios))
+        found, at_once = StepRollouts(len(scenarios)), self.concurrency * servers
         async with ToolThreads() as threads:
-            found.every = await self._run(speak, version, scenarios, 1, seed, found, threads)
+            found.every = await self._run(speak, version, scenarios, 1, seed, at_once, found, threads)
         found.groups = found.every
         found.seconds = time.monotonic() - started
         return found
@@ -179,6 +182,7 @@ class Collector:
         scenarios: Sequence[Scenario],
         samples: int,
         seed: str,
+        at_once: int,
         found: StepRollouts,
         threads: ToolThreads,
     ) -> list[ScoredGroup]:
@@ -193,7 +197,7 @@ class Collector:
             trajectory.settings = {"max_turns": self.limits.max_turns, **self.world.noted}
             return trajectory
 
-        engine = RolloutEngine(episode, self.concurrency)
+        engine = RolloutEngine(episode, at_once)
         self.told(engine)
         by_id = {each.id: each for each in scenarios}
 

@@ -148,12 +148,16 @@ class Plan:
         return max(self.devices, key=lambda each: each.needed / each.memory)
 
     @property
+    def asked_at_once(self) -> int:
+        """Episodes that are asked for at once."""
+        return max(1, self.settings.servers) * self.settings.rollouts.concurrency
+
+    @property
     def at_once(self) -> int:
         """Episodes as long as any that there is room for at once."""
-        asked = self.settings.rollouts.concurrency
         if self.kv_tokens is None:
-            return asked
-        return min(asked, self.settings.servers * (self.kv_tokens // self.context))
+            return self.asked_at_once
+        return min(self.asked_at_once, self.settings.servers * (self.kv_tokens // self.context))
 
     @property
     def lacks_cache(self) -> bool:
@@ -301,10 +305,10 @@ def _time(made: Plan, shape: ModelShape, gpu: Gpu, tokens: int, sampled: int) ->
     training = episodes * forward * passes / (peak * _TRAINING) / optimizer.processes
     samplers = max(1, len({*chain(*shares.servers)}))
     kv_half = kv_bytes(shape, place.dtype, max(1, tokens // 2))
-    at_once = min(rollouts.concurrency, episodes)
-    if made.kv_tokens is not None:
-        at_once = max(1, min(at_once, settings.servers * (made.kv_tokens // tokens)))
     copies = max(1, settings.servers)
+    at_once = min(made.asked_at_once, episodes)
+    if made.kv_tokens is not None:
+        at_once = max(1, min(at_once, copies * (made.kv_tokens // tokens)))
     read = (copies * weights(shape, settings, place) + at_once * kv_half) / (gpu.bandwidth * 1e9 * _DECODING) / samplers
     if rollouts.engine == "transformers":
         read = max(read, shape.layers * _LAYER_SECONDS)

@@ -116,7 +116,7 @@ def _show(made: Plan, shape: ModelShape, better: Plan | None) -> None:
         out.print(_table(device.parts, device.memory, device.name))
     out.print(
         f"Keys and values take {made.kv_token:,} bytes a token; {made.at_once:,} of the longest episodes at once"
-        + (f", of {made.settings.rollouts.concurrency:,} that are asked for." if made.kv_tokens is not None else ".")
+        + (f", of {made.asked_at_once:,} that are asked for." if made.kv_tokens is not None else ".")
     )
     if made.time is not None:
         time = made.time

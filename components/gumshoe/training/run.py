@@ -304,7 +304,7 @@ class Run:
 
         async def collect() -> StepRollouts:
             async with self._sampler.open(self._settings.sampling) as speak:
-                return await self._collector.collect(speak, self._sampler.version, step)
+                return await self._collector.collect(speak, self._sampler.version, step, self._sampler.servers)
 
         return self._waited_for(collect())
 
@@ -488,7 +488,9 @@ class Run:
 
         async def measure() -> tuple[StepRollouts, float]:
             async with self._sampler.open(greedy) as speak:
-                found = await self._collector.measure(speak, self._sampler.version, self._validation.scenarios, seed)
+                found = await self._collector.measure(
+                    speak, self._sampler.version, self._validation.scenarios, seed, self._sampler.servers
+                )
             if len(found.dropped) > _MISSING * len(self._validation):
                 raise UnavailableError(
                     f"{len(found.dropped)} of {len(self._validation)} questions could not be measured, which tells "

@@ -38,6 +38,11 @@ class Sampler(Protocol):
     version: str
     """What the policy is called since it was published last."""
 
+    @property
+    def servers(self) -> int:
+        """How many have what was published last, and share out the episodes."""
+        ...
+
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
         """Take a model with an adapter as it stands; what fails is not tried again once `is_stopping` says so."""
         ...
@@ -58,6 +63,11 @@ class ServedSampler:
     """The run's: adapters are saved in it."""
     version: str = ""
     _place: Path | None = field(default=None, init=False)
+
+    @property
+    def servers(self) -> int:
+        """As `Sampler.servers`."""
+        return len(self.urls)
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
         """As `Sampler.publish`: saved, loaded by every server, and the one before is unloaded.
@@ -116,6 +126,11 @@ class HandedOverSampler:
     urls: tuple[str, ...] = field(default=(), init=False)
     """Of the servers that have it."""
 
+    @property
+    def servers(self) -> int:
+        """As `Sampler.servers`."""
+        return len(self.urls)
+
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
         """As `Sampler.publish`: saved, sent, and loaded by every server.
 
@@ -154,6 +169,11 @@ class OwnSampler:
     max_context: int
     version: str = ""
     _model: Any = field(default=None, init=False)
+
+    @property
+    def servers(self) -> int:
+        """As `Sampler.servers`."""
+        return 1
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:  # noqa: ARG002
         """As `Sampler.publish`."""

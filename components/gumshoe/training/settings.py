@@ -141,7 +141,7 @@ class RolloutSettings(Section):
         ge=1,
         description="times that scenarios are drawn for a step until it is full (DAPO, https://arxiv.org/abs/2503.14476)",
     )
-    concurrency: int = Field(64, ge=1, description="episodes at once")
+    concurrency: int = Field(64, ge=1, description="episodes at once, of each server")
     least_ratio: float = Field(
         0.9, ge=0, le=1, description="a lower mean importance ratio of trainer to sampler, at most 1 each, is warned of"
     )
