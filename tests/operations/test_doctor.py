@@ -19,7 +19,7 @@ import yaml
 from gumshoe.artifacts.storage import open_storage
 from gumshoe.operations.preflight.outside import kfp
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit, lose_answer, stall
-from tests.conftest import Ran, missing
+from tests.conftest import Ran, free_port, missing
 from tests.http_server import Request, misbehaving
 from tests.manifests.access import OPEN
 from tests.operations.fake_kubernetes import FakeKubernetes
@@ -735,7 +735,7 @@ def test_a_kubeflow_pipelines_is_asked_how_it_is(
 
 
 def test_a_pod_asks_kubeflow_pipelines_at_its_usual_address() -> None:
-    (found,) = kfp(None, 2, in_pod=True)
+    (found,) = kfp(None, 2, in_pod=True, asked=None)
     assert found.state == "unanswered"
     assert "does not answer at http://ml-pipeline.kubeflow.svc.cluster.local:8888" in found.text
 
@@ -833,9 +833,9 @@ def test_commands_are_for_the_cluster_and_the_namespace_that_were_looked_at(
     context = yaml.safe_load(cluster.kubeconfig.read_text())["contexts"][0]["name"]
     _gone("clusterqueues")(cluster)
     cluster.unserved.add("serving.kserve.io/v1beta1")
-    _, checks = examined(
-        "--context", context, "--namespace", NAMESPACE, "--only", "queue", "--only", "crds", "--only", "gpus"
-    )
+    only = [word for check in ("queue", "crds", "gpus", "kfp") for word in ("--only", check)]
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    _, checks = examined("--context", context, "--namespace", NAMESPACE, *only, "--kfp", nowhere)
     for check, state, *told in (
         (
             "queue",
@@ -845,6 +845,7 @@ def test_commands_are_for_the_cluster_and_the_namespace_that_were_looked_at(
         ),
         ("crds", "problem", f"helm --kube-context {context} upgrade --install kserve"),
         ("gpus", "warning", f"gumshoe doctor --context {context} --namespace {NAMESPACE}"),
+        ("kfp", "unanswered", f"kubectl --context {context} -n kubeflow port-forward service/ml-pipeline 8888:8888"),
     ):
         for each in told:
             assert each in said(checks[check], state)

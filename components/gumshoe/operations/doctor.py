@@ -116,7 +116,7 @@ def examine(wanted: Wanted) -> Diagnosis:
     if STORE in names:
         running[STORE] = _Running(lambda: _store(wanted))
     if KFP in names:
-        running[KFP] = _Running(lambda: outside.kfp(wanted.kfp, wanted.seconds * _SHARE, in_pod=in_pod))
+        running[KFP] = _Running(lambda: outside.kfp(wanted.kfp, wanted.seconds * _SHARE, in_pod=in_pod, asked=asked))
     running |= _of_cluster(asked, [each for each in names if each in _OF_CLUSTER], wanted.seconds)
     until = time.monotonic() + wanted.seconds
     found = {name: each.findings(until, wanted.seconds) for name, each in running.items()}

@@ -4,6 +4,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import httpx
 
 from gumshoe.artifacts.storage import Limits, Storage, StorageError, open_storage, split_uri
 from gumshoe.errors import UnavailableError
+from gumshoe.operations.preflight.asking import Asked
 from gumshoe.operations.preflight.finding import Finding, State, ok, problem, skipped, warning
 
 if TYPE_CHECKING:
@@ -223,8 +225,10 @@ def _directory(root: Path) -> Iterator[Finding]:
     yield told if is_same else problem(f"{root} gives other bytes than it took", "look at its disk")
 
 
-def kfp(host: str | None, seconds: float, *, in_pod: bool) -> Iterator[Finding]:
-    """That Kubeflow Pipelines answers at its address; in a pod, at its usual one."""
+def kfp(host: str | None, seconds: float, *, in_pod: bool, asked: Asked | None) -> Iterator[Finding]:
+    """That Kubeflow Pipelines answers at its address; in a pod, at its usual one. Commands are for the cluster that is
+    asked, where one is.
+    """
     address = (host or (IN_CLUSTER if in_pod else "")).rstrip("/")
     if not address:
         yield skipped("where Kubeflow Pipelines is was not said (--kfp or $KFP_HOST)")
@@ -232,6 +236,10 @@ def kfp(host: str | None, seconds: float, *, in_pod: bool) -> Iterator[Finding]:
     token = os.environ.get("KFP_TOKEN") or (_TOKEN.read_text(encoding="utf-8").strip() if _TOKEN.exists() else "")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     forward = "kubectl -n kubeflow port-forward service/ml-pipeline 8888:8888"
+
+    def there(*commands: str) -> tuple[str, ...]:
+        return asked.there(*commands) if asked else commands
+
     try:
         answer = httpx.get(f"{address}/apis/v2beta1/healthz", headers=headers, timeout=seconds)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -241,10 +249,11 @@ def kfp(host: str | None, seconds: float, *, in_pod: bool) -> Iterator[Finding]:
             f"Kubeflow Pipelines does not answer at {address} {said}",
             "check the address, the NetworkPolicies, and that it runs; from outside the cluster, forward it and name "
             "--kfp http://localhost:8888",
-            ("kubectl -n kubeflow get deployment ml-pipeline", forward),
+            there("kubectl -n kubeflow get deployment ml-pipeline", forward),
         )
         return
-    yield _health(address, answer)
+    found = _health(address, answer)
+    yield replace(found, commands=there(*found.commands))
 
 
 def _health(address: str, answer: httpx.Response) -> Finding:
