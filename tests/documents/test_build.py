@@ -1,6 +1,7 @@
 """Building an index: what is left out, the same from the same, and there whole or not at all."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -163,7 +164,7 @@ def test_a_build_that_is_killed_goes_on_and_comes_to_the_same_bytes(
 ) -> None:
     source, whole = many
     place = tmp_path / "index"
-    environment = {"PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path]), "PATH": ""}
+    environment = {**os.environ, "PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path])}
     arguments = [sys.executable, "-c", _KILLED, source, str(place), str(call)]
     killed = subprocess.run(arguments, env=environment, check=False, timeout=120)
     assert killed.returncode == -signal.SIGKILL
@@ -193,7 +194,7 @@ def test_a_build_that_is_killed_when_all_is_embedded_embeds_nothing_again(
 ) -> None:
     source, whole = many
     place = tmp_path / "index"
-    environment = {"PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path]), "PATH": ""}
+    environment = {**os.environ, "PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path])}
     arguments = [sys.executable, "-c", _KILLED_AT_THE_END, source, str(place), last]
     assert subprocess.run(arguments, env=environment, check=False, timeout=120).returncode == -signal.SIGKILL
     assert not is_document_index(place)

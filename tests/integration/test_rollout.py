@@ -170,25 +170,26 @@ def test_a_vllm_that_is_killed_under_64_rollouts_and_started_again_costs_no_grou
     server_options = ServerOptions(max_model_len=2048, port=free_port())
     before = set(descendants(os.getpid()))
     limits = {"samples": samples, "max_tokens": long, "max_context": 2048}
-    with VLLMServer(talker, log=tmp_path / "first.log", options=server_options) as first:
+    log = tmp_path / "said"
+    with VLLMServer(talker, log=tmp_path / "first.log", options=server_options) as first, log.open("wb") as said:
         command = options(place, f"vllm:{first.url}", talker, out, **limits)
         arguments = [sys.executable, "-m", "gumshoe", *map(str, command)]
         pipe, apart = subprocess.PIPE, True
-        rollout = subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, start_new_session=apart)
+        rollout = subprocess.Popen(arguments, stdout=pipe, stderr=said, text=True, start_new_session=apart)
         looks = 1  # at the server's log-probabilities, before all turns
         wait_until(lambda: begun(first.url) == looks + count * samples, rollout)
         before.add(rollout.pid)
         kill_what_was_started(before)
     try:
         assert out.read_bytes().count(b"\n") < count * samples
+        wait_until(lambda: "waiting up to 120 seconds for it to come back" in log.read_text(), rollout)
         with VLLMServer(talker, log=tmp_path / "second.log", options=server_options) as second:
-            printed, said = rollout.communicate(timeout=200)
+            printed, _ = rollout.communicate(timeout=200)
             again = metrics(second.url, "vllm:request_success_total")
     finally:
         rollout.kill()
         rollout.communicate()
-    assert rollout.returncode == 0, said
-    assert "waiting up to 120 seconds for it to come back" in said
+    assert rollout.returncode == 0, log.read_text()
     assert again >= count * samples / 2, "what had ended before is not run again"
     found = list(read_trajectories(out))
     check_groups(found, json.loads(printed), count, samples)

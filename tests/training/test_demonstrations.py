@@ -124,7 +124,7 @@ def test_what_an_expert_shows_makes_the_tiny_policy_right_more_often(
     assert report.right > 80
     asked = {each.id: each for each in company.mail.scenarios.only("test")}
     right = {}
-    for name, policy in (("before", f"transformers:{TINY}"), ("after", f"transformers:{TINY}#{out}")):
+    for name, policy in (("before", "tiny"), ("after", f"tiny#{out}")):
         file = tmp_path / f"{name}.jsonl"
         how = ["--split", "test", "--limit", 60, "--temperature", 0, "--max-tokens", 120, "--out", file]
         ran = gumshoe("rollout", *known, "--policy", policy, *how)
