@@ -47,7 +47,7 @@ def evaluate_agent(
         choice: In evaluations, how one of several samples is the answer: samples, choose, choose_by, temperature.
         judge: Says which answers are right.
         seed: Decides which scenarios go into which split, where they do not say.
-        gpus: Of a step that needs them.
+        gpus: Of the step that measures, which uses one; 0 where there are none.
         node_selector: Labels of the nodes that have them.
         tolerations: Of the same steps.
         worker_image: Of the steps without a GPU. Documents are embedded there, for which the trainer's image is made.

@@ -1,10 +1,10 @@
 """Where steps run, and what they are given: images, GPUs, secrets, time, and further tries."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
-from kfp import kubernetes
+from kfp import dsl, kubernetes
 
 from gumshoe.operations.trainjob import SECRET_KEYS
 
@@ -16,6 +16,25 @@ PROJECT_LABEL, RUN_LABEL, STEP_LABEL = "gumshoe.dev/project", "gumshoe.dev/run",
 UNKNOWN = "unknown"
 _USER = 10001  # of the images
 _SECRETS = {**SECRET_KEYS, "gumshoe-webhook": ("GUMSHOE_WEBHOOK",)}
+
+
+@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
+def place_steps(  # as Kubeflow has several outputs
+    nodes: int, gpus: int, node_selector: dict, tolerations: list
+) -> NamedTuple(  # type: ignore[valid-type]
+    "Places", [("measuring", int), ("training", int), ("node_selector", dict), ("tolerations", list)]
+):
+    """Say what the pods of steps are to have: to measure, one GPU, as a policy is served by one; to train, all where
+    the step trains itself, and none where others do.
+
+    Args:
+        nodes: That train.
+        gpus: Of each of them.
+        node_selector: Labels of the nodes that have them.
+        tolerations: Of those.
+    """
+    own = (gpus, node_selector, tolerations) if nodes == 1 else (0, {}, [])
+    return (min(1, gpus), *own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,15 @@ class Placement:
         kubernetes.add_toleration_json(task, self.tolerations)
         kubernetes.empty_dir_mount(task, volume_name="shm", mount_path="/dev/shm", medium="Memory")  # noqa: S108
         return task
+
+    def divided(self, nodes: Any) -> "tuple[Placement, Placement]":
+        """Where policies are measured, and what pod a training on so many nodes has: known when the pipeline runs."""
+        placed = place_steps(
+            nodes=nodes, gpus=self.gpus, node_selector=self.node_selector, tolerations=self.tolerations
+        )
+        found = self.on_cpu(placed, hours=0.25).outputs
+        training = {name: found[name] for name in ("node_selector", "tolerations")}
+        return replace(self, gpus=found["measuring"]), replace(self, gpus=found["training"], **training)
 
 
 def _placed(task: Any, image: Any, hours: float, cached: bool) -> Any:

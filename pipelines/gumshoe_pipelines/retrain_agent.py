@@ -59,7 +59,7 @@ def retrain_agent(
         seed: Decides which scenarios go into which split, where they do not say.
         deploy: What is published is put into service: `none`, `canary` (beside the adapter there), `full`.
         deployment: Where: name (gumshoe), namespace, percent (of a canary, 10), values (of the chart charts/agent).
-        gpus: Of a step that needs them, and of each node of the training.
+        gpus: Of the steps that learn, and of each node of the training; those that measure have one of them.
         nodes: That train. More than one are a TrainJob of the cluster, and vLLM servers beside it.
         job: Of such a training: rollout_servers (1), rollout_gpus (1), queue, priority, cpus, memory, cache, runtime.
         node_selector: Labels of the nodes that have them.
@@ -74,15 +74,23 @@ def retrain_agent(
     with dsl.ExitHandler(told, name="run"):
         current = where.on_cpu(fetch_adapter(store=store, version="latest")).outputs["adapter"]
         divided = prepared(where, sources, environment, embedding, scenarios, seed, code, current)
-        asked = {**divided, "base_model": base_model, "gpus": gpus}
+        there, own = where.divided(nodes)
+        asked = {**divided, "base_model": base_model}
         trained = trained_with_rewards(
-            where, nodes, job, **asked, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"
+            where, own, nodes, job, **asked, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"
         )
         adapter = trained.outputs["adapter"]
         measured = evaluate_policy(
-            **asked, judge=judge, limits=limits, choice=choice, code=code, adapter=adapter, current=current
+            **asked,
+            gpus=there.gpus,
+            judge=judge,
+            limits=limits,
+            choice=choice,
+            code=code,
+            adapter=adapter,
+            current=current,
         )
-        where.on_gpu(measured, hours=12)
+        there.on_gpu(measured, hours=12)
         decided = where.on_cpu(
             gate(evaluation=measured.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5
         )

@@ -61,7 +61,7 @@ def sweep_agent(
         seed: Decides which scenarios go into which split, where they do not say.
         deploy: What is published is put into service: `none`, `canary` (beside the adapter there), `full`.
         deployment: Where: name (gumshoe), namespace, percent (of a canary, 10), values (of the chart charts/agent).
-        gpus: Of a step that needs them, and of each node of the training.
+        gpus: Of the steps that learn, and of each node of the training; those that measure have one of them.
         nodes: That train. More than one are a TrainJob of the cluster, and vLLM servers beside it.
         job: Of such a training: rollout_servers (1), rollout_gpus (1), queue, priority, cpus, memory, cache, runtime.
         node_selector: Labels of the nodes that have them.
@@ -71,19 +71,19 @@ def sweep_agent(
         code: A hash of the code; cached steps of other code are run again.
     """
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
+    there, own = where.divided(nodes)
     asked = {
         **prepared(where, sources, environment, embedding, scenarios, seed, code),
         "base_model": base_model,
-        "gpus": gpus,
     }
-    measuring = {**asked, "judge": judge, "limits": limits, "choice": choice, "code": code}
-    before = where.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
+    measuring = {**asked, "gpus": there.gpus, "judge": judge, "limits": limits, "choice": choice, "code": code}
+    before = there.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
     with dsl.ParallelFor(sweep, parallelism=AT_ONCE, name="each") as each:
         place = f"{store}/runs/{run}/{each.name}"
         trained = trained_with_rewards(
-            where, nodes, job, **asked, config=config, settings=each.settings, checkpoints=place
+            where, own, nodes, job, **asked, config=config, settings=each.settings, checkpoints=place
         )
-        after = where.on_gpu(
+        after = there.on_gpu(
             evaluate_policy(**measuring, adapter=trained.outputs["adapter"], baseline=before.outputs["evaluation"]),
             hours=6,
         )

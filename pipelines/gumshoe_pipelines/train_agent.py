@@ -63,7 +63,7 @@ def train_agent(
         seed: Decides which scenarios go into which split, where they do not say.
         deploy: What is published is put into service: `none`, `canary` (beside the adapter there), `full`.
         deployment: Where: name (gumshoe), namespace, percent (of a canary, 10), values (of the chart charts/agent).
-        gpus: Of a step that needs them, and of each node of the training.
+        gpus: Of the steps that learn, and of each node of the training; those that measure have one of them.
         nodes: That train. More than one are a TrainJob of the cluster, and vLLM servers beside it.
         job: Of such a training: rollout_servers (1), rollout_gpus (1), queue, priority, cpus, memory, cache, runtime.
         node_selector: Labels of the nodes that have them.
@@ -75,20 +75,21 @@ def train_agent(
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
     told = where.on_cpu(notify(store=store, run=run), hours=0.25)
     with dsl.ExitHandler(told, name="run"):
+        there, own = where.divided(nodes)
         asked = {
             **prepared(where, sources, environment, embedding, scenarios, seed, code),
             "base_model": base_model,
-            "gpus": gpus,
         }
-        measuring = {**asked, "judge": judge, "limits": limits, "choice": choice, "code": code}
-        before = where.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
+        measuring = {**asked, "gpus": there.gpus, "judge": judge, "limits": limits, "choice": choice, "code": code}
+        before = there.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
         learning = {**asked, "config": config, "settings": settings}
-        warm = warm_start(**learning, demonstrations=demonstrations, judge=judge, code=code)
+        warm = warm_start(**learning, gpus=gpus, demonstrations=demonstrations, judge=judge, code=code)
         where.on_gpu(warm, hours=12, cached=True).after(before)
-        begun = warm.outputs["adapter"]
-        trained = trained_with_rewards(where, nodes, job, **learning, checkpoints=f"{store}/runs/{run}", start=begun)
+        trained = trained_with_rewards(
+            where, own, nodes, job, **learning, checkpoints=f"{store}/runs/{run}", start=warm.outputs["adapter"]
+        )
         adapter = trained.outputs["adapter"]
-        after = where.on_gpu(
+        after = there.on_gpu(
             evaluate_policy(**measuring, adapter=adapter, baseline=before.outputs["evaluation"]), hours=6
         )
         decided = where.on_cpu(

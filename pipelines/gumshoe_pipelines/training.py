@@ -1,12 +1,11 @@
 """The pipeline's step that trains with rewards: in its own pod, or on several nodes, which it has the cluster start.
 
 It is here since it needs both `gumshoe.training` and `gumshoe.operations`, of which neither may import the other. It is
-one step, with a small one before it that says what its pod is to have: two steps under a condition would need
-`dsl.OneOf`, and Kubeflow 2.16 loses artifacts in it (https://github.com/kubeflow/pipelines/issues/13436).
+one step, whose pod has what another (`place_steps`) says: two steps under a condition would need `dsl.OneOf`, and
+Kubeflow 2.16 loses artifacts in it (https://github.com/kubeflow/pipelines/issues/13436).
 """
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from kfp import dsl
 
@@ -14,21 +13,6 @@ from gumshoe_pipelines.placement import Placement
 
 HOURS = 48
 """That a training may take."""
-
-
-@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
-def place_training(  # as Kubeflow has several outputs
-    nodes: int, gpus: int, node_selector: dict, tolerations: list
-) -> NamedTuple("Place", [("gpus", int), ("node_selector", dict), ("tolerations", list)]):  # type: ignore[valid-type]
-    """Say what the pod of the training is to have: GPUs where it trains itself, none where others do.
-
-    Args:
-        nodes: That train.
-        gpus: Of each of them.
-        node_selector: Labels of the nodes that have them.
-        tolerations: Of those.
-    """
-    return (gpus, node_selector, tolerations) if nodes == 1 else (0, {}, [])
 
 
 @dsl.component(base_image="gumshoe-trainer", install_kfp_package=False)
@@ -93,19 +77,16 @@ def train_grpo(
         metrics.log_metric(name, value)
 
 
-def trained_with_rewards(where: Placement, nodes: Any, job: Any, **asked: Any) -> Any:
-    """The step that trains, placed; `asked` are its other inputs."""
-    own = where.node_selector, where.tolerations
-    placed = place_training(nodes=nodes, gpus=where.gpus, node_selector=own[0], tolerations=own[1])
-    pod = where.on_cpu(placed, hours=0.25).outputs
+def trained_with_rewards(where: Placement, own: Placement, nodes: Any, job: Any, **asked: Any) -> Any:
+    """The step that trains, in a pod of its `own`; `asked` are its other inputs."""
     task = train_grpo(
         **asked,
         nodes=nodes,
         job=job,
-        node_selector=own[0],
-        tolerations=own[1],
+        gpus=where.gpus,
+        node_selector=where.node_selector,
+        tolerations=where.tolerations,
         image=where.trainer_image,
-        held=pod["gpus"],
+        held=own.gpus,
     )
-    there = replace(where, gpus=pod["gpus"], node_selector=pod["node_selector"], tolerations=pod["tolerations"])
-    return there.on_gpu(task, hours=HOURS)
+    return own.on_gpu(task, hours=HOURS)

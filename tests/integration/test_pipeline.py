@@ -101,7 +101,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
             "load-scenarios": "done",
             "evaluate-policy": "done",
             "warm-start": "done",
-            "place-training": "done",
+            "place-steps": "done",
             "train-grpo": "done",
             "evaluate-policy-2": "done",
             "gate": "done",

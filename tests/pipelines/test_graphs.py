@@ -96,6 +96,8 @@ def test_steps_on_gpus_ask_for_them(graph: Graph) -> None:
         assert ("nodeSelector" in told, "tolerations" in told) == (on_gpu, on_gpu)
         if on_gpu:
             assert accelerator["resourceType"] == "nvidia.com/gpu"
+            of_one = name.startswith("evaluate-policy") and "exec-place-steps" in containers
+            assert ("place-steps-measuring" in accelerator["resourceCount"]) == of_one
             (shared,) = told["emptyDirMounts"]
             assert (shared["medium"], shared["mountPath"]) == ("Memory", "/dev/shm")
 

@@ -9,7 +9,7 @@ from gumshoe.training.node import Request
 from gumshoe.training.settings import resolve
 from gumshoe_pipelines.arguments import check_arguments
 from gumshoe_pipelines.nodes import Nodes, job_of, settings_on
-from gumshoe_pipelines.training import place_training
+from gumshoe_pipelines.placement import place_steps
 
 
 def test_what_nodes_are_told_is_what_their_servers_are_asked_by() -> None:
@@ -48,10 +48,12 @@ def test_a_server_uses_the_gpus_that_it_is_given_and_has_the_weights_as_the_trai
     assert server["resources"]["limits"].get("nvidia.com/gpu", "0") == str(job.get("rollout_gpus", min(1, gpus)))
 
 
-def test_the_step_has_gpus_only_where_it_trains_itself() -> None:
+def test_steps_have_no_more_gpus_than_they_use() -> None:
+    """Who measures has one; who trains has all, and none where others train."""
     gpus: tuple[Any, ...] = (4, {"pool": "gpus"}, [{"operator": "Exists"}])
-    assert tuple(place_training.python_func(1, *gpus)) == gpus
-    assert tuple(place_training.python_func(2, *gpus)) == (0, {}, [])
+    assert tuple(place_steps.python_func(1, *gpus)) == (1, *gpus)
+    assert tuple(place_steps.python_func(2, *gpus)) == (1, 0, {}, [])
+    assert tuple(place_steps.python_func(1, 0, {}, [])) == (0, 0, {}, [])
 
 
 @pytest.mark.parametrize(
