@@ -206,8 +206,7 @@ class Kubelet:
                     self._fake.say(pod["metadata"]["name"], line.rstrip("\n"))
             self._codes[number] = process.wait()
             if len(self._codes) == told["numNodes"]:
-                worst = max(self._codes, key=lambda each: abs(self._codes[each]))
-                self._trainer.end(job["metadata"]["name"], self._codes[worst], worst)
+                self._trainer.end(job["metadata"]["name"], *(self._codes[each] for each in sorted(self._codes)))
 
         threading.Thread(target=follow, daemon=True).start()
 

@@ -231,22 +231,29 @@ def test_what_does_not_go_away_is_told_of(
     assert not trainer.pods(NAME)
 
 
-@pytest.mark.parametrize(("code", "kind"), [(1, GumshoeError), (75, UnavailableError)])
+@pytest.mark.parametrize(
+    ("codes", "kind"), [((0, 1), GumshoeError), ((0, 75), UnavailableError), ((75, 2), GumshoeError)]
+)
 def test_a_training_that_fails_has_the_last_word(
-    code: int, kind: type[GumshoeError], cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
+    codes: tuple[int, int],
+    kind: type[GumshoeError],
+    cluster: FakeKubernetes,
+    trainer: Trainer,
+    train: Callable[..., list[str]],
 ) -> None:
+    """In the words of the node that failed by itself, and not of one that misses it."""
     with (
         meanwhile(
             all_there(cluster),
             lambda: cluster.say(trainer.pods(NAME)[0], "Step 1/2"),
             lambda: cluster.say(trainer.pods(NAME)[1], "error: the second node has no memory left"),
-            lambda: trainer.end(NAME, code, node=1),
+            lambda: trainer.end(NAME, *codes),
         ),
         pytest.raises(GumshoeError, match="the second node has no memory left") as failed,
     ):
         train()
     assert type(failed.value) is kind
-    assert f"exit status {code}" in str(failed.value)
+    assert f"exit status {codes[1]}" in str(failed.value)
     assert not there(cluster)
 
 

@@ -61,15 +61,15 @@ class Trainer:
             self.fake.delete("pods", SPACE, pod)
         self.fake.change("trainjobs", SPACE, name, spec=spec, status={"conditions": [condition("Suspended", "True")]})
 
-    def end(self, name: str, code: int = 0, node: int = 0) -> None:
-        """Its pods end, one of them with this status."""
+    def end(self, name: str, *codes: int) -> None:
+        """Its pods end, with these statuses in their order and the others with 0."""
         for number, pod in enumerate(self.pods(name)):
-            own = code if number == node else 0
+            own = codes[number] if number < len(codes) else 0
             state = {"terminated": {"exitCode": own, "reason": "Error" if own else "Completed"}}
             phase = "Failed" if own else "Succeeded"
             self.fake.change("pods", SPACE, pod, status={"phase": phase, "containerStatuses": [_status(state)]})
-        kind = "Failed" if code else "Complete"
-        said = "jobset failed due to one or more job failures" if code else "jobset completed successfully"
+        kind = "Failed" if any(codes) else "Complete"
+        said = "jobset failed due to one or more job failures" if any(codes) else "jobset completed successfully"
         self.fake.change("trainjobs", SPACE, name, status={"conditions": [condition(kind, "True", said)]})
 
     def progress(self, name: str, percent: int, seconds: int) -> None:

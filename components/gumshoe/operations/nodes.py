@@ -336,10 +336,10 @@ class _Run:
         pod, code = "its first node", None
         words = list(self._last)
         with suppress(ClusterError, ClusterUnavailableError):
-            last = sorted(self._pods("trainer"), key=_attempt, reverse=True)
-            failed = [(each, found) for each in last if (found := _exit_code(each))]
+            failed = [(each, found) for each in self._pods("trainer") if (found := _exit_code(each))]
             if failed:
-                first, code = failed[0]
+                # of the last attempt; 75 is what the others end with too, which miss one that failed
+                first, code = max(failed, key=lambda each: (_attempt(each[0]), each[1] != UnavailableError.exit_status))
                 pod = first.metadata.name
                 words = self._words(pod) or words
         status = f" with exit status {code}" if code else ""
