@@ -128,6 +128,31 @@ def test_a_lock_is_held_by_one_and_not_waited_for_longer_than_allowed(tmp_path: 
         assert again
 
 
+def test_a_lock_may_be_removed_by_whoever_holds_it(tmp_path: Path) -> None:
+    locked, times = tmp_path / "new" / "locked", 1000
+
+    def hold() -> int:
+        held = 0
+        for _ in range(times):
+            with directory_lock(locked, wait=Deadline(60)) as had:
+                held += had is not None
+                locked.rmdir()
+        return held
+
+    assert at_once([hold] * 5) == [times] * 5
+
+
+@pytest.mark.parametrize("error", [NotADirectoryError, FileNotFoundError])
+def test_what_is_no_directory_cannot_be_locked(error: type[OSError], tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    if error is NotADirectoryError:
+        locked.write_bytes(b"")
+    else:
+        locked.symlink_to(tmp_path / "gone")
+    with pytest.raises(error), directory_lock(locked, wait=Deadline(60)):
+        pass
+
+
 # By URI
 
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -239,11 +239,15 @@ def directory_lock(directory: Path, wait: Deadline | None) -> Iterator[int | Non
 
 
 def _lock(directory: Path, wait: Deadline | None) -> int | None:
-    while True:
-        directory.mkdir(parents=True, exist_ok=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    while True:  # whoever held it may have moved or removed the directory, at any instant
+        with suppress(FileExistsError):
+            directory.mkdir()
         try:
-            descriptor = os.open(directory, os.O_RDONLY)
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
+            if directory.is_symlink():
+                raise
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,9 +258,9 @@ def _lock(directory: Path, wait: Deadline | None) -> int | None:
             wait.check()
             time.sleep(0.05)
             continue
-        # The holder before us may have moved or removed the directory that we waited for.
-        if directory.exists() and directory.stat().st_ino == os.fstat(descriptor).st_ino:
-            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(directory.stat(), os.fstat(descriptor)):
+                return descriptor
         os.close(descriptor)
 
 
