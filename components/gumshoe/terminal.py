@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Protocol
@@ -46,6 +46,31 @@ def plain(text: object) -> str:
 def printable(text: object) -> str:
     """The same for what is printed by rich: no markup in it counts."""
     return escape(plain(text))
+
+
+def print_counts(title: str, counts: Mapping[str, int]) -> None:
+    """How many of something there are by reason; nothing where there are none."""
+    if counts:
+        listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+        out.print(f"{title}: {listed}", soft_wrap=True)
+
+
+def print_unreadable(found: Iterable[tuple[str, str, str]], *, json: bool) -> None:
+    """What an index could not read: place, reason and detail of each."""
+    if json:
+        print_json([{"place": place, "reason": reason, "detail": detail} for place, reason, detail in found])
+        return
+    for place, reason, detail in found:
+        out.print(f"{printable(place)}: {printable(reason)} [dim]{printable(detail)}[/]", soft_wrap=True)
+
+
+def print_origin(facts: Mapping[str, Any]) -> None:
+    """What an index was built from, when, and how; `facts` as its `stats` has them."""
+    for source in facts["sources"]:
+        out.print(f"from {printable(source)}", soft_wrap=True)
+    options = ", ".join(f"{name} {printable(value)}" for name, value in facts["options"].items())
+    out.print(f"built {facts['built']} with {options}, schema {facts['schema']}", soft_wrap=True)
+    out.print(f"content {facts['content']}", soft_wrap=True)
 
 
 def _visible(character: str) -> str:

@@ -1,5 +1,8 @@
 """Synthetic mail of each difficulty, made and indexed once."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,6 +13,14 @@ from gumshoe.mail.build import BuildReport, build_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.synthesis.difficulty import LEVELS, Level
 from gumshoe.synthesis.mail import SyntheticMail, synthesize_mail, write_mail
+
+
+def printed_by(program: str, hash_seed: str) -> str:
+    """What a program prints in a process of its own, where sets and dictionaries have another order."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    return ended.stdout.strip()
 
 
 @dataclass(frozen=True)

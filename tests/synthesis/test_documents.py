@@ -1,9 +1,6 @@
 """Synthetic documents: the same for the same seed, and with questions that they answer."""
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ from gumshoe.synthesis.documents import MAX_DOCUMENTS, SyntheticDocuments, synth
 from gumshoe.synthesis.entries import subject_kinds
 from tests.conftest import Ran
 from tests.documents.collection import WORDS_ALONE
+from tests.synthesis.conftest import printed_by
 
 # Of `PROGRAM`, on every version of Python. It changes when a text or a rule of the generator does: print the new one
 # with `python -c PROGRAM`, on two versions where there are two.
@@ -74,15 +72,7 @@ def made(request: pytest.FixtureRequest, make: Callable[..., Made]) -> Made:
 
 @pytest.mark.parametrize("hash_seed", ["0", "4711"])
 def test_a_seed_gives_the_same_bytes_in_every_process_and_on_every_python(hash_seed: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert ended.stdout.strip() == DIGEST
+    assert printed_by(PROGRAM, hash_seed) == DIGEST
 
 
 def test_another_seed_gives_another_work_and_other_questions(make: Callable[..., Made]) -> None:

@@ -86,7 +86,7 @@ def test_the_episodes_of_a_step_are_run_over_documents_and_rewarded(world: World
     )
     policy = ScriptedPolicy(tokenizer, lambda prompt, seed: said_after(prompt))  # noqa: ARG005
     speak = token_speakers(policy, ChatFormat(tokenizer), Sampling(1.0, max_tokens=400), 8192)
-    found = asyncio.run(collector.collect(speak, "scripted", 0))
+    found = asyncio.run(collector.collect(speak, "scripted", 0, servers=1))
     assert len(found.trajectories) == 4
     for each in found.trajectories:
         assert (each.ending, each.record.right_sources) == ("answer", [each.scenario])

@@ -9,7 +9,17 @@ import typer
 from gumshoe.documents.ranking import DENSE_WEIGHT
 from gumshoe.documents.scraping.command import scrape
 from gumshoe.errors import UsageError
-from gumshoe.terminal import JsonFlag, err, out, plain, print_json, printable
+from gumshoe.terminal import (
+    JsonFlag,
+    err,
+    out,
+    plain,
+    print_counts,
+    print_json,
+    print_origin,
+    print_unreadable,
+    printable,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -77,7 +87,8 @@ def index(
         f"({report.seconds:,.0f} seconds)",
         soft_wrap=True,
     )
-    _print_counts(counts.duplicates, counts.unreadable)
+    print_counts("left out as duplicates", counts.duplicates)
+    print_counts("could not be read", counts.unreadable)
     if report.resumed:
         out.print(f"{report.resumed:,} chunks had been embedded before it was stopped")
     if counts.renamed:
@@ -157,11 +168,7 @@ def stats(
     with index_place(index, store) as opened:
         listed, facts = opened.unreadable(), opened.stats()
     if unreadable:
-        if json:
-            print_json([{"place": place, "reason": reason, "detail": detail} for place, reason, detail in listed])
-            return
-        for place, reason, detail in listed:
-            out.print(f"{printable(place)}: {printable(reason)} [dim]{printable(detail)}[/]", soft_wrap=True)
+        print_unreadable(listed, json=json)
         return
     if json:
         print_json(facts)
@@ -180,22 +187,12 @@ def _print_stats(facts: dict[str, Any]) -> None:
     )
     vectors = f"{facts['dimensions']} dimensions" if facts["dimensions"] else "searched by words alone"
     out.print(f"embedding {printable(facts['options']['embedding'])}, {vectors}", soft_wrap=True)
-    _print_counts(facts["duplicates"], facts["unreadable"])
+    print_counts("left out as duplicates", facts["duplicates"])
+    print_counts("could not be read", facts["unreadable"])
     if facts["metadata"]:
         told = ", ".join(f"{printable(name)} ({count:,})" for name, count in facts["metadata"].items())
         out.print(f"metadata, and how many documents have it: {told}", soft_wrap=True)
-    for source in facts["sources"]:
-        out.print(f"from {printable(source)}", soft_wrap=True)
-    options = ", ".join(f"{name} {printable(value)}" for name, value in facts["options"].items())
-    out.print(f"built {facts['built']} with {options}, schema {facts['schema']}", soft_wrap=True)
-    out.print(f"content {facts['content']}", soft_wrap=True)
-
-
-def _print_counts(duplicates: dict[str, int], unreadable: dict[str, int]) -> None:
-    for title, counts in (("left out as duplicates", duplicates), ("could not be read", unreadable)):
-        if counts:
-            listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
-            out.print(f"{title}: {listed}", soft_wrap=True)
+    print_origin(facts)
 
 
 def _filters(given: list[str]) -> dict[str, str]:

@@ -9,7 +9,17 @@ import typer
 
 from gumshoe.mail.arguments import Order
 from gumshoe.mail.message import ROLES
-from gumshoe.terminal import JsonFlag, err, out, plain, print_json, printable
+from gumshoe.terminal import (
+    JsonFlag,
+    err,
+    out,
+    plain,
+    print_counts,
+    print_json,
+    print_origin,
+    print_unreadable,
+    printable,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,7 +69,8 @@ def index(
         return
     pace = report.read / max(report.seconds, 1e-9)
     out.print(f"[bold]{report.messages:,} messages[/] indexed in {plain(directory)} ({pace:,.0f} a second)")
-    _print_counts(report.kept_out, report.unreadable)
+    print_counts("kept out", report.kept_out)
+    print_counts("could not be read", report.unreadable)
     if report.unreadable:
         out.print(f"See `gumshoe mail stats --index {plain(directory)} --unreadable` for which.")
 
@@ -147,12 +158,7 @@ def stats(
 
     opened = MailIndex(index)
     if unreadable:
-        listed = opened.unreadable()
-        if json:
-            print_json([{"place": place, "reason": reason, "detail": detail} for place, reason, detail in listed])
-            return
-        for place, reason, detail in listed:
-            out.print(f"{printable(place)}: {printable(reason)} [dim]{printable(detail)}[/]", soft_wrap=True)
+        print_unreadable(opened.unreadable(), json=json)
         return
     facts = opened.stats()
     if json:
@@ -160,24 +166,14 @@ def stats(
         return
     out.print(f"[bold]{facts['messages']:,} messages[/] of {facts['addresses']:,} addresses, {decimal(facts['bytes'])}")
     out.print(f"sent from {facts['first_sent'] or 'no date'} to {facts['last_sent'] or 'no date'}")
-    _print_counts(facts["kept_out"], facts["unreadable"])
+    print_counts("kept out", facts["kept_out"])
+    print_counts("could not be read", facts["unreadable"])
     out.print(
         f"{facts['other_ids']:,} other ids of kept messages; "
         f"{facts['without_date']:,} read without a date, {facts['without_id']:,} without an id",
         soft_wrap=True,
     )
-    for source in facts["sources"]:
-        out.print(f"from {printable(source)}", soft_wrap=True)
-    options = ", ".join(f"{name} {value}" for name, value in facts["options"].items())
-    out.print(f"built {facts['built']} with {options}, schema {facts['schema']}", soft_wrap=True)
-    out.print(f"content {facts['content']}", soft_wrap=True)
-
-
-def _print_counts(kept_out: dict[str, int], unreadable: dict[str, int]) -> None:
-    for title, counts in (("kept out", kept_out), ("could not be read", unreadable)):
-        if counts:
-            listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
-            out.print(f"{title}: {listed}", soft_wrap=True)
+    print_origin(facts)
 
 
 def _person(name: str, address: str) -> str:

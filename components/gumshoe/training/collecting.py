@@ -137,7 +137,7 @@ class Collector:
     told: Callable[[RolloutEngine], None] = lambda _: None
     """Is given each engine that is begun, to look at its progress."""
 
-    async def collect(self, speak: OpenSpeaker, version: str, step: int, servers: int = 1) -> StepRollouts:
+    async def collect(self, speak: OpenSpeaker, version: str, step: int, servers: int) -> StepRollouts:
         """The groups of a step, from 0, run by so many servers.
 
         Raises:
@@ -145,11 +145,11 @@ class Collector:
         """
         started = time.monotonic()
         drawn = self.schedule.draw(step)
-        found, at_once = StepRollouts(len(drawn)), self.concurrency * servers
+        found = StepRollouts(len(drawn))
         async with ToolThreads() as threads:
             while drawn and found.draws < self.draws:
                 seed = f"{self.schedule.seed}/{step}/{found.draws}"
-                for group in await self._run(speak, version, drawn, self.generations, seed, at_once, found, threads):
+                for group in await self._run(speak, version, drawn, self.generations, seed, servers, found, threads):
                     found.every.append(group)
                     if not group.is_flat(self.min_group_std):
                         found.groups.append(group)
@@ -160,7 +160,7 @@ class Collector:
         return found
 
     async def measure(
-        self, speak: OpenSpeaker, version: str, scenarios: Sequence[Scenario], seed: str, servers: int = 1
+        self, speak: OpenSpeaker, version: str, scenarios: Sequence[Scenario], seed: str, servers: int
     ) -> StepRollouts:
         """One episode of each scenario, with its reward, run by so many servers: an evaluation.
 
@@ -168,9 +168,9 @@ class Collector:
             UnavailableError: none could be run, or scored.
         """
         started = time.monotonic()
-        found, at_once = StepRollouts(len(scenarios)), self.concurrency * servers
+        found = StepRollouts(len(scenarios))
         async with ToolThreads() as threads:
-            found.every = await self._run(speak, version, scenarios, 1, seed, at_once, found, threads)
+            found.every = await self._run(speak, version, scenarios, 1, seed, servers, found, threads)
         found.groups = found.every
         found.seconds = time.monotonic() - started
         return found
@@ -182,7 +182,7 @@ class Collector:
         scenarios: Sequence[Scenario],
         samples: int,
         seed: str,
-        at_once: int,
+        servers: int,
         found: StepRollouts,
         threads: ToolThreads,
     ) -> list[ScoredGroup]:
@@ -197,7 +197,7 @@ class Collector:
             trajectory.settings = {"max_turns": self.limits.max_turns, **self.world.noted}
             return trajectory
 
-        engine = RolloutEngine(episode, at_once)
+        engine = RolloutEngine(episode, self.concurrency * servers)
         self.told(engine)
         by_id = {each.id: each for each in scenarios}
 

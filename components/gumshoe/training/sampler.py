@@ -52,8 +52,30 @@ class Sampler(Protocol):
         ...
 
 
+class _OnServers:
+    """What samplers of vLLM servers have in common."""
+
+    __slots__ = ()
+    urls: tuple[str, ...]
+    """Of the servers that have what was published last."""
+    version: str
+    chat: ChatFormat
+    max_context: int
+
+    @property
+    def servers(self) -> int:
+        """As `Sampler.servers`."""
+        return len(self.urls)
+
+    @asynccontextmanager
+    async def open(self, sampling: Sampling) -> AsyncIterator[OpenSpeaker]:
+        """As `Sampler.open`."""
+        async with VLLMPolicy(self.urls, self.version, RequestLimits(patience=_PATIENCE)) as policy:
+            yield token_speakers(policy, self.chat, sampling, self.max_context)
+
+
 @dataclass(slots=True)
-class ServedSampler:
+class ServedSampler(_OnServers):
     """vLLM servers, which are given the adapter alone."""
 
     urls: tuple[str, ...]
@@ -63,11 +85,6 @@ class ServedSampler:
     """The run's: adapters are saved in it."""
     version: str = ""
     _place: Path | None = field(default=None, init=False)
-
-    @property
-    def servers(self) -> int:
-        """As `Sampler.servers`."""
-        return len(self.urls)
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
         """As `Sampler.publish`: saved, loaded by every server, and the one before is unloaded.
@@ -106,15 +123,9 @@ class ServedSampler:
                 _log.info("%s", error)
         shutil.rmtree(place)
 
-    @asynccontextmanager
-    async def open(self, sampling: Sampling) -> AsyncIterator[OpenSpeaker]:
-        """As `Sampler.open`."""
-        async with _speaking(self.urls, self.version, self.chat, sampling, self.max_context) as speak:
-            yield speak
-
 
 @dataclass(slots=True)
-class HandedOverSampler:
+class HandedOverSampler(_OnServers):
     """vLLM servers on other machines, which are given the adapter alone, through a store."""
 
     handover: Handover
@@ -125,11 +136,6 @@ class HandedOverSampler:
     version: str = ""
     urls: tuple[str, ...] = field(default=(), init=False)
     """Of the servers that have it."""
-
-    @property
-    def servers(self) -> int:
-        """As `Sampler.servers`."""
-        return len(self.urls)
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
         """As `Sampler.publish`: saved, sent, and loaded by every server.
@@ -145,20 +151,6 @@ class HandedOverSampler:
         self.urls = self.handover.hand_over(place, version, is_stopping)
         self.version = version
         shutil.rmtree(place)
-
-    @asynccontextmanager
-    async def open(self, sampling: Sampling) -> AsyncIterator[OpenSpeaker]:
-        """As `Sampler.open`."""
-        async with _speaking(self.urls, self.version, self.chat, sampling, self.max_context) as speak:
-            yield speak
-
-
-@asynccontextmanager
-async def _speaking(
-    urls: tuple[str, ...], version: str, chat: ChatFormat, sampling: Sampling, max_context: int
-) -> AsyncIterator[OpenSpeaker]:
-    async with VLLMPolicy(urls, version, RequestLimits(patience=_PATIENCE)) as policy:
-        yield token_speakers(policy, chat, sampling, max_context)
 
 
 @dataclass(slots=True)
