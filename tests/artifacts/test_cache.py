@@ -1,9 +1,12 @@
 """The cache on disk: several processes, its owner alone, and what it says when it cannot be used."""
 
+import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -33,6 +36,18 @@ def test_several_processes_write_at_once(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", code, path, name]) for name in "abc"]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     assert len(Cache(path).get(f"{name}-{number}" for name in "abc" for number in range(50))) == 150
+
+
+def test_a_new_one_that_another_process_is_setting_up_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        ending = Timer(0.5, other.execute, ["COMMIT"])
+        ending.start()
+        cache = Cache(path)
+        ending.join()
+    cache.put({"a": b"x"})
+    assert cache.get(["a"]) == {"a": b"x"}
 
 
 def test_several_threads_use_one(tmp_path: Path) -> None:

@@ -9,10 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
+
 from gumshoe.artifacts.storage import StorageError
 
 _AT_ONCE = 500  # keys of one query
 _WAIT = 30  # seconds for another process to have written
+
+_again = Retrying(  # SQLite itself does not wait where two processes change a new file's journal at once
+    retry=retry_if_exception(lambda error: getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY),
+    stop=stop_after_delay(_WAIT),
+    wait=wait_random(0, 0.05),
+    reraise=True,
+)
 
 
 class Cache:
@@ -29,7 +38,7 @@ class Cache:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600)
             self._base = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
-            self._base.execute("PRAGMA journal_mode = WAL")
+            _again(self._base.execute, "PRAGMA journal_mode = WAL")
             self._base.execute("PRAGMA synchronous = NORMAL")
             self._base.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID")
 
