@@ -1,9 +1,11 @@
 """How GPUs are shared out among trainers and the server."""
 
+from pathlib import Path
+
 import pytest
 
 from gumshoe.errors import UsageError
-from gumshoe.training.gpus import Shares, share_out
+from gumshoe.training.gpus import Shares, available_processors, share_out
 
 
 @pytest.mark.parametrize(
@@ -46,8 +48,20 @@ def test_each_sees_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (without.trainers_environment(), without.server_environment(0)) == ({}, {})
     assert share_out(["0", "1"], 1, 0).servers == ()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("gumshoe.training.gpus.available_processors", lambda: 8)
     assert share_out([], 1, 2).server_environment(1) == {"OMP_NUM_THREADS": "4"}
+
+
+def test_processors_are_those_of_the_process_and_no_more_than_the_container_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 4, 6, 8, 10}, raising=False)
+    assert available_processors(tmp_path) == 6
+    groups = tmp_path / "sys/fs/cgroup"
+    groups.mkdir(parents=True)
+    for limit, wanted in (("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("6400000 100000", 6)):
+        (groups / "cpu.max").write_text(f"{limit}\n")
+        assert available_processors(tmp_path) == wanted
 
 
 def test_fewer_gpus_than_trainers_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Which GPUs the trainers have, and which the servers; and how much memory there is."""
+"""Which GPUs the trainers have, and which the servers; and how much memory there is, and how many processors."""
 
 import os
 import subprocess
@@ -69,7 +69,17 @@ class Shares:
 
 def threads(processes: int) -> str:
     """How many threads of the processor each of so many processes may use, as the environment has it."""
-    return os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // processes))
+    return os.environ.get("OMP_NUM_THREADS") or str(max(1, available_processors() // processes))
+
+
+def available_processors(root: Path = Path("/")) -> int:
+    """The machine's, or as many as this process or its container may use; no less than 1."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(found, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such limits, or "max": none
+        return found
 
 
 def visible_gpus() -> tuple[str, ...]:
