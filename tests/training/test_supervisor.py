@@ -17,7 +17,7 @@ from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.training.gpus import share_out
 from gumshoe.training.servers import Servers, servers_of
 from gumshoe.training.settings import TrainSettings
-from gumshoe.training.supervisor import _begun, _write, ended_at_once
+from gumshoe.training.supervisor import _begun, _write, ended_at_once, told_by
 from gumshoe.training.supervisor import watched as watch
 
 SAVING = """
@@ -114,6 +114,14 @@ def test_one_of_several_is_started_again_alone_with_the_adapter_that_is_served(
     assert watched(tmp_path, trainer, first, second) == -signal.SIGKILL
     assert (first.restarts, second.restarts) == (0, 1)
     assert "vLLM 2 has ended; starting it again" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("codes", "told"),
+    [([], 0), ([75, 1], 1), ([1, 247], 247), ([250, 2], 2), ([250, 75], 75), ([143, 75], 143), ([250], 250)],
+)
+def test_of_several_trainers_the_one_that_did_not_end_for_another_s_sake_tells_why(codes: list[int], told: int) -> None:
+    assert told_by(codes) == told
 
 
 class Starting:

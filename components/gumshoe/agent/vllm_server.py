@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ _LAST_LINES = 15  # of the log, in errors
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM has room for
 _CHECKED = 10.0  # seconds for a server to say what it has
 _LOOK, _HEALTHY = 0.25, 5.0  # seconds between two looks at a server that starts, and for it to say that it is healthy
+_PORTS = range(20_000, 29_000)
 _PORT_PATIENCE = 5.0  # seconds for a server that was killed to let go of its port
 _CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -108,7 +110,8 @@ class VLLMServer:
             ServerError: its port cannot be had.
         """
         self._model = find_model(self._model, "config.json").name  # vLLM says so late, and in many lines
-        port, self._started = _free_port(self._options.port), False
+        port, self._started = self._options.port or free_ports(1)[0], False
+        _wait_until_free(port)
         self.url = f"http://127.0.0.1:{port}"
         launch = launch_of(self._model, self._options, "127.0.0.1", port)
         command = [sys.executable, "-m", "gumshoe.agent.guardian", *launch.command]
@@ -370,21 +373,39 @@ def _builds() -> set[str]:
     return {name for name in ("vllm-cpu", "vllm") if any(distributions(name=name))}
 
 
-def _free_port(wanted: int) -> int:
-    """The port that is wanted, or any where that is 0.
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine, all different, that nothing listens at.
+
+    They are below those that the system gives to connections and to whoever asks for any, so that a server that listens
+    seconds later finds its own still free.
 
     Raises:
-        ServerError: another program has it, and keeps it for a while.
+        ServerError: there are not so many.
+    """
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if len(found) == count:
+            break
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    if len(found) < count:
+        raise ServerError(f"of ports {_PORTS.start} to {_PORTS.stop - 1}, only {len(found)} are free; end some servers")
+    return found
+
+
+def _wait_until_free(port: int) -> None:
+    """
+    Raises:
+        ServerError: another program has the port, and keeps it for a while.
     """
     started = time.monotonic()
     while True:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does
-            try:
-                probe.bind(("127.0.0.1", wanted))
-                return int(probe.getsockname()[1])
-            except OSError as error:
-                if time.monotonic() - started > _PORT_PATIENCE:
-                    said = f"port {wanted} cannot be had ({error.strerror}); is a server still running?"
-                    raise ServerError(said) from None
+        try:
+            socket.create_server(("127.0.0.1", port)).close()  # with SO_REUSEADDR, as vLLM has it
+        except OSError as error:
+            if time.monotonic() - started > _PORT_PATIENCE:
+                said = f"port {port} cannot be had ({error.strerror}); is a server still running?"
+                raise ServerError(said) from None
+        else:
+            return
         time.sleep(0.1)

@@ -1,7 +1,6 @@
 """The vLLM servers of a run: started together, or in turn on one GPU; each that ends is started again on its own."""
 
 import json
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from gumshoe.agent.vllm_server import ServerError, ServerOptions, VLLMServer, room_for
+from gumshoe.agent.vllm_server import ServerError, ServerOptions, VLLMServer, free_ports, room_for
 from gumshoe.terminal import err
 from gumshoe.training.gpus import Shares
 from gumshoe.training.settings import TrainSettings
@@ -97,7 +96,7 @@ def servers_of(settings: TrainSettings, directory: Path, shares: Shares) -> Serv
     """Those that a run is to start, at ports that were free, each with a log of its own."""
     count, model = len(shares.servers), settings.model
     made = []
-    for number, port in enumerate(_free_ports(count)):
+    for number, port in enumerate(free_ports(count)):
         options = ServerOptions(
             max_model_len=model.max_context,
             max_lora_rank=room_for(settings.lora.rank),
@@ -121,13 +120,6 @@ def logs_in(directory: Path) -> list[Path]:
 def _log_of(number: int, count: int) -> str:
     first, last = SERVER_LOG.split(".")
     return f"{first}-{number + 1}.{last}" if count > 1 else SERVER_LOG
-
-
-def _free_ports(count: int) -> list[int]:
-    """As many, all different."""
-    with ExitStack() as stack:
-        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in free]
 
 
 def _wait_for(server: VLLMServer) -> None:

@@ -6,11 +6,10 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import ValidationError
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.policies import load_tokenizer
-from gumshoe.agent.vllm_server import check_server, is_installed, server_address
+from gumshoe.agent.vllm_server import check_server, free_ports, is_installed, server_address
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.storage import Deadline, DeadlineError, directory_lock, writable_directory, write_atomically
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
@@ -60,7 +59,8 @@ _TRAINER = "gumshoe.training.run"
 _MACHINE = ".machine-"  # in the run's directory: what the trainers of another machine than the first have there
 _LOOK = 0.25  # seconds
 _SETTLED = 2.0  # seconds
-_ENDED = 128 + signal.SIGTERM  # as the guardian says where it was asked to end the trainer
+_SIGNAL = 128  # and above: by a signal
+_ENDED = _SIGNAL + signal.SIGTERM  # as the guardian says where it was asked to end the trainer
 _KILLED = 256 - signal.SIGKILL  # and where somebody else did, or the kernel for want of memory
 _GRACE = 25.0  # seconds for the trainer to save and end
 _STILL_THERE = _GRACE + 10  # seconds to wait for the processes of a run whose supervisor was killed
@@ -340,7 +340,8 @@ def _read(path: Path) -> RunSpec | None:
 
 
 def watched(processes: Iterator[subprocess.Popen[bytes]], servers: Servers | None) -> int:
-    """Run the trainers to their end, and keep the servers up meanwhile; the exit status of the first that failed."""
+    """Run the trainers to their end, and keep the servers up meanwhile; the exit status of the one that failed, which
+    others end after."""
     with _ended_with_us(list(processes)) as ending:
         trainers = ending.trainers
         while None in (codes := [each.poll() for each in trainers]) and not any(codes):
@@ -348,8 +349,22 @@ def watched(processes: Iterator[subprocess.Popen[bytes]], servers: Servers | Non
             if servers is not None:
                 servers.keep_up(lambda: ending.is_asked)
         if None in codes:
-            time.sleep(_SETTLED)  # one has failed, and the others with it: the first of them knows best why
-        return next((code for each in trainers if (code := each.poll())), 0)
+            time.sleep(_SETTLED)  # one has failed, and the others with it
+        return told_by([code for each in trainers if (code := each.poll())])
+
+
+def told_by(failed: Sequence[int]) -> int:
+    """The exit status that tells why trainers ended: of one that was killed, or failed by itself, or else of one that
+    was asked to end, or missed another; a crash (by SIGABRT, say) may be how the others ended for that."""
+
+    def last_to_ask(code: int) -> int:
+        if code == _KILLED:
+            return 0
+        if code in (UnavailableError.exit_status, _ENDED):
+            return 2
+        return 1 if code < _SIGNAL else 3
+
+    return min(failed, key=last_to_ask, default=0)
 
 
 def start_trainers(
@@ -365,8 +380,7 @@ def start_trainers(
     command = [*guarded, sys.executable, "-m", module, str(spec)]
     port = node.port
     if not port:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_ports(1)[0]
     for number in range(node.local(processes)):
         several = node.environment(number, processes, port) if processes > 1 else {}
         environment = {**os.environ, **shares.trainers_environment(), **several}
