@@ -1,24 +1,26 @@
 """Fixtures that every folder of tests shares: a real S3 API over HTTP, in a process of its own."""
 
+import http.client
 import logging
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import hypothesis
+import psutil
 import pytest
 import yaml
 
+from gumshoe.agent.vllm_server import free_ports
 from gumshoe.training.gpus import threads
 from tests.artifacts.fault_proxy import FaultProxy
 
@@ -39,9 +41,7 @@ _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def free_port() -> int:
     """A port of this machine that nothing listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,7 +65,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            [sys.executable, "-m", "tests.s3_server", "-H", "127.0.0.1", "-p", str(port)],
+            cwd=Path(__file__).parents[1],
             stdout=output,
             stderr=output,
             env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
@@ -89,7 +90,7 @@ def _wait_until_it_answers(address: str, server: "subprocess.Popen[bytes]", log:
         assert server.poll() is None, f"moto ended: {log.read_text()}"
         try:
             _NO_PROXY.open(f"{address}/moto-api/", timeout=5).close()
-        except urllib.error.URLError:
+        except (OSError, http.client.HTTPException):  # TimeoutError, too, while it imports
             time.sleep(0.05)
         else:
             return
@@ -130,6 +131,14 @@ def proxy(s3_server: str) -> Iterator[FaultProxy]:
     assert proxy.errors == []
 
 
+def killed(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL, to a command and all that it started."""
+    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            each.kill()
+    process.wait()
+
+
 def missing(what: str) -> NoReturn:
     """Skip a test for want of something from outside Python; in CI, where all of it is installed, fail it."""
     if os.environ.get("CI"):
@@ -143,8 +152,9 @@ def browser() -> Iterator["Browser"]:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         missing("a browser (chromium)")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=30_000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield browser

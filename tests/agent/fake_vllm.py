@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
@@ -207,6 +206,17 @@ def after(seconds: float) -> Act:
 
     def act(exchange: Exchange) -> None:
         exchange.pause(seconds)
+        forward(exchange)
+
+    return act
+
+
+def together(count: int) -> Act:
+    """Answer rightly, each time that so many requests are under way."""
+    meeting = threading.Barrier(count, timeout=60)
+
+    def act(exchange: Exchange) -> None:
+        meeting.wait()
         forward(exchange)
 
     return act
@@ -561,9 +571,9 @@ class ServerProcess:
         while True:
             try:
                 opener.open(f"{self.address}/v1/models", timeout=5).close()
-            except urllib.error.URLError:
+            except OSError:
                 assert self._process.poll() is None, "the server ended"
-                assert time.monotonic() - started < 20, "the server does not answer"
+                assert time.monotonic() - started < 120, "the server does not answer"
                 time.sleep(0.02)
             else:
                 return

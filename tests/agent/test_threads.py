@@ -42,8 +42,8 @@ def test_tools_that_hang_are_failures_and_the_others_get_threads_of_their_own(ov
 
 def test_waiting_for_a_thread_is_no_part_of_the_deadline() -> None:
     async def run() -> None:
-        async with ToolThreads(2, deadline=0.5) as threads:
-            await asyncio.gather(*(threads.run("sleep", time.sleep, 0.1) for _ in range(20)))  # 1 s in all
+        async with ToolThreads(2, deadline=2) as threads:
+            await asyncio.gather(*(threads.run("sleep", time.sleep, 0.1) for _ in range(60)))  # 3 s in all
 
     asyncio.run(run())
 
@@ -95,7 +95,7 @@ def test_the_threads_end_with_their_context() -> None:
     before = threading.active_count()
     for _ in range(20):
         asyncio.run(carried_out(int))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
@@ -109,4 +109,4 @@ def test_leaving_does_not_wait_for_a_tool(over: threading.Event) -> None:
     started = time.monotonic()
     with pytest.raises(TimeoutError):
         asyncio.run(run())
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 20

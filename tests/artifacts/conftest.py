@@ -9,7 +9,7 @@ from gumshoe.artifacts.storage import Limits
 from gumshoe.artifacts.store import Store
 from tests.artifacts.fault_proxy import FaultProxy
 
-QUICK = Limits(connect_timeout=1, read_timeout=0.6, attempts=3, backoff=0.1, workers=4)
+QUICK = Limits(connect_timeout=1, read_timeout=1, attempts=3, backoff=0.1, workers=4)
 PATIENT = replace(QUICK, read_timeout=30)  # of a server that many ask at once
 
 

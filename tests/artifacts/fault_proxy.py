@@ -6,8 +6,6 @@ and after how many; the fault is a function of the `Exchange`.
     proxy.inject(lose_answer, "PUT", "manifest.json")              # the next one only
     proxy.inject(answer(503, "SlowDown"), "PUT", times=None)       # for ever
     proxy.inject(cut_answer(1000), "GET", "weights.bin", after=1)  # the second one
-
-Conditional writes pass one at a time: S3 checks and writes at once, moto checks first and then writes.
 """
 
 import http.client
@@ -93,13 +91,6 @@ class Exchange:
             for name, value in self._handler.headers.items()
             if name.lower() not in _PER_HOP | {without.lower()}
         }
-        conditional = self._handler.command == "PUT" and ("If-None-Match" in headers or "If-Match" in headers)
-        if conditional:
-            with self._proxy.conditional_writes:
-                return self._ask(body, headers, more)
-        return self._ask(body, headers, more)
-
-    def _ask(self, body: bytes, headers: dict[str, str], more: str) -> Answer:
         connection = http.client.HTTPConnection(*self._proxy.backend, timeout=60)
         try:
             connection.request(self._handler.command, self._handler.path + more, body, headers)
@@ -175,7 +166,6 @@ class FaultProxy:
     errors: list[str] = field(default_factory=list)
     """What went wrong in the proxy itself; a test with any in it proves nothing."""
     closing: threading.Event = field(default_factory=threading.Event)
-    conditional_writes: threading.Lock = field(default_factory=threading.Lock)
     _faults: list[Fault] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

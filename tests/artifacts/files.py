@@ -115,7 +115,7 @@ def gumshoe(*arguments: str | Path) -> "subprocess.Popen[str]":
     )
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
     """Return as soon as the condition holds."""
     started = time.monotonic()
     while not condition():

@@ -23,7 +23,7 @@ from gumshoe.artifacts.s3 import (
 from gumshoe.artifacts.storage import DamagedError, DeadlineError, NotFoundError, StorageError, open_uri
 from gumshoe.artifacts.store import CorruptArtifactError, Store, UnsupportedStoreError
 from gumshoe.errors import GumshoeError, UnavailableError
-from tests.artifacts.conftest import QUICK
+from tests.artifacts.conftest import PATIENT, QUICK
 from tests.artifacts.fault_proxy import (
     Exchange,
     FaultProxy,
@@ -48,7 +48,7 @@ BIG = noise(3 * PIECE)
 SLOW_DOWN = answer(503, "SlowDown", "Please reduce your request rate.")
 UNAVAILABLE = answer(503, "ServiceUnavailable")  # which boto3 asks again sooner
 DENIED = answer(403, "AccessDenied", "Access Denied")
-HASTY = replace(QUICK, read_timeout=0.4, attempts=2)
+HASTY = replace(QUICK, attempts=2)
 """For faults that last, where each try costs the whole patience."""
 
 
@@ -151,7 +151,7 @@ def test_what_lasts_ends_a_publication_in_bounded_time_and_can_be_tried_again(
 
 
 def test_a_large_file_goes_in_parts(behind: Store, proxy: FaultProxy, tmp_path: Path, out: Path) -> None:
-    store = Store(behind.uri, replace(QUICK, part_size=5 * MIB))
+    store = Store(behind.uri, replace(PATIENT, part_size=5 * MIB))
     source = write_files(tmp_path / "source", {"large.bin": noise(12 * MIB)})
     proxy.inject(reset_after(MIB), "PUT", query="partNumber=2")
     assert store.publish(source, "adapters", "1").created
@@ -164,7 +164,7 @@ def test_a_large_file_goes_in_parts(behind: Store, proxy: FaultProxy, tmp_path: 
 def test_an_upload_in_parts_that_fails_leaves_nothing_to_pay_for(
     behind: Store, proxy: FaultProxy, tmp_path: Path, s3_bucket: str
 ) -> None:
-    store = Store(behind.uri, replace(QUICK, part_size=5 * MIB))
+    store = Store(behind.uri, replace(PATIENT, part_size=5 * MIB))
     source = write_files(tmp_path / "source", {"large.bin": noise(12 * MIB)})
     proxy.inject(reset_after(MIB), "PUT", query="partNumber=3", times=None)
     with pytest.raises(UnavailableError):

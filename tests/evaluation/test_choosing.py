@@ -131,7 +131,7 @@ def test_the_best_by_a_judge_is_asked_once_and_a_judge_that_fails_leaves_no_ques
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     with FakeVLLM(chat=wavering()) as server, FakeVLLM(chat=says(likes_bodies)) as judge:
-        model = f"{{model: base, url: '{judge.address}/v1', attempts: 1, deadline: 1, prompt_price: 2}}"
+        model = f"{{model: base, url: '{judge.address}/v1', attempts: 1, deadline: 10, prompt_price: 2}}"
         words = options(place, tmp_path / "e", f"old=chat:base@{server.address}/v1", samples=4, choose="best")
         words += ["--choose-by", f"{{ruler: {{model: {model}}}}}", "--price", "1/10"]
         judge.inject(stall, times=None, after=QUESTIONS - 2)

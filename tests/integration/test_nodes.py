@@ -83,6 +83,10 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def got(url: str) -> httpx.Response:
+    return httpx.get(url, trust_env=False, timeout=60)
+
+
 @dataclass
 class Pod:
     """One that samples: a server, and the loader beside it."""
@@ -97,14 +101,14 @@ class Pod:
     def is_ready(self) -> bool:
         pages = f":{SERVER_PORT}/health", f":{LOADER_PORT}/readyz"
         with suppress(httpx.TransportError):
-            return all(httpx.get(f"http://{self.address}{page}", trust_env=False).status_code == 200 for page in pages)
+            return all(got(f"http://{self.address}{page}").status_code == 200 for page in pages)
         return False
 
     def end(self) -> None:
         if self.is_ready():
             at = f"http://{self.address}"
-            self.loaded = httpx.get(f"{at}:{LOADER_PORT}{STATUS}", trust_env=False).json()["loads"]
-            lines = httpx.get(f"{at}:{SERVER_PORT}/metrics", trust_env=False).text.splitlines()
+            self.loaded = got(f"{at}:{LOADER_PORT}{STATUS}").json()["loads"]
+            lines = got(f"{at}:{SERVER_PORT}/metrics").text.splitlines()
             counts = [line.split()[-1] for line in lines if line.startswith("vllm:request_success_total")]
             self.answered = sum(map(float, counts))
         for each in self.processes:

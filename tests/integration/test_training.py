@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from gumshoe.training import supervisor
 from gumshoe.training.records import EvaluationRecord, StepRecord, read_records
 from gumshoe.training.spec import Metadata
 from tests.agent.fake_vllm import FakeVLLM, status
-from tests.conftest import Ran, free_port, missing
+from tests.conftest import Ran, free_port, killed, missing
 from tests.rewards.chat_judge import by_length, says, verdict
 
 pytestmark = pytest.mark.timeout(600)
@@ -98,14 +99,6 @@ def until(look: Callable[[], bool], process: subprocess.Popen[bytes], log: Path)
         assert process.poll() is None, log.read_text()[-3000:]
         assert time.monotonic() - started < 300
         time.sleep(0.05)
-
-
-def killed(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL, to a command and all that it started."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    for each in [process, *children]:
-        each.kill()
-    process.wait()
 
 
 def weights(directory: Path) -> dict[str, Any]:
@@ -193,7 +186,7 @@ def test_a_run_that_is_killed_again_and_again_goes_on_as_the_undisturbed_one_wou
     with directory_lock(out, None) as lock:
         assert lock is None
     trainer.resume()
-    guardian.wait(30)
+    guardian.wait(60)
     trained(words, log)
     assert json.loads((out / "run.json").read_text())["attempt"] == 4
     mine, theirs = weights(out / "final"), weights(undisturbed[0] / "final")
@@ -280,8 +273,11 @@ def test_a_run_that_is_asked_to_end_saves_what_it_has(
     port = free_port()
     process = begun(words, log, METRICS_PORT=str(port))
     until(lambda: len(steps_of(out)) == 1, process, log)
-    time.sleep(1)
-    assert "gumshoe_training_step 1.0" in httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+
+    def told() -> str:
+        return httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=60).text
+
+    until(lambda: f"gumshoe_training_step {len(steps_of(out))}.0" in told(), process, log)
     started = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 75
@@ -406,9 +402,12 @@ def test_a_full_disk_is_told_of_and_loses_nothing_that_was_saved(
 
 def programs(process: subprocess.Popen[bytes], module: str) -> list[psutil.Process]:
     """What a command started of a module, in the order in which it did, without the guardians."""
-    found = psutil.Process(process.pid).children(recursive=True)
-    named = [(each, " ".join(each.cmdline())) for each in found]
-    return [each for each, words in named if module in words and "guardian" not in words]
+    found = []
+    for each in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            words = " ".join(each.cmdline())
+            found += [each] * (module in words and "guardian" not in words)
+    return found
 
 
 @pytest.mark.slow
@@ -487,5 +486,5 @@ def test_a_run_in_which_nothing_goes_on_says_where_it_stands_and_ends_with_75(ma
     assert process.wait(timeout=200) == 75, log.read_text()[-3000:]
     assert "no progress in 0.2 seconds" in log.read_text()
     stalled = (out / "stalled.txt").read_text()
-    assert "After step 0; episodes: Progress(done=0" in stalled
+    assert re.search(r"After step 0; episodes: (None|Progress\(done=\d)", stalled)
     assert "Thread 0x" in stalled

@@ -183,7 +183,7 @@ def test_a_model_that_is_not_there_is_told_of_before_anything_is_started(tmp_pat
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "no-model").mkdir()
-    server = VLLMServer(tmp_path / "no-model", log=tmp_path / "server.log", options=ServerOptions(start_deadline=120))
+    server = VLLMServer(tmp_path / "no-model", log=tmp_path / "server.log")
     with pytest.raises(ServerError, match=r"ended while it started(.|\n)*the last lines of") as failed, server:
         pass
     assert "no-model" in str(failed.value)
@@ -223,7 +223,7 @@ def test_a_server_that_is_still_starting_is_stopped_at_once(model_directory: Pat
         finally:
             stopped = time.monotonic()
             server.stop()
-        assert time.monotonic() - stopped < 3
+        assert time.monotonic() - stopped < 8  # before the guardian loses its patience
         with pytest.raises(ServerError, match="ended while it started"):
             starting.result()
     assert len(started) >= 2, "the guardian, and the server"
@@ -279,7 +279,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def waited_until(holds: Callable[[], bool], seconds: float = 30) -> None:
+def waited_until(holds: Callable[[], bool], seconds: float = 120) -> None:
     started = time.monotonic()
     while not holds():
         assert time.monotonic() - started < seconds

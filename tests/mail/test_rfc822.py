@@ -219,7 +219,7 @@ def test_a_broken_content_type_leaves_the_text(kind: str) -> None:
 @pytest.mark.parametrize("depth", [50, 5000])
 def test_parts_nested_deep_are_read_or_accounted_for_and_quickly(depth: int) -> None:
     nested = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(depth))
-    started = time.monotonic()
+    started = time.process_time()
     for inside in (nested, b"Content-Type: message/rfc822\n\n" * depth + b"Subject: inside\n\n"):
         message = parse_message(b"From: ann@example.com\n" + inside + b"\nDeep text.", "here")
         if depth == 50:
@@ -228,11 +228,11 @@ def test_parts_nested_deep_are_read_or_accounted_for_and_quickly(depth: int) -> 
         else:
             assert isinstance(message, Unreadable)
             assert message.reason == "broken beyond reading"
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 def test_many_headers_parts_addresses_and_brackets_are_read_quickly() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert with_headers("From: ann@example.com\n" + "\n".join(f"X-{n}: x" for n in range(10_000))).body == "Text."
     many = ", ".join(f'"P, {n}" <p{n}@example.com>' for n in range(10_000))
     assert len(with_headers(f"From: ann@example.com\nTo: {many}").recipients) == 10_000
@@ -240,7 +240,7 @@ def test_many_headers_parts_addresses_and_brackets_are_read_quickly() -> None:
     assert with_headers("From: " + "(" * 5000 + " ann@example.com").sender == "ann@example.com"
     assert with_headers("From: ann@example.com\nSubject: " + "x=?a?b?" * 20_000).subject
     assert with_headers("From: ann@example.com\nContent-Type: text/plain" + '; a="b' * 10_000).body == "Text."
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 # Headers

@@ -206,6 +206,6 @@ def test_html_without_tags_or_with_unclosed_ones_gives_its_text() -> None:
 
 @pytest.mark.parametrize("tag", ["div", "table><tr><td", "blockquote", "span", "font"])
 def test_html_nested_very_deep_is_read_quickly(tag: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert "bottom" in html_to_text(f"<{tag}>" * 5000 + "bottom")
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10

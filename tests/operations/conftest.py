@@ -13,7 +13,7 @@ from gumshoe.operations.loader import Pace
 
 STORE = Limits(connect_timeout=5, read_timeout=10, attempts=2, backoff=0.1, workers=2, deadline=20)
 PACE = Pace(look=0.02, backoff=0.1, answer=10, load=10, store=STORE)
-IMPATIENT = replace(PACE, answer=0.3, load=0.5, store=replace(STORE, read_timeout=0.5))
+IMPATIENT = replace(PACE, answer=1, load=1.5, store=replace(STORE, read_timeout=1))
 """For what never answers."""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gumshoe.agent.trajectory import Trajectory
 from tests.agent import fake_vllm
-from tests.agent.fake_vllm import FakeVLLM, after, status
+from tests.agent.fake_vllm import FakeVLLM, status, together
 from tests.conftest import Ran
 from tests.rewards.chat_judge import by_length, says, verdict
 from tests.rewards.test_heuristic import LABELLED
@@ -90,11 +90,11 @@ def test_answers_without_a_verdict_are_told_of_and_the_others_are_kept(
 ) -> None:
     with FakeVLLM(chat=says(verdict)) as server:
         server.inject(lambda exchange: stall_on("message 4", exchange), times=None)
-        options = ["--judge", f"openai:base@{server.address}/v1", "--deadline", 1, "--no-cache"]
+        options = ["--judge", f"openai:base@{server.address}/v1", "--deadline", 10, "--no-cache"]
         ran = gumshoe("judge", "score", trajectories, "--scenarios", questions, *options, "--out", tmp_path / "v.jsonl")
     assert ran.status == 75
     assert "1 of 4 right" in ran.out
-    assert "1 answers have no verdict; the judge base did not answer in 1 seconds" in ran.err
+    assert "1 answers have no verdict; the judge base did not answer in 10 seconds" in ran.err
     assert [json.loads(line)["correct"] for line in (tmp_path / "v.jsonl").read_text().splitlines()].count(None) == 1
 
 
@@ -218,7 +218,7 @@ def test_a_slow_model_is_asked_many_things_at_once(gumshoe: Run, tmp_path: Path)
     lines = [{"question": "Q?", "reference": "a", "answer": f"a{number}", "correct": True} for number in range(40)]
     path = write_questions(tmp_path / "l.jsonl", lines)
     with FakeVLLM(chat=says(verdict)) as server:
-        server.inject(after(0.1), times=None)
+        server.inject(together(8), times=None)
         word = f"openai:base@{server.address}/v1"
         assert gumshoe("judge", "calibrate", path, "--judge", word, "--no-cache", "--concurrency", 8).status == 0
         assert server.most_at_once == 8

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -181,8 +182,10 @@ def test_a_server_that_does_not_know_a_setting_is_asked_without_it(unknown: str)
 
 
 def test_many_at_once_learn_together_what_a_server_does_not_take() -> None:
+    meeting = Barrier(8, timeout=60)
+
     def strict(exchange: fake_vllm.Exchange) -> None:
-        exchange.pause(0.2)
+        meeting.wait()
         if "response_format" in exchange.request:
             exchange.reply({"error": {"message": "response_format is not supported"}}, 400)
         else:
@@ -190,7 +193,7 @@ def test_many_at_once_learn_together_what_a_server_does_not_take() -> None:
 
     with FakeVLLM(chat=says(verdict)) as server:
         server.inject(strict, times=None)
-        assert len(judged(judge(server), *map(str, range(8)))) == 8
+        assert len(judged(judge(server, deadline=60), *map(str, range(8)))) == 8
         assert server.most_at_once == 8
 
 
@@ -226,8 +229,8 @@ def test_one_text_that_is_refused_is_no_verdict_and_changes_nothing_for_the_othe
 
 def test_no_more_requests_at_once_than_are_allowed_and_waiting_for_them_is_no_delay() -> None:
     with FakeVLLM(chat=says(verdict)) as server:
-        server.inject(fake_vllm.after(0.2), times=None)
-        assert len(judged(judge(server, concurrency=3, deadline=0.7), *map(str, range(24)))) == 24
+        server.inject(fake_vllm.after(0.5), times=None)
+        assert len(judged(judge(server, concurrency=3, deadline=3), *map(str, range(24)))) == 24
         assert server.most_at_once == 3
 
 

@@ -33,7 +33,7 @@ def model(shared_model: FakeVLLM) -> Iterator[FakeVLLM]:
 def shared_server(place: Place, shared_model: FakeVLLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Open to all, with short deadlines."""
     log = tmp_path_factory.mktemp("log") / "server.log"
-    bounds = ["--set", "limits.deadline=3", "--set", "limits.concurrency=8", "--set", "limits.queue=8"]
+    bounds = ["--set", "limits.deadline=8", "--set", "limits.concurrency=8", "--set", "limits.queue=8"]
     with started(place, f"vllm:{shared_model.address}#adapter", log, "--open", *bounds) as running:
         yield running
 

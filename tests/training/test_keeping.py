@@ -172,12 +172,14 @@ def test_a_disk_that_is_full_meanwhile_ends_no_run(
 ) -> None:
     uri = (tmp_path / "store").as_uri()
     save(run, "checkpoint-1", "step 1")
-    with CheckpointStore(uri, 2).sending(run, 1), monkeypatch.context() as full:
+    with monkeypatch.context() as full:
         full.setattr(keeping, "_link", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
-        deadline = time.monotonic() + 20
-        while "a checkpoint is not in the store yet" not in capsys.readouterr().err:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        with CheckpointStore(uri, 2).sending(run, 1):
+            deadline = time.monotonic() + 60
+            while "a checkpoint is not in the store yet" not in capsys.readouterr().err:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            full.undo()
     assert versions(uri) == ["001-000001"]
 
 

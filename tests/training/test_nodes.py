@@ -55,11 +55,13 @@ def test_trainers_that_machines_cannot_have_as_many_of_each_are_refused(
 
 MEETS = """
 import sys, time
+from gumshoe.training import meeting
 from gumshoe.training.process import carry_out
-from gumshoe.training.meeting import together
+
+meeting._GONE = float(sys.argv[3])
 
 def meet():
-    with together(float(sys.argv[1]), sys.argv[2]) as said:
+    with meeting.together(float(sys.argv[1]), sys.argv[2]) as said:
         print(said, flush=True)
         if said != "over":
             time.sleep(60)
@@ -69,10 +71,10 @@ carry_out(meet, Path("/"))
 """
 
 
-def begun(rank: int, port: int, seconds: float, said: str) -> subprocess.Popen[str]:
+def begun(rank: int, port: int, seconds: float, said: str, gone: float = 60) -> subprocess.Popen[str]:
     """One of two trainers on two machines, which says what it hears."""
     place = Node(rank, 2, "127.0.0.1", port).environment(0, 2, port)
-    command = [sys.executable, "-c", MEETS, str(seconds), said]
+    command = [sys.executable, "-c", MEETS, str(seconds), said, str(gone)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env={**os.environ, **place}, stdout=pipe, stderr=pipe, text=True)
 
@@ -81,7 +83,7 @@ def begun(rank: int, port: int, seconds: float, said: str) -> subprocess.Popen[s
 @pytest.mark.parametrize(("gone", "how"), [(0, signal.SIGSTOP), (1, signal.SIGKILL)])
 def test_who_waits_for_one_that_is_gone_or_hangs_ends_with_75(gone: int, how: signal.Signals) -> None:
     port = free_port()
-    both = [begun(rank, port, 60 if rank == gone else 6, f"from {rank}") for rank in (0, 1)]
+    both = [begun(rank, port, 90, f"from {rank}", 60 if rank == gone else 6) for rank in (0, 1)]
     try:
         heard = [each.stdout.readline() for each in both if each.stdout is not None]
         assert heard == ["from 0\n"] * 2, "the first says what it is"
