@@ -304,7 +304,7 @@ async def _left(engine: RolloutEngine, server: FakeVLLM) -> float:
 
 
 @pytest.mark.parametrize("leave", [_cancelled, _left])
-def test_cancelling_stops_everything_at_once(
+def test_cancelling_stops_everything_within_a_second(
     leave: Callable[[RolloutEngine, FakeVLLM], Awaitable[float]], chat: ChatFormat, index: MailIndex
 ) -> None:
     async def run(server: FakeVLLM) -> float:
@@ -318,7 +318,7 @@ def test_cancelling_stops_everything_at_once(
 
     with FakeVLLM() as server:
         server.inject(stall, times=None)
-        assert asyncio.run(run(server)) < 10
+        assert min(asyncio.run(run(server)) for _ in range(3)) < 1  # a machine that others use may be late once
         assert server.wait_until_idle(10)
         assert server.errors == []
 

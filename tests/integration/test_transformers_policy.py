@@ -67,7 +67,7 @@ def test_conversations_that_all_end_before_a_batch_begins_leave_the_policy_as_it
     asyncio.run(run())
 
 
-def test_cancelling_ends_a_batch_at_once(policy: TransformersPolicy) -> None:
+def test_cancelling_ends_a_batch_within_a_second(policy: TransformersPolicy) -> None:
     """What is sampled in a thread ends with the conversations that wait for it, or Ctrl-C would wait for the thread."""
 
     async def run() -> float:
@@ -79,8 +79,11 @@ def test_cancelling_ends_a_batch_at_once(policy: TransformersPolicy) -> None:
         member.leave()
         return time.monotonic()
 
-    cancelled = asyncio.run(run())  # which waits for the thread
-    assert time.monotonic() - cancelled < 10  # all of it takes minutes
+    def seconds() -> float:
+        cancelled = asyncio.run(run())  # which waits for the thread
+        return time.monotonic() - cancelled
+
+    assert min(seconds() for _ in range(3)) < 1  # a machine that others use may be late once
 
 
 def test_greedy_tokens_are_those_of_vllm(policy: TransformersPolicy, server: VLLMServer) -> None:
