@@ -30,7 +30,7 @@ $(VENV)/installed: requirements-dev.txt pyproject.toml
 	$(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 
-test: lint unit ## lint, types, the import contract, and the tests; those that take minutes with CI=true alone
+test: lint unit ## lint, types, the import contract, and the tests; those that take long with CI=true alone
 
 lint: $(VENV)/installed ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

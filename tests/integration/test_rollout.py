@@ -165,6 +165,7 @@ def talker(model: Any, model_directory: Path, tmp_path_factory: pytest.TempPathF
     return directory
 
 
+@pytest.mark.slow
 def test_a_vllm_that_is_killed_under_64_rollouts_and_started_again_costs_no_group(talker: Path, tmp_path: Path) -> None:
     count, samples, long = 16, 4, 500
     place, out = make_place(tmp_path / "mail", count), tmp_path / "t.jsonl"

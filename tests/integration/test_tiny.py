@@ -81,6 +81,7 @@ def test_it_is_small_and_says_what_made_it() -> None:
     assert f"gumshoe tiny build --out DIR --seed {made['seed']}\n" in readme
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "samples"), [(0.0, 1), (1.0, 3)])
 def test_on_mailboxes_that_it_never_saw_it_is_right_as_often_as_it_should_be(
     temperature: float, samples: int, server: VLLMServer, held_out: Mailboxes, tmp_path: Path
@@ -103,6 +104,7 @@ def test_on_mailboxes_that_it_never_saw_it_is_right_as_often_as_it_should_be(
     assert sum(each.ending in UNUSABLE for each in found) / len(found) < 0.05
 
 
+@pytest.mark.slow
 def test_it_answers_from_documents_too(server: VLLMServer, held_out: Mailboxes) -> None:
     """Mail taken for documents: it has their tools alone, and uses them as they are meant."""
     index = MailIndex(held_out.index)
@@ -134,7 +136,7 @@ def test_it_answers_from_documents_too(server: VLLMServer, held_out: Mailboxes) 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
-@pytest.mark.parametrize("questions", ["real", "synthetic"])
+@pytest.mark.parametrize("questions", [pytest.param("real", marks=pytest.mark.slow), "synthetic"])
 def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
     engine: str,
     questions: str,
@@ -167,7 +169,7 @@ def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
     assert sum(bool(each.record.found) for each in found) > 0.2 * len(found)
 
 
-@pytest.mark.parametrize("questions", ["real", "synthetic"])
+@pytest.mark.parametrize("questions", [pytest.param("real", marks=pytest.mark.slow), "synthetic"])
 def test_its_rollouts_are_scored_by_every_judge(
     questions: str,
     server: VLLMServer,

@@ -313,6 +313,7 @@ def test_the_mode_rollout_learns_from_injected_tokens_too_here_with_ruler_as_the
     assert {each.name for each in out.glob("checkpoint-*")} == {f"checkpoint-{best}", "checkpoint-2"}
 
 
+@pytest.mark.slow
 def test_the_mode_simple_learns_from_first_turns_alone(mail: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     more = {"optimizer__max_steps": 2, "optimizer__gradient_accumulation_steps": 6}  # first turns are much the same

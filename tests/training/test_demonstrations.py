@@ -81,6 +81,7 @@ def test_episodes_that_begin_otherwise_are_refused(mail: Path, chat: ChatFormat)
         demonstration_of(episode, environment(mail, asked), chat)
 
 
+@pytest.mark.slow
 def test_it_learns_from_what_is_right_in_the_split_train_alone(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
     asked = scenarios(mail).scenarios
     wrong = asked[1].id
@@ -210,6 +211,7 @@ def test_the_pipeline_s_step_fetches_them_and_without_any_its_adapter_is_empty(
     check_start(LoraSettings(rank=4, alpha=8, start=out))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_command_makes_an_adapter_that_training_begins_at(
     mail: Path, chat: ChatFormat, tmp_path: Path, gumshoe: Callable[..., Ran]

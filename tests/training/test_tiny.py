@@ -126,6 +126,7 @@ def test_the_command_makes_a_policy_that_loads(tmp_path: Path, gumshoe: Callable
     assert (again.status, "holds files" in again.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_with_none_of_the_way_to_the_habits_it_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so with a share of it, a share of them."""
     weights = []
