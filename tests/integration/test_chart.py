@@ -77,6 +77,7 @@ def environment_of(container: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
 
 
+@pytest.mark.slow
 def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path: Path) -> None:
     if not is_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")

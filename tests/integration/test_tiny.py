@@ -169,7 +169,8 @@ def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
     assert sum(bool(each.record.found) for each in found) > 0.2 * len(found)
 
 
-@pytest.mark.parametrize("questions", [pytest.param("real", marks=pytest.mark.slow), "synthetic"])
+@pytest.mark.slow
+@pytest.mark.parametrize("questions", ["real", "synthetic"])
 def test_its_rollouts_are_scored_by_every_judge(
     questions: str,
     server: VLLMServer,

@@ -45,6 +45,7 @@ class Published(BaseHTTPRequestHandler):
                 while True:
                     self.wfile.write(b" " if self.path == "/slow" else b" " * 65536)
                     time.sleep(0.2 if self.path == "/slow" else 0)
+            return
         data = json.dumps({"keys": self.keys}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
