@@ -131,6 +131,11 @@ def proxy(s3_server: str) -> Iterator[FaultProxy]:
     assert proxy.errors == []
 
 
+def once_within(limit: float, seconds: Callable[[], float]) -> bool:
+    """Whether something takes no longer in one of three tries; what others do on the machine may hold up each."""
+    return any(seconds() < limit for _ in range(3))
+
+
 def killed(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL, to a command and all that it started."""
     for each in [*psutil.Process(process.pid).children(recursive=True), process]:

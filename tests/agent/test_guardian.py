@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+SOON = 5  # seconds; the guardian's patience is 10
 PROGRAM = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
@@ -47,7 +48,7 @@ def signalled(number: signal.Signals) -> "Callable[[subprocess.Popen[bytes]], No
 def test_the_program_ends_with_who_asked_for_it(end: "Callable[[subprocess.Popen[bytes]], None]") -> None:
     with guarded() as (guardian, program):
         end(guardian)
-        assert guardian.wait(30) == 143
+        assert guardian.wait(SOON) == 143
         assert not is_there(program)
 
 
@@ -55,7 +56,7 @@ def test_a_program_that_will_not_end_is_ended_at_once_where_that_is_asked() -> N
     deaf = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); "
     with guarded(f"{deaf}time.sleep(600)") as (guardian, program):
         guardian.send_signal(signal.SIGQUIT)
-        assert guardian.wait(8) == 143  # its patience is 10
+        assert guardian.wait(SOON) == 143
         assert not is_there(program)
 
 
@@ -65,14 +66,14 @@ def test_an_interrupt_is_left_to_who_asked_for_it() -> None:
         time.sleep(1)
         assert (guardian.poll(), is_there(program)) == (None, True)
         leave(guardian)
-        assert guardian.wait(30) == 143
+        assert guardian.wait(SOON) == 143
 
 
 def test_a_program_that_ends_gives_its_status_and_leaves_nothing() -> None:
     child = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); sys.exit(7)"
     with guarded(child) as (guardian, left):
-        assert guardian.wait(30) == 7
+        assert guardian.wait(SOON) == 7
     started = time.monotonic()
-    while is_there(left) and time.monotonic() - started < 30:
+    while is_there(left) and time.monotonic() - started < SOON:
         time.sleep(0.02)
     assert not is_there(left)

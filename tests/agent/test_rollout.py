@@ -39,7 +39,7 @@ from tests.agent.fake_vllm import (
     write_tokenizer,
     wrong_model,
 )
-from tests.conftest import free_port
+from tests.conftest import free_port, once_within
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import scenario
 
@@ -256,11 +256,15 @@ def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) 
             raise
         return trajectory(about, sample)
 
-    started = time.monotonic()
-    with pytest.raises(type(error), match=str(error)):
-        asyncio.run(collect(RolloutEngine(episode), scenarios(5)))
-    assert sorted(cancelled) == ["q1", "q2", "q4", "q5"]
-    assert time.monotonic() - started < 30
+    def seconds() -> float:
+        cancelled.clear()
+        started = time.monotonic()
+        with pytest.raises(type(error), match=str(error)):
+            asyncio.run(collect(RolloutEngine(episode), scenarios(5)))
+        assert sorted(cancelled) == ["q1", "q2", "q4", "q5"]
+        return time.monotonic() - started
+
+    assert once_within(1, seconds)
 
 
 def test_an_episode_that_cancels_itself_does_not_keep_the_rollout_waiting() -> None:
@@ -318,8 +322,12 @@ def test_cancelling_stops_everything_within_a_second(
 
     with FakeVLLM() as server:
         server.inject(stall, times=None)
-        assert min(asyncio.run(run(server)) for _ in range(3)) < 1  # a machine that others use may be late once
-        assert server.wait_until_idle(10)
+
+        def seconds() -> float:
+            taken = asyncio.run(run(server))
+            return taken if server.wait_until_idle(1) else 60
+
+        assert once_within(1, seconds)
         assert server.errors == []
 
 
@@ -439,7 +447,7 @@ def test_a_server_that_is_killed_in_the_middle_and_started_again_costs_no_group(
 
     async def run() -> tuple[list[Group], Progress, int]:
         async with VLLMPolicy([server.address], "adapter", patient) as policy, ToolThreads() as threads:
-            engine = RolloutEngine(real_episodes(policy, chat, index, threads), 16)
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads), 64)
             task = asyncio.create_task(collect(engine, scenarios(16), 4))
             while engine.progress.done < 1:
                 await asyncio.sleep(0.005)

@@ -21,7 +21,7 @@ from gumshoe.agent.trajectory import TrajectoryFileError
 from gumshoe.cli import main
 from tests.agent.fake_vllm import FakeVLLM, after, altered, fewer_logprobs, stall, status, write_tokenizer
 from tests.agent.talk import QWEN2_5, make_tokenizer
-from tests.conftest import Ran, free_port
+from tests.conftest import Ran, free_port, once_within
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import about_documents, question, write_questions
 
@@ -320,17 +320,21 @@ def test_a_run_that_is_killed_and_started_again_gives_each_group_once_and_whole(
     assert set(counts.values()) == {1}
 
 
-def test_an_interrupt_ends_the_command_at_once(server: FakeVLLM, place: Place, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_command_within_a_second(server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     server.inject(stall, times=None, after=4)
-    process = _started(*options(place, tmp_path / "t.jsonl", adapter(server), samples=3))
-    _wait_for(lambda: server.under_way > 10, process)
-    started = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert time.monotonic() - started < 15  # requests have 300
-    assert process.returncode == 130
-    assert "Traceback" not in said
-    assert server.wait_until_idle(10)
+
+    def seconds() -> float:
+        process = _started(*options(place, tmp_path / "t.jsonl", adapter(server), samples=3))
+        _wait_for(lambda: server.under_way > 10, process)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        taken = time.monotonic() - started
+        assert process.returncode == 130
+        assert "Traceback" not in said
+        return taken if server.wait_until_idle(1) else 60
+
+    assert once_within(1, seconds)
 
 
 def test_a_file_that_another_run_writes_to_is_left_alone_until_that_ends(

@@ -38,7 +38,7 @@ from tests.agent.fake_vllm import (
     trickle,
     wrong_model,
 )
-from tests.conftest import free_port
+from tests.conftest import free_port, once_within
 
 QUICK = RequestLimits(deadline=1, connect=2, attempts=3, backoff=0.05, patience=0)
 LONG = Sampling(max_tokens=200)
@@ -137,10 +137,12 @@ def test_a_fault_that_passes_is_tried_again(server: FakeVLLM, fault: Act) -> Non
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING.keys())
 def test_a_fault_that_stays_is_an_error_after_so_many_tries(server: FakeVLLM, fault: Act) -> None:
     server.inject(fault, times=None)
+    started = time.monotonic()
     limits = RequestLimits(deadline=0.7 if fault in (stall, trickle) else 10, attempts=2, backoff=0.05, patience=0)
     with pytest.raises(PolicyError, match=r"^adapter: .*127\.0\.0\.1.*, after 2 tries( \(.*\))?$"):
         say_once(server.address, limits=limits)
     assert len(server.requests) == 2
+    assert time.monotonic() - started < 3.5, "two deadlines and a pause"
 
 
 def _top_logprobs(value: Any) -> Act:
@@ -223,21 +225,27 @@ def test_a_server_that_is_not_there_is_an_error_that_names_it() -> None:
 
 def test_pauses_between_tries_are_of_different_lengths_and_bounded(server: FakeVLLM) -> None:
     """Each of 20 requests fails four times; without a bound, its last pause would be of up to eight seconds."""
-    server.inject(first_tries(status(500), 4), times=None)
     limits = RequestLimits(deadline=30, attempts=5, backoff=0.4)
 
     async def run() -> None:
         async with VLLMPolicy([server.address], "adapter", limits) as policy:
             await asyncio.gather(*(say(policy, f"Number {number}.") for number in range(20)))
 
-    asyncio.run(run())
-    times: dict[str, list[float]] = {}
-    for request, moment in zip(server.requests, server.times, strict=True):
-        times.setdefault(str(request["prompt"]), []).append(moment)
-    assert [len(each) for each in times.values()] == [5] * 20
-    pauses = [later - earlier for each in times.values() for earlier, later in pairwise(each)]
-    assert min(pauses) < 0.2 < max(pauses)
-    assert max(pauses) < 0.4 + 2
+    def longest() -> float:
+        server.heal()
+        server.inject(first_tries(status(500), 4), times=None)
+        server.requests.clear()
+        server.times.clear()
+        asyncio.run(run())
+        times: dict[str, list[float]] = {}
+        for request, moment in zip(server.requests, server.times, strict=True):
+            times.setdefault(str(request["prompt"]), []).append(moment)
+        assert [len(each) for each in times.values()] == [5] * 20
+        pauses = [later - earlier for each in times.values() for earlier, later in pairwise(each)]
+        assert min(pauses) < 0.2 < max(pauses)
+        return max(pauses)
+
+    assert once_within(0.4 + 0.5, longest)
 
 
 GONE: dict[str, Act] = {"502": status(502), "503": status(503)}
@@ -366,7 +374,7 @@ def test_what_a_server_had_that_is_gone_goes_on_with_the_others_at_once(monkeypa
     async def run(first: ServerProcess, second: FakeVLLM) -> float:
         limits = RequestLimits(deadline=30, attempts=2, backoff=30)
         async with VLLMPolicy([first.address, second.address], "adapter", limits) as policy:
-            talks = [asyncio.create_task(converse(policy, f"No. {each}", 30)) for each in range(8)]
+            talks = [asyncio.create_task(converse(policy, f"No. {each}", 20)) for each in range(8)]
             while len(set(names(second))) < 4:
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(first.kill)
@@ -378,7 +386,7 @@ def test_what_a_server_had_that_is_gone_goes_on_with_the_others_at_once(monkeypa
     gone.start()
     with FakeVLLM() as alive:
         alive.inject(after(0.1), times=None)
-        assert asyncio.run(run(gone, alive)) < 25, "no pause, of 30 seconds, was made"
+        assert asyncio.run(run(gone, alive)) < 10, "no pause, of 30 seconds, was made"
         assert len(set(names(alive))) == 8
 
 
@@ -483,9 +491,13 @@ def test_cancelling_ends_a_request_at_once_and_closes_its_connection(server: Fak
                 await task
             return time.monotonic() - started
 
-    assert asyncio.run(run()) < 5
-    assert len(server.requests) == 1
-    assert server.wait_until_idle(10)
+    def seconds() -> float:
+        server.requests.clear()
+        taken = asyncio.run(run())
+        assert len(server.requests) == 1
+        return taken if server.wait_until_idle(1) else 60
+
+    assert once_within(0.3, seconds)
 
 
 def check(*addresses: str, model: str = "adapter") -> None:

@@ -487,5 +487,5 @@ def test_a_run_in_which_nothing_goes_on_says_where_it_stands_and_ends_with_75(ma
     assert process.wait(timeout=200) == 75, log.read_text()[-3000:]
     assert "no progress in 0.2 seconds" in log.read_text()
     stalled = (out / "stalled.txt").read_text()
-    assert re.search(r"After step 0; episodes: (None|Progress\(done=\d)", stalled)
+    assert "After step 0; episodes: Progress(done=0" in stalled
     assert "Thread 0x" in stalled

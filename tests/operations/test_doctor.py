@@ -19,7 +19,7 @@ import yaml
 from gumshoe.artifacts.storage import open_storage
 from gumshoe.operations.preflight.outside import kfp
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit, lose_answer, stall
-from tests.conftest import Ran, free_port, missing
+from tests.conftest import Ran, free_port, missing, once_within
 from tests.http_server import Request, misbehaving
 from tests.manifests.access import OPEN
 from tests.operations.fake_kubernetes import FakeKubernetes
@@ -491,13 +491,17 @@ def test_what_may_not_be_looked_at_is_told_with_the_right_that_is_missing(
 def test_a_cluster_that_hangs_is_told_of_within_its_time_and_ends_with_75(
     cluster: FakeKubernetes, run: Callable[..., Ran]
 ) -> None:
-    cluster.faults.extend(["hang"] * 3)
-    started = time.monotonic()
-    ran = run("doctor", "--timeout", 1.5)
-    assert time.monotonic() - started < 4.9  # they hang for 5
-    assert ran.status == 75
-    assert "✗ api          Kubernetes does not answer in time; check the context" in ran.out
-    assert "- gpus         not looked at, as the cluster's API is not well" in ran.out
+    def seconds() -> float:
+        cluster.faults.extend(["hang"] * 3)
+        started = time.monotonic()
+        ran = run("doctor", "--timeout", 1.5)
+        taken = time.monotonic() - started
+        assert ran.status == 75
+        assert "✗ api          Kubernetes does not answer in time; check the context" in ran.out
+        assert "- gpus         not looked at, as the cluster's API is not well" in ran.out
+        return taken
+
+    assert once_within(4, seconds)
 
 
 def test_a_check_that_gets_no_answer_ends_no_other(cluster: FakeKubernetes, examined: Examined) -> None:
@@ -630,10 +634,14 @@ def test_a_bucket_that_is_not_there_is_told(behind: str, examined: Examined) -> 
 @pytest.mark.usefixtures("no_cluster")
 def test_a_store_that_does_not_answer_ends_with_75_in_time(behind: str, proxy: FaultProxy, examined: Examined) -> None:
     proxy.inject(stall, "GET", times=None)
-    started = time.monotonic()
-    status, checks = examined("--store", behind, "--timeout", 3)
-    assert (status, checks["store"]["state"]) == (75, "unanswered")
-    assert time.monotonic() - started < 20
+
+    def seconds() -> float:
+        started = time.monotonic()
+        status, checks = examined("--store", behind, "--timeout", 3)
+        assert (status, checks["store"]["state"]) == (75, "unanswered")
+        return time.monotonic() - started
+
+    assert once_within(6, seconds)
 
 
 @pytest.mark.usefixtures("no_cluster")

@@ -301,7 +301,7 @@ def test_a_store_that_is_away_slow_or_throttling_is_tried_and_what_is_here_is_se
         found = loader.look()
         assert (found.kind, found.is_ready, found.wanted) == ("store", False, None), "whether there is one is not known"
         proxy.heal()
-        assert until(loader, lambda found: found.is_ready).wanted == "p-1"
+        assert loader.look().is_ready
         proxy.inject(stall_store, "GET", times=None)
         vllm.roots.clear()
         found = loader.look()
@@ -380,7 +380,7 @@ def test_the_command_follows_a_store_tells_of_itself_and_ends_at_once(
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-        assert time.monotonic() - started < 8, "what vLLM's answer would take longer than"
+        assert time.monotonic() - started < 5, "what vLLM's answer would take longer than"
     finally:
         process.kill()
         process.wait()

@@ -291,7 +291,7 @@ def test_who_leaves_frees_the_place_that_they_had(server: Running, model: FakeVL
     for path, seconds in (("/invoke", 0.7), ("/invoke/stream", 0.2), ("/invoke/stream", 0.7)):
         with pytest.raises(httpx.ReadTimeout):
             server.client.post(path, json=asked(), timeout=seconds)
-        until(lambda: server.metric("gumshoe_running") == 0, seconds=6)  # before the deadline ends it
+        until(lambda: server.metric("gumshoe_running") == 0, seconds=5)  # before the deadline ends it
 
 
 def test_a_client_that_sends_slowly_holds_up_nobody(server: Running) -> None:

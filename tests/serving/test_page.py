@@ -71,7 +71,7 @@ def test_steps_are_seen_as_they_are_taken_and_can_be_stopped(page: Page, model: 
     expect(page.locator("#answer-part")).to_be_hidden()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("status")).to_have_text("Stopped.")
-    until(lambda: server.metric("gumshoe_running") == 0, seconds=6)  # before the deadline ends it
+    until(lambda: server.metric("gumshoe_running") == 0, seconds=5)  # before the deadline ends it
 
 
 def test_what_goes_wrong_is_told_and_another_question_can_be_asked(
