@@ -18,7 +18,7 @@ import pytest
 from gumshoe.agent import vllm_server
 from gumshoe.agent.policy import Completion, PolicyError, Sampling
 from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
-from gumshoe.agent.vllm_server import AdapterError, ServerError, ServerOptions, VLLMServer
+from gumshoe.agent.vllm_server import AdapterError, ServerError, ServerOptions, VLLMServer, free_ports
 from gumshoe.errors import UsageError
 
 PROMPTS = [[5, 9, 17, 33, 12], list(range(20, 220, 3)), [1, 100, 101, 102]]
@@ -207,6 +207,22 @@ def test_a_port_that_another_program_has_is_told_of_before_anything_is_started(
         with pytest.raises(ServerError, match=f"port {port} cannot be had"), server:
             pass
     assert not log.exists()
+
+
+def test_a_free_port_is_none_that_the_system_gives_away_nor_one_that_is_listened_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_away = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    found = free_ports(50)
+    assert len(set(found)) == 50
+    assert max(found) < int(given_away[0])
+    monkeypatch.setattr(vllm_server, "_PORTS", range(found[0], found[0] + 1))
+    assert free_ports(1) == found[:1]
+    with (
+        socket.create_server(("127.0.0.1", found[0])),
+        pytest.raises(ServerError, match=r"only 0 are free; end some servers"),
+    ):
+        free_ports(1)
 
 
 def test_a_server_that_is_still_starting_is_stopped_at_once(model_directory: Path, tmp_path: Path) -> None:

@@ -124,6 +124,11 @@ def test_of_several_trainers_the_one_that_did_not_end_for_another_s_sake_tells_w
     assert told_by(codes) == told
 
 
+def test_the_status_of_a_run_is_that_of_the_trainer_that_failed_and_not_of_one_that_missed_it(tmp_path: Path) -> None:
+    trainers = [subprocess.Popen(["sh", "-c", said]) for said in ("sleep 0.5; exit 75", "exit 1")]
+    assert watch(iter(trainers), Servers((), tmp_path)) == 1
+
+
 class Starting:
     """A server that is ready at the second look, and notes what is done with it."""
 
