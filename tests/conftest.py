@@ -138,7 +138,7 @@ def once_within(limit: float, seconds: Callable[[], float]) -> bool:
 
 def killed(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL, to a command and all that it started."""
-    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+    for each in [process, *psutil.Process(process.pid).children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):  # it ended meanwhile
             each.kill()
     process.wait()
