@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
-# Processes that run tests at once. More than two get in each other's way where a test has a deadline.
+# Processes that run tests at once, one for each core.
 WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --times outputs/test-times.json
 DEMO ?= outputs/demo
 DEMO_MAIL = $(or $(MAIL),jsonl:$(abspath $(DEMO))/made/mail.jsonl)
 DEMO_SCENARIOS = $(or $(SCENARIOS),$(abspath $(DEMO))/made/scenarios.jsonl)
@@ -14,7 +15,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package torch --no-emit-package triton
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint unit benchmarks demo pipelines images lock hooks clean
+.PHONY: help install test test-ci test-all lint unit benchmarks demo pipelines images lock hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,7 +31,13 @@ $(VENV)/installed: requirements-dev.txt pyproject.toml
 	$(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 
-test: lint unit ## lint, types, the import contract, and the tests; those that take long with CI=true alone
+test: lint unit ## lint, types, the import contract, and the tests without a model server, a browser or a training run
+
+test-ci: lint ## what CI runs: test, and one real pass through each component
+	$(PYTEST) -m "not nightly" $(PYTEST_ARGS)
+
+test-all: lint ## all tests, those too that take long or draw at random (hours)
+	$(PYTEST) -m "" --hypothesis-profile random $(PYTEST_ARGS)
 
 lint: $(VENV)/installed ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -38,8 +45,8 @@ lint: $(VENV)/installed ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: $(VENV)/installed ## the tests alone; PYTEST_ARGS="-k wall" for some, WORKERS=0 for one process
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(CI),,-m "not slow") $(PYTEST_ARGS)
+unit: $(VENV)/installed ## the tests of `make test` alone; PYTEST_ARGS="-k wall" for some, WORKERS=0 for one process
+	$(PYTEST) $(PYTEST_ARGS)
 
 benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
 	$(BIN)/python -m tests.benchmarks.mail

@@ -18,24 +18,30 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hypothesis
 import psutil
 import pytest
-import yaml
 
 from gumshoe.agent.vllm_server import free_ports
-from gumshoe.training.gpus import threads
 from tests.artifacts.fault_proxy import FaultProxy
+from tests.waiting import Clock
+
+pytest_plugins = ["tests.times", "tests.groups"]
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
     from tests.operations.fake_kubernetes import FakeKubernetes
+    from tests.shared_server import SharedServer
 
-if (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
-    # Threads of OpenMP that wait keep a core busy: two trainers with two of them each on two cores take eight times as
-    # long. Set before torch is imported, and what tests start has it too.
-    os.environ["OMP_NUM_THREADS"] = threads(workers)
+# Rewritten assertions, and modules that each command would compile again, are compiled once, whatever the machine says.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Threads of OpenMP that wait keep a core busy: two trainers with two of them each on two cores take eight times as
+# long. Set before torch is imported, and what tests start has it too.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("COLUMNS", None)  # as pytest-xdist has it: a console that is made now would keep to it
-hypothesis.settings.register_profile("untimed", deadline=None)  # what takes long is measured by benchmarks alone
-hypothesis.settings.load_profile("untimed")
+# Speed is for benchmarks. `make test-all` takes the second profile, and prints how to repeat what failed.
+hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("fixed")
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -44,18 +50,20 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin the files that take longest first, so that several processes end together."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is kept to be used again is kept for this session of tests alone."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("GUMSHOE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The monotonic clock of this process, which moves forward when the test says so."""
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", made.now)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -131,13 +139,8 @@ def proxy(s3_server: str) -> Iterator[FaultProxy]:
     assert proxy.errors == []
 
 
-def once_within(limit: float, seconds: Callable[[], float]) -> bool:
-    """Whether something takes no longer in one of three tries; what others do on the machine may hold up each."""
-    return any(seconds() < limit for _ in range(3))
-
-
-def killed(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL, to a command and all that it started."""
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Send SIGKILL to a command and then to all that it started."""
     for each in [process, *psutil.Process(process.pid).children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):  # it ended meanwhile
             each.kill()
@@ -149,6 +152,19 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"{what} is missing, and CI is to have it")
     pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SharedServer"]:
+    """A real vLLM server with the tiny policy, which all workers share."""
+    from gumshoe.agent.vllm_server import is_installed
+    from tests.shared_server import shared_server
+
+    if not is_installed():
+        missing("vLLM (the CPU build comes with `make install` on Linux)")
+    own = tmp_path_factory.getbasetemp()
+    with shared_server((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "vllm") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +199,7 @@ def shared_data() -> Path:
     """The real mail and questions, which lie beside the checkout and are never committed."""
     data = Path(__file__).parents[2] / "shared" / "data"
     if not data.is_dir():
-        missing(f"real data ({data.parent.name}/{data.name} beside the checkout)")
+        pytest.skip(f"real data is missing ({data.parent.name}/{data.name} beside the checkout)")
     return data
 
 
@@ -208,17 +224,15 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["FakeKu
 
 
 @pytest.fixture
-def assert_valid(tmp_path: Path) -> Callable[[Iterable[dict[str, Any]]], None]:
-    """Sees whether objects are as Kubernetes' schemas, and those of what is installed beside it, have them."""
-    check = Path(__file__).parents[2] / "shared" / "tools" / "validate_manifests.py"
-    if not check.is_file():
-        missing("the schemas beside the checkout")
+def assert_valid() -> Callable[[Iterable[dict[str, Any]]], None]:
+    """Return a function that checks objects against the schemas of Kubernetes and of the custom resources."""
+    from tests.manifests.schemas import TOOL, faults_of
+
+    if not TOOL.is_file():
+        pytest.skip("the schemas beside the checkout are missing")
 
     def validate(objects: Iterable[dict[str, Any]]) -> None:
-        file = tmp_path / "objects.yaml"
-        file.write_text(yaml.dump_all(objects, Dumper=yaml.CSafeDumper))
-        done = subprocess.run([sys.executable, check, file], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert faults_of(objects) == []
 
     return validate
 

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,12 +39,16 @@ class Request:
 def misbehaving(
     faults: deque[str], answer: Callable[[Request, str], tuple[int, str, bytes | Iterator[bytes]]]
 ) -> Iterator[str]:
-    """The address of a server that takes a fault for each request: `reset`, `hang`, or what `answer` makes of it.
+    """Yield the address of a server that takes a fault for each request: `reset`, `hang`, or what `answer` makes of it.
+
+    `hang` keeps the client waiting until the server closes.
 
     `answer` gives status, content type and body; its second argument is the fault, `fine` where there is none. A body
     in blocks is sent as they come, and broken off at a `ConnectionError`; status 0 is no answer at all, and 429 says
     when to come again.
     """
+
+    closing = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -62,7 +65,7 @@ def misbehaving(
             if fault in ("reset", "hang") or status == 0:
                 self.close_connection = True
                 if fault == "hang":
-                    time.sleep(5)
+                    closing.wait()
                 else:
                     self.connection.close()
                 return
@@ -101,5 +104,8 @@ def misbehaving(
                 failed.append(error)
 
     with serving(Server(("127.0.0.1", 0), Handler)) as url:
-        yield url
+        try:
+            yield url
+        finally:
+            closing.set()
     assert not failed, failed

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
-
 SIZES = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -15,8 +12,14 @@ SIZES = {
 
 
 def random_model(vocabulary: int, seed: int, **settings: Any) -> Any:
-    """The same weights for the same seed; `settings` are those of the architecture."""
+    """Make a model whose weights depend on the seed alone; `settings` override `SIZES` and other fields of its config.
+
+    It sets torch's global random state.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     torch.manual_seed(seed)
     config: Any = Qwen2Config
-    made: Any = Qwen2ForCausalLM
-    return made(config(**{"vocab_size": vocabulary, "tie_word_embeddings": True, **SIZES, **settings})).eval()
+    model: Any = Qwen2ForCausalLM
+    return model(config(**{"vocab_size": vocabulary, "tie_word_embeddings": True, **SIZES, **settings})).eval()

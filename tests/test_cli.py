@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Ran
 
 Run = Callable[..., Ran]
@@ -37,26 +39,32 @@ def test_a_command_loads_its_own_package_only() -> None:
     assert run.stdout.splitlines()[-1] == "['artifacts', 'cli', 'errors', 'terminal']"
 
 
-def test_version(gumshoe: Run) -> None:
-    assert gumshoe("--version").out == "gumshoe 0.1.0\n"
+def test_version(run: Run) -> None:
+    assert run("--version").out == "gumshoe 0.1.0\n"
 
 
-def test_a_dotenv_file_is_read_and_the_environment_wins(gumshoe: Run, tmp_path: Path) -> None:
+def test_a_dotenv_file_is_read_and_the_environment_wins(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text("GUMSHOE_STORE=from-dotenv\n")
-    assert "from-dotenv holds no artifacts" in gumshoe("artifacts", "list", cwd=tmp_path).err
-    ran = gumshoe("artifacts", "list", cwd=tmp_path, env={"GUMSHOE_STORE": "from-environment"})
-    assert "from-environment holds no artifacts" in ran.err
+    monkeypatch.setenv("GUMSHOE_STORE", "")  # what the file sets goes with the test
+    monkeypatch.delenv("GUMSHOE_STORE")
+    assert "from-dotenv holds no artifacts" in run("artifacts", "list").err
+    monkeypatch.setenv("GUMSHOE_STORE", "from-environment")
+    assert "from-environment holds no artifacts" in run("artifacts", "list").err
 
 
-def test_a_dotenv_file_that_is_no_text_is_named(gumshoe: Run, tmp_path: Path) -> None:
+def test_a_dotenv_file_that_is_no_text_is_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_bytes("GUMSHOE_STORE=Köln\n".encode("latin-1"))
-    ran = gumshoe("artifacts", "list", cwd=tmp_path)
+    ran = run("artifacts", "list")
     assert ran.status == 2
     assert ".env cannot be read" in ran.err
 
 
-def test_bad_usage_ends_with_2_and_names_what_is_meant(gumshoe: Run) -> None:
-    ran = gumshoe("artefacts")
+def test_bad_usage_ends_with_2_and_names_what_is_meant(run: Run) -> None:
+    ran = run("artefacts")
     assert ran.status == 2
     assert "artifacts" in ran.err
 

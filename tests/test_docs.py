@@ -57,11 +57,10 @@ def typed(commands: str, directory: Path, **more: str) -> "subprocess.CompletedP
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_environment_of_one_s_own_is_tested_rolled_out_measured_and_trained_on(tmp_path: Path) -> None:
     page = "environments.md"
     first, *rest = blocks(page, "sh")
@@ -122,7 +121,8 @@ def store(s3_bucket: str, tmp_path: Path) -> Store:
     return made
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_a_cluster_is_installed_checked_upgraded_and_its_store_restored(
     cluster: FakeKubernetes, kubeflow: FakeKubeflow, checkout: Path, store: Store
 ) -> None:

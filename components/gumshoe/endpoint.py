@@ -25,8 +25,8 @@ def api_key(url: str | None) -> str:
     return key
 
 
-def openai_client(url: str | None, *, timeout: float = 120, retries: int = 4) -> "AsyncOpenAI":
-    """A client for `url`, OpenAI's own where it is None. `timeout` is in seconds, for each read.
+def openai_client(url: str | None, *, timeout: float | None = 120, retries: int = 4) -> "AsyncOpenAI":
+    """A client for `url`, OpenAI's own where it is None. `timeout` is in seconds, for each read; None sets no limit.
 
     Raises:
         UsageError: as `api_key`.

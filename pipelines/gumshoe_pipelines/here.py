@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from gumshoe.errors import GumshoeError
 from gumshoe.terminal import err, printable
-from gumshoe_pipelines.graphs import Graph
+from gumshoe_pipelines.graphs import Graph, read_documents
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _BEGUN = re.compile(r"Executing task '([^']+)'")
@@ -148,7 +148,7 @@ def _child(spec: Path) -> Iterator[subprocess.Popen[str]]:
 
 def _impatient(text: str) -> str:
     """The same pipeline, in which a step that failed is soon tried again: there is no cluster to recover."""
-    spec, *platforms = yaml.safe_load_all(text)
+    spec, *platforms = read_documents(text)
     graphs = [spec["root"], *spec["components"].values()]
     for graph in graphs:
         for task in graph.get("dag", {}).get("tasks", {}).values():

@@ -9,10 +9,9 @@ from typing import Any
 
 import kfp_server_api as api
 import urllib3
-import yaml
 
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe_pipelines.graphs import Graph
+from gumshoe_pipelines.graphs import Graph, read_documents
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL
 
 IN_CLUSTER = "http://ml-pipeline.{namespace}.svc.cluster.local:8888"
@@ -178,7 +177,7 @@ class Server:
 
 def sent(graph: Graph, arguments: dict[str, Any], *, caching: bool) -> dict[str, Any]:
     """A pipeline as a server takes it, with the labels of its pods filled in."""
-    spec, *platforms = yaml.safe_load_all(graph.text)
+    spec, *platforms = read_documents(graph.text)
     if not caching:
         for part in (spec["root"], *spec["components"].values()):
             for task in part.get("dag", {}).get("tasks", {}).values():

@@ -17,7 +17,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
@@ -26,15 +25,18 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from typing import TYPE_CHECKING, Any, Self
 
 from tests.http_server import serving
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 END, ODD_END = "<|im_end|>", "<|endoftext|>"
 CONTROL = (ODD_END, "<|im_start|>", END)
+STOP = [256 + CONTROL.index(END)]
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 TEMPLATE = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' + messages[0]['content'] + '\\n\\n# Tools\\n\\n<tools>' }}
@@ -58,8 +60,11 @@ TEMPLATE = """\
 
 
 @cache
-def codec() -> Tokenizer:
-    """Byte-level BPE without merges: each byte is a token. Control tokens are ids 256 to 258."""
+def codec() -> "Tokenizer":
+    """Return a byte-level BPE without merges: each byte is a token. Control tokens are ids 256 to 258."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(BPE(vocab={character: number for number, character in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -84,9 +89,6 @@ def encoded(text: str) -> list[int]:
 
 def decoded(ids: list[int]) -> str:
     return str(codec().decode(ids, skip_special_tokens=False))
-
-
-STOP = encoded(END)
 
 
 def next_call(question: str, results: list[str], *, of_documents: bool = False) -> tuple[str, dict[str, Any]]:
@@ -158,15 +160,17 @@ class Exchange:
         """Do nothing, until the server closes at most: whether it does."""
         return self.server.closing.wait(seconds)
 
-    def wait_for_client_to_leave(self, seconds: float) -> bool:
-        """Whether the client closes the connection within that time."""
-        self._handler.connection.settimeout(seconds)
-        try:
-            return not self._handler.connection.recv(1, socket.MSG_PEEK)
-        except ConnectionError:
-            return True
-        except TimeoutError:
-            return False
+    def wait_for_client_to_leave(self) -> None:
+        """Return when the client closes the connection, or when the server closes."""
+        self._handler.connection.settimeout(0.05)
+        while not self.server.closing.is_set():
+            try:
+                self._handler.connection.recv(1, socket.MSG_PEEK)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                pass
+            return
 
     def close(self) -> None:
         self._handler.close_connection = True
@@ -185,8 +189,8 @@ def reset(exchange: Exchange) -> None:
 
 
 def stall(exchange: Exchange) -> None:
-    """Say nothing for as long as anybody waits."""
-    exchange.wait_for_client_to_leave(20)
+    """Do not answer as long as the client waits."""
+    exchange.wait_for_client_to_leave()
     exchange.drop()
 
 
@@ -201,6 +205,16 @@ def trickle(exchange: Exchange) -> None:
     exchange.close()
 
 
+def held(release: threading.Event) -> Act:
+    """Answer correctly, as soon as `release` is set."""
+
+    def act(exchange: Exchange) -> None:
+        release.wait()
+        forward(exchange)
+
+    return act
+
+
 def after(seconds: float) -> Act:
     """Answer rightly, that much later."""
 
@@ -212,8 +226,8 @@ def after(seconds: float) -> Act:
 
 
 def together(count: int) -> Act:
-    """Answer rightly, each time that so many requests are under way."""
-    meeting = threading.Barrier(count, timeout=60)
+    """Answer correctly, each time that `count` requests are under way."""
+    meeting = threading.Barrier(count)
 
     def act(exchange: Exchange) -> None:
         meeting.wait()
@@ -499,8 +513,6 @@ class FakeVLLM:
     """Answers requests for the ids of a text; None where the server has no such route."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     """The bodies of the requests for turns, in the order in which they came."""
-    times: list[float] = field(default_factory=list)
-    """When each of them came."""
     keys: list[str] = field(default_factory=list)
     """The Authorization header of each."""
     errors: list[str] = field(default_factory=list)
@@ -526,7 +538,6 @@ class FakeVLLM:
             return
         with self._lock:
             self.requests.append(exchange.request)
-            self.times.append(time.monotonic())
             self.keys.append(key)
             self.under_way += 1
             self.most_at_once = max(self.most_at_once, self.under_way)
@@ -537,12 +548,9 @@ class FakeVLLM:
             with self._lock:
                 self.under_way -= 1
 
-    def wait_until_idle(self, seconds: float) -> bool:
-        """Whether nothing is under way any longer within that time."""
-        started = time.monotonic()
-        while self.under_way and time.monotonic() - started < seconds:
-            time.sleep(0.01)
-        return not self.under_way
+    def wait_until_idle(self) -> None:
+        """Return when no request is under way any longer."""
+        wait_until(lambda: not self.under_way)
 
     def __enter__(self) -> Self:
         self._serving = serving(_Server(self, self.port))
@@ -566,17 +574,14 @@ class ServerProcess:
     def start(self) -> None:
         command = [sys.executable, "-m", __name__, str(self._port), str(self._delay)]
         self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        started = time.monotonic()
-        while True:
-            try:
-                opener.open(f"{self.address}/v1/models", timeout=5).close()
-            except OSError:
-                assert self._process.poll() is None, "the server ended"
-                assert time.monotonic() - started < 120, "the server does not answer"
-                time.sleep(0.02)
-            else:
-                return
+        wait_until(self._is_ready, self._process)
+
+    def _is_ready(self) -> bool:
+        try:
+            _NO_PROXY.open(f"{self.address}/v1/models", timeout=5).close()
+        except OSError:
+            return False
+        return True
 
     def kill(self) -> None:
         self._process.kill()

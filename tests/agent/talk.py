@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-from gumshoe.synthesis.mail import SyntheticMail, synthesize_mail
+    from gumshoe.synthesis.mail import SyntheticMail
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 NAME = "someone/small-model"
@@ -108,13 +108,17 @@ OPEN_UNTIL_RESULT = template(
 
 
 @cache
-def synthetic() -> SyntheticMail:
-    """Mail with questions, for the tokenizer to learn from and for episodes to take place in."""
+def synthetic() -> "SyntheticMail":
+    """Return mail with questions: the tokenizer learns from it, and episodes take place in it."""
+    from gumshoe.synthesis.mail import synthesize_mail
+
     return synthesize_mail(1, 3, 120)
 
 
-def train(texts: Iterable[str], size: int) -> Tokenizer:
-    """A byte-level BPE of so many tokens at most, learnt from texts."""
+def train(texts: Iterable[str], size: int) -> "Tokenizer":
+    """Train a byte-level BPE of at most `size` tokens on texts."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -139,7 +143,10 @@ def _trained() -> str:
 
 
 def make_tokenizer(chat_template: str | None, *added: str) -> Any:
-    """A tokenizer with a template, and with more tokens that are not special."""
+    """Make a tokenizer with a template, and with more tokens that are not special."""
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
     core = Tokenizer.from_str(_trained())
     core.add_tokens([AddedToken(token, normalized=False) for token in added])
     made: Any = PreTrainedTokenizerFast

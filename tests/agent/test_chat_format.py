@@ -1,14 +1,13 @@
 """A conversation becomes ids once, as the template has it; what is not fit for that is refused; calls in any text."""
 
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from gumshoe.agent.chat_format import ChatFormat, ChatTemplateError, NoCallError, UnusableCallError, parse_call
 from gumshoe.agent.tools import Call, Toolbox
@@ -33,7 +32,10 @@ def look(word: str) -> str:
     return word
 
 
-TOOLS = Toolbox([look]).schemas()
+@cache
+def tools() -> list[dict[str, Any]]:
+    """Return the schema of the one tool."""
+    return Toolbox([look]).schemas()
 
 
 def tagged(text: str) -> str:
@@ -86,6 +88,9 @@ def test_the_published_template_of_qwen2_5_is_fit_and_that_of_qwen3_is_not() -> 
 
 
 def test_a_tokenizer_that_was_saved_to_cut_texts_or_to_fill_them_up_does_neither(tokenizer: Any) -> None:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
     chat = ChatFormat(tokenizer)
     core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     core.enable_truncation(40)
@@ -94,11 +99,14 @@ def test_a_tokenizer_that_was_saved_to_cut_texts_or_to_fill_them_up_does_neither
     cutting = ChatFormat(made(tokenizer_object=core, chat_template=QWEN2_5, name_or_path=NAME))
     result = "The invoice is due. " * 50
     assert cutting.glue(result) == chat.glue(result)
-    assert cutting.prompt("S", "U", TOOLS) == chat.prompt("S", "U", TOOLS)
+    assert cutting.prompt("S", "U", tools()) == chat.prompt("S", "U", tools())
 
 
 def test_a_tokenizer_whose_turns_have_no_ids_of_their_own_is_refused(tokenizer: Any) -> None:
     """As Phi-3's, whose end of a turn takes in the line end behind it."""
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
     core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     core.add_special_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
     made: Any = PreTrainedTokenizerFast
@@ -110,12 +118,19 @@ def test_a_tokenizer_whose_turns_have_no_ids_of_their_own_is_refused(tokenizer: 
 def test_the_prompt_is_the_templates_own(tokenizer: Any, chat: ChatFormat) -> None:
     messages = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "\n¿Qué?"}]
     expected = tokenizer.apply_chat_template(
-        messages, tools=TOOLS, tokenize=True, add_generation_prompt=True, return_dict=False
+        messages, tools=tools(), tokenize=True, add_generation_prompt=True, return_dict=False
     )
-    prompt = chat.prompt("Be brief. ", "\n¿Qué?", TOOLS)
+    prompt = chat.prompt("Be brief. ", "\n¿Qué?", tools())
     assert list(prompt.ids) == expected
     assert prompt.text == chat.shown(prompt.ids)
     assert '{"name": "look", "description": "Look a word up."' in prompt.text
+
+
+@cache
+def with_tokens(*added: str) -> tuple[Any, ChatFormat]:
+    """Return a tokenizer with these tokens of its own, and its chat format."""
+    made = make_tokenizer(QWEN2_5, *added)
+    return made, ChatFormat(made)
 
 
 @pytest.mark.parametrize("added", [(), ("<tool_call>", "</tool_call>")], ids=["plain", "call tags are tokens"])
@@ -124,15 +139,14 @@ def test_the_prompt_is_the_templates_own(tokenizer: Any, chat: ChatFormat) -> No
 def test_prompt_turns_and_glue_are_the_ids_of_the_templates_own_rendering(
     added: tuple[str, ...], turns: list[tuple[str, str]], question: str
 ) -> None:
-    tokenizer = make_tokenizer(QWEN2_5, *added)
-    chat = ChatFormat(tokenizer)
+    tokenizer, chat = with_tokens(*added)
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": question}]
-    ids = [*chat.prompt("S", question, TOOLS).ids]
+    ids = [*chat.prompt("S", question, tools()).ids]
     for said, result in turns:
         messages += [{"role": "assistant", "content": said}, {"role": "tool", "content": result}]
         ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.glue(result).ids]
     assert ids == tokenizer.apply_chat_template(
-        messages, tools=TOOLS, tokenize=True, add_generation_prompt=True, return_dict=False
+        messages, tools=tools(), tokenize=True, add_generation_prompt=True, return_dict=False
     )
 
 
@@ -145,12 +159,12 @@ def test_calls_in_the_apis_own_form_are_rendered_to_the_same_ids(tokenizer: Any,
             {"role": "assistant", "content": content, "tool_calls": calls},
             {"role": "tool", "content": "Nothing."},
         ]
-    ids = [*chat.prompt("S", "U", TOOLS).ids]
+    ids = [*chat.prompt("S", "U", tools()).ids]
     for content in ("", "I look.\n"):
         said = content + call("look", **arguments)
         ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.glue("Nothing.").ids]
     assert ids == tokenizer.apply_chat_template(
-        messages, tools=TOOLS, tokenize=True, add_generation_prompt=True, return_dict=False
+        messages, tools=tools(), tokenize=True, add_generation_prompt=True, return_dict=False
     )
 
 
@@ -159,8 +173,8 @@ def test_calls_in_the_apis_own_form_are_rendered_to_the_same_ids(tokenizer: Any,
 def test_no_text_of_somebody_else_becomes_a_control_token(
     chat: ChatFormat, system: str, question: str, result: str
 ) -> None:
-    prompt, glue = chat.prompt(system, question, TOOLS).ids, chat.glue(result).ids
-    assert controls(chat, prompt) == controls(chat, chat.prompt("S", "U", TOOLS).ids) == 5
+    prompt, glue = chat.prompt(system, question, tools()).ids, chat.glue(result).ids
+    assert controls(chat, prompt) == controls(chat, chat.prompt("S", "U", tools()).ids) == 5
     assert controls(chat, glue) == controls(chat, chat.glue("R").ids) == 3
 
 

@@ -33,6 +33,9 @@ from tests.agent.fake_vllm import (
 )
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import scenario
+from tests.waiting import Clock, async_wait_until
+
+HOUR = 3600.0  # a deadline that passes only if a test moves the clock
 
 
 @pytest.fixture
@@ -53,6 +56,12 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
 
 
+@pytest.fixture
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the client of OpenAI try again at once."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+
+
 COOL = Sampling(0.3, 0.9, max_tokens=99)
 
 
@@ -63,17 +72,27 @@ def converse(
     retries: int = 1,
     model: str = "chat",
     sampling: Sampling = COOL,
-    deadline: float = 60,
+    deadline: float = 100 * HOUR,
+    stuck: Clock | None = None,
 ) -> Trajectory:
-    """One episode of a chat model, about message 3."""
+    """Return one episode of a chat model, about message 3.
+
+    Args:
+        stuck: let an hour pass on it as soon as the second request is under way.
+    """
 
     async def run() -> Trajectory:
         environment = EmailEnvironment(index, scenario(3), 6)
         address = f"{server.address}/v1"
-        async with openai_client(address, timeout=1, retries=retries) as client, ToolThreads() as threads:
+        async with openai_client(address, timeout=HOUR, retries=retries) as client, ToolThreads() as threads:
             told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
             speaker = ChatSpeaker(client, model, *told, sampling, deadline)
-            return await run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6), threads)
+            episode = run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6), threads)
+            talk = asyncio.create_task(episode)
+            if stuck is not None:
+                await async_wait_until(lambda: len(server.requests) == 2)
+                stuck.advance(HOUR + 1)
+            return await talk
 
     return asyncio.run(run())
 
@@ -174,9 +193,10 @@ def test_a_full_context_is_an_ending_and_no_failure(server: FakeVLLM, index: Mai
 
 
 @pytest.mark.parametrize("fault", [reset, stall, cut_body, status(500), status(429)])
-def test_a_fault_that_passes_is_tried_again(server: FakeVLLM, index: MailIndex, fault: Act) -> None:
+@pytest.mark.usefixtures("_no_pauses")
+def test_a_fault_that_passes_is_tried_again(server: FakeVLLM, index: MailIndex, fault: Act, clock: Clock) -> None:
     server.inject(fault, after=1)
-    assert converse(server, index).ending == "answer"
+    assert converse(server, index, stuck=clock if fault is stall else None).ending == "answer"
     assert len(server.requests) == 4
 
 
@@ -203,18 +223,18 @@ def test_a_fault_that_passes_is_tried_again(server: FakeVLLM, index: MailIndex, 
     ],
 )
 def test_no_answer_or_none_that_is_whole_is_a_failure_of_infrastructure(
-    server: FakeVLLM, index: MailIndex, fault: Act
+    server: FakeVLLM, index: MailIndex, fault: Act, clock: Clock
 ) -> None:
     server.inject(fault, times=None, after=1)
     with pytest.raises(PolicyError, match=r"^chat "):
-        converse(server, index, retries=0)
+        converse(server, index, retries=0, stuck=clock if fault is stall else None)
     assert len(server.requests) == 2
 
 
-def test_an_answer_that_never_ends_is_given_up(server: FakeVLLM, index: MailIndex) -> None:
+def test_an_answer_that_never_ends_is_given_up(server: FakeVLLM, index: MailIndex, clock: Clock) -> None:
     server.inject(trickle, after=1)
-    with pytest.raises(PolicyError, match=r"^chat did not answer in 0\.5 seconds"):
-        converse(server, index, deadline=0.5)
+    with pytest.raises(PolicyError, match=r"^chat did not answer in 1800 seconds"):
+        converse(server, index, deadline=HOUR / 2, stuck=clock)
 
 
 @pytest.mark.parametrize("code", [401, 403, 404])

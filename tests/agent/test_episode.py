@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -20,11 +19,12 @@ from gumshoe.agent.threads import ToolFailedError, ToolThreads
 from gumshoe.agent.tools import Toolbox
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.mail.index import MailIndex
-from gumshoe.scenarios.scenario import Scenario
 from tests.agent.talk import CONTROL, call, synthetic
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.scenarios.questions import QUICK, scenario
+from tests.waiting import Clock
 
+HOUR = 3600.0  # a deadline that a test does not reach
 SEARCH = call("search_inbox", keywords=["gas"])
 READ = call("read_email", message_id="<1@example.com>")
 ANSWER = call("return_final_answer", answer="42", message_ids=["<1@example.com>"])
@@ -98,7 +98,7 @@ def episode(
     limits: EpisodeLimits = WIDE,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     seed: str = "1",
-    deadline: float = 30,
+    deadline: float = HOUR,
 ) -> Trajectory:
     prompt = chat.prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas())
     speaker = TokenSpeaker(policy, chat, prompt, sampling, limits.max_context, seed)
@@ -150,23 +150,25 @@ def test_the_ids_of_an_episode_are_the_templates_own_rendering_of_the_conversati
     assert made.ids == expected[:-1]
 
 
-@pytest.mark.parametrize("asked", list(synthetic().scenarios), ids=lambda asked: str(asked.id))
 def test_an_episode_in_synthetic_mail_finds_reads_and_answers(
-    tokenizer: Any, chat: ChatFormat, synthetic_index: MailIndex, asked: Scenario
+    tokenizer: Any, chat: ChatFormat, synthetic_index: MailIndex
 ) -> None:
-    place = EmailEnvironment(synthetic_index, asked, 10)
-    right = asked.message_ids[0]
-    subject = synthetic_index.read(str(asked.inbox_address), right).subject
-    turns = (
-        call("search_inbox", keywords=[subject]),
-        call("read_email", message_id=right),
-        call("return_final_answer", answer=asked.answer, message_ids=[right]),
-    )
-    made = episode(chat, scripted(tokenizer, *turns), place)
-    assert (made.scenario, made.sample, made.policy, made.ending, made.turns) == (asked.id, 3, "scripted", "answer", 3)
-    assert made.record.right_sources == made.record.read == [right]
-    assert made.record.answer == asked.answer
-    assert [each.text for each in made.segments if each.origin == "sampled"] == [f"{turn}<|im_end|>" for turn in turns]
+    for asked in synthetic().scenarios:
+        place = EmailEnvironment(synthetic_index, asked, 10)
+        right = asked.message_ids[0]
+        subject = synthetic_index.read(str(asked.inbox_address), right).subject
+        turns = (
+            call("search_inbox", keywords=[subject]),
+            call("read_email", message_id=right),
+            call("return_final_answer", answer=asked.answer, message_ids=[right]),
+        )
+        made = episode(chat, scripted(tokenizer, *turns), place)
+        found = made.scenario, made.sample, made.policy, made.ending, made.turns
+        assert found == (asked.id, 3, "scripted", "answer", 3)
+        assert made.record.right_sources == made.record.read == [right]
+        assert made.record.answer == asked.answer
+        sampled = [each.text for each in made.segments if each.origin == "sampled"]
+        assert sampled == [f"{turn}<|im_end|>" for turn in turns]
 
 
 def test_the_mask_is_one_on_exactly_what_was_sampled(tokenizer: Any, chat: ChatFormat, place: EmailEnvironment) -> None:
@@ -346,12 +348,12 @@ def test_a_policy_that_changes_within_an_episode_is_a_failure(
 
 
 class Waiting:
-    """An environment of one's own, with a tool that takes its time."""
+    """An environment with one tool, which does and returns what a function says."""
 
-    def __init__(self, seconds: float, then: Callable[[], str] = lambda: "waited") -> None:
+    def __init__(self, then: Callable[[], object]) -> None:
         self.scenario, self.record, self.finished = scenario(1), Record(), False
         self.toolbox = Toolbox([self.wait])
-        self._seconds, self._then = seconds, then
+        self._then = then
 
     def system_prompt(self) -> str:
         return "Wait."
@@ -361,31 +363,36 @@ class Waiting:
 
     def wait(self) -> str:
         """Wait."""
-        time.sleep(self._seconds)
-        return self._then()
+        return str(self._then())
 
 
 def test_a_tool_that_does_not_answer_in_time_is_a_failure_and_no_ending(tokenizer: Any, chat: ChatFormat) -> None:
-    policy = scripted(tokenizer, call("wait"))
+    policy, over = scripted(tokenizer, call("wait")), threading.Event()
     with pytest.raises(ToolFailedError, match=r"wait did not answer in 0\.05 seconds"):
-        episode(chat, policy, Waiting(0.3), deadline=0.05)
+        episode(chat, policy, Waiting(over.wait), deadline=0.05)
+    over.set()
 
 
 @pytest.mark.parametrize("length", [1, 30_000], ids=["short", "long"])
 def test_a_result_of_any_length_is_what_the_template_renders(tokenizer: Any, chat: ChatFormat, length: int) -> None:
     result, turn = "Gas é 漢😀\n" * length, call("wait")
-    place = Waiting(0, lambda: result)
+    place = Waiting(lambda: result)
     made = episode(chat, scripted(tokenizer, turn), place, EpisodeLimits(max_turns=2, max_context=10**6))
     expected = rendered(tokenizer, place, turn, result, turn)
     assert made.ids == expected[: len(made.ids)]
     assert made.segments[2].text == chat.shown(made.segments[2].ids)
 
 
-def test_seconds_in_the_policy_and_in_the_tools_are_told_apart(tokenizer: Any, chat: ChatFormat) -> None:
-    made = episode(chat, scripted(tokenizer, call("wait")), Waiting(0.1), EpisodeLimits(max_turns=2))
+def test_seconds_in_the_policy_and_in_the_tools_are_told_apart(tokenizer: Any, chat: ChatFormat, clock: Clock) -> None:
+    def say(prompt: str, seed: int) -> str:  # noqa: ARG001
+        clock.advance(2 * HOUR)
+        return call("wait")
+
+    limits = EpisodeLimits(max_turns=2)
+    place = Waiting(lambda: clock.advance(HOUR))
+    made = episode(chat, ScriptedPolicy(tokenizer, say), place, limits, deadline=100 * HOUR)
     assert (made.ending, made.turns) == ("max turns", 2)
-    assert 0.2 <= made.tool_seconds < 5
-    assert 0 < made.policy_seconds < made.tool_seconds
+    assert (made.tool_seconds // HOUR, made.policy_seconds // HOUR) == (2, 4)
 
 
 def test_tools_do_not_hold_up_other_episodes(tokenizer: Any, chat: ChatFormat) -> None:
@@ -394,11 +401,11 @@ def test_tools_do_not_hold_up_other_episodes(tokenizer: Any, chat: ChatFormat) -
             TokenSpeaker(scripted(tokenizer, call("wait")), chat, Encoded("", (1,)), Sampling(), 1000, "1")
             for _ in range(2)
         )
-        meeting = threading.Barrier(2, timeout=10)
-        async with ToolThreads() as threads:
+        meeting = threading.Barrier(2)
+        async with ToolThreads(deadline=HOUR) as threads:
             await asyncio.gather(
                 *(
-                    run_episode(each, Waiting(0, lambda: str(meeting.wait())), 0, EpisodeLimits(max_turns=1), threads)
+                    run_episode(each, Waiting(meeting.wait), 0, EpisodeLimits(max_turns=1), threads)
                     for each in (first, second)
                 )
             )

@@ -1,26 +1,48 @@
 """Sampling in this process: what stays of a conversation changes no token, nor does what else is in the batch."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from gumshoe.agent import generation
-from gumshoe.agent.generation import Past, Turn, common_beginning, sample_turns
 from gumshoe.agent.policy import Sampling
-from tests.models import random_model
+
+if TYPE_CHECKING:
+    import torch
+
+    from gumshoe.agent.generation import Past, Turn
 
 VOCABULARY, STOP = 50, 7
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    """Random weights with sharp opinions."""
-    return random_model(VOCABULARY, 3, num_hidden_layers=3, num_attention_heads=4, initializer_range=0.3)
+def model() -> Iterator[Any]:
+    """Random weights with sharp opinions, in one thread: several wait for each other longer than they compute."""
+    import torch
+
+    from tests.models import random_model
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield random_model(VOCABULARY, 3, num_hidden_layers=3, num_attention_heads=4, initializer_range=0.3)
+    torch.set_num_threads(threads)
 
 
-def turn(prompt: list[int], sampling: Sampling, seed: int = 0, past: Past | None = None) -> Turn:
+def sample_turns(model: Any, turns: "list[Turn]") -> None:
+    from gumshoe.agent import generation
+
+    generation.sample_turns(model, turns)
+
+
+def common_beginning(model: Any, prompts: list[list[int]]) -> "Past | None":
+    from gumshoe.agent import generation
+
+    return generation.common_beginning(model, prompts)
+
+
+def turn(prompt: list[int], sampling: Sampling, seed: int = 0, past: "Past | None" = None) -> "Turn":
+    from gumshoe.agent.generation import Turn
+
     return Turn(prompt, sampling, (STOP,), seed, past)
 
 
@@ -29,7 +51,7 @@ def prompts(count: int) -> list[list[int]]:
     return [[(number * place) % (VOCABULARY - 10) + 9 for place in range(1, 4 + 5 * number)] for number in range(count)]
 
 
-def agree(one: Turn, other: Turn) -> None:
+def agree(one: "Turn", other: "Turn") -> None:
     assert (one.ids, one.finish) == (other.ids, other.finish)
     assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
@@ -57,14 +79,17 @@ def test_a_conversation_that_goes_on_is_the_same_as_one_that_is_read_anew(model:
 def test_heads_that_share_keys_ask_together_and_say_what_the_model_itself_says(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     assert model.config.num_attention_heads == 2 * model.config.num_key_value_heads
     asked_by_each = list[int]()
 
-    def attend(module: Any, query: torch.Tensor, *rest: Any, **more: Any) -> Any:
+    def attend(module: Any, query: "torch.Tensor", *rest: Any, **more: Any) -> Any:
         asked_by_each.append(query.shape[2])
         return sdpa_attention_forward(module, query, *rest, **more)
 
-    monkeypatch.setattr(generation, "sdpa_attention_forward", attend)
+    monkeypatch.setattr("gumshoe.agent.generation.sdpa_attention_forward", attend)
     asked = [turn(prompt, Sampling(1.0, max_tokens=12), seed) for seed, prompt in enumerate(prompts(6))]
     sample_turns(model, asked)
     assert min(asked_by_each) > 1, "keys are copied for prompts alone"
@@ -127,8 +152,10 @@ def test_turns_of_different_lengths_end_each_at_its_own_time(model: Any) -> None
 
 
 def test_tokens_come_as_often_as_their_log_probabilities_say(model: Any) -> None:
+    import torch
+
     sampling = Sampling(0.8, top_p=0.9, top_k=20, max_tokens=1)
-    many = [turn(prompts(3)[2], sampling, seed) for seed in range(4000)]
+    many = [turn(prompts(3)[2], sampling, seed) for seed in range(2000)]
     sample_turns(model, many)
     told = {each.ids[0]: each.logprobs[0] for each in many}
     for token, logprob in told.items():

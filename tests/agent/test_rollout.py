@@ -3,11 +3,12 @@
 import asyncio
 import json
 import re
-import time
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.scenario import Scenario
 from tests.agent.fake_vllm import (
     Act,
+    Exchange,
     FakeVLLM,
     ServerProcess,
     altered,
@@ -39,12 +41,14 @@ from tests.agent.fake_vllm import (
     write_tokenizer,
     wrong_model,
 )
-from tests.conftest import free_port, once_within
+from tests.conftest import free_port
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import scenario
+from tests.waiting import Clock, async_wait_until
 
+HOUR = 3600.0  # a deadline that passes only if a test moves the clock
 LIMITS = EpisodeLimits(max_turns=6, max_context=50_000)
-QUICK = RequestLimits(deadline=1, connect=1, attempts=2, backoff=0.05)
+REQUESTS = RequestLimits(HOUR, connect=HOUR, attempts=2, backoff=0.05, patience=HOUR)
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +101,21 @@ def roll(
     index: MailIndex,
     about: list[Scenario],
     samples: int = 1,
-    limits: RequestLimits = QUICK,
+    concurrency: int = 64,
 ) -> tuple[list[Group], Progress]:
-    """A rollout on vLLM servers: its groups, and where it ended."""
+    """Return the groups of a rollout on vLLM servers, and where it ended."""
+
+    async def keep_looking_at_the_clock() -> None:
+        while True:
+            await asyncio.sleep(0.01)
 
     async def run() -> tuple[list[Group], Progress]:
-        async with VLLMPolicy(addresses, "adapter", limits) as policy, ToolThreads() as threads:
-            engine = RolloutEngine(real_episodes(policy, chat, index, threads))
-            return await collect(engine, about, samples), engine.progress
+        async with VLLMPolicy(addresses, "adapter", REQUESTS) as policy, ToolThreads(deadline=HOUR) as threads:
+            looking = asyncio.create_task(keep_looking_at_the_clock())
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads), concurrency)
+            groups = await collect(engine, about, samples)
+            looking.cancel()
+            return groups, engine.progress
 
     return asyncio.run(run())
 
@@ -163,7 +174,7 @@ def test_so_many_episodes_run_at_once_and_no_more(concurrency: int) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.001)
         running -= 1
         return trajectory(about, sample)
 
@@ -220,13 +231,13 @@ def test_after_three_tries_the_group_is_dropped_with_its_cause_and_the_others_go
             raise PolicyError("the server is gone")
         if about.id == "q2" and sample == 2:
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(HOUR)
             except asyncio.CancelledError:
                 cancelled.append(sample)
                 stopped.set()
                 raise
         if about.id == "q3":
-            await asyncio.wait_for(stopped.wait(), 5)  # the dropped group's episodes end while others run
+            await stopped.wait()  # the dropped group's episodes end while others run
         return trajectory(about, sample)
 
     engine = RolloutEngine(episode)
@@ -243,28 +254,24 @@ def test_after_three_tries_the_group_is_dropped_with_its_cause_and_the_others_go
 
 @pytest.mark.parametrize("error", [UsageError("no such model"), ZeroDivisionError("a defect")])
 def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) -> None:
+    begun: list[str] = []
     cancelled: list[str] = []
 
     async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
         if about.id == "q3":
-            await asyncio.sleep(0.02)
+            await async_wait_until(lambda: len(begun) == 4)
             raise error
+        begun.append(about.id)
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(HOUR)
         except asyncio.CancelledError:
             cancelled.append(about.id)
             raise
         return trajectory(about, sample)
 
-    def seconds() -> float:
-        cancelled.clear()
-        started = time.monotonic()
-        with pytest.raises(type(error), match=str(error)):
-            asyncio.run(collect(RolloutEngine(episode), scenarios(5)))
-        assert sorted(cancelled) == ["q1", "q2", "q4", "q5"]
-        return time.monotonic() - started
-
-    assert once_within(1, seconds)
+    with pytest.raises(type(error), match=str(error)):
+        asyncio.run(collect(RolloutEngine(episode), scenarios(5)))
+    assert sorted(cancelled) == ["q1", "q2", "q4", "q5"]
 
 
 def test_an_episode_that_cancels_itself_does_not_keep_the_rollout_waiting() -> None:
@@ -273,72 +280,54 @@ def test_an_episode_that_cancels_itself_does_not_keep_the_rollout_waiting() -> N
             raise asyncio.CancelledError
         return trajectory(about, sample)
 
-    async def run() -> None:
-        async with asyncio.timeout(5):
-            await collect(RolloutEngine(episode), scenarios(3))
-
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(run())
+        asyncio.run(collect(RolloutEngine(episode), scenarios(3)))
 
 
-async def _asked(server: FakeVLLM) -> float:
-    """Waits until requests are under way: the moment."""
-    while server.under_way < 4:
-        await asyncio.sleep(0.01)
-    return time.monotonic()
-
-
-async def _cancelled(engine: RolloutEngine, server: FakeVLLM) -> float:
+async def _cancelled(engine: RolloutEngine, server: FakeVLLM) -> None:
     task = asyncio.create_task(collect(engine, scenarios(40), 4))
-    moment = await _asked(server)
+    await async_wait_until(lambda: server.under_way == 16)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    return moment
 
 
-async def _left(engine: RolloutEngine, server: FakeVLLM) -> float:
+async def _left(engine: RolloutEngine, server: FakeVLLM) -> None:
     async with aclosing(engine.run(scenarios(40), 4)) as groups:
         first = asyncio.ensure_future(anext(groups))
-        moment = await _asked(server)
+        await async_wait_until(lambda: server.under_way == 16)
         first.cancel()
         with suppress(asyncio.CancelledError):
             await first
-    return moment
 
 
 @pytest.mark.parametrize("leave", [_cancelled, _left])
-def test_cancelling_stops_everything_within_a_second(
-    leave: Callable[[RolloutEngine, FakeVLLM], Awaitable[float]], chat: ChatFormat, index: MailIndex
+def test_cancelling_stops_everything_and_waits_for_no_answer(
+    leave: Callable[[RolloutEngine, FakeVLLM], Awaitable[None]], chat: ChatFormat, index: MailIndex
 ) -> None:
-    async def run(server: FakeVLLM) -> float:
-        patient = RequestLimits(deadline=60)
-        async with VLLMPolicy([server.address], "adapter", patient) as policy, ToolThreads() as threads:
+    async def run(server: FakeVLLM) -> None:
+        async with VLLMPolicy([server.address], "adapter", REQUESTS) as policy, ToolThreads() as threads:
             engine = RolloutEngine(real_episodes(policy, chat, index, threads), 16)
-            moment = await leave(engine, server)
+            await leave(engine, server)
             assert engine.progress.running == 0
             assert len(asyncio.all_tasks()) == 1
-            return time.monotonic() - moment
 
     with FakeVLLM() as server:
         server.inject(stall, times=None)
-
-        def seconds() -> float:
-            taken = asyncio.run(run(server))
-            return taken if server.wait_until_idle(1) else 60
-
-        assert once_within(1, seconds)
+        asyncio.run(run(server))
+        server.wait_until_idle()
         assert server.errors == []
 
 
-class _Sleeper:
-    """An environment with one tool, that takes its time and holds its thread."""
+class _Waiter:
+    """An environment with one tool, that holds its thread until an event."""
 
     finished = False
 
-    def __init__(self, about: Scenario) -> None:
+    def __init__(self, about: Scenario, begun: threading.Event, over: threading.Event) -> None:
         self.scenario, self.record = about, Record()
-        self.toolbox = Toolbox([self.sleep])
+        self.toolbox = Toolbox([self.wait])
+        self._begun, self._over = begun, over
 
     def system_prompt(self) -> str:
         return ""
@@ -346,9 +335,10 @@ class _Sleeper:
     def user_prompt(self) -> str:
         return ""
 
-    def sleep(self) -> str:
-        """Sleep."""
-        time.sleep(3)
+    def wait(self) -> str:
+        """Wait."""
+        self._begun.set()
+        self._over.wait()
         self.finished = True
         return ""
 
@@ -358,37 +348,35 @@ class _Caller:
         pass
 
     async def say(self) -> Said:
-        text = '<tool_call>{"name": "sleep", "arguments": {}}</tool_call>'
+        text = '<tool_call>{"name": "wait", "arguments": {}}</tool_call>'
         return Said((Segment("sampled", text),), text, "caller", cut=False)
 
 
 def test_tools_do_not_hold_up_the_event_loop() -> None:
-    async def run() -> float:
-        longest, stop = 0.0, asyncio.Event()
+    """They wait for an event that only the event loop sets."""
+    begun, over = threading.Event(), threading.Event()
 
-        async def beat() -> None:
-            nonlocal longest
-            while not stop.is_set():
-                before = time.monotonic()
-                await asyncio.sleep(0.001)
-                longest = max(longest, time.monotonic() - before)
-
+    async def run() -> list[Group]:
         async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
-            return await run_episode(_Caller(), _Sleeper(about), sample, LIMITS, threads)
+            return await run_episode(_Caller(), _Waiter(about, begun, over), sample, LIMITS, threads)
 
-        async with ToolThreads() as threads:
-            beating = asyncio.create_task(beat())
-            assert len(whole(await collect(RolloutEngine(episode), scenarios(4)))) == 4
-            stop.set()
-            await beating
-        return longest
+        async with ToolThreads(deadline=HOUR) as threads:
+            collected = asyncio.create_task(collect(RolloutEngine(episode), scenarios(4)))
+            await async_wait_until(begun.is_set)
+            over.set()
+            return await collected
 
-    assert asyncio.run(run()) < 2
+    assert len(whole(asyncio.run(run()))) == 4
+
+
+def _stall_past_the_deadline(clock: Clock, exchange: Exchange) -> None:
+    clock.advance(HOUR + 1)
+    stall(exchange)
 
 
 FAULTS: dict[str, tuple[Act, str]] = {
     "connection reset": (reset, r"failed \((ReadError|RemoteProtocolError|WriteError|ConnectError)"),
-    "stall past the deadline": (stall, "did not answer in 1 seconds|ReadTimeout"),
+    "stall past the deadline": (stall, "did not answer in 3600 seconds|ReadTimeout"),
     "500": (status(500), "answered 500"),
     "wrong model": (altered(wrong_model), "it came from 'somebody-else'"),
     "truncated JSON": (cut_json, "not JSON"),
@@ -400,15 +388,21 @@ def tokens(groups: list[Group]) -> dict[tuple[str, int], list[int]]:
     return {(each.scenario, each.sample): each.ids for group in groups for each in group.trajectories}
 
 
+def with_clock(fault: Act, clock: Clock) -> tuple[Act, int]:
+    """Return a fault that takes as long as it has to, and how many episodes may run at once beside it."""
+    return (partial(_stall_past_the_deadline, clock), 1) if fault is stall else (fault, 64)
+
+
 @pytest.mark.parametrize("fault", [act for act, _ in FAULTS.values()], ids=FAULTS.keys())
 def test_a_fault_that_passes_leaves_no_trace_in_the_trajectories(
-    chat: ChatFormat, index: MailIndex, fault: Act
+    chat: ChatFormat, index: MailIndex, fault: Act, clock: Clock
 ) -> None:
+    act, concurrency = with_clock(fault, clock)
     with FakeVLLM() as server:
         expected, _ = roll([server.address], chat, index, scenarios(2), 2)
-        server.inject(fault, after=2)
-        server.inject(fault, after=5)
-        groups, progress = roll([server.address], chat, index, scenarios(2), 2)
+        server.inject(act, after=2)
+        server.inject(act, after=5)
+        groups, progress = roll([server.address], chat, index, scenarios(2), 2, concurrency)
         assert server.errors == []
     assert progress.dropped == 0
     assert tokens(groups) == tokens(expected)
@@ -417,11 +411,12 @@ def test_a_fault_that_passes_leaves_no_trace_in_the_trajectories(
 
 @pytest.mark.parametrize(("fault", "cause"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_fault_that_stays_drops_the_groups_and_never_becomes_a_trajectory(
-    chat: ChatFormat, index: MailIndex, fault: Act, cause: str
+    chat: ChatFormat, index: MailIndex, fault: Act, cause: str, clock: Clock
 ) -> None:
+    act, concurrency = with_clock(fault, clock)
     with FakeVLLM() as server:
-        server.inject(fault, times=None, after=2)  # an episode takes three requests
-        groups, progress = roll([server.address], chat, index, scenarios(2), 2)
+        server.inject(act, times=None, after=2)  # an episode takes three requests
+        groups, progress = roll([server.address], chat, index, scenarios(2), 2, concurrency)
         assert server.errors == []
     assert [group.trajectories for group in groups] == [(), ()]
     for group in groups:
@@ -441,19 +436,17 @@ def test_real_episodes_search_read_and_answer(chat: ChatFormat, index: MailIndex
 def test_a_server_that_is_killed_in_the_middle_and_started_again_costs_no_group(
     chat: ChatFormat, index: MailIndex
 ) -> None:
-    server = ServerProcess(free_port(), delay=0.15)
-    patient = RequestLimits(deadline=5, connect=1, attempts=6, backoff=0.6)
+    server = ServerProcess(free_port(), delay=0.02)
+    patient = RequestLimits(HOUR, connect=HOUR, attempts=6, backoff=0.2, patience=HOUR)
     server.start()
 
     async def run() -> tuple[list[Group], Progress, int]:
-        async with VLLMPolicy([server.address], "adapter", patient) as policy, ToolThreads() as threads:
-            engine = RolloutEngine(real_episodes(policy, chat, index, threads), 64)
+        async with VLLMPolicy([server.address], "adapter", patient) as policy, ToolThreads(deadline=HOUR) as threads:
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads), 16)
             task = asyncio.create_task(collect(engine, scenarios(16), 4))
-            while engine.progress.done < 1:
-                await asyncio.sleep(0.005)
+            await async_wait_until(lambda: engine.progress.done)
             server.kill()
             before = engine.progress.done
-            await asyncio.sleep(0.2)
             await asyncio.to_thread(server.start)
             return await task, engine.progress, before
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,11 +18,22 @@ import pytest
 from gumshoe.agent.run import Settings, read_trajectories, run_to_file
 from gumshoe.agent.trajectory import TrajectoryFileError
 from gumshoe.cli import main
-from tests.agent.fake_vllm import FakeVLLM, after, altered, fewer_logprobs, stall, status, write_tokenizer
+from tests.agent.fake_vllm import (
+    Exchange,
+    FakeVLLM,
+    altered,
+    decoded,
+    fewer_logprobs,
+    forward,
+    stall,
+    status,
+    write_tokenizer,
+)
 from tests.agent.talk import QWEN2_5, make_tokenizer
-from tests.conftest import Ran, free_port, once_within
+from tests.conftest import Ran, free_port
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import about_documents, question, write_questions
+from tests.waiting import wait_until
 
 Run = Callable[..., Ran]
 COUNT = 6
@@ -286,31 +296,34 @@ def test_a_broken_line_that_is_whole_is_an_error_with_its_number(
 
 
 def _started(*arguments: object) -> "subprocess.Popen[str]":
+    """Start a command in a process of its own, which an interrupt ends."""
     command = [sys.executable, "-m", "gumshoe", *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "COLUMNS": "200"})
+    # A background job of a shell ignores interrupts, and so would what it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "COLUMNS": "200"})
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def _wait_for(what: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    started = time.monotonic()
-    while not what():
-        assert process.poll() is None
-        assert time.monotonic() - started < 120
-        time.sleep(0.005)
+def _stall_from_the_fourth(exchange: Exchange) -> None:
+    """Answer the questions about the first three messages only."""
+    (forward if re.search("message [123] say", decoded(exchange.request["prompt"])) else stall)(exchange)
 
 
 def test_a_run_that_is_killed_and_started_again_gives_each_group_once_and_whole(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path
 ) -> None:
     out = tmp_path / "t.jsonl"
-    server.inject(after(0.05), times=None)
+    server.inject(_stall_from_the_fourth, times=None)
     arguments = options(place, out, adapter(server), samples=3, concurrency=5)
     process = _started(*arguments)
-    _wait_for(lambda: out.exists() and out.stat().st_size > 0, process)
+    wait_until(lambda: out.exists() and b"\n" in out.read_bytes(), process)
     process.kill()
     process.communicate()
     lines = out.read_bytes().count(b"\n")
-    assert 1 <= lines < 18
+    assert 1 <= lines <= 9
     server.heal()
     report = json.loads(run(*arguments, "--json").out)
     assert report["done"] + report["already_there"] == 18
@@ -320,21 +333,15 @@ def test_a_run_that_is_killed_and_started_again_gives_each_group_once_and_whole(
     assert set(counts.values()) == {1}
 
 
-def test_an_interrupt_ends_the_command_within_a_second(server: FakeVLLM, place: Place, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_command_at_once(server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     server.inject(stall, times=None, after=4)
-
-    def seconds() -> float:
-        process = _started(*options(place, tmp_path / "t.jsonl", adapter(server), samples=3))
-        _wait_for(lambda: server.under_way > 10, process)
-        started = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-        taken = time.monotonic() - started
-        assert process.returncode == 130
-        assert "Traceback" not in said
-        return taken if server.wait_until_idle(1) else 60
-
-    assert once_within(1, seconds)
+    process = _started(*options(place, tmp_path / "t.jsonl", adapter(server), samples=3))
+    wait_until(lambda: server.under_way > 10, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    server.wait_until_idle()
 
 
 def test_a_file_that_another_run_writes_to_is_left_alone_until_that_ends(
@@ -347,7 +354,7 @@ def test_a_file_that_another_run_writes_to_is_left_alone_until_that_ends(
     arguments = options(place, out, adapter(server), samples=3)
     process = _started(*arguments)
     try:
-        _wait_for(lambda: server.under_way > 0, process)
+        wait_until(lambda: server.under_way > 0, process)
         refused = run(*arguments)
         assert refused.status == 2
         assert "t.jsonl is being written by another process; wait until that ends" in refused.err
@@ -413,6 +420,21 @@ def test_where_every_group_is_dropped_nothing_is_written(
     assert (tmp_path / "t.jsonl").read_bytes() == b""
 
 
+@pytest.fixture(scope="module")
+def other_places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """Tokenizers and scenarios that do not fit a rollout, by what is wrong with them."""
+    directory = tmp_path_factory.mktemp("other")
+    make_tokenizer(QWEN2_5).save_pretrained(directory / "other")
+    odd = "{% for m in messages %}[INST]{{ m.content }}{% endfor %}"
+    return {
+        "OTHER VOCABULARY": directory / "other",
+        "NOWHERE": directory / "nowhere",
+        "DOCUMENTS": write_questions(directory / "d.jsonl", [question(1), about_documents(1)]),
+        "NO TEMPLATE": write_tokenizer(directory / "bare", template=None),
+        "OTHER TEMPLATE": write_tokenizer(directory / "odd", odd),
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -436,18 +458,15 @@ def test_where_every_group_is_dropped_nothing_is_written(
     ],
 )
 def test_a_mistake_is_named_before_anything_begins(
-    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, changes: dict[str, Any], says: str
+    run: Run,
+    server: FakeVLLM,
+    place: Place,
+    other_places: dict[str, object],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    says: str,
 ) -> None:
-    documents = [question(1), about_documents(1)]
-    places = {
-        "MISSING": f"vllm:{server.address}#other",
-        "OTHER VOCABULARY": tmp_path / "other",
-        "NOWHERE": tmp_path / "nowhere",
-        "DOCUMENTS": write_questions(tmp_path / "d.jsonl", documents),
-        "NO TEMPLATE": write_tokenizer(tmp_path / "bare", template=None),
-        "OTHER TEMPLATE": write_tokenizer(tmp_path / "odd", "{% for m in messages %}[INST]{{ m.content }}{% endfor %}"),
-    }
-    make_tokenizer(QWEN2_5).save_pretrained(tmp_path / "other")
+    places = {**other_places, "MISSING": f"vllm:{server.address}#other"}
     given = {name: places.get(value, value) if isinstance(value, str) else value for name, value in changes.items()}
     out = tmp_path / "t.jsonl"
     policy = str(given.pop("policy", adapter(server)))

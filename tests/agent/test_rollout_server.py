@@ -1,13 +1,11 @@
 """What starts a rollout server on another machine: that which starts one here, but for its address."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from gumshoe.agent.policies import TINY
-from gumshoe.agent.rollout_server import launch
+from gumshoe.agent.rollout_server import launch, main
 from gumshoe.agent.vllm_server import ServerOptions, is_installed, launch_of
 from tests.conftest import missing
 
@@ -40,14 +38,10 @@ def test_a_server_tells_what_it_does_whatever_a_library_set_for_itself(monkeypat
     assert launch_of("model", own, "127.0.0.1", 1).environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
 
 
-def test_a_model_that_is_not_there_is_told_before_vllm_is_started(tmp_path: Path) -> None:
-
-    ended = subprocess.run(
-        [sys.executable, "-m", "gumshoe.agent.rollout_server", "--model", str(tmp_path / "none")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("error: there is no directory")
-    assert "Traceback" not in ended.stderr
+def test_a_model_that_is_not_there_is_told_before_vllm_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", str(tmp_path / "none")])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: there is no directory")

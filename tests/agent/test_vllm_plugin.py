@@ -5,7 +5,6 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
-import torch
 
 from gumshoe.agent import vllm_plugin
 from tests.conftest import missing
@@ -30,12 +29,16 @@ def own() -> Iterator[Any]:
 
 
 def weights(*shape: int) -> Any:
+    import torch
+
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 @pytest.mark.parametrize("rows", [SEVERAL, [1] * 5, [2]])
 @pytest.mark.parametrize("slots", [(ADAPTERS,), (ADAPTERS, 1)])
 def test_it_says_what_vllm_says(rows: list[int], slots: tuple[int, ...], own: Any) -> None:
+    import torch
+
     indices, count = torch.tensor(rows), len(rows)
     down, up = weights(*slots, RANK, WIDE), weights(*slots, HIGH, RANK)
     inputs, small = weights(count, WIDE), weights(count, RANK)
@@ -54,6 +57,8 @@ def test_it_says_what_vllm_says(rows: list[int], slots: tuple[int, ...], own: An
 
 
 def test_a_token_that_asks_for_no_adapter_has_none() -> None:
+    import torch
+
     indices, out = torch.tensor([-1, 1, -1]), torch.zeros(3, HIGH)
     vllm_plugin.bgmv_expand(weights(3, RANK), weights(ADAPTERS, HIGH, RANK), out, indices)
     assert [bool(row.any()) for row in out] == [False, True, False]

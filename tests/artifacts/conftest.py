@@ -1,16 +1,15 @@
 """Where the tests of artifacts store things: in a directory, in a bucket, and in a bucket behind faults."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gumshoe.artifacts.storage import Limits
 from gumshoe.artifacts.store import Store
-from tests.artifacts.fault_proxy import FaultProxy
+from tests.artifacts.fault_proxy import Elapsed, FaultProxy, elapse_at_once
+from tests.waiting import Clock
 
-QUICK = Limits(connect_timeout=1, read_timeout=1, attempts=3, backoff=0.1, workers=4)
-PATIENT = replace(QUICK, read_timeout=30)  # of a server that many ask at once
+LIMITS = Limits(connect_timeout=60, read_timeout=60, attempts=3, backoff=1, workers=4)
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -23,11 +22,18 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(store_uri: str) -> Store:
-    return Store(store_uri, QUICK)
+    return Store(store_uri, LIMITS)
 
 
 @pytest.fixture
-def behind(proxy: FaultProxy, s3_bucket: str, aws_environment: pytest.MonkeyPatch) -> Store:
-    """A store that is reached through the proxy, with limits that make tests quick. The environment names it too."""
+def elapsed(proxy: FaultProxy, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Elapsed:
+    """Let timeouts and pauses of the S3 client elapse at once, and record them."""
+    return elapse_at_once(proxy, clock, monkeypatch)
+
+
+@pytest.fixture
+def behind(proxy: FaultProxy, s3_bucket: str, aws_environment: pytest.MonkeyPatch, elapsed: Elapsed) -> Store:
+    """Return a store that is reached through the proxy. The environment names it too."""
+    del elapsed
     aws_environment.setenv("AWS_ENDPOINT_URL", proxy.address)
-    return Store(f"s3://{s3_bucket}/project/artifacts", QUICK)
+    return Store(f"s3://{s3_bucket}/project/artifacts", LIMITS)

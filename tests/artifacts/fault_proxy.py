@@ -9,6 +9,7 @@ and after how many; the fault is a function of the `Exchange`.
 """
 
 import http.client
+import select
 import socket
 import struct
 import sys
@@ -16,11 +17,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 from tests.http_server import serving
+from tests.waiting import Clock
 
 _PER_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server", "expect"}
 
@@ -123,9 +127,27 @@ class Exchange:
         self._handler.rfile.close()
         connection.close()
 
-    def pause(self, seconds: float | None = None) -> bool:
-        """Do nothing, until the proxy closes at most: whether it does."""
-        return self._proxy.closing.wait(seconds)
+    def hang(self) -> None:
+        """Send nothing more; reset the connection when the client leaves or the proxy closes."""
+        port = self._handler.client_address[1]
+        self._proxy.hanging.add(port)
+        self.wait_for_close()
+        self._proxy.hanging.discard(port)
+
+    def wait_for_close(self) -> None:
+        """Wait until the client leaves or the proxy closes, then reset the connection."""
+        while not self._proxy.closing.wait(0.01) and not _has_left(self._handler.connection):
+            pass
+        self.drop()
+
+
+def _has_left(client: socket.socket) -> bool:
+    try:
+        return not client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -166,6 +188,8 @@ class FaultProxy:
     errors: list[str] = field(default_factory=list)
     """What went wrong in the proxy itself; a test with any in it proves nothing."""
     closing: threading.Event = field(default_factory=threading.Event)
+    hanging: set[int] = field(default_factory=set)
+    """Ports of the clients that get nothing more on their connection."""
     _faults: list[Fault] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -214,7 +238,9 @@ class FaultProxy:
         act(exchange)
 
     def __enter__(self) -> Self:
-        self._serving = serving(_Server(self))
+        server = _Server(self)
+        self.port = server.server_port
+        self._serving = serving(server)
         self.address = self._serving.__enter__()
         return self
 
@@ -233,8 +259,13 @@ def forward(exchange: Exchange) -> None:
 def stall(exchange: Exchange) -> None:
     """Take the request in and never answer."""
     exchange.receive()
-    exchange.pause()
-    exchange.drop()
+    exchange.hang()
+
+
+def never_answer(exchange: Exchange) -> None:
+    """Let the server do what was asked, and never send its answer."""
+    exchange.forward()
+    exchange.hang()
 
 
 def lose_answer(exchange: Exchange) -> None:
@@ -283,23 +314,24 @@ def stall_after(amount: int) -> Callable[[Exchange], None]:
         answer = exchange.forward()
         exchange.start_reply(answer)
         exchange.send(answer.body[:amount])
-        exchange.pause()
-        exchange.drop()
+        exchange.hang()
 
     return act
 
 
-def trickle(pause: float) -> Callable[[Exchange], None]:
-    """The first hundred bytes of the answer's body come one at a time, and then the connection breaks."""
+def trickle(clock: Clock, seconds: float) -> Callable[[Exchange], None]:
+    """Send the first hundred bytes of the answer's body, each so many seconds of the clock after the one before.
+
+    After them nothing comes, however long the client waits.
+    """
 
     def act(exchange: Exchange) -> None:
         answer = exchange.forward()
         exchange.start_reply(answer)
         for byte in answer.body[:100]:
+            clock.advance(seconds)
             exchange.send(bytes([byte]))
-            if exchange.pause(pause):
-                break
-        exchange.drop()
+        exchange.wait_for_close()
 
     return act
 
@@ -349,3 +381,58 @@ def answer(
         exchange.reply(Answer(status, list(told.items()), body))
 
     return act
+
+
+def _goes_to(client: socket.socket, port: int) -> bool:
+    try:
+        return bool(client.getpeername()[1] == port)
+    except OSError:  # it is closed
+        return False
+
+
+def _is_readable(client: socket.socket, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(client, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+@dataclass
+class Elapsed:
+    """What elapsed on the clock: read timeouts, and pauses between two tries, in seconds."""
+
+    timeouts: list[float] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+
+    @property
+    def total(self) -> float:
+        return sum(self.timeouts) + sum(self.pauses)
+
+
+def elapse_at_once(proxy: FaultProxy, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Elapsed:
+    """Let the S3 client of this process wait on the clock instead of in real time.
+
+    If the proxy hangs on a connection, the client's read timeout elapses at once, however long it is; so do boto3's
+    and tenacity's pauses between two tries. Everything else keeps its real, long timeout.
+    """
+    elapsed = Elapsed()
+    really_read = socket.SocketIO.readinto
+
+    def read(self: Any, buffer: Any) -> int | None:
+        client: socket.socket = self._sock
+        limit = client.gettimeout()
+        if limit and _goes_to(client, proxy.port):
+            while not _is_readable(client, 0.01):
+                if client.getsockname()[1] in proxy.hanging and not _is_readable(client, 0):
+                    elapsed.timeouts.append(limit)
+                    clock.advance(limit)
+                    raise TimeoutError("timed out")
+        return really_read(self, buffer)
+
+    def sleep(seconds: float) -> None:
+        elapsed.pauses.append(seconds)
+        clock.advance(seconds)
+
+    monkeypatch.setattr(socket.SocketIO, "readinto", read)
+    for module in ("botocore.endpoint", "tenacity.nap"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(sleep=sleep))
+    return elapsed

@@ -4,7 +4,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -95,7 +94,7 @@ def at_once(calls: Iterable[Callable[[], T]]) -> list[T | Exception]:
     barrier = Barrier(len(calls))
 
     def begin(call: Callable[[], T]) -> T | Exception:
-        barrier.wait(30)
+        barrier.wait()
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - the test looks at every one
@@ -113,11 +112,3 @@ def gumshoe(*arguments: str | Path) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
-    """Return as soon as the condition holds."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < seconds, f"waited {seconds:g} s for {what}"
-        time.sleep(0.001)

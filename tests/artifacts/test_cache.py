@@ -6,10 +6,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from threading import Timer
 
 import pytest
 
+from gumshoe.artifacts import cache as artifacts_cache
 from gumshoe.artifacts.cache import Cache, cache_key, default_cache
 from gumshoe.artifacts.storage import StorageError
 
@@ -34,18 +34,26 @@ def test_several_processes_write_at_once(tmp_path: Path) -> None:
     )
     path = tmp_path / "cache.sqlite"
     writers = [subprocess.Popen([sys.executable, "-c", code, path, name]) for name in "abc"]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
     assert len(Cache(path).get(f"{name}-{number}" for name in "abc" for number in range(50))) == 150
 
 
-def test_a_new_one_that_another_process_is_setting_up_is_waited_for(tmp_path: Path) -> None:
+def test_a_new_one_that_another_process_is_setting_up_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "cache.sqlite"
-    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+    pauses: list[float] = []
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                other.execute("COMMIT")
+
+        monkeypatch.setattr(artifacts_cache._again, "sleep", pause)
         other.execute("BEGIN IMMEDIATE")
-        ending = Timer(0.5, other.execute, ["COMMIT"])
-        ending.start()
         cache = Cache(path)
-        ending.join()
+    assert len(pauses) == 3
     cache.put({"a": b"x"})
     assert cache.get(["a"]) == {"a": b"x"}
 

@@ -7,12 +7,10 @@ from datetime import timedelta
 from pathlib import Path
 from threading import Event
 
-import boto3
 import pytest
 
 from gumshoe.artifacts.manifest import InvalidNameError
 from gumshoe.artifacts.pruning import prune
-from gumshoe.artifacts.s3 import AccessDeniedError
 from gumshoe.artifacts.store import Store, VersionTakenError
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit
 from tests.artifacts.files import at_once, overwrite, read_files, write_files
@@ -154,6 +152,8 @@ def _made_in_2020(listing: bytes) -> bytes:
 
 
 def test_old_leftovers_go_from_a_bucket(behind: Store, proxy: FaultProxy, tmp_path: Path, s3_bucket: str) -> None:
+    import boto3
+
     _publish(behind, tmp_path, "adapters/1")
     overwrite(behind, LEFTOVER, b"half", tmp_path)
     s3 = boto3.client("s3")
@@ -189,6 +189,8 @@ def test_a_store_that_lies_in_another_is_part_of_it(behind: Store, proxy: FaultP
 
 
 def test_a_dry_run_abandons_no_upload(behind: Store, s3_bucket: str) -> None:
+    import boto3
+
     s3 = boto3.client("s3")
     s3.create_multipart_upload(Bucket=s3_bucket, Key=f"project/artifacts/{LEFTOVER}")
     prune(behind, keep=1, older_than=NOW, dry_run=True)
@@ -197,6 +199,8 @@ def test_a_dry_run_abandons_no_upload(behind: Store, s3_bucket: str) -> None:
 
 def test_what_is_half_removed_is_not_seen(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
     """The manifest of a/1 goes, and then the server forbids to remove its files."""
+    from gumshoe.artifacts.s3 import AccessDeniedError
+
     _publish(behind, tmp_path, "a/1", "a/2")
     proxy.inject(answer(403, "AccessDenied"), "POST", query="delete", after=1, times=None)
     with pytest.raises(AccessDeniedError):

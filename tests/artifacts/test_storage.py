@@ -21,14 +21,14 @@ from gumshoe.artifacts.storage import (
 )
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
-from tests.artifacts.conftest import QUICK
+from tests.artifacts.conftest import LIMITS
 from tests.artifacts.fault_proxy import FaultProxy, small_pages
 from tests.artifacts.files import at_once, noise, write_files
 
 
 @pytest.fixture
 def storage(store_uri: str) -> Storage:
-    return open_storage(store_uri, QUICK)
+    return open_storage(store_uri, LIMITS)
 
 
 def _put(storage: Storage, files: dict[str, bytes], scratch: Path) -> None:
@@ -159,7 +159,7 @@ def test_what_is_no_directory_cannot_be_locked(error: type[OSError], tmp_path: P
 @pytest.fixture
 def mail(store_uri: str, tmp_path: Path) -> str:
     """The URI of a folder with three files."""
-    storage = open_storage(store_uri, QUICK)
+    storage = open_storage(store_uri, LIMITS)
     _put(storage, {"mail/b.eml": b"bb", "mail/sub/a.eml": b"a", "mail.mbox": b"box", "mailing": b""}, tmp_path)
     return f"{store_uri}/mail"
 
@@ -174,7 +174,7 @@ def test_everything_below_a_uri_is_listed_and_can_be_opened(mail: str) -> None:
     assert [(each.key.rpartition("/mail/")[2], each.size) for each in listed] == [("b.eml", 2), ("sub/a.eml", 1)]
     contents = []
     for each in listed:
-        with open_uri(each.key, QUICK) as file:
+        with open_uri(each.key, LIMITS) as file:
             contents.append(file.read())
     assert contents == [b"bb", b"a"]
     assert list_uri(f"{mail}/") == listed
@@ -183,7 +183,7 @@ def test_everything_below_a_uri_is_listed_and_can_be_opened(mail: str) -> None:
 def test_the_uri_of_one_file_lists_that_file(mail: str) -> None:
     (found,) = list_uri(f"{mail}.mbox")
     assert found.size == 3
-    with open_uri(found.key, QUICK) as file:
+    with open_uri(found.key, LIMITS) as file:
         assert file.read() == b"box"
 
 
@@ -206,21 +206,21 @@ def test_a_file_uri_is_decoded_and_a_path_is_not(tmp_path: Path) -> None:
 def test_what_is_not_there_is_not_found(mail: str) -> None:
     for uri in (f"{mail}/none", f"{mail}-not", f"{mail}.mbox/inside"):
         with pytest.raises(NotFoundError, match=uri.rpartition("/")[2]):
-            list_uri(uri, QUICK)
+            list_uri(uri, LIMITS)
         with pytest.raises(GumshoeError):
-            open_uri(uri, QUICK)
+            open_uri(uri, LIMITS)
 
 
 def test_a_folder_cannot_be_opened(mail: str) -> None:
     with pytest.raises(StorageError, match="mail"):
-        open_uri(mail, QUICK)
+        open_uri(mail, LIMITS)
 
 
 def test_a_bucket_alone_cannot_be_opened_and_lists_everything(s3_bucket: str, tmp_path: Path) -> None:
     _put(open_storage(f"s3://{s3_bucket}"), {"a": b"1", "b/c": b"22"}, tmp_path)
     assert sizes(f"s3://{s3_bucket}") == {f"s3://{s3_bucket}/a": 1, f"s3://{s3_bucket}/b/c": 2}
     with pytest.raises(StorageError, match=s3_bucket):
-        open_uri(f"s3://{s3_bucket}", QUICK)
+        open_uri(f"s3://{s3_bucket}", LIMITS)
 
 
 def test_the_empty_objects_that_consoles_make_for_folders_are_not_files(s3_bucket: str, tmp_path: Path) -> None:

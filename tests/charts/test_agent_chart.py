@@ -6,31 +6,30 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from charts.readme import described
-from helm_python import Chart
-from helm_python.chart import lint
 
-from gumshoe.serving.access import add_key
-from gumshoe.serving.settings import read_settings
-from gumshoe.serving.telemetry import Metrics
 from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import missing
-from tests.serving.agent_server import ANN, make_place, started
+from tests.serving.agent_server import ANN, add_key, make_place, started
+
+if TYPE_CHECKING:
+    from gumshoe.serving.settings import ServeSettings
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "agent"
-FILES = sorted((CHART / "ci").glob("*-values.yaml"))
-MODES = [file.name.removesuffix("-values.yaml") for file in FILES]
+MODES = ["documents", "everything", "external", "llmisvc", "standard"]
+"""Each has its values in the chart's folder `ci`."""
 
 
 def values_of(mode: str) -> dict[str, Any]:
-    return dict(yaml.safe_load((CHART / "ci" / f"{mode}-values.yaml").read_text()))
+    return dict(yaml.load((CHART / "ci" / f"{mode}-values.yaml").read_text(), yaml.CSafeLoader))
 
 
 def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -42,11 +41,18 @@ def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
+@cache
+def chart() -> Any:
+    from helm_python import Chart
+
+    return Chart.load(CHART)
+
+
 def rendered(values: dict[str, Any], release: str = "mail") -> dict[tuple[str, str], Any]:
-    """The objects of a release, by kind and name."""
-    files = Chart.load(CHART).render(values, name=release, namespace="agents")
+    """Return the objects of a release, by kind and name."""
+    files = chart().render(values, name=release, namespace="agents")
     text = "\n---\n".join(text for name, text in files.items() if not name.endswith("NOTES.txt"))
-    objects = [each for each in yaml.safe_load_all(text) if each]
+    objects = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
     return {(each["kind"], each["metadata"]["name"]): each for each in objects}
 
 
@@ -56,10 +62,18 @@ def of_kind(objects: dict[tuple[str, str], Any], kind: str) -> Any:
 
 
 def settings_of(objects: dict[tuple[str, str], Any], name: str = "mail-gumshoe-agent-agent") -> dict[str, Any]:
-    return dict(yaml.safe_load(objects["ConfigMap", name]["data"]["settings.yaml"]))
+    return dict(yaml.load(objects["ConfigMap", name]["data"]["settings.yaml"], yaml.CSafeLoader))
+
+
+def read_settings(given: dict[str, Any]) -> "ServeSettings":
+    """Read settings as the agent server does."""
+    from gumshoe.serving.settings import read_settings as read
+
+    return read(None, given)
 
 
 def test_there_are_values_for_every_mode() -> None:
+    assert [f"{mode}-values.yaml" for mode in MODES] == sorted(each.name for each in (CHART / "ci").iterdir())
     schema = json.loads((CHART / "values.schema.json").read_text())
     modes = schema["properties"]["serving"]["properties"]["mode"]["enum"]
     assert set(modes) <= {values_of(mode).get("serving", {}).get("mode", "standard") for mode in MODES}
@@ -67,6 +81,8 @@ def test_there_are_values_for_every_mode() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_renders_lints_and_is_what_kubernetes_takes(mode: str, assert_valid: Callable[..., None]) -> None:
+    from helm_python.chart import lint
+
     values = values_of(mode)
     told = lint(CHART, values, strict=True)
     assert told["errors"] == []
@@ -76,7 +92,7 @@ def test_every_mode_renders_lints_and_is_what_kubernetes_takes(mode: str, assert
 @pytest.mark.parametrize("mode", MODES)
 def test_the_agent_server_takes_the_settings_that_it_is_given(mode: str) -> None:
     given = settings_of(rendered(values_of(mode)))
-    settings = read_settings(None, given)
+    settings = read_settings(given)
     assert (settings.host, settings.port, settings.index) == ("0.0.0.0", 8000, "/data/index")
     assert settings.model.policy is not None
     assert settings.model.policy.endswith("#r7f3-2")
@@ -85,9 +101,7 @@ def test_the_agent_server_takes_the_settings_that_it_is_given(mode: str) -> None
 
 def test_several_samples_of_a_question_are_a_setting_beside_the_chart_s_own() -> None:
     more = {"model": {"samples": 8, "temperature": 0.8}}
-    model = read_settings(
-        None, settings_of(rendered(merged(values_of("standard"), {"agent": {"settings": more}})))
-    ).model
+    model = read_settings(settings_of(rendered(merged(values_of("standard"), {"agent": {"settings": more}})))).model
     assert model.choice is not None
     assert (model.samples, model.choice.by, str(model.policy).endswith("#r7f3-2")) == (8, "heuristic", True)
 
@@ -292,6 +306,8 @@ def test_every_value_is_told_of_and_the_readme_has_it() -> None:
 
 
 def test_alerts_parse_name_what_is_exported_and_have_runbooks(tmp_path: Path) -> None:
+    from gumshoe.serving.telemetry import Metrics
+
     promtool = shutil.which("promtool") or missing("promtool (of the Debian package prometheus)")
     objects = rendered(values_of("everything"))
     groups = of_kind(objects, "PrometheusRule")["spec"]

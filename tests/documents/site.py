@@ -62,6 +62,12 @@ class Visit(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
 
+    def wait_for_client_to_leave(self) -> None:
+        """Send nothing until the client closes the connection."""
+        while self.connection.recv(1 << 16):
+            pass
+        self.close_connection = True
+
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
@@ -79,6 +85,8 @@ class Site:
     paths: dict[str, Behave] = field(default_factory=dict)
     otherwise: Behave = missing
     requests: list[Request] = field(default_factory=list)
+    pass_time: Callable[[float], None] = time.sleep
+    """Let so many seconds pass before an answer goes on."""
 
     def url(self, path: str, host: str = "site.example", scheme: str = "http") -> str:
         """The address of a path."""

@@ -127,7 +127,7 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) 
         )
         there = tmp_path / seed
         environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path), "PATH": ""}
-        subprocess.run([sys.executable, "-c", code, str(there)], env=environment, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", code, str(there)], env=environment, check=True)
         assert digests(there) == digests(tmp_path / "here")
 
 
@@ -136,16 +136,24 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents import build
 from tests.documents.collection import WordVectors
 
 class Killed(WordVectors):
     def embed(self, texts, use):
-        if len(self.asked) == int(sys.argv[3]):
+        if str(len(self.asked)) == point:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().embed(texts, use)
 
-build_index([sys.argv[1]], Path(sys.argv[2]), BuildOptions("word-vectors"), embedder=Killed())
+for point in sys.argv[3:]:
+    child = os.fork()  # a process of its own takes a second to import what it needs
+    if not child:
+        if not point.isdecimal():
+            setattr(build, point, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        options = build.BuildOptions("word-vectors")
+        build.build_index([sys.argv[1]], Path(sys.argv[2], point), options, embedder=Killed())
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
@@ -158,16 +166,24 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return source, place / "whole"
 
 
+@pytest.fixture(scope="module")
+def killed(many: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory of what builds left that were killed, by the call at which they were."""
+    place = tmp_path_factory.mktemp("killed")
+    environment = {**os.environ, "PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path])}
+    points = ["0", "1", "2", "file_digest", "write_atomically"]
+    command = [sys.executable, "-c", _KILLED, many[0], str(place), *points]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == [str(-signal.SIGKILL)] * len(points)
+    return place
+
+
 @pytest.mark.parametrize(("call", "resumed"), [(0, 0), (1, 1024), (2, 2048)])
 def test_a_build_that_is_killed_goes_on_and_comes_to_the_same_bytes(
-    many: tuple[str, Path], tmp_path: Path, call: int, resumed: int
+    many: tuple[str, Path], killed: Path, call: int, resumed: int
 ) -> None:
     source, whole = many
-    place = tmp_path / "index"
-    environment = {**os.environ, "PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path])}
-    arguments = [sys.executable, "-c", _KILLED, source, str(place), str(call)]
-    killed = subprocess.run(arguments, env=environment, check=False, timeout=120)
-    assert killed.returncode == -signal.SIGKILL
+    place = killed / str(call)
     assert not is_document_index(place)
     with pytest.raises(DocumentIndexPlaceError, match="no index"):
         DocumentIndex(place)
@@ -177,26 +193,12 @@ def test_a_build_that_is_killed_goes_on_and_comes_to_the_same_bytes(
     assert sorted(each.name.partition("-")[0] for each in place.iterdir()) == ["data", "index.json"]
 
 
-_KILLED_AT_THE_END = """
-import os, signal, sys
-from pathlib import Path
-from gumshoe.documents import build
-from tests.documents.collection import WordVectors
-
-setattr(build, sys.argv[3], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-build.build_index([sys.argv[1]], Path(sys.argv[2]), build.BuildOptions("word-vectors"), embedder=WordVectors())
-"""
-
-
 @pytest.mark.parametrize("last", ["file_digest", "write_atomically"])
 def test_a_build_that_is_killed_when_all_is_embedded_embeds_nothing_again(
-    many: tuple[str, Path], tmp_path: Path, last: str
+    many: tuple[str, Path], killed: Path, last: str
 ) -> None:
     source, whole = many
-    place = tmp_path / "index"
-    environment = {**os.environ, "PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path])}
-    arguments = [sys.executable, "-c", _KILLED_AT_THE_END, source, str(place), last]
-    assert subprocess.run(arguments, env=environment, check=False, timeout=120).returncode == -signal.SIGKILL
+    place = killed / last
     assert not is_document_index(place)
     assert build_index([source], place, DENSE, embedder=WordVectors()).resumed == MANY
     assert digests(place) == digests(whole)

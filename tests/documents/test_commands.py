@@ -23,16 +23,16 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_index(tmp_path_factory.mktemp("commands"), [*DISEASES, odd]).path.parents[1])
 
 
-def test_index_says_what_it_did(gumshoe: Run, tmp_path: Path) -> None:
+def test_index_says_what_it_did(run: Run, tmp_path: Path) -> None:
     twin = {**DISEASES[0], "id": "twin"}
     source = write_jsonl(tmp_path / "d.jsonl", [*DISEASES, twin, {**DISEASES[1], "text": "Other."}, {"text": ""}])
-    ran = gumshoe("documents", "index", source, "--out", tmp_path / "index", "--embedding", "none")
+    ran = run("documents", "index", source, "--out", tmp_path / "index", "--embedding", "none")
     assert ran.status == 0
     assert "5 documents in 5 chunks indexed" in ran.out
     assert "left out as duplicates: 1 documents" in ran.out
     assert "could not be read: 1 no text" in ran.out
     assert "1 came under an id that another has" in ran.out
-    listed = gumshoe("documents", "stats", "--index", tmp_path / "index", "--unreadable")
+    listed = run("documents", "stats", "--index", tmp_path / "index", "--unreadable")
     assert "d.jsonl:7: no text" in listed.out
 
 

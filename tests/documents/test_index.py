@@ -263,6 +263,7 @@ def test_another_model_than_that_of_the_index_is_refused(hybrid: DocumentIndex) 
     assert ids(index.search("gout", dense_weight=0)) == ["gout"]
 
 
+@pytest.mark.ci
 def test_a_real_model_finds_what_is_meant_in_other_words(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", DISEASES)
     build_index([source], tmp_path / "index", BuildOptions(OFFLINE))
@@ -296,6 +297,7 @@ def test_an_index_is_published_and_searched_from_a_store(
 # Real questions
 
 
+@pytest.mark.nightly
 def test_the_words_of_scifact_find_what_a_public_bm25_finds(shared_data: Path, tmp_path: Path) -> None:
     data = SciFact.read(shared_data / "scifact")
     build_index([data.source], tmp_path / "index", BuildOptions("none"))

@@ -4,13 +4,14 @@ import asyncio
 import gzip
 import itertools
 import json
-import os
+import random
 import resource
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 import zlib
@@ -18,20 +19,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import cache
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from gumshoe.artifacts.storage import InUseError
 from gumshoe.documents.document import page_id
 from gumshoe.documents.scraping.addresses import Fields, WantedPage, wanted_pages
-from gumshoe.documents.scraping.extraction import extractor
+from gumshoe.documents.scraping.extraction import Extractor, extractor
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.documents.scraping.fetching import Manners
 from gumshoe.documents.scraping.guard import Resolve, as_network, is_allowed, normal_address
@@ -40,8 +38,10 @@ from gumshoe.errors import UsageError
 from tests.conftest import Ran
 from tests.documents.pages import pdf
 from tests.documents.site import Site, Visit, page, running_site
+from tests.waiting import Clock, wait_until
 
-QUICK = Manners("Testbot/1.0", delay=0, tries=2, backoff=0.01, longest_wait=3, page_seconds=3, page_bytes=200_000)
+HOUR = 3600.0
+MANNERS = Manners("Testbot/1.0", delay=0, tries=2, backoff=0.01, longest_wait=60, page_seconds=HOUR, page_bytes=200_000)
 HERE = ip_network("127.0.0.0/8")
 
 
@@ -56,19 +56,42 @@ def site() -> Iterator[Site]:
         yield running
 
 
+@pytest.fixture
+def pauses(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let pauses between requests elapse on the clock, and record them in seconds."""
+    recorded: list[float] = []
+    really_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        recorded.append(seconds)
+        clock.advance(seconds)
+        await really_sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return recorded
+
+
 class Scraper:
     """Scrapes addresses into one file."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "pages.jsonl"
-        self.settings = ScrapeSettings(QUICK, allowed=(HERE,))
+        self.settings = ScrapeSettings(MANNERS, allowed=(HERE,))
 
     def __call__(self, *urls: str, resolve: Resolve = at_home, **manners: Any) -> ScrapeReport:
         source = self.path.with_name("addresses.txt")
         source.write_text("\n".join(urls))
         settings = replace(self.settings, manners=replace(self.settings.manners, **manners))
         wanted = wanted_pages(str(source), Fields())
-        return asyncio.run(scrape(wanted, self.path, settings, lambda *_, **__: None, resolve=resolve))
+
+        async def run() -> ScrapeReport:
+            ticking = asyncio.create_task(tick())
+            try:
+                return await scrape(wanted, self.path, settings, lambda *_, **__: None, resolve=resolve)
+            finally:
+                ticking.cancel()
+
+        return asyncio.run(run())
 
     @property
     def documents(self) -> list[dict[str, Any]]:
@@ -80,6 +103,12 @@ class Scraper:
         assert failed.url == url
         assert not self.documents
         return failed
+
+
+async def tick(pause: Callable[[float], Any] = asyncio.sleep) -> None:
+    """Wake the event loop again and again, so that it notices when a test moves the clock."""
+    while True:
+        await pause(0.01)
 
 
 @pytest.fixture
@@ -175,40 +204,39 @@ def test_a_redirect_to_a_page_that_another_host_disallows_is_not_followed(site: 
     assert not site.asked("/there")
 
 
+@pytest.mark.usefixtures("pauses")
 def test_a_host_is_asked_for_one_page_at_a_time_with_pauses_and_other_hosts_meanwhile(
     site: Site, scraper: Scraper
 ) -> None:
     names = ("one.example", "two.example")
     under_way: list[str] = []
-    at_once: set[str] = set()
+    meeting = threading.Barrier(len(names))
 
-    def slow(visit: Visit) -> None:
+    def counted(visit: Visit) -> None:
         host = visit.headers["Host"]
         assert host not in under_way
         under_way.append(host)
-        at_once.add(",".join(sorted(under_way)))
-        time.sleep(0.1)
+        if visit.path == "/0":
+            meeting.wait()  # for the other host's request
         under_way.remove(host)
         good(visit)
 
-    site.paths |= {f"/{number}": slow for number in range(3)}
+    site.paths |= {f"/{number}": counted for number in range(3)}
     urls = [site.url(f"/{number}", name) for name in names for number in range(3)]
-    assert scraper(*urls, delay=0.2, probe=False).written == 6
-    assert any("," in each for each in at_once)
+    assert scraper(*urls, delay=10, probe=False).written == 6
     for name in names:
         times = [request.at for request in site.requests if request.host == name]
         assert len(times) == 4  # with robots.txt
-        assert all(later - earlier >= 0.19 for earlier, later in itertools.pairwise(times))
+        assert all(later - earlier >= 9.9 for earlier, later in itertools.pairwise(times))
 
 
-def test_a_crawl_delay_is_kept_up_to_a_bound(site: Site, scraper: Scraper) -> None:
+def test_a_crawl_delay_is_kept_up_to_a_bound(site: Site, scraper: Scraper, pauses: list[float]) -> None:
     site.paths["/robots.txt"] = lambda visit: visit.answer("User-agent: *\nCrawl-delay: 500", kind="text/plain")
     site.paths["/a"] = site.paths["/b"] = good
-    started = time.monotonic()
-    assert scraper(site.url("/a"), site.url("/b"), longest_wait=0.4, probe=False).written == 2
-    assert 0.4 <= time.monotonic() - started < 10
+    assert scraper(site.url("/a"), site.url("/b"), longest_wait=40, probe=False).written == 2
+    assert max(pauses) <= 40
     asked = [request.at for request in site.requests]
-    assert asked[2] - asked[1] >= 0.39
+    assert asked[2] - asked[1] >= 39.9
 
 
 def test_a_server_is_told_who_asks(site: Site, scraper: Scraper) -> None:
@@ -346,7 +374,12 @@ def test_over_tls_the_name_is_asked_for_and_checked(
 
 
 def _certificate(name: str) -> bytes:
-    """A key, and a certificate for a name that is signed with it."""
+    """Return a key, and a certificate for a name that is signed with it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     whose = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
@@ -405,32 +438,38 @@ def endless(visit: Visit) -> None:
 
 
 def trickling(visit: Visit) -> None:
+    """Send a byte a minute for an hour and more, and then nothing for as long as the client waits."""
     visit.begin()
-    while True:
+    for _ in range(100):
+        visit.site.pass_time(60)
         visit.wfile.write(b"x")
-        time.sleep(0.02)
+    visit.wait_for_client_to_leave()
 
 
 def trickling_head(visit: Visit) -> None:
     visit.wfile.write(b"HTTP/1.1 200 OK\r\n")
-    for number in range(500):
+    for number in range(100):
+        visit.site.pass_time(60)
         visit.wfile.write(f"X-{number}: y\r\n".encode())
-        time.sleep(0.02)
+    visit.wait_for_client_to_leave()
 
 
-def silent(_: Visit) -> None:
-    time.sleep(5)
+def silent(visit: Visit) -> None:
+    visit.site.pass_time(2 * HOUR)
+    visit.wait_for_client_to_leave()
 
 
-BOMB = gzip.compress(b"<p>" + b"\0" * 20_000_000)
+@cache
+def packed_bomb() -> bytes:
+    return gzip.compress(b"<p>" + b"\0" * 20_000_000)
 
 
 def bomb(visit: Visit) -> None:
-    visit.answer(BOMB, Content_Encoding="gzip")
+    visit.answer(packed_bomb(), Content_Encoding="gzip")
 
 
 def bomb_in_a_bomb(visit: Visit) -> None:
-    visit.answer(gzip.compress(BOMB), Content_Encoding="gzip, gzip")
+    visit.answer(gzip.compress(packed_bomb()), Content_Encoding="gzip, gzip")
 
 
 def huge_head(visit: Visit) -> None:
@@ -464,7 +503,7 @@ def said_too_large(visit: Visit) -> None:
 
 
 def cut_gzip(visit: Visit) -> None:
-    visit.answer(gzip.compress(os.urandom(5000))[:2000], Content_Encoding="gzip")
+    visit.answer(gzip.compress(random.Random(1).randbytes(5000))[:2000], Content_Encoding="gzip")
 
 
 EMPTY = gzip.compress(b"")
@@ -524,14 +563,23 @@ BAD: dict[str, tuple[Callable[[Visit], None], str, bool]] = {
 
 @pytest.fixture(scope="module")
 def bad_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, FailedPage], set[str]]:
-    """What became of a bad page and then a good one of each of many hosts: the failures, and what was written."""
+    """Scrape a bad page and then a good one of each of many hosts: return the failures, and the hosts with a page.
+
+    Those that never end are scraped one after another, on a clock that they move.
+    """
     scraper = Scraper(tmp_path_factory.mktemp("bad"))
-    with running_site() as site:
+    clock = Clock()
+    with running_site() as site, pytest.MonkeyPatch.context() as patched:
         site.paths["/good"] = good
+        site.pass_time = clock.advance
         for name, (behave, _, _) in BAD.items():
             site.paths[f"/{name}"] = behave
-        urls = [site.url(path, f"{name}.example") for name in BAD for path in (f"/{name}", "/good")]
-        report = scraper(*urls, page_seconds=2, tries=1, probe=False)
+        urls = {name: [site.url(path, f"{name}.example") for path in (f"/{name}", "/good")] for name in BAD}
+        endless = [urls.pop(name) for name, (_, reason, _) in BAD.items() if reason == "timeout"]
+        report = scraper(*itertools.chain(*urls.values()), tries=1, probe=False)
+        patched.setattr(time, "monotonic", clock.now)
+        for each in endless:
+            report.failed += scraper(*each, tries=1, probe=False).failed
     failed = {str(normal_address(each.url).host).removesuffix(".example"): each for each in report.failed}
     return failed, {each["metadata"]["site"].removesuffix(".example") for each in scraper.documents}
 
@@ -545,9 +593,18 @@ def test_what_a_server_does_wrong_is_told_and_its_next_page_is_taken(
     assert name in written
 
 
-def test_markup_that_keeps_its_reader_busy_is_given_up(site: Site, scraper: Scraper) -> None:
+def test_markup_that_keeps_its_reader_busy_is_given_up(
+    site: Site, scraper: Scraper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bad page would keep its reader busy for hours; the good one may take all the time that it needs."""
+    begin = Extractor._begin
+
+    def impatient_of_long_ones(self: Extractor, body: bytes, *given: Any) -> Any:
+        self._seconds = 0.5 if len(body) > 1_000_000 else HOUR
+        return begin(self, body, *given)
+
+    monkeypatch.setattr(Extractor, "_begin", impatient_of_long_ones)
     site.paths["/bad"], site.paths["/good"] = lambda visit: visit.answer("<p>a<b>" * 250_000), good
-    scraper.settings = replace(scraper.settings, reading_seconds=2)
     report = scraper(site.url("/bad"), site.url("/good"), page_bytes=5_000_000)
     assert [(each.reason, each.may_pass) for each in report.failed] == [("unreadable", False)]
     assert report.written == 1
@@ -726,24 +783,26 @@ def test_what_passes_is_asked_for_again(site: Site, scraper: Scraper, failure: C
     assert site.asked("/a") == 2
 
 
+@pytest.mark.usefixtures("pauses")
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_retry_after_is_kept(site: Site, scraper: Scraper, form: str) -> None:
     def busy(visit: Visit) -> None:
-        later = datetime.now(UTC) + timedelta(seconds=2)
-        visit.answer("", status=429, Retry_After="1" if form == "seconds" else format_datetime(later, usegmt=True))
+        later = datetime.now(UTC) + timedelta(seconds=30)
+        visit.answer("", status=429, Retry_After="30" if form == "seconds" else format_datetime(later, usegmt=True))
 
     site.paths["/a"] = failing_once(busy)
     assert scraper(site.url("/a"), probe=False).written == 1
     first, second = [request.at for request in site.requests if request.path == "/a"]
-    assert second - first >= 0.9
+    assert second - first >= 28.9  # a date has whole seconds
 
 
+@pytest.mark.usefixtures("pauses")
 def test_retry_after_is_kept_by_the_next_page_too(site: Site, scraper: Scraper) -> None:
-    site.paths["/a"] = lambda visit: visit.answer("", status=429, Retry_After="1")
+    site.paths["/a"] = lambda visit: visit.answer("", status=429, Retry_After="30")
     site.paths["/b"] = good
     assert scraper(site.url("/a"), site.url("/b"), tries=1, probe=False).written == 1
     times = {request.path: request.at for request in site.requests}
-    assert times["/b"] - times["/a"] >= 0.9
+    assert times["/b"] - times["/a"] >= 29.9
 
 
 def test_a_host_that_wants_to_be_left_alone_for_long_is(site: Site, scraper: Scraper) -> None:
@@ -839,37 +898,41 @@ def test_what_has_not_changed_is_not_sent_again(site: Site, scraper: Scraper, tm
 
 
 def test_the_cache_is_held_to_its_size(site: Site, scraper: Scraper, tmp_path: Path) -> None:
+    drawn = random.Random(1)
     for number in range(5):
-        site.paths[f"/{number}"] = lambda visit: visit.answer(os.urandom(3000).hex(), kind="text/plain", ETag="e")
+        site.paths[f"/{number}"] = lambda visit: visit.answer(drawn.randbytes(3000).hex(), kind="text/plain", ETag="e")
     scraper.settings = replace(scraper.settings, cache=tmp_path / "cache", cache_bytes=9000)
     assert scraper(*(site.url(f"/{number}") for number in range(5)), probe=False).written == 5
     assert 0 < sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.page")) <= 9000
 
 
-def test_a_run_that_is_killed_is_gone_on_with(site: Site, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_is_gone_on_with(site: Site, run: Callable[..., Ran], tmp_path: Path) -> None:
+    killed = threading.Event()
+
+    def held(visit: Visit) -> None:
+        killed.wait()
+        good(visit)
+
     for number in range(30):
-        site.paths[f"/{number}"] = good
+        site.paths[f"/{number}"] = good if number < 10 else held
     addresses = tmp_path / "addresses.txt"
     addresses.write_text("\n".join(f"http://127.0.0.1:{site.port}/{number}" for number in range(30)))
     path = tmp_path / "pages.jsonl"
     command = [
-        sys.executable, "-m", "gumshoe", "documents", "scrape", str(addresses), "--out", str(path),
-        "--allow", "127.0.0.0/8", "--delay", "0.02", "--no-probe",
+        "documents", "scrape", str(addresses), "--out", str(path), "--allow", "127.0.0.0/8", "--delay", "0",
+        "--no-probe",
     ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
-        deadline = time.monotonic() + 60
-        while len(site.requests) < 12:
-            assert running.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    process = [sys.executable, "-m", "gumshoe", *command]
+    with subprocess.Popen(process, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        wait_until(lambda: len(site.requests) == 12, running)  # robots.txt, ten pages, and one that is held
         running.send_signal(signal.SIGKILL)
+    killed.set()
     had = path.read_bytes().count(b"\n")
-    assert 0 < had < 30
+    assert had == 10
     with path.open("ab") as file:
         file.write(b'{"id": "cut')  # as where the machine itself was stopped
     before = len(site.requests)
-    ended = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=60)
-    report = json.loads(ended.stdout)
+    report = json.loads(run(*command, "--json").out)
     assert (report["already_there"], report["written"]) == (had, 30 - had)
     assert len(site.requests) - before == 31 - had
     urls = [json.loads(line)["url"] for line in path.read_text().splitlines()]

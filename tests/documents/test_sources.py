@@ -5,17 +5,14 @@ import io
 import json
 import time
 from datetime import date
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import boto3
-import pyarrow  # type: ignore[import-untyped]
-import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pypdf import PdfWriter
 
 from gumshoe.artifacts import reading
 from gumshoe.artifacts.reading import SourceError, Unreadable
@@ -229,6 +226,8 @@ def test_a_question_is_not_part_of_the_page_that_is_to_answer_it(tmp_path: Path)
 
 
 def test_the_dataset_of_the_hub_is_read_by_its_own_columns(tmp_path: Path) -> None:
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
     columns = {
         "document_id": "0000559",
         "document_source": "GHR",
@@ -307,6 +306,8 @@ def test_the_real_pages_of_medquad(shared_data: Path) -> None:
 
 
 def encrypted_pdf() -> bytes:
+    from pypdf import PdfWriter
+
     writer = PdfWriter(io.BytesIO(pdf("secret")))
     writer.encrypt("password")
     held = io.BytesIO()
@@ -314,27 +315,30 @@ def encrypted_pdf() -> bytes:
     return held.getvalue()
 
 
-FILES = {
-    "notes/plain-text_file.txt": "Grüße aus Köln".encode("cp1252"),
-    "guide.md": b"---\ntitle: The Guide\ntags: [a, b]\n---\n# Other heading\n\nText of the *guide*.",
-    "headed.MD": b"Before\n\n## A heading ##\n\nAfter",
-    "odd.markdown": b"---\n: [\n---\nText",
-    "page.html": b"<title>A &amp; B</title><script>x()</script><body><p>Caf\xc3\xa9</p><ul><li>one</ul>",
-    "named.pdf": pdf("Words of a PDF", "Its title"),
-    "locked.pdf": encrypted_pdf(),
-    "broken.pdf": b"%PDF-1.4\nrubbish",
-    "scan.pdf": pdf(""),
-    "empty.txt": b" \n",
-    "picture.png": b"\x89PNG",
-    "README": b"no ending",
-    ".git/config": b"hidden",
-    "notes/.draft.md": b"hidden",
-}
+@cache
+def files() -> dict[str, bytes]:
+    """Return the files of a directory, by name."""
+    return {
+        "notes/plain-text_file.txt": "Grüße aus Köln".encode("cp1252"),
+        "guide.md": b"---\ntitle: The Guide\ntags: [a, b]\n---\n# Other heading\n\nText of the *guide*.",
+        "headed.MD": b"Before\n\n## A heading ##\n\nAfter",
+        "odd.markdown": b"---\n: [\n---\nText",
+        "page.html": b"<title>A &amp; B</title><script>x()</script><body><p>Caf\xc3\xa9</p><ul><li>one</ul>",
+        "named.pdf": pdf("Words of a PDF", "Its title"),
+        "locked.pdf": encrypted_pdf(),
+        "broken.pdf": b"%PDF-1.4\nrubbish",
+        "scan.pdf": pdf(""),
+        "empty.txt": b" \n",
+        "picture.png": b"\x89PNG",
+        "README": b"no ending",
+        ".git/config": b"hidden",
+        "notes/.draft.md": b"hidden",
+    }
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for name, data in FILES.items():
+    for name, data in files().items():
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / name).write_bytes(data)
     return tmp_path / "tree"
@@ -398,10 +402,10 @@ def test_front_matter_is_read_as_it_is_written(front: str, title: str, metadata:
 
 def test_a_heading_without_an_end_is_found_in_no_time() -> None:
     started = time.process_time()
-    found = parse_text(f"# a{'#' * 5000}{' #' * 20_000}…x".encode(), "a.md", "a")
+    found = parse_text(f"# a{'#' * 5000}{' #' * 200_000}…x".encode(), "a.md", "a")
     assert isinstance(found, Document)
     assert found.title.startswith("a###")
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 20
 
 
 def test_names_of_metadata_are_cleaned_and_days_are_kept() -> None:
@@ -432,7 +436,7 @@ def test_files_are_read_ahead_by_their_bytes_and_one_that_is_too_large_is_not(
     found = []
     for entry, raw in reading.read_files(storage, list(FileStorage(tmp_path).entries())):
         found.append((entry.size, len(raw) if isinstance(raw, bytes) else str(raw)))
-        time.sleep(0.05)
+        time.sleep(0.01)
         storage.taken += entry.size if isinstance(raw, bytes) else 0
     sizes = [60, 60, 300, "it has 1,001 bytes; one that is read whole may have 1,000", 20, 20, 20, 20, 20]
     assert [told for _, told in found] == sizes
@@ -454,9 +458,11 @@ class Counting(FileStorage):
 
 
 def test_every_source_of_files_lies_on_s3_too(s3_bucket: str, tree: Path, tmp_path: Path) -> None:
+    import boto3
+
     write_jsonl(tmp_path / "d.jsonl", [answer("gout", 1), {"id": "x", "text": "y"}])
     s3 = boto3.client("s3")
-    for name, data in FILES.items():
+    for name, data in files().items():
         s3.put_object(Bucket=s3_bucket, Key=f"tree/{name}", Body=data)
     s3.put_object(Bucket=s3_bucket, Key="d.jsonl", Body=(tmp_path / "d.jsonl").read_bytes())
     there, here = read(f"dir:s3://{s3_bucket}/tree"), read(f"dir:{tree}")

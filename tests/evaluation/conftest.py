@@ -59,3 +59,9 @@ def server() -> Iterator[FakeVLLM]:
     with FakeVLLM(chat=wrong_about(2, 3, 5, 7)) as server:
         yield server
     assert server.errors == []
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask a judge that failed again at once."""
+    monkeypatch.setattr("gumshoe.rewards.model._PAUSE", 0)

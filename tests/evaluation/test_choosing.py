@@ -13,14 +13,16 @@ import pytest
 from gumshoe.agent import policies
 from gumshoe.agent.policies import TINY
 from gumshoe.agent.run import read_trajectories
+from gumshoe.errors import UsageError
 from gumshoe.evaluation.predictions import Prediction, read_predictions
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.evaluation.steps import measured
-from tests.agent.fake_vllm import FakeVLLM, chat_turn, next_call, stall
+from tests.agent.fake_vllm import FakeVLLM, chat_turn, next_call
 from tests.conftest import Ran
 from tests.evaluation.conftest import QUESTIONS, Place
 from tests.evaluation.test_commands import chats, options
-from tests.rewards.chat_judge import says, shown
+from tests.rewards.chat_judge import late, says, shown
+from tests.waiting import Clock
 
 Run = Callable[..., Ran]
 MAJORITY: dict[str, Any] = {"samples": 4, "choose": "majority"}
@@ -127,14 +129,16 @@ def test_compare_tells_what_several_samples_buy_and_the_gate_does_not_take_them_
 
 
 def test_the_best_by_a_judge_is_asked_once_and_a_judge_that_fails_leaves_no_question_out(
-    run: Run, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, place: Place, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     with FakeVLLM(chat=wavering()) as server, FakeVLLM(chat=says(likes_bodies)) as judge:
-        model = f"{{model: base, url: '{judge.address}/v1', attempts: 1, deadline: 10, prompt_price: 2}}"
+        model = (
+            f"{{model: base, url: '{judge.address}/v1', attempts: 1, concurrency: 1, deadline: 600, prompt_price: 2}}"
+        )
         words = options(place, tmp_path / "e", f"old=chat:base@{server.address}/v1", samples=4, choose="best")
         words += ["--choose-by", f"{{ruler: {{model: {model}}}}}", "--price", "1/10"]
-        judge.inject(stall, times=None, after=QUESTIONS - 2)
+        judge.inject(late(clock, 601), times=None, after=QUESTIONS - 2)
         ran = run(*words)
         assert ran.status == 75, ran.err
         assert "of 2 questions ruler:base chose no sample of old" in ran.err
@@ -182,7 +186,7 @@ def test_what_cannot_be_chosen_is_refused_before_anything_starts(
     assert not (tmp_path / "e").exists()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_the_tiny_policy_s_samples_are_the_same_again_and_their_cost_adds_up(
     run: Run, place: Place, tmp_path: Path
 ) -> None:
@@ -211,7 +215,7 @@ def test_the_tiny_policy_s_samples_are_the_same_again_and_their_cost_adds_up(
     assert one == other
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.ci
 def test_a_pipeline_s_step_measures_the_choice_that_it_is_told(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +224,7 @@ def test_a_pipeline_s_step_measures_the_choice_that_it_is_told(
     asked.mkdir()
     lines = place.scenarios.read_text(encoding="utf-8").splitlines()[:2]
     (asked / "scenarios.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    limits = {"max_turns": 3, "max_tokens": 60}
+    limits = {"max_turns": 3.0, "max_tokens": 60.0}  # Kubeflow hands every number over as a float
     choice = {"samples": 3, "choose": "majority", "temperature": 0.7}
     e, page = tmp_path / "e", tmp_path / "page.html"
     found = measured(place.index, asked, "tiny", {}, "heuristic", limits, e, page, choice)
@@ -228,3 +232,9 @@ def test_a_pipeline_s_step_measures_the_choice_that_it_is_told(
     result, _ = read_result(str(tmp_path / "e"))
     assert result.settings["temperature"] == 0.7
     assert "the majority of 3 samples" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("limits", [{"max_turns": 0}, {"max_tokens": 60.5}, {"turns": 3}])
+def test_a_pipeline_s_step_refuses_limits_that_are_none(limits: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"limits: .*{next(iter(limits))}"):
+        measured(tmp_path, tmp_path, "tiny", {}, "heuristic", limits, tmp_path / "e", tmp_path / "page.html")

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.private import MARK
+from gumshoe.cli import main
 from gumshoe.evaluation.predictions import read_predictions
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
-from tests.agent.fake_vllm import FakeVLLM, choice, raw, reset, stall, status
+from tests.agent.fake_vllm import FakeVLLM, choice, raw, reset, status
 from tests.conftest import Ran, free_port
 from tests.evaluation.conftest import QUESTIONS, Place, wrong_about
 from tests.mail.mailbox import make_index, record
-from tests.rewards.chat_judge import says, verdict
+from tests.rewards.chat_judge import late, says, verdict
+from tests.waiting import Clock
 
 Run = Callable[..., Ran]
 
@@ -179,13 +181,13 @@ def test_a_server_that_fails_costs_no_question_and_gives_no_number(
 
 
 def test_a_judge_that_fails_leaves_no_verdict_out_and_what_was_answered_is_kept(
-    run: Run, place: Place, server: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, place: Place, server: FakeVLLM, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     old, _ = chats(server)
     with FakeVLLM(chat=says(verdict)) as judge:
-        named = f"{{openai: {{model: base, url: '{judge.address}/v1', cache: null, deadline: 1}}}}"
-        judge.inject(stall, times=None)
+        named = f"{{openai: {{model: base, url: '{judge.address}/v1', cache: null, concurrency: 1, deadline: 60}}}}"
+        judge.inject(late(clock, 61), times=None)
         ran = run(*options(place, tmp_path / "e", old, judge=named))
         assert ran.status == 75
         assert "have no verdict of openai:base" in ran.err
@@ -305,11 +307,14 @@ def test_what_cannot_be_carried_out_is_refused_before_anything_starts(
     assert not (tmp_path / "e" / "trajectories").exists() or not list((tmp_path / "e" / "trajectories").iterdir())
 
 
-@pytest.fixture
-def two(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> Path:
-    """A directory with an evaluation of two policies."""
-    assert run(*options(place, tmp_path / "two", *chats(server))).status == 0
-    return tmp_path / "two"
+@pytest.fixture(scope="module")
+def two(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with an evaluation of two policies."""
+    directory = tmp_path_factory.mktemp("evaluation") / "two"
+    with FakeVLLM(chat=wrong_about(2, 3, 5, 7)) as server, pytest.raises(SystemExit) as ended:
+        main([*map(str, options(place, directory, *chats(server)))])
+    assert ended.value.code == 0
+    return directory
 
 
 def test_compare_names_the_questions_that_changed_sides(run: Run, two: Path) -> None:

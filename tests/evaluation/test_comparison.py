@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from gumshoe.errors import UsageError
 from gumshoe.evaluation.comparison import compared
@@ -15,6 +14,8 @@ from tests.scenarios.questions import QUICK
 
 
 def test_a_comparison_by_hand() -> None:
+    from scipy import stats  # takes a second to import
+
     candidate, baseline = answers("++++-", "new"), answers("+---+", "old")
     found = compared(result(candidate), result(baseline))
     assert (found.candidate, found.baseline, found.questions) == ("new", "old", 5)
@@ -180,6 +181,7 @@ def test_part_of_a_split_passes_no_gate() -> None:
         decided((evaluation(one, is_whole=False), one), (evaluation(other), other), GateSettings())
 
 
+@pytest.mark.nightly
 def test_the_paired_interval_holds_the_truth_as_often_as_it_says() -> None:
     """Two policies, right in 50 % and 60 %, their answers alike where neither changed: 200 simulated evaluations."""
     dice = np.random.default_rng(3)

@@ -3,10 +3,9 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser
 
 from gumshoe.agent.policies import TINY
 from gumshoe.agent.run import read_trajectories
@@ -16,6 +15,9 @@ from tests.conftest import Ran
 from tests.documents.pages import make_collection, page
 from tests.evaluation.conftest import Place
 from tests.scenarios.questions import about_documents, write_questions
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 Run = Callable[..., Ran]
 OWN = "tests.agent.own:NotesEnvironment"
@@ -112,25 +114,37 @@ def test_the_environment_that_episodes_ran_in_is_noted_whether_it_is_named_or_no
         noted.append(found.policies[0].environment)
     assert noted[0] == noted[1] == noted[2]
     assert noted[0]["name"] == "documents"
+
+
+@pytest.mark.ci
+def test_the_tiny_policy_runs_in_the_environment_that_it_was_taught(
+    run: Run, library: Place, server: FakeVLLM, tmp_path: Path
+) -> None:
+    assert run(*words("evaluate", library, server, tmp_path / "other")).status == 0
     asked = ["--index", library.index, "--scenarios", library.scenarios, "--split", "test", "--limit", 1]
     short = ["--max-turns", 1, "--max-tokens", 8, "--out", tmp_path / "tiny"]
     ran = run("evaluate", *asked, "--policy", f"transformers:{TINY}", *short)
     assert ran.status == 0, ran.err
-    found = EvaluationResult.model_validate_json((tmp_path / "tiny" / "metrics.json").read_bytes())
-    assert found.policies[0].environment == {**noted[0], "reasoning": False, "hits": 2}, "as it was taught them"
+    tiny, other = (
+        EvaluationResult.model_validate_json((tmp_path / name / "metrics.json").read_bytes()).policies[0].environment
+        for name in ("tiny", "other")
+    )
+    assert tiny == {**other, "reasoning": False, "hits": 2}
 
 
+@pytest.mark.ci
 def test_an_evaluation_shows_documents_as_sources(
-    gumshoe: Run, library: Place, server: FakeVLLM, browser: Browser, tmp_path: Path
+    run: Run, library: Place, server: FakeVLLM, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """The last of this module: as long as a browser is open, no event loop can be run in this thread."""
-    ran = gumshoe(*words("evaluate", library, server, tmp_path / "e"))
+    ran = run(*words("evaluate", library, server, tmp_path / "e"))
     assert ran.status == 0, ran.err
     found = EvaluationResult.model_validate_json((tmp_path / "e" / "metrics.json").read_bytes())
     metrics = {name: each.value for name, each in found.policies[0].metrics.items()}
     wanted = {"accuracy": 1, "source_accuracy": 1, "found": 1, "read": 1, "hallucinated_sources": 0}
     assert {name: metrics[name] for name in wanted} == wanted
     assert json.loads((tmp_path / "e" / "private.json").read_text())["inboxes"] == []
+    browser: Browser = request.getfixturevalue("browser")
     tab = browser.new_page()
     tab.goto((tmp_path / "e" / "report.html").as_uri())
     tab.click("#list li:nth-child(2)")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from gumshoe.evaluation.metrics import METRICS, Price, by_kind, described, measured, written
 from tests.evaluation.predictions import answers, prediction
@@ -63,6 +62,8 @@ def test_numbers_by_hand() -> None:
 
 
 def test_a_rate_has_wilson_s_interval_and_a_mean_the_bootstrap_s() -> None:
+    from scipy import stats  # takes a second to import
+
     episodes = [prediction(number, correct=number % 3 == 0, turns=1 + number % 7) for number in range(60)]
     found = measured(episodes)
     wilson = stats.binomtest(20, 60).proportion_ci(method="wilson")

@@ -6,15 +6,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, Page
 
 from gumshoe.evaluation.metrics import written
 from gumshoe.evaluation.results import EvaluationResult
 from tests.agent.fake_vllm import encoded, logprobs_of
 from tests.evaluation.conftest import Place
 from tests.evaluation.pages import made_up, write_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 HOSTILE = (
     "<script>window.hacked = 1</script></script><img src=x onerror='window.hacked = 2'><!-- <style>*{display:none}"
@@ -27,7 +30,7 @@ HOSTILE = (
 class Opened:
     """A page, and all that the browser had to say about it."""
 
-    page: Page
+    page: "Page"
     faults: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
@@ -42,7 +45,7 @@ class Opened:
         self.page.select_option("#show", value)
 
 
-def opened(browser: Browser, address: str) -> Opened:
+def opened(browser: "Browser", address: str) -> Opened:
     found = Opened(browser.new_page(viewport={"width": 1400, "height": 1000}))
     found.page.on("console", lambda message: found.faults.append(message.text))
     found.page.on("pageerror", lambda error: found.faults.append(str(error)))
@@ -62,7 +65,7 @@ def address(place: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def report(browser: Browser, address: str) -> Iterator[Opened]:
+def report(browser: "Browser", address: str) -> Iterator[Opened]:
     found = opened(browser, address)
     yield found
     assert found.faults == []
@@ -70,12 +73,14 @@ def report(browser: Browser, address: str) -> Iterator[Opened]:
     found.page.close()
 
 
+@pytest.mark.ci
 def test_a_thousand_trajectories_are_listed_and_counted(report: Opened) -> None:
     assert report.page.inner_text("#count") == "1,000 of 1,000"
     assert len(report.items()) == 1000
     assert report.page.title() == "new answers 80.0% of 500 questions correctly, old 50.0%"
 
 
+@pytest.mark.ci
 def test_every_filter_shows_what_it_says(report: Opened) -> None:
     counts = {"wrong": 350, "correct": 650, "gained": 200, "lost": 50, "changed": 250, "source": 1}
     counts |= {"unusable": 1, "gave-up": 2}
@@ -95,6 +100,7 @@ def test_every_filter_shows_what_it_says(report: Opened) -> None:
     assert report.items() == ["What does message 250 say?"]
 
 
+@pytest.mark.ci
 def test_episodes_are_found_by_words_of_question_answer_and_reason_and_put_in_order(report: Opened) -> None:
     report.page.fill("#search", "why of 123")
     assert len(report.items()) == 2
@@ -107,6 +113,7 @@ def test_episodes_are_found_by_words_of_question_answer_and_reason_and_put_in_or
     assert "reward 1.00" in report.texts().splitlines()[0]
 
 
+@pytest.mark.ci
 def test_what_got_worse_and_why_takes_three_clicks(report: Opened) -> None:
     report.page.click("button[data-show=lost]")
     assert report.page.inner_text("#count") == "50 of 1,000"
@@ -117,6 +124,7 @@ def test_what_got_worse_and_why_takes_three_clicks(report: Opened) -> None:
     assert "correct why of 5" in shown.inner_text()
 
 
+@pytest.mark.ci
 def test_an_episode_is_shown_turn_by_turn_with_the_right_source_marked(report: Opened) -> None:
     report.page.click("#list li:nth-child(8)")
     shown = report.page.locator("#episode")
@@ -133,6 +141,7 @@ def test_an_episode_is_shown_turn_by_turn_with_the_right_source_marked(report: O
     assert "What does message 7 say?" in shown.locator("details pre").inner_text()
 
 
+@pytest.mark.ci
 def test_each_sampled_token_has_its_probability(report: Opened) -> None:
     report.page.click("#list li:nth-child(2)")
     tokens = report.page.locator(".turn.sampled").first.locator("pre span")
@@ -144,7 +153,8 @@ def test_each_sampled_token_has_its_probability(report: Opened) -> None:
     assert set(tokens.evaluate_all("all => all.map(each => each.className)")) > {"", "p1"}
 
 
-def test_keys_and_addresses_lead_to_episodes(report: Opened, browser: Browser, address: str) -> None:
+@pytest.mark.ci
+def test_keys_and_addresses_lead_to_episodes(report: Opened, browser: "Browser", address: str) -> None:
     report.page.click("#list li:nth-child(3)")
     report.page.keyboard.press("ArrowDown")
     assert report.page.locator("#episode h3").inner_text() == "What does message 3 say?"
@@ -160,6 +170,7 @@ def test_keys_and_addresses_lead_to_episodes(report: Opened, browser: Browser, a
     again.page.close()
 
 
+@pytest.mark.ci
 def test_every_number_of_the_table_is_that_of_metrics_json(report: Opened, address: str) -> None:
     place = Path(address.removeprefix("file://")).parent / "metrics.json"
     result = EvaluationResult.model_validate_json(place.read_bytes())
@@ -186,7 +197,8 @@ def test_every_number_of_the_table_is_that_of_metrics_json(report: Opened, addre
     ]
 
 
-def test_where_two_judges_differ_is_told_and_shown(browser: Browser, place: Place, tmp_path: Path) -> None:
+@pytest.mark.ci
+def test_where_two_judges_differ_is_told_and_shown(browser: "Browser", place: Place, tmp_path: Path) -> None:
     evaluated, settings = made_up(place, 20, [("old", 2), ("new", 5)], doubted=4)
     found = opened(browser, write_page(tmp_path / "report.html", evaluated, settings))
     assert "judged by heuristic and exact" in found.page.inner_text(".about")
@@ -203,14 +215,16 @@ def test_where_two_judges_differ_is_told_and_shown(browser: Browser, place: Plac
     found.page.close()
 
 
-def test_it_fits_a_narrow_screen(browser: Browser, address: str) -> None:
+@pytest.mark.ci
+def test_it_fits_a_narrow_screen(browser: "Browser", address: str) -> None:
     page = browser.new_page(viewport={"width": 420, "height": 800})
     page.goto(address)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.close()
 
 
-def test_a_hostile_message_is_text_and_nothing_else(browser: Browser, place: Place, tmp_path: Path) -> None:
+@pytest.mark.ci
+def test_a_hostile_message_is_text_and_nothing_else(browser: "Browser", place: Place, tmp_path: Path) -> None:
     evaluated, settings = made_up(place, 4, [("old", 2), ("new", 3)], body=HOSTILE, question=HOSTILE, answer=HOSTILE)
     found = opened(browser, write_page(tmp_path / "report.html", evaluated, settings))
     for number in range(1, 9):

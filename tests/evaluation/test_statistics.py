@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from gumshoe.evaluation.statistics import (
     bootstrap,
@@ -23,6 +22,8 @@ from tests.scenarios.questions import QUICK
 @QUICK
 @given(st.integers(0, 200), st.integers(1, 200), st.sampled_from([0.9, 0.95, 0.99]))
 def test_wilson_is_scipy_s(successes: int, trials: int, level: float) -> None:
+    from scipy import stats  # takes a second to import
+
     successes = min(successes, trials)
     expected = stats.binomtest(successes, trials).proportion_ci(level, method="wilson")
     assert wilson(successes, trials, level) == pytest.approx((expected.low, expected.high), abs=1e-12)
@@ -38,6 +39,8 @@ def test_wilson_of_little() -> None:
 @QUICK
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_mcnemar_is_scipy_s_binomial_test(wins: int, losses: int) -> None:
+    from scipy import stats  # takes a second to import
+
     expected = stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
     assert mcnemar(wins, losses) == pytest.approx(expected, abs=1e-12)
 
@@ -48,6 +51,8 @@ def test_mcnemar_of_many_is_a_number() -> None:
 
 
 def test_the_bootstrap_of_a_mean_is_near_scipy_s() -> None:
+    from scipy import stats  # takes a second to import
+
     values = np.random.default_rng(1).gamma(2, size=80)
     expected = stats.bootstrap((values,), np.mean, method="percentile", rng=2).confidence_interval
     assert bootstrap(values) == pytest.approx((expected.low, expected.high), abs=0.02)
@@ -81,13 +86,14 @@ def covered(interval: Callable[[np.random.Generator], tuple[float, float]], trut
     return sum(low <= truth <= high for low, high in found) / len(found)
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.3, 0.7])
+@pytest.mark.parametrize("rate", [0.3, *(pytest.param(each, marks=pytest.mark.nightly) for each in (0.05, 0.7))])
 def test_intervals_hold_the_truth_as_often_as_they_say(rate: float) -> None:
     assert 0.91 <= covered(lambda dice: wilson(dice.binomial(100, rate), 100), rate) <= 0.985
     means = covered(lambda dice: bootstrap(dice.random(150) < rate, resamples=600), rate)
     assert 0.9 <= means <= 0.985
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("changed", [0.15, 0.3, 0.7])
 def test_a_paired_interval_holds_the_difference_as_often_as_it_says(changed: float) -> None:
     def difference(dice: np.random.Generator) -> tuple[float, float]:

@@ -4,19 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 
 from gumshoe.agent.policies import TINY
 from gumshoe.agent.vllm_server import is_installed
@@ -27,22 +22,11 @@ from gumshoe.serving.access import add_key
 from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from tests.charts.test_agent_chart import CHART, of_kind, rendered, settings_of
 from tests.conftest import free_port, missing
+from tests.integration.adapters import write_adapter
+from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(600)]
 CPU = ["--dtype=float32", "--block-size=128", "--enforce-eager"]
-
-
-def make_adapter(directory: Path, seed: int) -> Path:
-    """An adapter as training leaves it, with its tokenizer, which changes nothing yet."""
-    model: Any = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True)
-    torch.manual_seed(seed)
-    made = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    made.save_pretrained(str(directory))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (directory / name).write_bytes((TINY / name).read_bytes())
-    for file in TINY.glob("chat_template*"):
-        (directory / file.name).write_bytes(file.read_bytes())
-    return directory
 
 
 def in_place(words: list[str], places: dict[str, str]) -> list[str]:
@@ -54,38 +38,36 @@ def in_place(words: list[str], places: dict[str, str]) -> list[str]:
 
 @contextmanager
 def running(words: list[str], log: Path, url: str, environment: dict[str, str]) -> Iterator[None]:
-    """A process, from its first answer at `url` to its end."""
+    """Run a process from its first answer at `url` to its end."""
     with log.open("wb") as file:
         process = subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, **environment})
+
+    def answers() -> bool:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=60):  # URLError is an OSError
+            return True
+        return False
+
     try:
-        began = time.monotonic()
-        while True:
-            assert process.poll() is None, log.read_text()[-5000:]
-            assert time.monotonic() - began < 240, log.read_text()[-5000:]
-            try:
-                with urllib.request.urlopen(url, timeout=5):
-                    break
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.5)
+        wait_until(answers, process, log.read_text)
         yield
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait()
 
 
 def environment_of(container: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
 
 
-@pytest.mark.slow
 def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path: Path) -> None:
+    """Needs a vLLM server of its own, started with the chart's arguments."""
     if not is_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
     write_mail(synthesize_mail(9, 4, 300, "easy"), tmp_path)
     build_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
     asked = load_scenarios(str(tmp_path / "scenarios.jsonl")).scenarios[0]
     root = f"s3://{s3_bucket}/project"
-    adapters = {name: make_adapter(tmp_path / name, seed) for seed, name in enumerate(("r7f3-2", "r8a1-1"))}
+    adapters = {name: write_adapter(tmp_path / name, seed) for seed, name in enumerate(("r7f3-2", "r8a1-1"))}
     Store(root).publish(tmp_path / "index", "mail-indexes", "one")
     for name, directory in adapters.items():
         Store(root).publish(directory, "adapters", name)

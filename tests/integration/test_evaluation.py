@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import Qwen2ForCausalLM
 
 from gumshoe.agent.policies import TINY
 from gumshoe.evaluation.results import EvaluationResult
@@ -23,6 +21,9 @@ QUESTIONS = 60
 @pytest.fixture(scope="module")
 def worse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny policy with noise in its weights."""
+    import torch
+    from transformers import Qwen2ForCausalLM
+
     directory = tmp_path_factory.mktemp("worse")
     model: Any = Qwen2ForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     noise = torch.Generator().manual_seed(1)
@@ -47,6 +48,7 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)  # both in this process, one after the other
 def test_the_better_policy_is_told_apart_and_it_alone_passes_the_gate(
     worse: Path, held_out: Path, run: Run, tmp_path: Path

@@ -28,7 +28,6 @@ from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from gumshoe.training.steps import Asked
-from gumshoe_pipelines.nodes import Nodes, handover_of, trained_on_nodes
 from tests.conftest import free_port
 from tests.operations.fake_kubernetes import FakeKubernetes, Object
 from tests.operations.trainer import Trainer
@@ -215,7 +214,7 @@ class Kubelet:
         threading.Thread(target=follow, daemon=True).start()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("small_disk")  # which is missing where nothing may be mounted
 def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_store(
@@ -225,6 +224,8 @@ def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_sto
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from gumshoe_pipelines.nodes import Nodes, handover_of, trained_on_nodes
+
     run = f"s3://{s3_bucket}/acme/runs/r1"
     asked = Asked(place / "index", place / "questions", "tiny", "", SETTINGS, run)
     where = Nodes.of(NODES, 0, {"rollout_servers": SERVERS}, "trainer", {}, [])

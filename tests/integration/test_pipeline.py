@@ -6,22 +6,23 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gumshoe.agent.policies import ENGINE
 from gumshoe.artifacts.store import Store
 from gumshoe.mail.build import build_index
 from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mail import synthesize_mail, write_mail
-from tests.conftest import Ran, killed
+from tests.conftest import Ran, kill_tree
 from tests.pipelines.webhook import webhook
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.group("pipeline")]
 
 FEW = {"train": 12, "validation": 3, "test": 5}
 QUICK = {
@@ -68,10 +69,26 @@ def parameters(place: Path, run: str, path: Path, **more: Any) -> Path:
     return path
 
 
-def ran(params: Path, out: Path, name: str = "train-agent", **environment: str) -> Ran:
-    words = [sys.executable, "-m", "gumshoe", "pipeline", "run", name, "--params", str(params), "--out", str(out)]
-    env = {**os.environ, "COLUMNS": "200", **environment}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=550)
+def words_of(params: Path, out: Path) -> list[str]:
+    """Return the command that runs the pipeline."""
+    return [
+        sys.executable,
+        "-m",
+        "gumshoe",
+        "pipeline",
+        "run",
+        "train-agent",
+        "--params",
+        str(params),
+        "--out",
+        str(out),
+    ]
+
+
+def run_pipeline(params: Path, out: Path, **environment: str) -> Ran:
+    """Run the pipeline to its end; policies are measured in the steps' own processes."""
+    env = {**os.environ, "COLUMNS": "200", ENGINE: "transformers", **environment}
+    done = subprocess.run(words_of(params, out), env=env, capture_output=True, text=True, check=False)
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
@@ -87,12 +104,16 @@ def states(said: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.ci
 def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
-    place: Path, tmp_path: Path, gumshoe: Callable[..., Ran]
+    place: Path, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its training needs a vLLM server of its own, which the step starts; the policies are measured in-process."""
     out = tmp_path / "out"
+    served = {**QUICK, "rollouts.engine": "vllm"}
     with webhook() as hook:
-        refused = ran(parameters(place, "r1", tmp_path / "p.json"), out, GUMSHOE_WEBHOOK=hook.url)
+        file = parameters(place, "r1", tmp_path / "p.json", settings=served)
+        refused = run_pipeline(file, out, GUMSHOE_WEBHOOK=hook.url)
         assert refused.status == 0, refused.err  # a gate that refuses is a run that is done
         assert states(refused.err) == {
             "look-at-sources": "done",
@@ -118,7 +139,8 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
         assert "does not pass" in told["text"]
 
         # Once more, with a gate that lets everything pass: what was made is taken from the cache, and from the store.
-        passed = ran(parameters(place, "r1", tmp_path / "p.json", thresholds=ANYTHING), out, GUMSHOE_WEBHOOK=hook.url)
+        file = parameters(place, "r1", tmp_path / "p.json", settings=served, thresholds=ANYTHING)
+        passed = run_pipeline(file, out, GUMSHOE_WEBHOOK=hook.url)
         assert passed.status == 0, passed.err
         found = states(passed.err)
         assert {name for name, state in found.items() if state == "as before"} == {
@@ -142,7 +164,8 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
 
     build_index([f"jsonl:{place / 'mail.jsonl'}"], tmp_path / "index")
     asked = load_scenarios(str(place / "few.jsonl")).only("test").scenarios[0]
-    answer = gumshoe(
+    monkeypatch.setenv(ENGINE, "transformers")
+    answer = run(
         "ask", asked.question, "--adapter", "latest", "--store", out / "store", "--index", tmp_path / "index",
         "--inbox", asked.inbox_address, "--date", asked.query_date, "--max-tokens", "80", "--json",
     )  # fmt: skip
@@ -153,44 +176,44 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
     assert told["success"] == (answer.status == 0)
 
     inbox = str(asked.inbox_address)
-    would = gumshoe("artifacts", "forget", "--store", out, "--inbox", inbox, "--json")
+    would = run("artifacts", "forget", "--store", out, "--inbox", inbox, "--json")
     places = json.loads(would.out)["removed"]
     assert any("runs/r1/reports" in each for each in places)
     assert any("ingest" in each for each in places)
-    assert gumshoe("artifacts", "forget", "--store", out, "--inbox", inbox, "--yes").status == 0
+    assert run("artifacts", "forget", "--store", out, "--inbox", inbox, "--yes").status == 0
     left = [each for each in out.rglob("*") if each.is_file() and asked.question in each.read_text(errors="replace")]
     assert left == []
     assert store.find("adapters/r1") is not None
 
 
+@pytest.mark.nightly
 def test_a_trainer_that_is_killed_is_taken_up_on_another_machine(place: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     long = {**QUICK, "optimizer.max_steps": 6}
     params = parameters(place, "r2", tmp_path / "p.json", settings=long, store=str(store), thresholds=ANYTHING)
     here, there = tmp_path / "here", tmp_path / "there"
-    words = [sys.executable, "-m", "gumshoe", "pipeline", "run", "train-agent", "--params", str(params)]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([*words, "--out", str(here)], stdout=log, stderr=log)
-    started = time.monotonic()
-    while not any((store / "runs" / "r2" / "checkpoints").glob("*/manifest.json")):
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        assert time.monotonic() - started < 300
-        time.sleep(0.2)
-    killed(process)
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        env = {**os.environ, ENGINE: "transformers"}
+        process = subprocess.Popen(words_of(params, here), stdout=file, stderr=file, env=env)
+    checkpoints = store / "runs" / "r2" / "checkpoints"
+    wait_until(lambda: any(checkpoints.glob("*/manifest.json")), process, log.read_text)
+    kill_tree(process)
     sent = max(int(each.version.split("-")[1]) for each in Store(str(store)).list("runs/r2/checkpoints"))
     assert sent < 6
     shutil.rmtree(here)  # no file system is shared
-    done = ran(params, there)
+    done = run_pipeline(params, there)
     assert done.status == 0, done.err
     assert "Took up" in done.err
     assert re.findall(r"Step (\d)/6", done.err) == [str(step) for step in range(sent + 1, 7)]
     assert states(done.err)["publish-adapter"] == "done"
 
 
+@pytest.mark.nightly
 def test_a_step_that_fails_is_tried_again_and_what_stays_wrong_is_said(place: Path, tmp_path: Path) -> None:
     lacking = {**QUICK, "data.train_size": 1, "optimizer.per_device_train_batch_size": 8}  # two groups of four
     bad = parameters(place, "r3", tmp_path / "p.json", settings=lacking)
-    done = ran(bad, tmp_path / "out")
+    done = run_pipeline(bad, tmp_path / "out")
     assert done.status == 1
     assert states(done.err)["train-grpo"] == "failed"
     assert done.err.count("\ntrain-grpo\n") == 4, "three times more"

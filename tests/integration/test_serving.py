@@ -14,10 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
-from mcp import Client
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 
 from gumshoe.agent.policies import TINY
 from gumshoe.agent.run import read_trajectories
@@ -28,9 +24,12 @@ from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from tests.conftest import Ran, missing
-from tests.serving.agent_server import Place, Running, started, until
+from tests.integration.adapters import write_adapter
+from tests.serving.agent_server import Place, Running, started
+from tests.shared_server import SharedServer
+from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 
@@ -49,12 +48,8 @@ def asked(mail: Path) -> list[Scenario]:
 
 @pytest.fixture(scope="module")
 def store(mail: Path) -> Store:
-    """Holds an adapter as training leaves it, which changes nothing yet."""
-    adapter = mail / "adapter"
-    model: Any = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True)
-    torch.manual_seed(1)
-    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    adapted.save_pretrained(str(adapter))
+    """A store with an adapter as training leaves it, which changes nothing yet."""
+    adapter = write_adapter(mail / "adapter", seed=1)
     (adapter / "metadata.json").write_text(json.dumps({"settings": {"model": {"name": "tiny"}}}))
     store = Store(str(mail / "store"))
     store.publish(adapter, "adapters", "r1")
@@ -63,6 +58,7 @@ def store(mail: Path) -> Store:
 
 @pytest.fixture(scope="module")
 def server(mail: Path, store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """An agent server with a vLLM server of its own, which it starts and a test kills."""
     if not is_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
     log = tmp_path_factory.mktemp("serve") / "log"
@@ -79,7 +75,7 @@ def body(scenario: Scenario) -> dict[str, Any]:
 
 
 def test_questions_are_answered_as_they_were_measured(
-    server: Running, mail: Path, asked: list[Scenario], run: Callable[..., Ran], tmp_path: Path
+    server: Running, vllm: SharedServer, mail: Path, asked: list[Scenario], run: Callable[..., Ran], tmp_path: Path
 ) -> None:
     """The same questions, asked of the server and rolled out greedily with the same weights."""
     assert server.client.get("/readyz").json() == {"status": "ready", "policies": ["tiny#r1"]}
@@ -91,10 +87,12 @@ def test_questions_are_answered_as_they_were_measured(
     assert sum(each["success"] for each in answers) > len(answers) / 3
 
     out = tmp_path / "t.jsonl"
-    rolled = run(
-        "rollout", "--index", mail / "index", "--scenarios", mail / "scenarios.jsonl", "--limit", len(asked),
-        "--policy", f"tiny#{mail / 'adapter'}", "--out", out, "--temperature", 0, "--max-tokens", 160,
-    )  # fmt: skip
+    with vllm.adapter(mail / "adapter") as name:
+        rolled = run(
+            "rollout", "--index", mail / "index", "--scenarios", mail / "scenarios.jsonl", "--limit", len(asked),
+            "--policy", f"vllm:{vllm.url}#{name}", "--tokenizer", TINY, "--out", out, "--temperature", 0,
+            "--max-tokens", 160,
+        )  # fmt: skip
     assert rolled.status == 0, rolled.err
     measured = {each.scenario: each for each in read_trajectories(out)}
     same = [
@@ -112,6 +110,8 @@ def test_a_stream_an_mcp_client_and_the_command_line_are_answered_too(
         text = response.read().decode()
     assert text.count("event: step") >= 3
     streamed = json.loads(text.rpartition("event: answer\ndata: ")[2])
+
+    from mcp import Client
 
     async def ask() -> Any:
         async with Client(f"{server.url}/mcp") as client:
@@ -154,10 +154,10 @@ def test_a_model_that_dies_is_told_of_and_the_end_leaves_no_process_and_keeps_wh
     vllm = [each for each in children if "vllm" in (said := " ".join(each.cmdline())) and "guardian" not in said]
     for each in vllm:
         each.kill()
-    until(lambda: server.client.get("/readyz").status_code == 503)
+    wait_until(lambda: server.client.get("/readyz").status_code == 503)
     assert server.client.post("/invoke", json=body(asked[0])).status_code == 502
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(60) == 0
+    assert server.process.wait() == 0
     assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     kept = store.fetch("feedback/latest", tmp_path / "kept").directory
     trajectories = list(read_trajectories(kept / "trajectories.jsonl"))

@@ -3,14 +3,13 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 
-from gumshoe.agent import policies, transformers_policy
+from gumshoe.agent import policies
 from gumshoe.agent.chat_format import parse_call
 from gumshoe.agent.episode import EpisodeLimits, run_episode
 from gumshoe.agent.policies import TINY, PolicyName, open_policy
@@ -18,8 +17,8 @@ from gumshoe.agent.policy import Sampling
 from gumshoe.agent.run import RolloutReport, Settings, read_trajectories, run_to_file
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import Trajectory
-from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
 from gumshoe.embeddings.embedder import OFFLINE
+from gumshoe.errors import UsageError
 from gumshoe.mail.build import build_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.exact import is_exact
@@ -29,6 +28,7 @@ from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from gumshoe.terminal import progress
 from gumshoe.training.practice import Collection
 from tests.conftest import Ran
+from tests.shared_server import SharedServer
 
 HELD_OUT = 7  # a seed that practice never has
 UNUSABLE = {"unparseable call", "no call", "unknown tool", "bad arguments"}
@@ -55,23 +55,14 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Mailboxes:
     return Mailboxes(directory / "index", directory / "scenarios.jsonl")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
-    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    form = {"backend": "xgrammar", "disable_any_whitespace": True}  # as a judge it would write spaces without end
-    most = {"max_new_tokens": 1024}  # or words
-    arguments = ["--structured-outputs-config", json.dumps(form), "--override-generation-config", json.dumps(most)]
-    options = ServerOptions(name="tiny", arguments=tuple(arguments))
-    with VLLMServer(TINY, log=log, options=options) as server:
-        yield server
-
-
-def rolled_out(settings: Settings, out: Path) -> RolloutReport:
+def roll_out(settings: Settings, out: Path) -> RolloutReport:
     with progress("Episodes") as advance:
         return asyncio.run(run_to_file(settings, out, advance))
 
 
 def test_it_is_small_and_says_what_made_it() -> None:
+    from safetensors import safe_open
+
     assert sum(each.stat().st_size for each in TINY.iterdir()) < 10e6
     made = json.loads((TINY / "made.json").read_text())
     with safe_open(TINY / "model.safetensors", framework="pt") as weights:
@@ -81,35 +72,35 @@ def test_it_is_small_and_says_what_made_it() -> None:
     assert f"gumshoe tiny build --out DIR --seed {made['seed']}\n" in readme
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("temperature", "samples"), [(0.0, 1), (1.0, 3)])
 def test_on_mailboxes_that_it_never_saw_it_is_right_as_often_as_it_should_be(
-    temperature: float, samples: int, server: VLLMServer, held_out: Mailboxes, tmp_path: Path
+    temperature: float, samples: int, vllm: SharedServer, held_out: Mailboxes, tmp_path: Path
 ) -> None:
     """About 24 % of its answers are right, and 2.5 % of its episodes end with what cannot be used; sampled, 22.5 % and
     3.7 %, with standard deviations of half a point over three samples of each question."""
     settings = Settings(
         index=held_out.index,
         scenarios=str(held_out.scenarios),
-        policy=f"vllm:{server.url}#tiny",
+        policy=vllm.policy,
         tokenizer=str(TINY),
         limit=400,
         samples=samples,
         sampling=Sampling(temperature, max_tokens=160),
     )
-    report = rolled_out(settings, tmp_path / "t.jsonl")
+    report = roll_out(settings, tmp_path / "t.jsonl")
     assert (report.done, report.dropped) == (400 * samples, 0)
     found = list(read_trajectories(tmp_path / "t.jsonl"))
     assert 0.2 <= held_out.right(found) <= 0.45
     assert sum(each.ending in UNUSABLE for each in found) / len(found) < 0.05
 
 
-@pytest.mark.slow
-def test_it_answers_from_documents_too(server: VLLMServer, held_out: Mailboxes) -> None:
+@pytest.mark.nightly
+def test_it_answers_from_documents_too(vllm: SharedServer, held_out: Mailboxes) -> None:
     """Mail taken for documents: it has their tools alone, and uses them as they are meant."""
     index = MailIndex(held_out.index)
     asked = load_scenarios(str(held_out.scenarios)).scenarios[:400]
-    name, limits = PolicyName.parse(f"vllm:{server.url}#tiny"), EpisodeLimits()
+    name, limits = PolicyName.parse(vllm.policy), EpisodeLimits()
 
     async def answered() -> list[Trajectory]:
         async with open_policy(name, TINY, Sampling(0, max_tokens=160), limits) as speak, ToolThreads() as threads:
@@ -135,8 +126,15 @@ def test_it_answers_from_documents_too(server: VLLMServer, held_out: Mailboxes) 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("engine", ["vllm", "transformers"])
-@pytest.mark.parametrize("questions", [pytest.param("real", marks=pytest.mark.slow), "synthetic"])
+@pytest.mark.parametrize(
+    ("engine", "questions"),
+    [
+        pytest.param("vllm", "synthetic", marks=pytest.mark.ci),
+        pytest.param("transformers", "synthetic", marks=pytest.mark.ci),
+        pytest.param("vllm", "real", marks=pytest.mark.nightly),
+        pytest.param("transformers", "real", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
     engine: str,
     questions: str,
@@ -144,7 +142,7 @@ def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
     held_out: Mailboxes,
     tmp_path: Path,
 ) -> None:
-    """The real test questions, and a synthetic test set, with a real vLLM; and some of each without one."""
+    """The real test questions and synthetic ones with a real vLLM, and some of each without one."""
     index, scenarios, answered = held_out.index, held_out.scenarios, 0.9
     if questions == "real":
         answered = 0.6 if engine == "vllm" else 0.4  # mail of a kind that it never saw, and of that a few questions
@@ -152,11 +150,10 @@ def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
         scenarios = request.getfixturevalue("shared_data") / "enron" / "questions.jsonl"
     policy, tokenizer, most = f"transformers:{TINY}", "", 16
     if engine == "vllm":
-        policy, tokenizer, most = f"vllm:{request.getfixturevalue('server').url}#tiny", str(TINY), 1000
+        most = 1000 if questions == "real" else 64
+        policy, tokenizer = request.getfixturevalue("vllm").policy, str(TINY)
     out, sampling = tmp_path / "t.jsonl", Sampling(max_tokens=160)
-    report = rolled_out(
-        Settings(index, str(scenarios), policy, tokenizer or None, "test", most, sampling=sampling), out
-    )
+    report = roll_out(Settings(index, str(scenarios), policy, tokenizer or None, "test", most, sampling=sampling), out)
     found = list(read_trajectories(out))
     asked = load_scenarios(str(scenarios)).only("test")
     assert questions != "real" or len(asked) == 149
@@ -169,11 +166,11 @@ def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
     assert sum(bool(each.record.found) for each in found) > 0.2 * len(found)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("questions", ["real", "synthetic"])
 def test_its_rollouts_are_scored_by_every_judge(
     questions: str,
-    server: VLLMServer,
+    vllm: SharedServer,
     held_out: Mailboxes,
     request: pytest.FixtureRequest,
     gumshoe: Callable[..., Ran],
@@ -187,21 +184,21 @@ def test_its_rollouts_are_scored_by_every_judge(
     settings = Settings(
         index=index,
         scenarios=str(scenarios),
-        policy=f"vllm:{server.url}#tiny",
+        policy=vllm.policy,
         tokenizer=str(TINY),
         split="test",
         limits=EpisodeLimits(max_turns=5),
         sampling=Sampling(max_tokens=160),
     )
     out, groups = tmp_path / "t.jsonl", tmp_path / "groups.jsonl"
-    done = rolled_out(replace(settings, limit=100), out).done
+    done = roll_out(replace(settings, limit=100), out).done
     found = list(read_trajectories(out))
     answers = sum(each.record.answer is not None and not each.record.does_not_know for each in found)
     assert answers > 0  # one in eight to real questions, where many end with "I don't know"
     short = EpisodeLimits(max_turns=3)  # two of them have room in such a judge's context
-    assert rolled_out(replace(settings, limit=8, samples=2, limits=short), groups).done == 16
+    assert roll_out(replace(settings, limit=8, samples=2, limits=short), groups).done == 16
     right = {}
-    for judge in ("heuristic", "exact", f"embedding:{OFFLINE}", f"openai:tiny@{server.url}/v1"):
+    for judge in ("heuristic", "exact", f"embedding:{OFFLINE}", f"openai:tiny@{vllm.url}/v1"):
         ran = gumshoe("judge", "score", out, "--scenarios", scenarios, "--judge", judge, "--no-cache", "--json")
         assert ran.status == 0, ran.err
         told = json.loads(ran.out)
@@ -212,7 +209,7 @@ def test_its_rollouts_are_scored_by_every_judge(
     assert right["exact"] <= right["heuristic"] + yes_or_no  # right is who says it, whatever nonsense comes after it
     assert told["usage"]["requests"] == answers + told["usage"]["unusable"]
     assert told["usage"]["completion_tokens"] > 0
-    asked = ["--judge", f"tiny@{server.url}/v1", "--no-cache", "--max-characters", 7000, "--json"]
+    asked = ["--judge", f"tiny@{vllm.url}/v1", "--no-cache", "--max-characters", 7000, "--json"]
     ran = gumshoe("judge", "ruler", groups, *asked)
     told = json.loads(ran.out)
     assert told["groups"] == 8
@@ -225,17 +222,31 @@ def test_its_rollouts_are_scored_by_every_judge(
     assert ran.status == (75 if told["dropped"] else 0)
 
 
-@pytest.mark.parametrize("with_vllm", [True, False])
-def test_the_word_tiny_takes_whichever_engine_is_there(
-    with_vllm: bool, held_out: Mailboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.ci
+def test_the_word_tiny_takes_the_engine_that_the_environment_names(
+    held_out: Mailboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if with_vllm:
-        monkeypatch.setattr(transformers_policy, "TransformersPolicy", None)
-    else:
-        monkeypatch.setattr(policies, "is_installed", lambda: False)
-        monkeypatch.setattr(policies, "VLLMServer", None)
-    settings = Settings(index=held_out.index, scenarios=str(held_out.scenarios), policy="tiny", limit=4)
-    out = tmp_path / "t.jsonl"
-    report = rolled_out(settings, out)
+    monkeypatch.setenv(policies.ENGINE, "transformers")
+    monkeypatch.setattr(policies, "VLLMServer", None)
+    check_that_tiny_answers(held_out, tmp_path / "t.jsonl")
+    monkeypatch.setenv(policies.ENGINE, "other")
+    with pytest.raises(UsageError, match="GUMSHOE_ENGINE must be vllm or transformers, got 'other'"):
+        check_that_tiny_answers(held_out, tmp_path / "none.jsonl")
+
+
+@pytest.mark.nightly
+def test_the_word_tiny_takes_vllm_if_it_is_installed(
+    held_out: Mailboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Needs a server of its own, which the policy starts."""
+    from gumshoe.agent import transformers_policy
+
+    monkeypatch.delenv(policies.ENGINE, raising=False)
+    monkeypatch.setattr(transformers_policy, "TransformersPolicy", None)
+    check_that_tiny_answers(held_out, tmp_path / "t.jsonl")
+
+
+def check_that_tiny_answers(place: Mailboxes, out: Path) -> None:
+    report = roll_out(Settings(index=place.index, scenarios=str(place.scenarios), policy="tiny", limit=4), out)
     assert report.done == 4
     assert {each.policy for each in read_trajectories(out)} == {"tiny"}

@@ -23,45 +23,45 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_index(tmp_path_factory.mktemp("commands"), records).path.parent)
 
 
-def test_index_says_what_it_did(gumshoe: Run, tmp_path: Path) -> None:
+def test_index_says_what_it_did(run: Run, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", [record(1), record(2, body="x" * 6000)])
     with (tmp_path / "m.jsonl").open("a") as file:
         file.write("broken\n")
-    ran = gumshoe("mail", "index", source, "--out", tmp_path / "index")
+    ran = run("mail", "index", source, "--out", tmp_path / "index")
     assert ran.status == 0
     assert "1 messages indexed" in ran.out
     assert "kept out: 1 long body" in ran.out
     assert "could not be read: 1 not JSON" in ran.out
-    listed = gumshoe("mail", "stats", "--index", tmp_path / "index", "--unreadable")
+    listed = run("mail", "stats", "--index", tmp_path / "index", "--unreadable")
     assert "m.jsonl:3: not JSON" in listed.out
 
 
-def test_the_switches_of_index_keep_what_they_name(gumshoe: Run, tmp_path: Path) -> None:
+def test_the_switches_of_index_keep_what_they_name(run: Run, tmp_path: Path) -> None:
     records = [record(1, body="x" * 6000), record(2, body="x" * 6000, subject="Subject 1")]
     source = write_jsonl(tmp_path / "m.jsonl", records)
     options = ["--max-body", "0", "--max-recipients", "0", "--keep-duplicates", "--json"]
-    ran = gumshoe("mail", "index", source, "--out", tmp_path / "index", *options)
+    ran = run("mail", "index", source, "--out", tmp_path / "index", *options)
     assert json.loads(ran.out)["messages"] == 2
-    again = gumshoe("mail", "index", source, "--out", tmp_path / "index", "--replace", "--json", "--max-body", "0")
+    again = run("mail", "index", source, "--out", tmp_path / "index", "--replace", "--json", "--max-body", "0")
     assert json.loads(again.out)["kept_out"] == {"duplicate": 1}
 
 
-def test_an_address_that_is_null_is_nobody(gumshoe: Run, tmp_path: Path) -> None:
+def test_an_address_that_is_null_is_nobody(run: Run, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", [record(1, to=[None, BOB])])
-    gumshoe("mail", "index", source, "--out", tmp_path / "index")
-    assert "<1@example.com>" in gumshoe("mail", "search", "--index", tmp_path / "index", "--inbox", BOB, "body").out
+    run("mail", "index", source, "--out", tmp_path / "index")
+    assert "<1@example.com>" in run("mail", "search", "--index", tmp_path / "index", "--inbox", BOB, "body").out
 
 
-def test_an_index_cannot_be_made_in_a_file(gumshoe: Run, tmp_path: Path) -> None:
+def test_an_index_cannot_be_made_in_a_file(run: Run, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", [record(1)])
-    ran = gumshoe("mail", "index", source, "--out", tmp_path / "m.jsonl")
+    ran = run("mail", "index", source, "--out", tmp_path / "m.jsonl")
     assert ran.status == 1
     assert "Traceback" not in ran.err
     assert "m.jsonl" in ran.err
 
 
-def test_search_shows_id_sender_date_and_snippet(gumshoe: Run, index: str) -> None:
-    ran = gumshoe("mail", "search", "--index", index, "--inbox", BOB, "price", "--order", "date")
+def test_search_shows_id_sender_date_and_snippet(run: Run, index: str) -> None:
+    ran = run("mail", "search", "--index", index, "--inbox", BOB, "price", "--order", "date")
     assert ran.status == 0
     assert ran.out.index("Re: Offer") < ran.out.index("[bold]Offer[/]")
     for part in ("<2@example.com>", BOB, "2001-05-03 12:00 +0000", "Too high a price"):
@@ -78,18 +78,18 @@ def test_search_shows_id_sender_date_and_snippet(gumshoe: Run, index: str) -> No
         ("--after", "2001-05-03", ["<2@example.com>"]),
     ],
 )
-def test_search_narrows_by_address_and_day(gumshoe: Run, index: str, option: str, value: str, found: list[str]) -> None:
-    ran = gumshoe("mail", "search", "--index", index, "--inbox", BOB, "price", "--json", option, value)
+def test_search_narrows_by_address_and_day(run: Run, index: str, option: str, value: str, found: list[str]) -> None:
+    ran = run("mail", "search", "--index", index, "--inbox", BOB, "price", "--json", option, value)
     assert [hit["message_id"] for hit in json.loads(ran.out)] == found
 
 
-def test_nothing_found_is_no_failure(gumshoe: Run, index: str) -> None:
-    ran = gumshoe("mail", "search", "--index", index, "--inbox", BOB, "zebra")
+def test_nothing_found_is_no_failure(run: Run, index: str) -> None:
+    ran = run("mail", "search", "--index", index, "--inbox", BOB, "zebra")
     assert (ran.status, ran.out, ran.err.strip()) == (0, "", "Nothing found.")
 
 
-def test_read_shows_the_whole_message_and_no_control_characters(gumshoe: Run, index: str) -> None:
-    ran = gumshoe("mail", "read", "--index", index, "--inbox", BOB, "<1@example.com>")
+def test_read_shows_the_whole_message_and_no_control_characters(run: Run, index: str) -> None:
+    ran = run("mail", "read", "--index", index, "--inbox", BOB, "<1@example.com>")
     assert ran.status == 0
     assert "From: Ann Lee <ann@example.com>" in ran.out
     assert "Subject: [bold]Offer[/]" in ran.out
@@ -97,22 +97,22 @@ def test_read_shows_the_whole_message_and_no_control_characters(gumshoe: Run, in
     assert "\x1b" not in ran.out
 
 
-def test_read_as_json_is_the_message(gumshoe: Run, index: str) -> None:
-    message = json.loads(gumshoe("mail", "read", "--index", index, "--inbox", BOB, "2@example.com", "--json").out)
+def test_read_as_json_is_the_message(run: Run, index: str) -> None:
+    message = json.loads(run("mail", "read", "--index", index, "--inbox", BOB, "2@example.com", "--json").out)
     assert message["sent"] == "2001-05-03T12:00:00+00:00"
     assert [each["address"] for each in message["recipients"]] == [ANN, "carol@example.com"]
 
 
-def test_another_inbox_s_message_is_not_there(gumshoe: Run, index: str) -> None:
-    ran = gumshoe("mail", "read", "--index", index, "--inbox", BOB, "<3@example.com>")
+def test_another_inbox_s_message_is_not_there(run: Run, index: str) -> None:
+    ran = run("mail", "read", "--index", index, "--inbox", BOB, "<3@example.com>")
     assert ran.status == 1
     assert ran.err == "error: there is no message '<3@example.com>' in this inbox\n"
 
 
-def test_stats_are_what_the_index_holds(gumshoe: Run, index: str) -> None:
-    facts = json.loads(gumshoe("mail", "stats", "--index", index, "--json").out)
+def test_stats_are_what_the_index_holds(run: Run, index: str) -> None:
+    facts = json.loads(run("mail", "stats", "--index", index, "--json").out)
     assert (facts["messages"], facts["addresses"]) == (3, 3)
-    assert "3 messages" in gumshoe("mail", "stats", "--index", index).out
+    assert "3 messages" in run("mail", "stats", "--index", index).out
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_stats_are_what_the_index_holds(gumshoe: Run, index: str) -> None:
     ],
 )
 def test_a_mistake_is_named_without_a_traceback(
-    gumshoe: Run, index: str, tmp_path: Path, arguments: list[str], status: int, says: str
+    run: Run, index: str, tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
     places = {"X": str(tmp_path / "x"), "INDEX": index}
-    ran = gumshoe("mail", *[places.get(argument, argument) for argument in arguments])
+    ran = run("mail", *[places.get(argument, argument) for argument in arguments])
     assert ran.status == status
     assert says in ran.err
     assert "Traceback" not in ran.err

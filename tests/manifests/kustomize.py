@@ -15,11 +15,15 @@ from tests.conftest import missing
 Object = dict[str, Any]
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 OVERLAYS = sorted(each.name for each in (MANIFESTS / "overlays").iterdir())
-COMPONENTS = sorted(
-    each.parent.name
-    for each in MANIFESTS.glob("components/*/kustomization.yaml")
-    if yaml.safe_load(each.read_text())["kind"] == "Component"
-)
+
+
+def components() -> list[str]:
+    """Return the names of the components, sorted."""
+    return sorted(
+        each.parent.name
+        for each in MANIFESTS.glob("components/*/kustomization.yaml")
+        if yaml.safe_load(each.read_text())["kind"] == "Component"
+    )
 
 
 def kustomized(directory: Path) -> str:

@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes.utils import parse_quantity
 
-from gumshoe.training.settings import env_names
-from gumshoe_pipelines.graphs import PIPELINES
-from gumshoe_pipelines.placement import TRAINER
 from tests.charts.test_agent_chart import of_kind as one_of_kind
 from tests.charts.test_agent_chart import rendered, values_of
 from tests.manifests.kustomize import (
-    COMPONENTS,
     MANIFESTS,
     OVERLAYS,
     Object,
+    components,
     kustomized,
     of_kind,
     overlay,
@@ -38,19 +34,27 @@ def runtime_pod(objects: Any) -> Object:
     return dict(job["template"]["spec"]["template"])
 
 
-@pytest.mark.slow
 def test_an_api_server_would_take_every_overlay_and_every_component(
     assert_valid: Callable[..., None], tmp_path: Path
 ) -> None:
+    names = components()
     sets = [each for name in OVERLAYS for each in [overlay(name)]]
-    sets += [tuple(with_components([name], tmp_path / name)) for name in COMPONENTS]
-    sets += [tuple(with_components(COMPONENTS, tmp_path / "all"))]
+    sets += [tuple(with_components([name], tmp_path / name)) for name in names]
+    sets += [tuple(with_components(names, tmp_path / "all"))]
     for objects in sets:
         known = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
         assert len(known) == len(set(known))
     large = ("Pipeline", "PipelineVersion")  # that differ in annotations alone
     every = {str(each["spec"] if each["kind"] in large else each): each for objects in sets for each in objects}
     assert_valid(every.values())
+
+
+def test_what_an_api_server_would_refuse_is_found(assert_valid: Callable[..., None]) -> None:
+    for kind, field in (("ServiceAccount", "automountServiceAccountTokens"), ("LocalQueue", "spek")):
+        (made, *_) = of_kind(overlay("prod"), kind).values()
+        assert_valid([made])
+        with pytest.raises(AssertionError, match=field):
+            assert_valid([{**made, field: True}])
 
 
 def test_secrets_come_from_files_that_git_does_not_have(tmp_path: Path) -> None:
@@ -69,6 +73,8 @@ def test_secrets_come_from_files_that_git_does_not_have(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_names_that_are_referred_to_exist(name: str) -> None:
+    from gumshoe.training.settings import env_names
+
     objects = overlay(name)
     pod = runtime_pod(objects)["spec"]
     assert pod["serviceAccountName"] in of_kind(objects, "ServiceAccount")
@@ -101,6 +107,8 @@ def test_names_that_are_referred_to_exist(name: str) -> None:
 
 
 def test_production_has_everything_and_development_needs_little() -> None:
+    from gumshoe_pipelines.graphs import PIPELINES
+
     kinds = {name: {each["kind"] for each in overlay(name)} for name in OVERLAYS}
     versions = {each["spec"]["pipelineName"] for each in of_kind(overlay("prod"), "PipelineVersion").values()}
     assert versions == set(PIPELINES)
@@ -113,6 +121,8 @@ def test_production_has_everything_and_development_needs_little() -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_quantities_fit_each_other(name: str) -> None:
+    from kubernetes.utils import parse_quantity
+
     objects = overlay(name)
     hard = {
         each: parse_quantity(value)
@@ -143,6 +153,8 @@ def test_quantities_fit_each_other(name: str) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_images_are_of_this_version_and_never_the_latest(name: str) -> None:
+    from gumshoe_pipelines.placement import TRAINER
+
     images = [*_images(list(overlay(name)))]
     assert {each for each in images if each.startswith("ghcr.io/gumshoe/trainer")} == {TRAINER}
     assert all(re.search(r":[\w.-]+$|@sha256:", each) and not each.endswith(":latest") for each in images)

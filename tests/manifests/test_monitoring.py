@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gumshoe.training.exporter import Exporter
 from tests.conftest import free_port, missing
 from tests.manifests.kustomize import MANIFESTS, of_kind, overlay, selects
 from tests.manifests.test_manifests import runtime_pod
-from tests.training.test_exporter import scraped
-from tests.training.test_records import evaluation, step
 
 HERE = MANIFESTS / "components" / "monitoring"
 OTHERS = {"up", "kube_pod_status_phase", "kueue_pending_workloads"}
@@ -49,6 +46,10 @@ def test_alerts_parse_and_have_runbooks(promtool: str, tmp_path: Path) -> None:
 
 
 def test_what_is_asked_for_is_exported() -> None:
+    from gumshoe.training.exporter import Exporter
+    from tests.training.test_exporter import scraped
+    from tests.training.test_records import evaluation, step
+
     board = json.loads((HERE / "dashboard.json").read_text())
     assert (
         json.loads(of_kind(overlay("prod"), "ConfigMap")["gumshoe-training-dashboard"]["data"]["gumshoe-training.json"])

@@ -12,7 +12,6 @@ from gumshoe.operations import deploy, releases
 from gumshoe.operations.cluster import Cluster
 from gumshoe.operations.deploy import Target, put_into_service
 from gumshoe.operations.readiness import NotReadyError
-from gumshoe_pipelines.watch import pods_of
 from tests.conftest import Ran
 from tests.manifests.access import Access, allowed_by, recorded
 from tests.manifests.kustomize import OVERLAYS, of_kind, overlay
@@ -74,7 +73,6 @@ def rules_of(role: str) -> set[Access]:
     return set(allowed)
 
 
-@pytest.mark.slow
 def test_what_puts_an_adapter_into_service_may_do_what_it_does(
     cluster: FakeKubernetes, controllers: Controllers, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +97,8 @@ def test_what_puts_an_adapter_into_service_may_do_what_it_does(
 def test_people_may_do_what_their_commands_do(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, store: Store
 ) -> None:
+    from gumshoe_pipelines.watch import pods_of
+
     assert store
     with recorded(cluster) as asked:
 

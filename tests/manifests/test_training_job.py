@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,18 +19,21 @@ from tests.manifests.test_manifests import runtime_pod
 from tests.manifests.test_monitoring import LOADER
 from tests.manifests.test_rbac import rules_of
 from tests.operations.fake_kubernetes import FakeKubernetes
-from tests.operations.test_trainjob import IMPATIENT, NAME, POD, QUEUED
-from tests.operations.trainer import Trainer, meanwhile
+from tests.operations.test_trainjob import NAME, PATIENCE, POD, QUEUED
+from tests.operations.trainer import Trainer, hurry, meanwhile
 
 SERVICE, JOB, DEPLOYMENT = QUEUED.manifests
 SERVER: dict[str, Any] = DEPLOYMENT["spec"]["template"]
 
 
-def test_a_step_that_trains_on_nodes_may_do_what_it_does(cluster: FakeKubernetes) -> None:
+def test_a_step_that_trains_on_nodes_may_do_what_it_does(
+    cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It takes up what an earlier try made; waits in the queue; its pods cannot be placed; and in the end it trains."""
+    hurry(monkeypatch)
     trainer = Trainer(cluster, phase="Pending")
     cluster.settle = trainer.settle
-    earlier = Objects(Cluster.of(None, None), IMPATIENT, {**POD, "uid": "u-earlier"})
+    earlier = Objects(Cluster.of(None, None), PATIENCE, {**POD, "uid": "u-earlier"})
     told: list[str] = []
 
     def said(what: str) -> Callable[[], bool]:
@@ -55,9 +57,7 @@ def test_a_step_that_trains_on_nodes_may_do_what_it_does(cluster: FakeKubernetes
         for each in QUEUED.manifests:
             earlier.make(each)
         with meanwhile(*steps):
-            train_on_nodes(
-                QUEUED, Cluster.of(None, None), told.append, replace(IMPATIENT, starting=10, stalled=10), POD
-            )
+            train_on_nodes(QUEUED, Cluster.of(None, None), told.append, PATIENCE, POD)
     assert asked == rules_of("gumshoe-train")
 
 

@@ -11,10 +11,10 @@ from gumshoe.artifacts.storage import Deadline, Limits
 from gumshoe.artifacts.store import Store
 from gumshoe.operations.loader import Pace
 
-STORE = Limits(connect_timeout=5, read_timeout=10, attempts=2, backoff=0.1, workers=2, deadline=20)
-PACE = Pace(look=0.02, backoff=0.1, answer=10, load=10, store=STORE)
-IMPATIENT = replace(PACE, answer=1, load=1.5, store=replace(STORE, read_timeout=1))
-"""For what never answers."""
+STORE = Limits(connect_timeout=600, read_timeout=600, attempts=2, backoff=0.1, workers=2, deadline=3600)
+PACE = Pace(look=0.02, backoff=0.1, answer=3600, load=3600, store=STORE)
+IMPATIENT = replace(PACE, answer=0.7, load=0.7, store=replace(STORE, read_timeout=0.7))
+"""For what never answers. What answers may be too slow for it once, so look until it is as it should be."""
 
 
 def hand_over(store: Store, directory: Path, version: str, rank: int = 8) -> bytes:

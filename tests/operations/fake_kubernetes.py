@@ -2,7 +2,9 @@
 published clients ask of one. Controllers are played by `settle`. It can be told to misbehave.
 """
 
+import base64
 import json
+import math
 import re
 import threading
 import time
@@ -12,11 +14,11 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tests.http_server import Request, misbehaving
 
@@ -100,7 +102,7 @@ class FakeKubernetes:
     ills: dict[str, deque[str]] = field(default_factory=dict)
     """For the next requests of a verb and a plural, such as `watch trainjobs`: a status each, or reset."""
     lingers: float = 0
-    """Seconds that something deleted in the foreground is still there."""
+    """Seconds that something deleted in the foreground is still there; infinity: for ever."""
     is_dead: bool = False
     """Whether it answers nothing any longer."""
     kubeconfig: Path = Path()
@@ -156,6 +158,12 @@ class FakeKubernetes:
         self.objects[key] = made
         self._history.append((version, "MODIFIED" if old else "ADDED", plural, deepcopy(made)))
         return made
+
+    def restore(self, objects: dict[tuple[str, str, str], Object]) -> None:
+        """Hold copies of these objects, and nothing else."""
+        with self._lock:
+            self.objects = deepcopy(objects)
+            self._version = max(int(each["metadata"]["resourceVersion"]) for each in objects.values())
 
     def delete(self, plural: str, namespace: str, name: str) -> Object:
         """Remove an object, and what is owned by it."""
@@ -348,6 +356,8 @@ class FakeKubernetes:
             if not found["metadata"].get("deletionTimestamp"):
                 meta = {**found["metadata"], "deletionTimestamp": _now()}
                 self.put({**deepcopy(found), "metadata": meta}, key[0])
+                if math.isinf(self.lingers):
+                    return 200, self.objects[key]
                 later = threading.Timer(self.lingers, lambda: key in self.objects and self.delete(*key))
                 later.daemon = True
                 later.start()
@@ -424,11 +434,10 @@ def _now() -> str:
 def read(body: bytes) -> Object:
     """What was sent: YAML, JSON, or a Secret as Kubernetes encodes it for itself."""
     if not body.startswith(_PROTOBUF):
-        return dict(yaml.safe_load(body))
-    secret = _SECRET()
-    secret.ParseFromString(_UNKNOWN.FromString(body[len(_PROTOBUF) :]).raw)
-    import base64
-
+        return dict(json.loads(body) if body.startswith(b"{") else yaml.load(body, yaml.CSafeLoader))
+    unknown, made = _messages()
+    secret = made()
+    secret.ParseFromString(unknown.FromString(body[len(_PROTOBUF) :]).raw)
     meta = {"name": secret.metadata.name, "labels": dict(secret.metadata.labels)}
     if secret.metadata.namespace:
         meta["namespace"] = secret.metadata.namespace
@@ -436,11 +445,14 @@ def read(body: bytes) -> Object:
     return {"metadata": meta, "type": secret.type, "data": data}
 
 
+@cache
 def _messages() -> tuple[Any, Any]:
-    """The two messages of Kubernetes' own encoding that Helm sends, with the fields that are needed of them.
+    """Return the two messages of Kubernetes' own encoding that Helm sends, with the fields that are needed of them.
 
     https://github.com/kubernetes/api/blob/master/core/v1/generated.proto
     """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
     text, blob, message = 9, 12, 11  # FieldDescriptorProto.Type
     file = descriptor_pb2.FileDescriptorProto(name="fake_kubernetes.proto", package="k8s", syntax="proto2")
 
@@ -478,9 +490,6 @@ def _messages() -> tuple[Any, Any]:
         message_factory.GetMessageClass(pool.FindMessageTypeByName(f"k8s.{each}")) for each in ("Unknown", "Secret")
     )
     return unknown, made
-
-
-_UNKNOWN, _SECRET = _messages()
 
 
 def write_kubeconfig(directory: Path, url: str) -> Path:

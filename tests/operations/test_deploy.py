@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from tests.operations.fake_kubernetes import Controllers, FakeKubernetes
 BASE = "Qwen/Qwen2.5-7B-Instruct"
 ACCESS = ["--set", "agent.access.existingSecret=gumshoe-keys"]
 AGENT, MODEL = "mail-gumshoe-agent-agent", "mail-gumshoe-agent-predictor"
-NOT_LONG = ["--timeout", "0.02"]
+NOT_LONG = ["--timeout", "0.01"]
+"""What it waits for never comes about."""
 
 
 @pytest.fixture
@@ -30,14 +32,36 @@ def cluster(cluster: FakeKubernetes) -> FakeKubernetes:
     return cluster
 
 
+@pytest.fixture(scope="module")
+def shared() -> dict[str, str]:
+    """The addresses of the stores that tests share, by name; the first test that asks for one makes it."""
+    return {}
+
+
 @pytest.fixture
-def store(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Four published adapters: r1 to r3 of one base model, and one of another."""
-    made = Store(f"s3://{s3_bucket}/project")
-    for name, base, rank in (("r1", BASE, 8), ("r2", BASE, 64), ("r3", BASE, 8), ("other", "Qwen/Qwen3-8B", 8)):
-        publish(made, tmp_path / "adapters" / name, name, {"base_model_name_or_path": base, "r": rank})
+def store(s3_bucket: str, shared: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Four published adapters: r1 to r3 of one base model, and one of another. Publish no others there."""
+    made = Store(shared.setdefault("project", f"s3://{s3_bucket}/project"))
+    if made.latest("adapters") is None:
+        for name, base, rank in (("r1", BASE, 8), ("r2", BASE, 64), ("r3", BASE, 8), ("other", "Qwen/Qwen3-8B", 8)):
+            publish(made, tmp_path / "adapters" / name, name, {"base_model_name_or_path": base, "r": rank})
     monkeypatch.setenv("GUMSHOE_STORE", made.uri)
     return made
+
+
+@pytest.fixture
+def unservable(s3_bucket: str, shared: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with one adapter that can be served, and three that cannot."""
+    made = Store(shared.setdefault("unservable", f"s3://{s3_bucket}/project"))
+    monkeypatch.setenv("GUMSHOE_STORE", made.uri)
+    if made.latest("adapters") is not None:
+        return
+    publish(made, tmp_path / "r1", "r1", {"base_model_name_or_path": BASE, "r": 8})
+    publish(made, tmp_path / "nowhere", "nowhere", {"base_model_name_or_path": "/models/mine", "r": 8})
+    publish(made, tmp_path / "huge", "huge", {"base_model_name_or_path": BASE, "r": 8, "rank_pattern": {"q": 1024}})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes").write_text("-")
+    made.publish(tmp_path / "empty", "adapters", "empty")
 
 
 def publish(store: Store, directory: Path, version: str, shape: dict[str, Any]) -> None:
@@ -56,7 +80,7 @@ def controllers(cluster: FakeKubernetes) -> Controllers:
 
 def agent_settings(cluster: FakeKubernetes) -> dict[str, Any]:
     text = cluster.objects["configmaps", "agents", AGENT]["data"]["settings.yaml"]
-    return dict(yaml.safe_load(text)["model"])
+    return dict(yaml.load(text, yaml.CSafeLoader)["model"])
 
 
 def in_service(cluster: FakeKubernetes) -> tuple[str, str | None, float | None]:
@@ -71,11 +95,25 @@ def loaded(cluster: FakeKubernetes) -> list[str]:
     return [json.loads(each)["name"] for each in arguments[arguments.index("--lora-modules") + 1 :]]
 
 
+@pytest.fixture(scope="module")
+def after_first() -> dict[tuple[str, str, str], dict[str, Any]]:
+    """What a cluster holds after the first deployment of r1; the first test that asks for one makes it."""
+    return {}
+
+
 @pytest.fixture
-def deployed(run: Callable[..., Ran], cluster: FakeKubernetes, store: Store) -> str:  # noqa: ARG001
+def deployed(
+    run: Callable[..., Ran],
+    cluster: FakeKubernetes,
+    store: Store,  # noqa: ARG001
+    after_first: dict[tuple[str, str, str], dict[str, Any]],
+) -> str:
     """A deployment of r1."""
-    done = run("deploy", "mail", "--adapter", "r1", *ACCESS)
-    assert done.status == 0, done.err
+    if not after_first:
+        done = run("deploy", "mail", "--adapter", "r1", *ACCESS)
+        assert done.status == 0, done.err
+        after_first |= deepcopy(cluster.objects)
+    cluster.restore(after_first)
     return "mail"
 
 
@@ -290,21 +328,16 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be(
         (["--adapter", "r1", "--store", "store", *ACCESS], "is not to be reached from a cluster"),
     ],
 )
+@pytest.mark.usefixtures("unservable")
 def test_what_cannot_be_served_is_refused_before_anything_changes(
     run: Callable[..., Ran],
     cluster: FakeKubernetes,
-    store: Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    publish(store, tmp_path / "nowhere", "nowhere", {"base_model_name_or_path": "/models/mine", "r": 8})
-    publish(store, tmp_path / "huge", "huge", {"base_model_name_or_path": BASE, "r": 8, "rank_pattern": {"q": 1024}})
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "notes").write_text("-")
-    store.publish(tmp_path / "empty", "adapters", "empty")
     done = run("deploy", "mail", *arguments)
     assert done.status != 0
     assert said in done.err

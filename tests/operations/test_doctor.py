@@ -5,21 +5,18 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import yaml
 
 from gumshoe.artifacts.storage import open_storage
-from gumshoe.operations.preflight.outside import kfp
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit, lose_answer, stall
-from tests.conftest import Ran, free_port, missing, once_within
+from tests.conftest import Ran, free_port, missing
 from tests.http_server import Request, misbehaving
 from tests.manifests.access import OPEN
 from tests.operations.fake_kubernetes import FakeKubernetes
@@ -29,6 +26,7 @@ Object = dict[str, Any]
 Change = Callable[[FakeKubernetes], object]
 COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "preflight"
 BORNE = ["--gpus", "8", "--toleration", "nvidia.com/gpu"]
+HOUR = 3600
 DENIED = answer(403, "AccessDenied", "Access Denied")
 
 
@@ -51,15 +49,21 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def examined(run: Callable[..., Ran]) -> Callable[..., tuple[int, dict[str, Object]]]:
-    """Runs `gumshoe doctor --json`: its exit status, and what it found by the names of its checks."""
+    """Return a function that runs `gumshoe doctor --json`; it returns the exit status, and what each check found."""
 
     def typed(*arguments: object) -> tuple[int, dict[str, Object]]:
-        ran = run("doctor", "--json", *arguments)
+        ran = run("doctor", "--json", "--timeout", HOUR, *arguments)
         found = json.loads(ran.out)
         assert found["is_well"] is (ran.status == 0)
         return ran.status, {each["check"]: each for each in found["checks"]}
 
     return typed
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up a request after half a second if a check may take an hour."""
+    monkeypatch.setattr("gumshoe.operations.doctor._SHARE", 0.5 / HOUR)
 
 
 Examined = Callable[..., tuple[int, dict[str, Object]]]
@@ -488,25 +492,22 @@ def test_what_may_not_be_looked_at_is_told_with_the_right_that_is_missing(
     assert checks["namespace"]["state"] == "ok", "the others go on"
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_cluster_that_hangs_is_told_of_within_its_time_and_ends_with_75(
     cluster: FakeKubernetes, run: Callable[..., Ran]
 ) -> None:
-    def seconds() -> float:
-        cluster.faults.extend(["hang"] * 3)
-        started = time.monotonic()
-        ran = run("doctor", "--timeout", 1.5)
-        taken = time.monotonic() - started
-        assert ran.status == 75
-        assert "✗ api          Kubernetes does not answer in time; check the context" in ran.out
-        assert "- gpus         not looked at, as the cluster's API is not well" in ran.out
-        return taken
-
-    assert once_within(4, seconds)
+    """The cluster hangs until the test is over."""
+    cluster.faults.extend(["hang"] * 3)
+    ran = run("doctor", "--timeout", HOUR)
+    assert ran.status == 75
+    assert "✗ api          Kubernetes does not answer in time; check the context" in ran.out
+    assert "- gpus         not looked at, as the cluster's API is not well" in ran.out
 
 
-def test_a_check_that_gets_no_answer_ends_no_other(cluster: FakeKubernetes, examined: Examined) -> None:
-    cluster.faults.extend(["fine", "hang"])
-    status, checks = examined("--timeout", 1.5, "--only", "quota")
+@pytest.mark.parametrize("fault", ["reset", "503", pytest.param("hang", marks=pytest.mark.nightly)])
+def test_a_check_that_gets_no_answer_ends_no_other(cluster: FakeKubernetes, examined: Examined, fault: str) -> None:
+    cluster.faults.extend(["fine", fault])
+    status, checks = examined("--timeout", 20, "--only", "quota")
     assert (status, checks["api"]["state"], checks["quota"]["state"]) == (75, "ok", "unanswered")
     cluster.faults.extend(["fine", "503"])
     status, checks = examined("--only", "quota", "--only", "store")
@@ -633,15 +634,10 @@ def test_a_bucket_that_is_not_there_is_told(behind: str, examined: Examined) -> 
 
 @pytest.mark.usefixtures("no_cluster")
 def test_a_store_that_does_not_answer_ends_with_75_in_time(behind: str, proxy: FaultProxy, examined: Examined) -> None:
+    """The store hangs until the test is over."""
     proxy.inject(stall, "GET", times=None)
-
-    def seconds() -> float:
-        started = time.monotonic()
-        status, checks = examined("--store", behind, "--timeout", 3)
-        assert (status, checks["store"]["state"]) == (75, "unanswered")
-        return time.monotonic() - started
-
-    assert once_within(6, seconds)
+    status, checks = examined("--store", behind, "--timeout", 1)
+    assert (status, checks["store"]["state"]) == (75, "unanswered")
 
 
 @pytest.mark.usefixtures("no_cluster")
@@ -649,7 +645,7 @@ def test_what_was_written_is_removed_though_its_answer_was_lost(
     behind: str, proxy: FaultProxy, examined: Examined
 ) -> None:
     proxy.inject(lose_answer, "PUT", times=None)
-    status, _ = examined("--store", behind, "--timeout", 12)
+    status, _ = examined("--store", behind)
     assert status == 75
     assert proxy.seen("PUT", ".gumshoe-doctor")
     proxy.heal()
@@ -681,6 +677,8 @@ def test_a_clock_that_is_wrong_is_told(behind: str, proxy: FaultProxy, examined:
 def test_a_bucket_that_keeps_older_versions_is_told_and_left_without_any_of_ours(
     s3_bucket: str, examined: Examined
 ) -> None:
+    import boto3
+
     client = boto3.client("s3")
     client.put_bucket_versioning(Bucket=s3_bucket, VersioningConfiguration={"Status": "Enabled"})
     status, checks = examined("--store", f"s3://{s3_bucket}/project")
@@ -699,6 +697,8 @@ def test_nothing_is_written_where_an_object_lock_would_keep_it(
     s3_server: str, aws_environment: pytest.MonkeyPatch, examined: Examined
 ) -> None:
     aws_environment.setenv("AWS_ENDPOINT_URL", s3_server)
+    import boto3
+
     client = boto3.client("s3")
     client.create_bucket(Bucket="locked", ObjectLockEnabledForBucket=True)
     rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 30}}
@@ -710,7 +710,7 @@ def test_nothing_is_written_where_an_object_lock_would_keep_it(
     assert "Versions" not in client.list_object_versions(Bucket="locked")
 
 
-@pytest.mark.usefixtures("no_cluster")
+@pytest.mark.usefixtures("no_cluster", "impatient")
 @pytest.mark.parametrize(
     ("fault", "status", "state", "told"),
     [
@@ -735,7 +735,7 @@ def test_a_kubeflow_pipelines_is_asked_how_it_is(
     url, faults, asked = pipelines
     faults.append(fault)
     monkeypatch.setenv("KFP_TOKEN", "secret-token")
-    ended, checks = examined("--kfp", url, "--timeout", 2)
+    ended, checks = examined("--kfp", url, "--timeout", HOUR if fault == "hang" else 60 * HOUR)
     assert (ended, checks["kfp"]["state"]) == (status, state)
     assert told in said(checks["kfp"], state)
     assert (asked[0].path, asked[0].authorization) == ("/apis/v2beta1/healthz", "Bearer secret-token")
@@ -743,6 +743,8 @@ def test_a_kubeflow_pipelines_is_asked_how_it_is(
 
 
 def test_a_pod_asks_kubeflow_pipelines_at_its_usual_address() -> None:
+    from gumshoe.operations.preflight.outside import kfp
+
     (found,) = kfp(None, 2, in_pod=True, asked=None)
     assert found.state == "unanswered"
     assert "does not answer at http://ml-pipeline.kubeflow.svc.cluster.local:8888" in found.text
@@ -760,7 +762,6 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
     return list(yaml.safe_load_all(made.stdout))
 
 
-@pytest.mark.slow
 def test_the_preflight_job_is_valid(rendered: list[Object], assert_valid: Callable[..., None]) -> None:
     assert_valid(rendered)
 

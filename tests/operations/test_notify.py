@@ -1,12 +1,21 @@
 """What a webhook is told of a run's end."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gumshoe.artifacts.store import Store
 from gumshoe.operations.notify import WEBHOOK, Outcome, tell
 from tests.pipelines.webhook import webhook
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Replace the pauses between tries, and return their seconds."""
+    taken: list[float] = []
+    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=taken.append))
+    return taken
 
 
 def published(store: Path, kind: str, version: str, **settings: object) -> None:
@@ -36,12 +45,15 @@ def test_a_run_that_failed_says_so_whatever_was_published_before(tmp_path: Path)
     assert found.text == "Run r1 ended as FAILED: train-grpo ended with 137"
 
 
-def test_a_webhook_is_asked_again_and_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_webhook_is_asked_again_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pauses: list[float]
+) -> None:
     with webhook() as hook:
         hook.statuses.extend([503, 500])
         monkeypatch.setenv(WEBHOOK, hook.url)
         tell(Outcome.of("r1", str(tmp_path / "store"), "SUCCEEDED", ""))
         assert [each["run"] for each in hook.told] == ["r1"]
+    assert len(pauses) == 2
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/secret-key", "no address"])

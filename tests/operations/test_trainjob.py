@@ -1,5 +1,7 @@
 """A training on several nodes, against a server that speaks the Kubernetes API: made, found, followed, removed."""
 
+import json
+import math
 import os
 import signal
 from collections import deque
@@ -24,7 +26,8 @@ from gumshoe.operations.trainjob import (
     rollout_name,
 )
 from tests.operations.fake_kubernetes import FakeKubernetes
-from tests.operations.trainer import SPACE, Trainer, condition, meanwhile
+from tests.operations.trainer import SPACE, Trainer, condition, hurry, meanwhile
+from tests.waiting import Clock
 
 RUN = "s3://bucket/mail/runs/r1"
 NAME = name_of(RUN)
@@ -40,12 +43,19 @@ ASKED = TrainingJob(
     env=({"name": "AWS_REGION", "value": "eu"},),
     labels={"gumshoe.dev/project": "mail", "gumshoe.dev/run": "r1"},
     node_selector={"pool": "gpus"},
-    tolerations=({"key": "nvidia.com/gpu", "operator": "Exists"},),
+    tolerations=({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300.0},),
 )
 QUEUED = replace(ASKED, job=replace(ASKED.job, queue="gumshoe", priority="gumshoe-training"))
-IMPATIENT = Patience(silence=2, gone=6, starting=20, stalled=20, last_words=5, look=0.1)
+HOUR = 3600.0
+PATIENCE = Patience(silence=HOUR, gone=HOUR, starting=HOUR, stalled=HOUR, last_words=HOUR, look=0.05)
+"""Longer than any test takes: what is to run out gets less, or has its clock moved forward."""
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "step", "uid": "u-step"}
 ALL = {("trainjobs", NAME), ("deployments", SERVERS), ("services", SERVERS)}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
 
 
 @pytest.fixture
@@ -57,13 +67,13 @@ def trainer(cluster: FakeKubernetes) -> Trainer:
 
 @pytest.fixture
 def train() -> Callable[..., list[str]]:
-    """Has a training carried out; what was said of it."""
+    """Return a function that carries out a training and returns what was said of it."""
 
     def run(
         asked: TrainingJob = ASKED, said: list[str] | None = None, owner: Any = POD, **patience: float
     ) -> list[str]:
         told: list[str] = [] if said is None else said
-        train_on_nodes(asked, Cluster.of(None, None), told.append, replace(IMPATIENT, **patience), owner)
+        train_on_nodes(asked, Cluster.of(None, None), told.append, replace(PATIENCE, **patience), owner)
         return told
 
     return run
@@ -85,6 +95,7 @@ def test_what_is_made_is_as_the_schemas_have_it(assert_valid: Callable[..., None
     alone = replace(QUEUED, name=name_of("file:///a/runs/b"), gpus=0, node_selector={}, tolerations=())
     assert_valid([*QUEUED.manifests, *alone.manifests])
     service, job, deployment = QUEUED.manifests
+    assert "300.0" not in json.dumps([job, deployment]), "Kubernetes takes no whole number with a fraction"
     for each in (job, deployment):
         assert each["metadata"]["labels"][QUEUE_LABEL] == "gumshoe"
         assert each["metadata"]["labels"][PRIORITY_LABEL] == "gumshoe-training"
@@ -179,7 +190,7 @@ def test_a_cluster_that_is_gone_midway_keeps_it_and_the_next_try_takes_it_up(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
     with meanwhile(all_there(cluster), cluster.die), pytest.raises(ClusterUnavailableError):
-        train()
+        train(silence=0.2)
     assert there(cluster) == ALL, "nobody was there to remove it"
     uid = cluster.objects["trainjobs", SPACE, NAME]["metadata"]["uid"]
     owners: list[Any] = []
@@ -195,7 +206,7 @@ def test_a_cluster_that_is_gone_midway_keeps_it_and_the_next_try_takes_it_up(
         return bool(cluster.objects["deployments", SPACE, SERVERS]["metadata"]["ownerReferences"] == [other])
 
     with meanwhile(taken_over, seen):
-        train_on_nodes(ASKED, Cluster.of(None, None), lambda _: None, IMPATIENT, other)
+        train_on_nodes(ASKED, Cluster.of(None, None), lambda _: None, PATIENCE, other)
     assert owners == [[other]] * 3, "it goes with the pod of the try that follows it"
     assert not cluster.objects
 
@@ -209,7 +220,7 @@ def test_what_was_made_of_something_else_or_has_failed_is_replaced(
         cluster.put({**each, "metadata": {**each["metadata"], "namespace": SPACE}})
     if before == "failed":
         trainer.end(NAME, 1)
-    cluster.lingers = 1
+    cluster.lingers = 0.1
     uid = cluster.objects["trainjobs", SPACE, NAME]["metadata"]["uid"]
     with meanwhile(
         lambda: cluster.objects["trainjobs", SPACE, NAME]["metadata"]["uid"] != uid,
@@ -225,9 +236,9 @@ def test_what_does_not_go_away_is_told_of(
 ) -> None:
     service = replace(ASKED, labels={}).manifests[0]
     cluster.put({**service, "metadata": {**service["metadata"], "namespace": SPACE}})
-    cluster.lingers = 30
+    cluster.lingers = math.inf
     with pytest.raises(UnavailableError, match=f"Service {SERVERS} of before is still there"):
-        train(gone=1)
+        train(gone=0.2)
     assert not trainer.pods(NAME)
 
 
@@ -300,27 +311,47 @@ def test_while_it_waits_for_its_queue_the_servers_leave_their_gpus_to_others(
 
 
 def test_a_training_that_hangs_is_removed_and_tried_again(
-    cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
+    cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]], clock: Clock
 ) -> None:
+    said: list[str] = []
     with (
-        meanwhile(lambda: cluster.say(trainer.pods(NAME)[0], "Step 1/2")),
-        pytest.raises(UnavailableError, match="made no progress for"),
+        meanwhile(
+            all_there(cluster),
+            lambda: cluster.say(trainer.pods(NAME)[0], "Step 1/2"),
+            lambda: "Step 1/2" in said,
+            lambda: clock.advance(HOUR + 1),
+        ),
+        pytest.raises(UnavailableError, match="made no progress for 60 minutes"),
     ):
-        train(stalled=1.5)
+        train(said=said)
     assert not cluster.objects
-    with pytest.raises(UnavailableError, match="is not at its end after"):
-        train(replace(ASKED, seconds=1))
+    with (
+        meanwhile(all_there(cluster), lambda: clock.advance(ASKED.seconds + 1)),
+        pytest.raises(UnavailableError, match="is not at its end after"),
+    ):
+        train()
     assert not cluster.objects
 
 
 def test_what_keeps_pods_from_running_is_said_once_and_not_waited_for_for_ever(
-    trainer: Trainer, train: Callable[..., list[str]]
+    trainer: Trainer, train: Callable[..., list[str]], clock: Clock
 ) -> None:
     trainer.phase, said = "Pending", list[str]()
-    with pytest.raises(
-        UnavailableError, match=r"did not begin for .* minutes and was deleted \(trainer: .*ImagePullBack"
+    looks: list[int] = []
+
+    def is_looked_at_again() -> bool:
+        if not any(each.startswith("Waiting for trainer") for each in said):
+            return False
+        looks.append(sum(each.endswith("/pods") for each in trainer.fake.asked))
+        return looks[-1] >= looks[0] + 10
+
+    with (
+        meanwhile(is_looked_at_again, lambda: clock.advance(HOUR + 1)),
+        pytest.raises(
+            UnavailableError, match=r"did not begin for 60 minutes and was deleted \(trainer: .*ImagePullBack"
+        ),
     ):
-        train(said=said, starting=2)
+        train(said=said)
     waits = [each for each in said if each.startswith("Waiting for trainer")]
     assert waits == [
         f"Waiting for trainer: {NAME}-node-0-0-00001: ImagePullBackOff: its image cannot be pulled: check "

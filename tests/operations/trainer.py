@@ -1,12 +1,14 @@
 """Plays Kubeflow Trainer, Kueue, and what runs pods, for a `FakeKubernetes`."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
+from gumshoe.operations import following, nodes, objects
 from gumshoe.operations.trainjob import NODE_LABEL, QUEUE_LABEL
 from tests.operations.fake_kubernetes import FakeKubernetes, Object
 
@@ -107,25 +109,36 @@ def _status(state: Object) -> Object:
     return {"name": "node", "image": "x", "imageID": "x", "ready": True, "restartCount": 0, "state": state}
 
 
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses between two looks at a cluster, and between two tries."""
+    monkeypatch.setattr(following, "_FIRST", 0.01)
+    monkeypatch.setattr(nodes, "_POLL", 0.01)
+    monkeypatch.setattr(nodes, "_TICK", 0.01)
+    monkeypatch.setattr(objects, "_FIRST", 0.01)
+    monkeypatch.setattr(objects, "_LOOK", 0.01)
+
+
 @contextmanager
 def meanwhile(*steps: Callable[[], Any]) -> Iterator[None]:
-    """Do these, one after another, each again and again until it comes to something, while the block runs."""
+    """Do these, one after another, each again and again until it succeeds, while the block runs.
+
+    A step has not succeeded as long as it returns False, or what it needs does not exist yet.
+    """
     failed: list[BaseException] = []
     ended = threading.Event()
 
     def work() -> None:
         for step in steps:
-            until = time.monotonic() + 20
             while not ended.is_set():
                 try:
                     if step() is not False:
                         break
-                except (KeyError, IndexError):  # it is not there yet
+                except (KeyError, IndexError):  # it does not exist yet
                     pass
-                if time.monotonic() > until:
-                    failed.append(AssertionError(f"step {steps.index(step)} came to nothing"))
+                except AssertionError as error:
+                    failed.append(error)
                     return
-                time.sleep(0.02)
+                ended.wait(0.01)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

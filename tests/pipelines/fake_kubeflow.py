@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
-
-import kfp_server_api as api
-from kubernetes import client as kubernetes
+from typing import TYPE_CHECKING, Any
 
 from tests.http_server import Request, misbehaving
+
+if TYPE_CHECKING:
+    import kfp_server_api as api
+    from kubernetes import client as kubernetes
 
 _RUNS = "/apis/v2beta1/runs"
 _EXPERIMENTS = "/apis/v2beta1/experiments"
@@ -28,11 +29,11 @@ class FakeKubeflow:
     url: str = ""
     token: str | None = None
     """Without which it refuses."""
-    runs: dict[str, api.V2beta1Run] = field(default_factory=dict)
-    recurring: list[api.V2beta1RecurringRun] = field(default_factory=list)
-    experiments: list[api.V2beta1Experiment] = field(default_factory=list)
-    pods: list[kubernetes.V1Pod] = field(default_factory=list)
-    events: list[kubernetes.CoreV1Event] = field(default_factory=list)
+    runs: "dict[str, api.V2beta1Run]" = field(default_factory=dict)
+    recurring: "list[api.V2beta1RecurringRun]" = field(default_factory=list)
+    experiments: "list[api.V2beta1Experiment]" = field(default_factory=list)
+    pods: "list[kubernetes.V1Pod]" = field(default_factory=list)
+    events: "list[kubernetes.CoreV1Event]" = field(default_factory=list)
     logs: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     faults: deque[str] = field(default_factory=deque)
@@ -41,6 +42,9 @@ class FakeKubeflow:
     """Of the runs, one for each time that one is asked for; the last stays."""
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Any]:
+        import kfp_server_api as api
+        from kubernetes import client as kubernetes
+
         match method, path:
             case "GET", "/apis/v2beta1/healthz":
                 return 200, {"commit_sha": "", "tag_name": "2.17.0", "multi_user": False}
@@ -85,7 +89,9 @@ class FakeKubeflow:
 
 
 def read(body: bytes, kind: str) -> Any:
-    """What was sent, as the published client's type; what that does not know would be dropped without a word."""
+    """Return what was sent as the published client's type, which would drop a field that it does not know."""
+    import kfp_server_api as api
+
     sent = json.loads(body)
     found = api.ApiClient().deserialize(SimpleNamespace(data=body.decode()), kind)
     unknown = set(sent) - set(found.attribute_map.values()) - set(found.attribute_map)
@@ -95,6 +101,9 @@ def read(body: bytes, kind: str) -> Any:
 
 @contextmanager
 def fake_kubeflow() -> Iterator[FakeKubeflow]:
+    import kfp_server_api as api
+    from kubernetes import client as kubernetes
+
     fake = FakeKubeflow()
 
     def answer(request: Request, fault: str) -> tuple[int, str, bytes]:

@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gumshoe.errors import UsageError
-from gumshoe_pipelines.arguments import check_arguments
-from gumshoe_pipelines.graphs import PIPELINES, Graph, compiled, manifests, read_values
-from gumshoe_pipelines.placement import STEP_LABEL
+from gumshoe_pipelines.graphs import PIPELINES, Graph, compiled, manifests, read_documents, read_values
 
 COMPILED = Path(__file__).parents[2] / "pipelines" / "compiled"
 ON_GPU = {"warm-start", "train-grpo", "evaluate-policy"}
+
+
+def check_arguments(arguments: dict[str, Any], *, reach: bool) -> None:
+    """Check the arguments of a pipeline before anything starts."""
+    from gumshoe_pipelines.arguments import check_arguments as check
+
+    check(arguments, reach=reach)
 
 
 @pytest.fixture(scope="module", params=list(PIPELINES))
@@ -30,7 +34,7 @@ def parts(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def missing(text: str) -> list[str]:
     """What is taken from a graph's inputs, where the graph has no such input."""
-    spec, *platforms = yaml.safe_load_all(text)
+    spec, *platforms = read_documents(text)
     executors = platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platforms else {}
     found = []
     for name, part in parts(spec):
@@ -73,12 +77,14 @@ def test_the_compiler_s_fault_is_found_where_it_is(tmp_path: Path) -> None:
 
 def executors(graph: Graph) -> dict[str, dict[str, Any]]:
     """What Kubernetes is told of each step, by its name."""
-    _, platform = yaml.safe_load_all(graph.text)
+    _, platform = read_documents(graph.text)
     found: dict[str, dict[str, Any]] = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     return {name.removeprefix("exec-"): each for name, each in found.items()}
 
 
 def test_every_step_has_labels_secrets_that_may_be_missing_and_an_end(graph: Graph) -> None:
+    from gumshoe_pipelines.placement import STEP_LABEL
+
     for name, told in executors(graph).items():
         assert told["podMetadata"]["labels"][STEP_LABEL] == name
         assert int(told["activeDeadlineSeconds"]) > 0
@@ -132,7 +138,7 @@ def test_what_is_committed_is_what_is_compiled(name: str) -> None:
 def test_a_version_s_name_changes_with_what_it_is() -> None:
     graph = compiled("evaluate-agent")
     names = [
-        [each["metadata"]["name"] for each in yaml.safe_load_all(manifests(Graph(graph.name, text)))]
+        [each["metadata"]["name"] for each in read_documents(manifests(Graph(graph.name, text)))]
         for text in (graph.text, graph.text + "# other")
     ]
     assert [each[0] for each in names] == ["evaluate-agent"] * 2
@@ -144,7 +150,7 @@ def test_as_kubernetes_resources_they_are_what_the_schemas_ask_for(
 ) -> None:
     files = [*COMPILED.glob("*.k8s.yaml")]
     assert len(files) == len(PIPELINES)
-    assert_valid(each for file in files for each in yaml.safe_load_all(file.read_text()))
+    assert_valid(each for file in files for each in read_documents(file.read_text()))
 
 
 def test_parameters_are_read_from_a_file_and_then_from_pairs(tmp_path: Path) -> None:

@@ -5,14 +5,11 @@ from typing import Any
 import pytest
 
 from gumshoe.errors import UsageError
-from gumshoe.training.node import Request
-from gumshoe.training.settings import resolve
-from gumshoe_pipelines.arguments import check_arguments
-from gumshoe_pipelines.nodes import Nodes, job_of, settings_on
-from gumshoe_pipelines.placement import place_steps
 
 
 def test_what_nodes_are_told_is_what_their_servers_are_asked_by() -> None:
+    from gumshoe_pipelines.nodes import Nodes, settings_on
+
     where = Nodes.of(2, 8, {}, "trainer", {}, [])
     told = settings_on(where, "gumshoe-r1", "s3://bucket/mail/runs/r1/")
     assert told == {
@@ -36,6 +33,10 @@ def test_what_nodes_are_told_is_what_their_servers_are_asked_by() -> None:
 def test_a_server_uses_the_gpus_that_it_is_given_and_has_the_weights_as_the_trainers(
     gpus: int, job: dict[str, Any], told: dict[str, str]
 ) -> None:
+    from gumshoe.training.node import Request
+    from gumshoe.training.settings import resolve
+    from gumshoe_pipelines.nodes import Nodes, job_of
+
     where = Nodes.of(2, gpus, job, "trainer", {}, [])
     request = Request("index", "scenarios", "tiny", "tiny", {}, "s3://bucket/mail/runs/r1")
     made = job_of("r1", request, resolve("tiny", {"rollouts.gpu_memory": 0.7}).settings, where)
@@ -50,6 +51,8 @@ def test_a_server_uses_the_gpus_that_it_is_given_and_has_the_weights_as_the_trai
 
 def test_steps_have_no_more_gpus_than_they_use() -> None:
     """Who measures has one; who trains has all, and none where others train."""
+    from gumshoe_pipelines.placement import place_steps
+
     gpus: tuple[Any, ...] = (4, {"pool": "gpus"}, [{"operator": "Exists"}])
     assert tuple(place_steps.python_func(1, *gpus)) == (1, *gpus)
     assert tuple(place_steps.python_func(2, *gpus)) == (1, 0, {}, [])
@@ -78,6 +81,8 @@ def test_steps_have_no_more_gpus_than_they_use() -> None:
     ],
 )
 def test_nodes_that_cannot_be_are_refused_before_anything_starts(arguments: dict[str, Any], said: str) -> None:
+    from gumshoe_pipelines.arguments import check_arguments
+
     given = {"store": "s3://bucket/mail", **arguments}
     with pytest.raises(UsageError, match=said):
         check_arguments(given, reach=False)

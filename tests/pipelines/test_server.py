@@ -3,21 +3,23 @@
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-import kfp_server_api as api
 import pytest
-from kubernetes import client as kubernetes
 
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.operations.cluster import Cluster
-from gumshoe_pipelines.graphs import compiled
-from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
-from gumshoe_pipelines.server import Address, Server
-from gumshoe_pipelines.watch import RunView, follow, pods_of
 from tests.operations.fake_kubernetes import write_kubeconfig
 from tests.pipelines.fake_kubeflow import FakeKubeflow, fake_kubeflow
+from tests.waiting import Clock
+
+if TYPE_CHECKING:
+    from gumshoe_pipelines.graphs import Graph
+    from gumshoe_pipelines.server import Server
+    from gumshoe_pipelines.watch import RunView
 
 ASKED = ["-p", "sources=[jsonl:s3://bucket/mail.jsonl]", "-p", "scenarios=s3://bucket/questions.jsonl"]
 WHERE = ["-p", "store=s3://bucket/acme"]
@@ -38,13 +40,26 @@ def cluster(kubeflow: FakeKubeflow, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def server(kubeflow: FakeKubeflow) -> Server:
-    return Server(Address(kubeflow.url, deadline=3))
+def server(kubeflow: FakeKubeflow) -> "Server":
+    return server_at(kubeflow)
 
 
-def submitted(server: Server, **arguments: Any) -> str:
+def server_at(kubeflow: FakeKubeflow, deadline: float = 3600) -> "Server":
+    from gumshoe_pipelines.server import Address, Server
+
+    return Server(Address(kubeflow.url, deadline=deadline))
+
+
+@cache
+def train_agent() -> "Graph":
+    from gumshoe_pipelines.graphs import compiled
+
+    return compiled("train-agent")
+
+
+def submitted(server: "Server", **arguments: Any) -> str:
     given = {**ARGUMENTS, **arguments}
-    begun = server.submit(compiled("train-agent"), given, experiment="e", service_account=None, caching=True)
+    begun = server.submit(train_agent(), given, experiment="e", service_account=None, caching=True)
     return str(begun.run_id)
 
 
@@ -59,6 +74,8 @@ def _cached(sent: Any) -> set[str]:
 def test_a_run_is_submitted_with_its_graph_and_the_labels_of_its_pods(
     kubeflow: FakeKubeflow, run: Callable[..., Any]
 ) -> None:
+    from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
+
     done = run("pipeline", "submit", "train-agent", *ASKED, *WHERE, "-p", "run=r1", "--host", kubeflow.url)
     assert done.status == 0, done.err
     assert f"{kubeflow.url}/#/runs/details/run-0" in done.out
@@ -73,14 +90,14 @@ def test_a_run_is_submitted_with_its_graph_and_the_labels_of_its_pods(
     assert labels == {PROJECT_LABEL: "acme", RUN_LABEL: "r1", STEP_LABEL: "train-grpo"}
 
 
-def test_an_experiment_that_is_there_is_used(server: Server, kubeflow: FakeKubeflow) -> None:
+def test_an_experiment_that_is_there_is_used(server: "Server", kubeflow: FakeKubeflow) -> None:
     submitted(server)
     submitted(server, run="r2")
     assert len(kubeflow.experiments) == 1
     assert len(kubeflow.runs) == 2
 
 
-def test_a_run_that_is_going_on_is_not_submitted_once_more(server: Server, kubeflow: FakeKubeflow) -> None:
+def test_a_run_that_is_going_on_is_not_submitted_once_more(server: "Server", kubeflow: FakeKubeflow) -> None:
     """Its checkpoints would be taken for the other's; one that has ended is taken up."""
     submitted(server)
     with pytest.raises(UsageError, match="run r1 is going on; follow it with gumshoe pipeline watch run-0"):
@@ -90,8 +107,8 @@ def test_a_run_that_is_going_on_is_not_submitted_once_more(server: Server, kubef
     assert len(kubeflow.runs) == 2
 
 
-def test_without_caching_no_step_is_taken_from_the_cache(kubeflow: FakeKubeflow, server: Server) -> None:
-    graph = compiled("train-agent")
+def test_without_caching_no_step_is_taken_from_the_cache(kubeflow: FakeKubeflow, server: "Server") -> None:
+    graph = train_agent()
     for caching in (True, False):
         arguments = {**ARGUMENTS, "run": f"caching-{caching}"}
         server.submit(graph, arguments, experiment="e", service_account="runner", caching=caching)
@@ -175,8 +192,10 @@ def test_what_cannot_be_is_refused_before_the_server_hears_of_it(
     ],
 )
 def test_a_server_that_misbehaves_is_told_of_in_one_line(
-    fault: str, error: type[GumshoeError], said: str, kubeflow: FakeKubeflow, server: Server
+    fault: str, error: type[GumshoeError], said: str, kubeflow: FakeKubeflow
 ) -> None:
+    """A server that hangs does so until the test is over."""
+    server = server_at(kubeflow, 0.5 if fault == "hang" else 3600)
     kubeflow.faults.append(fault)
     with pytest.raises(error) as told:
         submitted(server)
@@ -200,7 +219,9 @@ def test_a_token_is_shown_to_the_server(kubeflow: FakeKubeflow, run: Callable[..
     assert (done.status, json.loads(done.out)) == (0, [])
 
 
-def task(name: str, state: str, minutes: float | None = None, error: str = "") -> api.V2beta1PipelineTaskDetail:
+def task(name: str, state: str, minutes: float | None = None, error: str = "") -> Any:
+    import kfp_server_api as api
+
     begun = datetime(2026, 1, 1, tzinfo=UTC)
     return api.V2beta1PipelineTaskDetail(
         display_name=name,
@@ -212,45 +233,53 @@ def task(name: str, state: str, minutes: float | None = None, error: str = "") -
     )
 
 
-def pod(step: str, status: kubernetes.V1PodStatus, name: str = "") -> kubernetes.V1Pod:
+def details(*tasks: Any) -> Any:
+    import kfp_server_api as api
+
+    return api.V2beta1RunDetails(task_details=list(tasks))
+
+
+def pod(step: str, status: dict[str, Any]) -> Any:
+    """Make the pod of a step, of whose status some parts are given, as the published client has it."""
+    from kubernetes import client as kubernetes
+
+    from gumshoe_pipelines.placement import STEP_LABEL
+
     labels = {"pipeline/runid": "run-0", STEP_LABEL: step}
-    made = datetime(2026, 1, 1, tzinfo=UTC)
-    metadata = kubernetes.V1ObjectMeta(
-        namespace="kubeflow", name=name or f"{step}-pod", labels=labels, creation_timestamp=made
-    )
-    container = kubernetes.V1Container(name="main", image="x")
-    return kubernetes.V1Pod(metadata=metadata, spec=kubernetes.V1PodSpec(containers=[container]), status=status)
+    about = {"namespace": "kubeflow", "name": f"{step}-pod", "labels": labels}
+    told = {
+        "metadata": {**about, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"containers": [{"name": "main", "image": "x"}]},
+        "status": status,
+    }
+    return kubernetes.ApiClient().deserialize(SimpleNamespace(data=json.dumps(told)), "V1Pod")
 
 
-def waiting(reason: str) -> kubernetes.V1PodStatus:
-    state = kubernetes.V1ContainerState(waiting=kubernetes.V1ContainerStateWaiting(reason=reason))
-    return ended_with(state)
+def with_state(phase: str = "Pending", **state: Any) -> dict[str, Any]:
+    """Return the status of a pod whose container is in a state: `waiting` or `terminated`."""
+    container = {"name": "main", "image": "x", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+    return {"phase": phase, "containerStatuses": [container]}
 
 
-def ended_with(state: kubernetes.V1ContainerState, phase: str = "Pending") -> kubernetes.V1PodStatus:
-    container = kubernetes.V1ContainerStatus(
-        name="main", image="x", image_id="", ready=False, restart_count=0, state=state
-    )
-    return kubernetes.V1PodStatus(phase=phase, container_statuses=[container])
+def shown(server: "Server", cluster: Cluster | None = None, **more: Any) -> "list[RunView]":
+    from gumshoe_pipelines.watch import follow, pods_of
 
-
-def shown(server: Server, cluster: Cluster | None = None, **more: Any) -> list[RunView]:
     warned: list[str] = more.setdefault("warned", [])
 
     def look(run_id: str) -> dict[str, Any]:
         return {} if cluster is None else pods_of(cluster, run_id)
 
-    views = follow(lambda: server.run("run-0"), look, warned.append, every=0.01, silence=more.get("silence", 5))
+    views = follow(lambda: server.run("run-0"), look, warned.append, every=0.01, silence=3600)
     return list(views)
 
 
-def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: Server, cluster: Cluster) -> None:
+def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: "Server", cluster: Cluster) -> None:
     submitted(server)
     kubeflow.states.extend(["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"])
-    kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(
-        task_details=[task("root", "RUNNING"), task("ingest", "SUCCEEDED", 2), task("train-grpo", "RUNNING")]
+    kubeflow.runs["run-0"].run_details = details(
+        task("root", "RUNNING"), task("ingest", "SUCCEEDED", 2), task("train-grpo", "RUNNING")
     )
-    kubeflow.pods.append(pod("train-grpo", kubernetes.V1PodStatus(phase="Running")))
+    kubeflow.pods.append(pod("train-grpo", {"phase": "Running"}))
     line = "Step 12/200 | Loss 0.52 | Policy 0.51"
     kubeflow.logs["train-grpo-pod"] = f"Starting vLLM\n{line}\nsomething else\n"
     views = shown(server, cluster)
@@ -268,47 +297,50 @@ def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: Server, cl
     ("status", "said"),
     [
         (
-            kubernetes.V1PodStatus(
-                phase="Pending",
-                conditions=[
-                    kubernetes.V1PodCondition(
-                        type="PodScheduled", status="False", reason="Unschedulable", message="0/3 nodes: no nvidia"
-                    )
+            {
+                "phase": "Pending",
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/3 nodes: no nvidia",
+                    }
                 ],
-            ),
+            },
             "no node has room for it: check gpus, node_selector and tolerations, and what the nodes have free "
             "(0/3 nodes: no nvidia)",
         ),
-        (waiting("ImagePullBackOff"), "its image cannot be pulled: check worker_image"),
-        (waiting("CreateContainerConfigError"), "a secret or a volume that it names is missing"),
+        (with_state(waiting={"reason": "ImagePullBackOff"}), "its image cannot be pulled: check worker_image"),
         (
-            ended_with(
-                kubernetes.V1ContainerState(
-                    terminated=kubernetes.V1ContainerStateTerminated(exit_code=137, reason="OOMKilled")
-                ),
-                "Failed",
-            ),
+            with_state(waiting={"reason": "CreateContainerConfigError"}),
+            "a secret or a volume that it names is missing",
+        ),
+        (
+            with_state("Failed", terminated={"exitCode": 137, "reason": "OOMKilled"}),
             "it needed more memory than it had",
         ),
-        (kubernetes.V1PodStatus(phase="Failed", reason="Evicted"), "its node had no more room"),
+        ({"phase": "Failed", "reason": "Evicted"}, "its node had no more room"),
     ],
 )
 def test_what_keeps_a_pod_from_running_is_said_in_plain_words(
-    status: kubernetes.V1PodStatus, said: str, kubeflow: FakeKubeflow, server: Server, cluster: Cluster
+    status: dict[str, Any], said: str, kubeflow: FakeKubeflow, server: "Server", cluster: Cluster
 ) -> None:
     submitted(server)
     kubeflow.states.extend(["RUNNING", "FAILED"])
-    kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(task_details=[task("train-grpo", "RUNNING")])
+    kubeflow.runs["run-0"].run_details = details(task("train-grpo", "RUNNING"))
     kubeflow.pods.append(pod("train-grpo", status))
     (step,) = shown(server, cluster)[-1].steps
     assert said in step.trouble
 
 
-def test_an_event_tells_what_a_status_does_not(kubeflow: FakeKubeflow, server: Server, cluster: Cluster) -> None:
+def test_an_event_tells_what_a_status_does_not(kubeflow: FakeKubeflow, server: "Server", cluster: Cluster) -> None:
     submitted(server)
     kubeflow.states.append("FAILED")
-    kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(task_details=[task("train-grpo", "RUNNING")])
-    kubeflow.pods.append(pod("train-grpo", kubernetes.V1PodStatus(phase="Pending")))
+    from kubernetes import client as kubernetes
+
+    kubeflow.runs["run-0"].run_details = details(task("train-grpo", "RUNNING"))
+    kubeflow.pods.append(pod("train-grpo", {"phase": "Pending"}))
     about = kubernetes.V1ObjectReference(name="train-grpo-pod")
     metadata = kubernetes.V1ObjectMeta(namespace="kubeflow", name="e")
     kubeflow.events.append(
@@ -319,10 +351,10 @@ def test_an_event_tells_what_a_status_does_not(kubeflow: FakeKubeflow, server: S
     assert "(no secret s3)" in step.trouble
 
 
-def test_a_watch_that_breaks_goes_on(kubeflow: FakeKubeflow, server: Server) -> None:
+def test_a_watch_that_breaks_goes_on(kubeflow: FakeKubeflow, server: "Server") -> None:
     submitted(server)
     kubeflow.states.extend(["RUNNING", "SUCCEEDED"])
-    kubeflow.faults.extend(["fine", "reset", "503", "hang", "fine"])
+    kubeflow.faults.extend(["fine", "reset", "503", "reset", "fine"])
     warned: list[str] = []
     views = shown(server, warned=warned)
     assert [each.state for each in views] == ["RUNNING", "SUCCEEDED"]
@@ -330,15 +362,21 @@ def test_a_watch_that_breaks_goes_on(kubeflow: FakeKubeflow, server: Server) -> 
     assert all("asking again" in each for each in warned)
 
 
-def test_a_server_that_stays_silent_is_not_waited_for_for_ever(kubeflow: FakeKubeflow, server: Server) -> None:
+def test_a_server_that_stays_silent_is_not_waited_for_for_ever(
+    kubeflow: FakeKubeflow, server: "Server", clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pause between two tries takes half of the time that it may be silent."""
     submitted(server)
+    kubeflow.asked.clear()
     kubeflow.faults.extend(["reset"] * 1000)
+    monkeypatch.setattr("gumshoe_pipelines.watch.time.sleep", lambda _: clock.advance(1800))
     with pytest.raises(UnavailableError, match="does not answer"):
-        shown(server, silence=0.2)
+        shown(server)
+    assert len(kubeflow.asked) == 3
 
 
 def test_a_run_goes_on_where_its_pods_cannot_be_seen(
-    kubeflow: FakeKubeflow, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kubeflow: FakeKubeflow, server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted(server)
     kubeflow.states.append("SUCCEEDED")
@@ -350,7 +388,7 @@ def test_a_run_goes_on_where_its_pods_cannot_be_seen(
 
 def test_watching_a_run_that_fails_ends_with_1(
     kubeflow: FakeKubeflow,
-    server: Server,
+    server: "Server",
     run: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -358,9 +396,7 @@ def test_watching_a_run_that_fails_ends_with_1(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     submitted(server)
     kubeflow.states.append("FAILED")
-    kubeflow.runs["run-0"].run_details = api.V2beta1RunDetails(
-        task_details=[task("train-grpo", "FAILED", 1, "exit code 75")]
-    )
+    kubeflow.runs["run-0"].run_details = details(task("train-grpo", "FAILED", 1, "exit code 75"))
     done = run("pipeline", "watch", "run-0", "--host", kubeflow.url)
     assert done.status == 1
     assert "train-grpo: FAILED" in done.err

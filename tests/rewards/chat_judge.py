@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tests.agent.fake_vllm import chat_turn
+from tests.agent.fake_vllm import Act, Exchange, chat_turn
+from tests.waiting import Clock
 
 Chat = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -58,3 +59,18 @@ def obeyed(text: str, ids: list[str]) -> dict[str, float]:
     if re.search(r"<(?:system|instructions?|score)>|</\w+>|<\|im_end\|>", text):
         scores = dict.fromkeys(scores, 1.0)
     return scores
+
+
+def late(clock: Clock, seconds: float) -> Act:
+    """Send the head of an answer so many seconds of the clock later, and nothing after it.
+
+    The head wakes the client's event loop, which then sees how late it is.
+    """
+
+    def act(exchange: Exchange) -> None:
+        clock.advance(seconds)
+        exchange.start_reply(200, 1000)
+        exchange.wait_for_client_to_leave()
+        exchange.drop()
+
+    return act

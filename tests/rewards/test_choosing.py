@@ -1,6 +1,7 @@
 """One answer from several samples: by hand, in any order, and by judges that fail."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -18,6 +19,7 @@ from gumshoe.rewards.choosing import Choice, ChoiceSettings, Sampled, answered, 
 from tests.agent.fake_vllm import FakeVLLM, stall, status
 from tests.rewards.chat_judge import by_length, obeyed, says, shown, verdict
 from tests.rewards.test_reward import episode
+from tests.scenarios.questions import QUICK
 
 QUESTION, DAY = "How much was the invoice for?", date(2001, 6, 1)
 NOTHING = "(nothing)"
@@ -48,7 +50,7 @@ def choice(group: Sequence[Trajectory], seconds: float | None = None, **told: An
 
 
 def best_by(server: FakeVLLM, **model: Any) -> dict[str, Any]:
-    asked = {"model": "base", "url": f"{server.address}/v1", "deadline": 5, "attempts": 2, **model}
+    asked = {"model": "base", "url": f"{server.address}/v1", "deadline": 600, "attempts": 2, **model}
     return {"choose": "best", "choose_by": {"ruler": {"model": asked}}}
 
 
@@ -95,7 +97,7 @@ def test_of_those_that_agree_the_one_whose_sources_most_give_is_taken() -> None:
 ANSWERS = ("$5", "5 dollars", "$7", "seven dollars", "$9", "the 9th of May", "Ann Lee", "I don't know", NOTHING)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(QUICK, max_examples=60)
 @given(st.lists(st.sampled_from(ANSWERS), min_size=2, max_size=7), st.randoms(use_true_random=False))
 def test_the_order_of_samples_decides_nothing_where_each_is_otherwise_likely(answers: list[str], dice: Any) -> None:
     group = samples(*answers, likely=[-0.1 * (1 + number) for number in range(len(answers))])
@@ -107,7 +109,7 @@ def test_the_order_of_samples_decides_nothing_where_each_is_otherwise_likely(ans
     assert (answers[one.place] in (NOTHING, "I don't know")) == (2 * silent > len(answers))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(QUICK, max_examples=30)
 @given(st.lists(st.sampled_from(ANSWERS), min_size=2, max_size=6))
 def test_what_is_known_to_be_right_has_no_part_in_a_choice(answers: list[str]) -> None:
     plain = choice(samples(*answers))
@@ -231,15 +233,18 @@ def answer_of(each: Trajectory) -> Answer:
     return Answer(QUESTION, None, DAY, said or "", success=success, reason=reason, seconds=1.0, **fields)
 
 
+NEVER = math.inf
+
+
 def run_samples(*outcomes: Trajectory | Exception | float, **told: Any) -> Sampled:
-    """Samples that end with an episode, fail, or take so many seconds."""
+    """Run samples that end with an episode, fail, or take so many seconds."""
 
     async def run(number: int) -> tuple[Answer, Trajectory]:
         outcome = outcomes[number]
         if isinstance(outcome, Exception):
             raise outcome
         if isinstance(outcome, float):
-            await asyncio.sleep(outcome)
+            await (asyncio.Event().wait() if outcome is NEVER else asyncio.sleep(outcome))
             outcome = samples("late")[0]
         return answer_of(outcome), outcome
 
@@ -275,7 +280,7 @@ def test_what_all_samples_took_is_told_with_the_answer() -> None:
 def test_a_sample_that_fails_or_is_late_does_not_fail_the_answer() -> None:
     one, two, three = samples("$5", "$7", "$7")
     gone = PolicyError("it is gone")
-    found = run_samples(gone, two, 30.0, three, patience=0.2)
+    found = run_samples(gone, two, NEVER, three, patience=0.05)
     assert (found.answer.answer, found.how) == ("$7", "chosen")
     assert [str(each) for each in found.failures] == ["it is gone", "it took too long"]
     assert found.answer.cost is not None
@@ -283,7 +288,7 @@ def test_a_sample_that_fails_or_is_late_does_not_fail_the_answer() -> None:
     alone = run_samples(gone, one, gone)
     assert (alone.how, alone.answer.answer) == ("only", "$5")
     assert alone.answer.chosen == "the only sample of 3 that ended"
-    patient = run_samples(0.3, gone, patience=0.05)
+    patient = run_samples(0.05, gone, patience=0.001)
     assert (patient.how, patient.answer.answer) == ("only", "late"), "what is late is better than nothing"
     with pytest.raises(PolicyError, match="it is gone"):
         run_samples(gone, PolicyError("and so is this"))

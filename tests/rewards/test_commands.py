@@ -12,10 +12,11 @@ from gumshoe.agent.trajectory import Trajectory
 from tests.agent import fake_vllm
 from tests.agent.fake_vllm import FakeVLLM, status, together
 from tests.conftest import Ran
-from tests.rewards.chat_judge import by_length, says, verdict
+from tests.rewards.chat_judge import by_length, late, says, shown, verdict
 from tests.rewards.test_heuristic import LABELLED
 from tests.rewards.test_reward import episode
 from tests.scenarios.questions import question, scenario, write_questions
+from tests.waiting import Clock
 
 Run = Callable[..., Ran]
 
@@ -48,9 +49,9 @@ def trajectories(tmp_path: Path) -> Path:
 
 
 def test_score_says_how_many_are_right_and_which_rules_said_so(
-    gumshoe: Run, trajectories: Path, questions: str, tmp_path: Path
+    run: Run, trajectories: Path, questions: str, tmp_path: Path
 ) -> None:
-    ran = gumshoe("judge", "score", trajectories, "--scenarios", questions, "--out", tmp_path / "v.jsonl")
+    ran = run("judge", "score", trajectories, "--scenarios", questions, "--out", tmp_path / "v.jsonl")
     assert ran.status == 0
     assert "2 of 5 right (40.0%) for heuristic" in ran.out
     assert "1 same text" in ran.out
@@ -60,70 +61,67 @@ def test_score_says_how_many_are_right_and_which_rules_said_so(
     assert verdicts[1]["rule"] == "words"
     last = {"scenario": "q5", "sample": 0, "answer": None, "correct": False, "why": "max turns", "rule": "max turns"}
     assert verdicts[4] == last
-    told = json.loads(
-        gumshoe("judge", "score", trajectories, "--scenarios", questions, "--judge", "exact", "--json").out
-    )
+    told = json.loads(run("judge", "score", trajectories, "--scenarios", questions, "--judge", "exact", "--json").out)
     assert (told["episodes"], told["correct"], told["failed"], told["usage"]) == (5, 1, 0, {})
 
 
 def test_score_by_a_model_shows_its_cost_and_asks_once(
-    gumshoe: Run, trajectories: Path, questions: str, tmp_path: Path
+    run: Run, trajectories: Path, questions: str, tmp_path: Path
 ) -> None:
     with FakeVLLM(chat=says(verdict)) as server:
         options = ["--judge", f"openai:base@{server.address}/v1", "--prompt-price", 3, "--completion-price", 15]
         options += ["--cache", tmp_path / "c.sqlite"]
-        ran = gumshoe("judge", "score", trajectories, "--scenarios", questions, *options)
+        ran = run("judge", "score", trajectories, "--scenarios", questions, *options)
         assert ran.status == 0
         assert "1 of 5 right" in ran.out
         assert "3 requests (0 sent again, 0 answers unusable), 0 from the cache" in ran.out
         assert "3,000 tokens read and 300 written, $0.0135" in ran.out
-        again = gumshoe("judge", "score", trajectories, "--scenarios", questions, *options)
+        again = run("judge", "score", trajectories, "--scenarios", questions, *options)
         assert "0 requests" in again.out
         assert "3 from the cache" in again.out
         assert len(server.requests) == 3
-        assert gumshoe("judge", "score", trajectories, "--scenarios", questions, *options[:2], "--no-cache").status == 0
+        assert run("judge", "score", trajectories, "--scenarios", questions, *options[:2], "--no-cache").status == 0
         assert len(server.requests) == 6
 
 
 def test_answers_without_a_verdict_are_told_of_and_the_others_are_kept(
-    gumshoe: Run, trajectories: Path, questions: str, tmp_path: Path
+    run: Run, clock: Clock, trajectories: Path, questions: str, tmp_path: Path
 ) -> None:
+    def late_on_one(exchange: fake_vllm.Exchange) -> None:
+        is_one = "message 4" in shown(exchange.request)["answer_to_judge"]
+        (late(clock, 601) if is_one else fake_vllm.forward)(exchange)
+
     with FakeVLLM(chat=says(verdict)) as server:
-        server.inject(lambda exchange: stall_on("message 4", exchange), times=None)
-        options = ["--judge", f"openai:base@{server.address}/v1", "--deadline", 10, "--no-cache"]
-        ran = gumshoe("judge", "score", trajectories, "--scenarios", questions, *options, "--out", tmp_path / "v.jsonl")
+        server.inject(late_on_one, times=None)
+        options = ["--judge", f"openai:base@{server.address}/v1", "--deadline", 600, "--no-cache", "--concurrency", 1]
+        ran = run("judge", "score", trajectories, "--scenarios", questions, *options, "--out", tmp_path / "v.jsonl")
     assert ran.status == 75
     assert "1 of 4 right" in ran.out
-    assert "1 answers have no verdict; the judge base did not answer in 10 seconds" in ran.err
+    assert "1 answers have no verdict; the judge base did not answer in 600 seconds" in ran.err
     assert [json.loads(line)["correct"] for line in (tmp_path / "v.jsonl").read_text().splitlines()].count(None) == 1
 
 
-def test_a_model_that_is_not_there_is_told_of_at_once(gumshoe: Run, trajectories: Path, questions: str) -> None:
+def test_a_model_that_is_not_there_is_told_of_at_once(run: Run, trajectories: Path, questions: str) -> None:
     with FakeVLLM(chat=says(verdict)) as server:
         word = f"openai:nobody@{server.address}/v1"
-        ran = gumshoe("judge", "score", trajectories, "--scenarios", questions, "--judge", word, "--no-cache")
+        ran = run("judge", "score", trajectories, "--scenarios", questions, "--judge", word, "--no-cache")
     assert ran.status == 2
     assert ran.err.startswith("error: nobody cannot be asked")
     assert "Traceback" not in ran.err
 
 
-def stall_on(text: str, exchange: fake_vllm.Exchange) -> None:
-    wanted = json.loads(exchange.request["messages"][-1]["content"])["answer_to_judge"]
-    (fake_vllm.stall if text in wanted else fake_vllm.forward)(exchange)
-
-
-def test_score_refuses_what_does_not_belong_together(gumshoe: Run, trajectories: Path, tmp_path: Path) -> None:
+def test_score_refuses_what_does_not_belong_together(run: Run, trajectories: Path, tmp_path: Path) -> None:
     others = write_questions(tmp_path / "others.jsonl", [question(1)])
-    ran = gumshoe("judge", "score", trajectories, "--scenarios", others)
+    ran = run("judge", "score", trajectories, "--scenarios", others)
     assert ran.status == 2
     assert "has an episode of scenario q2, which" in ran.err
-    ran = gumshoe("judge", "score", trajectories, "--scenarios", others, "--threshold", 0.5)
+    ran = run("judge", "score", trajectories, "--scenarios", others, "--threshold", 0.5)
     assert ran.status == 2
     assert "the judge heuristic has no --threshold; leave that out" in ran.err
-    ran = gumshoe("judge", "score", trajectories, "--scenarios", others, "--judge", "wise")
+    ran = run("judge", "score", trajectories, "--scenarios", others, "--judge", "wise")
     assert ran.status == 2
     assert "'wise' names no judge" in ran.err
-    ran = gumshoe("judge", "score", trajectories, "--scenarios", others, "--cache", "c", "--no-cache")
+    ran = run("judge", "score", trajectories, "--scenarios", others, "--cache", "c", "--no-cache")
     assert ran.status == 2
 
 
@@ -132,10 +130,10 @@ def groups(path: Path) -> Path:
     return write(path, [*made, of(4, "x")])
 
 
-def test_ruler_scores_each_group(gumshoe: Run, tmp_path: Path) -> None:
+def test_ruler_scores_each_group(run: Run, tmp_path: Path) -> None:
     with FakeVLLM(chat=says(by_length)) as server:
         options = ["--judge", f"base@{server.address}/v1", "--no-cache", "--shuffles", 2, "--out", tmp_path / "s.jsonl"]
-        ran = gumshoe("judge", "ruler", groups(tmp_path / "t.jsonl"), *options)
+        ran = run("judge", "ruler", groups(tmp_path / "t.jsonl"), *options)
     assert ran.status == 0
     assert "3 groups scored, 0 dropped" in ran.out
     assert "spread by 0.000 over 2 orders" in ran.out
@@ -145,50 +143,48 @@ def test_ruler_scores_each_group(gumshoe: Run, tmp_path: Path) -> None:
         assert scores == sorted(scores, reverse=True)
 
 
-def test_ruler_drops_a_group_without_scores_and_says_why(gumshoe: Run, tmp_path: Path) -> None:
+def test_ruler_drops_a_group_without_scores_and_says_why(run: Run, tmp_path: Path) -> None:
     path = groups(tmp_path / "t.jsonl")
     with FakeVLLM(chat=lambda _: fake_vllm.chat_turn("no")) as server:
-        ran = gumshoe("judge", "ruler", path, "--judge", f"base@{server.address}/v1", "--no-cache", "--json")
+        ran = run("judge", "ruler", path, "--judge", f"base@{server.address}/v1", "--no-cache", "--json")
     assert ran.status == 75
     told = json.loads(ran.out)
     assert (told["groups"], told["dropped"], told["usage"]["failed"]) == (3, 3, 3)
     assert "3 groups were dropped; the judge base gave no answer that can be used in 4 tries" in ran.err
 
 
-def test_ruler_takes_a_rubric_and_needs_groups(gumshoe: Run, tmp_path: Path, trajectories: Path) -> None:
+def test_ruler_takes_a_rubric_and_needs_groups(run: Run, tmp_path: Path, trajectories: Path) -> None:
     (tmp_path / "r.txt").write_text("Only brevity counts.")
     with FakeVLLM(chat=says(by_length)) as server:
         word = f"base@{server.address}/v1"
         path = groups(tmp_path / "g.jsonl")
-        assert (
-            gumshoe("judge", "ruler", path, "--judge", word, "--no-cache", "--rubric", tmp_path / "r.txt").status == 0
-        )
+        assert run("judge", "ruler", path, "--judge", word, "--no-cache", "--rubric", tmp_path / "r.txt").status == 0
         assert "Only brevity counts." in server.requests[0]["messages"][0]["content"]
-        ran = gumshoe("judge", "ruler", path, "--judge", word, "--rubric", tmp_path / "none.txt")
+        ran = run("judge", "ruler", path, "--judge", word, "--rubric", tmp_path / "none.txt")
         assert ran.status == 2
-        ran = gumshoe("judge", "ruler", trajectories, "--judge", word, "--no-cache")
+        ran = run("judge", "ruler", trajectories, "--judge", word, "--no-cache")
     assert ran.status == 2
     assert "has no group of two or more; roll it out with --samples 4, say" in ran.err
 
 
-def test_calibrate_shows_accuracy_confusion_and_mistakes(gumshoe: Run) -> None:
-    ran = gumshoe("judge", "calibrate", LABELLED, "--mistakes", 1)
+def test_calibrate_shows_accuracy_confusion_and_mistakes(run: Run) -> None:
+    ran = run("judge", "calibrate", LABELLED, "--mistakes", 1)
     assert ran.status == 0
     assert "of 300 verdicts are as labelled" in ran.out
     assert "judged right" in ran.out
     assert "near miss" in ran.out
     assert "reference: " in ran.out
-    told = json.loads(gumshoe("judge", "calibrate", LABELLED, "--judge", "exact", "--json").out)
+    told = json.loads(run("judge", "calibrate", LABELLED, "--judge", "exact", "--json").out)
     assert told["confusion"]["wrong, judged right"] == 0
     assert told["accuracy"] < 0.7
 
 
-def test_calibrate_by_a_model_counts_failures(gumshoe: Run, tmp_path: Path) -> None:
+def test_calibrate_by_a_model_counts_failures(run: Run, tmp_path: Path) -> None:
     lines = [{"question": "Q?", "reference": "a", "answer": answer, "correct": answer == "a"} for answer in "abc"]
     path = write_questions(tmp_path / "l.jsonl", lines)
     with FakeVLLM(chat=says(verdict)) as server:
         server.inject(status(500), after=2, times=None)
-        ran = gumshoe(
+        ran = run(
             "judge", "calibrate", path, "--judge", f"openai:base@{server.address}/v1", "--no-cache", "--concurrency", 1
         )
     assert ran.status == 75
@@ -207,18 +203,18 @@ def test_calibrate_by_a_model_counts_failures(gumshoe: Run, tmp_path: Path) -> N
         ([""], "holds no labelled answer"),
     ],
 )
-def test_a_file_of_something_else_is_told_of(gumshoe: Run, tmp_path: Path, lines: list[str], said: str) -> None:
-    ran = gumshoe("judge", "calibrate", write_questions(tmp_path / "l.jsonl", lines))
+def test_a_file_of_something_else_is_told_of(run: Run, tmp_path: Path, lines: list[str], said: str) -> None:
+    ran = run("judge", "calibrate", write_questions(tmp_path / "l.jsonl", lines))
     assert ran.status == 2
     assert said in ran.err
-    assert gumshoe("judge", "calibrate", tmp_path / "none.jsonl").status != 0
+    assert run("judge", "calibrate", tmp_path / "none.jsonl").status != 0
 
 
-def test_a_slow_model_is_asked_many_things_at_once(gumshoe: Run, tmp_path: Path) -> None:
+def test_a_slow_model_is_asked_many_things_at_once(run: Run, tmp_path: Path) -> None:
     lines = [{"question": "Q?", "reference": "a", "answer": f"a{number}", "correct": True} for number in range(40)]
     path = write_questions(tmp_path / "l.jsonl", lines)
     with FakeVLLM(chat=says(verdict)) as server:
         server.inject(together(8), times=None)
         word = f"openai:base@{server.address}/v1"
-        assert gumshoe("judge", "calibrate", path, "--judge", word, "--no-cache", "--concurrency", 8).status == 0
+        assert run("judge", "calibrate", path, "--judge", word, "--no-cache", "--concurrency", 8).status == 0
         assert server.most_at_once == 8

@@ -130,7 +130,7 @@ def test_mrr_similarity_and_format_are_combined_in_every_way(way: Way, world: Wo
     assert combined(scores, way) == pytest.approx(GROUP[way], abs=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_long_answers_are_told_apart_by_their_embeddings_and_not_by_rules(shared_data: Path) -> None:  # noqa: ARG001
     """200 answers to 50 medical questions, half of them right; the README has the numbers of 1,588."""
     labelled = [LabelledAnswer.model_validate(each) for each in list(labelled_answers())[:200]]

@@ -14,16 +14,17 @@ from gumshoe.rewards.judge import JudgeError, Verdict
 from gumshoe.rewards.judges import EmbeddingJudge, ExactJudge, OpenAIJudge, open_judge
 from gumshoe.rewards.model import JudgeModel, ModelSettings
 from tests.agent import fake_vllm
-from tests.agent.fake_vllm import Act, FakeVLLM, altered, chat_turn, choice, raw, status
+from tests.agent.fake_vllm import Act, FakeVLLM, altered, chat_turn, choice, raw, status, together
 from tests.rewards.chat_judge import says, shown, verdict
 from tests.rewards.test_reward import episode, scores
 from tests.scenarios.questions import scenario
+from tests.waiting import Clock
 
 ASKED = scenario(1)
 
 
 def judge(server: FakeVLLM, **settings: Any) -> OpenAIJudge:
-    settings = {"deadline": 5, "cache": None, **settings}
+    settings = {"deadline": 600, "cache": None, **settings}
     return OpenAIJudge(JudgeModel(ModelSettings(model="base", url=f"{server.address}/v1", **settings)))
 
 
@@ -83,7 +84,7 @@ def test_a_model_is_asked_for_its_reasons_first_and_counted() -> None:
     assert (used.requests, used.retried, used.unusable, used.cached) == (2, 0, 0, 0)
     assert (used.prompt_tokens, used.completion_tokens) == (2000, 200)
     assert used.cost == pytest.approx(2000 * 2e-6 + 200 * 10e-6)
-    assert 0 < used.latency < 5
+    assert used.latency > 0
     request = server.requests[0]
     assert request["temperature"] == 0
     schema = request["response_format"]["json_schema"]["schema"]
@@ -143,9 +144,9 @@ FAULTS: list[Act] = [
 def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_no_verdict(act: Act) -> None:
     with FakeVLLM(chat=says(verdict)) as server:
         server.inject(act)
-        assert judged(judge(server, deadline=20), ASKED.answer)[0].correct
+        assert judged(judge(server), ASKED.answer)[0].correct
         server.inject(act, times=None)
-        asked = judge(server, attempts=2, deadline=20)
+        asked = judge(server, attempts=2)
         with pytest.raises(JudgeError, match="the judge base"):
             judged(asked, ASKED.answer)
     assert asked.model.usage.failed == 1
@@ -182,7 +183,7 @@ def test_a_server_that_does_not_know_a_setting_is_asked_without_it(unknown: str)
 
 
 def test_many_at_once_learn_together_what_a_server_does_not_take() -> None:
-    meeting = Barrier(8, timeout=60)
+    meeting = Barrier(8)
 
     def strict(exchange: fake_vllm.Exchange) -> None:
         meeting.wait()
@@ -193,7 +194,7 @@ def test_many_at_once_learn_together_what_a_server_does_not_take() -> None:
 
     with FakeVLLM(chat=says(verdict)) as server:
         server.inject(strict, times=None)
-        assert len(judged(judge(server, deadline=60), *map(str, range(8)))) == 8
+        assert len(judged(judge(server), *map(str, range(8)))) == 8
         assert server.most_at_once == 8
 
 
@@ -227,10 +228,16 @@ def test_one_text_that_is_refused_is_no_verdict_and_changes_nothing_for_the_othe
         assert {"response_format", "temperature", "max_completion_tokens"} <= set(server.requests[-1])
 
 
-def test_no_more_requests_at_once_than_are_allowed_and_waiting_for_them_is_no_delay() -> None:
+def test_no_more_requests_at_once_than_are_allowed_and_waiting_for_them_is_no_delay(clock: Clock) -> None:
+    three = together(3)
+
+    def slow(exchange: fake_vllm.Exchange) -> None:
+        clock.advance(2)
+        three(exchange)
+
     with FakeVLLM(chat=says(verdict)) as server:
-        server.inject(fake_vllm.after(0.5), times=None)
-        assert len(judged(judge(server, concurrency=3, deadline=3), *map(str, range(24)))) == 24
+        server.inject(slow, times=None)
+        assert len(judged(judge(server, concurrency=3, deadline=20), *map(str, range(24)))) == 24
         assert server.most_at_once == 3
 
 

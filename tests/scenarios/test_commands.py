@@ -30,7 +30,7 @@ def source(tmp_path: Path) -> str:
     return write_questions(tmp_path / "q.jsonl", lines)
 
 
-def test_load_writes_what_it_took_and_says_what_it_left_out(gumshoe: Run, source: str, tmp_path: Path) -> None:
+def test_load_writes_what_it_took_and_says_what_it_left_out(run: Run, source: str, tmp_path: Path) -> None:
     (tmp_path / "out.txt").write_text("q1\n\n  q2 \n")
     options = ["--min-realism", 0.1, "--max-messages", 1, "--exclude", "q3", "--exclude-from", tmp_path / "out.txt"]
     options += [
@@ -45,7 +45,7 @@ def test_load_writes_what_it_took_and_says_what_it_left_out(gumshoe: Run, source
         "--inbox",
         "ANN@example.com",
     ]
-    ran = gumshoe("scenarios", "load", f"jsonl:{source}", "--out", tmp_path / "new.jsonl", *options)
+    ran = run("scenarios", "load", f"jsonl:{source}", "--out", tmp_path / "new.jsonl", *options)
     assert ran.status == 0
     taken = load_scenarios(str(tmp_path / "new.jsonl"))
     assert ids(taken) == [f"q{number}" for number in [*range(4, 9), *range(26, 31)]]
@@ -55,9 +55,9 @@ def test_load_writes_what_it_took_and_says_what_it_left_out(gumshoe: Run, source
     assert taken.content in ran.err
 
 
-def test_load_as_json_tells_the_content_and_ids_of_each_split(gumshoe: Run, source: str, tmp_path: Path) -> None:
+def test_load_as_json_tells_the_content_and_ids_of_each_split(run: Run, source: str, tmp_path: Path) -> None:
     options = ["--out", tmp_path / "new.jsonl", "--shuffle", 7, "--min-messages", 1, "--limit", "train=0", "--json"]
-    facts = json.loads(gumshoe("scenarios", "load", source, *options).out)
+    facts = json.loads(run("scenarios", "load", source, *options).out)
     taken = load_scenarios(str(tmp_path / "new.jsonl"))
     assert (facts["scenarios"], facts["content"]) == (10, taken.content)
     assert facts["left_out"] == {"over the limit of train": 20}
@@ -66,15 +66,15 @@ def test_load_as_json_tells_the_content_and_ids_of_each_split(gumshoe: Run, sour
     assert facts["splits"]["test"]["ids"] != [f"q{number}" for number in range(26, 31)]
 
 
-def test_load_takes_all_where_nothing_is_asked_for(gumshoe: Run, source: str, tmp_path: Path) -> None:
-    ran = gumshoe("scenarios", "load", source, "--out", tmp_path / "new.jsonl")
+def test_load_takes_all_where_nothing_is_asked_for(run: Run, source: str, tmp_path: Path) -> None:
+    ran = run("scenarios", "load", source, "--out", tmp_path / "new.jsonl")
     assert load_scenarios(str(tmp_path / "new.jsonl")) == load_scenarios(source)
     assert "left out" not in ran.out
 
 
-def test_split_writes_every_scenario_into_a_split(gumshoe: Run, source: str, tmp_path: Path) -> None:
+def test_split_writes_every_scenario_into_a_split(run: Run, source: str, tmp_path: Path) -> None:
     options = ["--validation", 0.1, "--test", 0.2, "--seed", 3]
-    ran = gumshoe("scenarios", "split", source, "--out", tmp_path / "new.jsonl", *options)
+    ran = run("scenarios", "split", source, "--out", tmp_path / "new.jsonl", *options)
     assert ran.status == 0
     made = load_scenarios(str(tmp_path / "new.jsonl"))
     assert ids(made) == ids(load_scenarios(source))
@@ -86,47 +86,48 @@ def test_split_writes_every_scenario_into_a_split(gumshoe: Run, source: str, tmp
     assert "21 train, 3 validation, 6 test" in ran.out
     assert "30 groups that share nothing, the largest of 1" in ran.out
     assert "dropped" not in ran.out
-    again = gumshoe("scenarios", "split", source, "--out", tmp_path / "again.jsonl", *options, "--json")
+    again = run("scenarios", "split", source, "--out", tmp_path / "again.jsonl", *options, "--json")
     facts = json.loads(again.out)
     assert facts["counts"] == {"train": 21, "validation": 3, "test": 6}
     assert (facts["content"], facts["groups"], facts["largest_group"], facts["dropped"]) == (made.content, 30, 1, 0)
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "new.jsonl").read_bytes()
 
 
-def test_split_gives_a_tenth_and_fifteen_hundredths_where_no_share_is_named(gumshoe: Run, tmp_path: Path) -> None:
+def test_split_gives_a_tenth_and_fifteen_hundredths_where_no_share_is_named(run: Run, tmp_path: Path) -> None:
     source = write_questions(tmp_path / "q.jsonl", map(question, range(100)))
-    facts = json.loads(gumshoe("scenarios", "split", source, "--seed", 1, "--out", tmp_path / "new", "--json").out)
+    facts = json.loads(run("scenarios", "split", source, "--seed", 1, "--out", tmp_path / "new", "--json").out)
     assert facts["counts"] == {"train": 75, "validation": 10, "test": 15}
 
 
-def test_split_can_keep_the_test_split_and_counts_what_overlaps_with_it(
-    gumshoe: Run, source: str, tmp_path: Path
-) -> None:
+def test_split_can_keep_the_test_split_and_counts_what_overlaps_with_it(run: Run, source: str, tmp_path: Path) -> None:
     with Path(source).open("a") as file:
         file.writelines(
             json.dumps(question(number, message_ids=["<30@example.com>"])) + "\n" for number in range(100, 103)
         )
     options = ["--out", tmp_path / "new.jsonl", "--keep-test", "--validation", 0.2, "--seed", 3]
-    ran = gumshoe("scenarios", "split", source, *options)
+    ran = run("scenarios", "split", source, *options)
     assert "dropped 3 that overlap with the test split" in ran.out
     made = load_scenarios(str(tmp_path / "new.jsonl"))
     assert made.only("test") == load_scenarios(source).only("test")
     assert (len(made), len(made.only("validation"))) == (30, 5)
 
 
-def test_split_can_keep_inboxes_together(gumshoe: Run, tmp_path: Path) -> None:
+def test_split_can_keep_inboxes_together(run: Run, tmp_path: Path) -> None:
     lines = [question(number, inbox_address=f"owner{number % 5}@example.com") for number in range(50)]
     source = write_questions(tmp_path / "q.jsonl", lines)
     options = ["--out", tmp_path / "new", "--by-inbox", "--validation", 0.2, "--test", 0.2, "--seed", 1, "--json"]
-    facts = json.loads(gumshoe("scenarios", "split", source, *options).out)
+    facts = json.loads(run("scenarios", "split", source, *options).out)
     assert (facts["groups"], facts["largest_group"]) == (5, 10)
 
 
-def test_check_ends_with_0_where_nothing_is_wrong(gumshoe: Run, source: str, index: Path) -> None:
-    ran = gumshoe("scenarios", "check", source, "--index", index)
+def test_check_ends_with_0_where_nothing_is_wrong(
+    run: Run, source: str, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = run("scenarios", "check", source, "--index", index)
     assert (ran.status, ran.err) == (0, "")
     assert ran.out == "30 scenarios checked: nothing is wrong\n"
-    assert gumshoe("scenarios", "check", source, env={"GUMSHOE_INDEX": str(index)}).status == 0
+    monkeypatch.setenv("GUMSHOE_INDEX", str(index))
+    assert run("scenarios", "check", source).status == 0
 
 
 @pytest.fixture
@@ -141,8 +142,8 @@ def wrong(tmp_path: Path) -> str:
     return write_questions(tmp_path / "wrong.jsonl", lines)
 
 
-def test_check_ends_with_3_and_tells_of_each_line(gumshoe: Run, wrong: str, index: Path) -> None:
-    ran = gumshoe("scenarios", "check", wrong, "--index", index)
+def test_check_ends_with_3_and_tells_of_each_line(run: Run, wrong: str, index: Path) -> None:
+    ran = run("scenarios", "check", wrong, "--index", index)
     assert ran.status == 3
     first, second, third, counts = ran.out.splitlines()
     assert first == f"{wrong}:1: message missing: <[bold]99\\x1b@example.com> is not in the index"
@@ -153,8 +154,8 @@ def test_check_ends_with_3_and_tells_of_each_line(gumshoe: Run, wrong: str, inde
     assert not Path(wrong).with_name("wrong.clean.jsonl").exists()
 
 
-def test_check_as_json_lists_the_findings_and_ends_with_3_too(gumshoe: Run, wrong: str, index: Path) -> None:
-    ran = gumshoe("scenarios", "check", wrong, "--index", index, "--json")
+def test_check_as_json_lists_the_findings_and_ends_with_3_too(run: Run, wrong: str, index: Path) -> None:
+    ran = run("scenarios", "check", wrong, "--index", index, "--json")
     assert ran.status == 3
     facts = json.loads(ran.out)
     assert (facts["lines"], facts["mended"], facts["scenarios"]) == (4, 1, 2)
@@ -163,15 +164,15 @@ def test_check_as_json_lists_the_findings_and_ends_with_3_too(gumshoe: Run, wron
     assert {name: each["ids"] for name, each in facts["splits"].items()} == {"test": ["q2"], "none": ["q4"]}
 
 
-def test_drop_writes_a_clean_file_beside_the_other_and_ends_with_0(gumshoe: Run, wrong: str, index: Path) -> None:
-    ran = gumshoe("scenarios", "check", wrong, "--index", index, "--drop")
+def test_drop_writes_a_clean_file_beside_the_other_and_ends_with_0(run: Run, wrong: str, index: Path) -> None:
+    ran = run("scenarios", "check", wrong, "--index", index, "--drop")
     assert ran.status == 0
     clean = Path(wrong).with_name("wrong.clean.jsonl")
     assert [each.message_ids for each in load_scenarios(str(clean))] == [("<2@example.com>",), ("<4@example.com>",)]
     assert f"{wrong}:1: message missing" in ran.out
     assert f"2 scenarios in {clean}: 1 test, 1 in no split" in ran.out
     assert "2 dropped, 1 with other ids than before" in ran.out
-    assert gumshoe("scenarios", "check", clean, "--index", index).status == 0
+    assert run("scenarios", "check", clean, "--index", index).status == 0
 
 
 @pytest.mark.parametrize(
@@ -183,19 +184,19 @@ def test_drop_writes_a_clean_file_beside_the_other_and_ends_with_0(gumshoe: Run,
     ],
 )
 def test_the_clean_file_has_the_name_of_the_other(
-    gumshoe: Run, index: Path, tmp_path: Path, name: str, given: str, clean: str
+    run: Run, index: Path, tmp_path: Path, name: str, given: str, clean: str
 ) -> None:
     data = json.dumps(question(1)).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    assert gumshoe("scenarios", "check", given.format(tmp_path), "--index", index, "--drop").status == 0
+    assert run("scenarios", "check", given.format(tmp_path), "--index", index, "--drop").status == 0
     assert ids(load_scenarios(str(tmp_path / clean))) == ["q1"]
 
 
 def test_where_nothing_is_right_the_findings_are_told_and_nothing_is_written(
-    gumshoe: Run, index: Path, tmp_path: Path
+    run: Run, index: Path, tmp_path: Path
 ) -> None:
     source = write_questions(tmp_path / "q.jsonl", [question(99), about_documents(1)])
-    ran = gumshoe("scenarios", "check", source, "--index", index, "--drop")
+    ran = run("scenarios", "check", source, "--index", index, "--drop")
     assert ran.status == 3
     assert f"{source}:1: message missing" in ran.out
     assert f"{source}:2: not about mail" in ran.out
@@ -205,21 +206,21 @@ def test_where_nothing_is_right_the_findings_are_told_and_nothing_is_written(
 
 @pytest.mark.parametrize("command", ["load", "split", "check"])
 def test_a_file_that_is_there_is_replaced_only_where_that_is_asked_for(
-    gumshoe: Run, source: str, index: Path, tmp_path: Path, command: str
+    run: Run, source: str, index: Path, tmp_path: Path, command: str
 ) -> None:
     place = tmp_path / "there.jsonl"
     place.write_text("mine")
     own: dict[str, list[Any]] = {"load": [], "split": ["--seed", 1], "check": ["--index", index, "--drop"]}
-    refused = gumshoe("scenarios", command, source, "--out", place, *own[command])
+    refused = run("scenarios", command, source, "--out", place, *own[command])
     assert refused.status == 2
     assert "--replace" in refused.err
     assert place.read_text() == "mine"
-    assert gumshoe("scenarios", command, source, "--out", place, *own[command], "--replace").status == 0
+    assert run("scenarios", command, source, "--out", place, *own[command], "--replace").status == 0
     assert len(load_scenarios(str(place))) == 30
 
 
-def test_a_file_can_be_split_in_place(gumshoe: Run, source: str) -> None:
-    assert gumshoe("scenarios", "split", source, "--out", source, "--seed", 1, "--test", 0.2, "--replace").status == 0
+def test_a_file_can_be_split_in_place(run: Run, source: str) -> None:
+    assert run("scenarios", "split", source, "--out", source, "--seed", 1, "--test", 0.2, "--replace").status == 0
     made = load_scenarios(source)
     assert (len(made), len(made.only("test"))) == (30, 6)
 
@@ -257,12 +258,12 @@ def test_a_file_can_be_split_in_place(gumshoe: Run, source: str) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_named_without_a_traceback(
-    gumshoe: Run, source: str, wrong: str, index: Path, tmp_path: Path, arguments: list[str], says: str
+    run: Run, source: str, wrong: str, index: Path, tmp_path: Path, arguments: list[str], says: str
 ) -> None:
     empty = write_questions(tmp_path / "empty.jsonl", [])
     places = {"FILE": source, "WRONG": wrong, "EMPTY": empty, "INDEX": str(index), "X": str(tmp_path / "x")}
     named = [places.get(each, each.replace("DIR", str(tmp_path))) for each in arguments]
-    ran = gumshoe("scenarios", *named)
+    ran = run("scenarios", *named)
     assert ran.status == 2
     assert says in " ".join(ran.err.split())
     assert "Traceback" not in ran.err
@@ -270,14 +271,14 @@ def test_a_mistake_is_named_without_a_traceback(
 
 
 def test_the_commands_work_one_after_another_on_the_real_questions(
-    gumshoe: Run, real_index: Path, shared_data: Path, tmp_path: Path
+    run: Run, real_index: Path, shared_data: Path, tmp_path: Path
 ) -> None:
     questions = shared_data / "enron" / "questions.jsonl"
     loaded, clean, made = (tmp_path / name for name in ("all.jsonl", "all.clean.jsonl", "split.jsonl"))
-    assert gumshoe("scenarios", "load", questions, "--out", loaded).status == 0
-    assert gumshoe("scenarios", "check", loaded, "--index", real_index).status == 3
-    checked = gumshoe("scenarios", "check", loaded, "--index", real_index, "--drop", "--json")
+    assert run("scenarios", "load", questions, "--out", loaded).status == 0
+    assert run("scenarios", "check", loaded, "--index", real_index).status == 3
+    checked = run("scenarios", "check", loaded, "--index", real_index, "--drop", "--json")
     assert (checked.status, json.loads(checked.out)["scenarios"]) == (0, 885)
-    assert gumshoe("scenarios", "split", clean, "--keep-test", "--seed", 1, "--out", made).status == 0
-    assert gumshoe("scenarios", "check", made, "--index", real_index).status == 0
+    assert run("scenarios", "split", clean, "--keep-test", "--seed", 1, "--out", made).status == 0
+    assert run("scenarios", "check", made, "--index", real_index).status == 0
     assert load_scenarios(str(made)).only("test") == load_scenarios(str(clean)).only("test")

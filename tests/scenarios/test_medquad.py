@@ -105,6 +105,7 @@ def test_a_record_that_is_wrong_is_a_malformed_line(wrong: dict[str, Any], told:
         load_scenarios(source)
 
 
+@pytest.mark.nightly
 def test_the_real_questions_are_right_for_the_real_pages(shared_data: Path, tmp_path: Path) -> None:
     """Every page that is asked about is in the index, and no document is in two splits."""
     source = str(shared_data / "medquad" / "medquad.jsonl.gz")

@@ -12,8 +12,6 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-import boto3
-import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +65,8 @@ def test_a_relative_path_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_scenarios_are_read_from_s3(s3_bucket: str, packed: bool) -> None:
+    import boto3
+
     key = "sets/q.jsonl" + ".gz" * packed
     body = THREE + b"{}\n"
     boto3.client("s3").put_object(Bucket=s3_bucket, Key=key, Body=gzip.compress(body) if packed else body)
@@ -227,6 +227,8 @@ class Outcome:
 
 def write_dataset(place: Path, files: dict[str, list[dict[str, Any]]]) -> None:
     """Parquet files, as the hub keeps a dataset's splits."""
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
     for name, rows in files.items():
         path = place / "data" / f"{name}-00000-of-00001.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,7 +259,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         env={**environment, "HF_HOME": str(place / "home"), "HF_ENDPOINT": "http://127.0.0.1:9"},
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 import httpx
 
 from tests.agent.fake_vllm import write_tokenizer
-from tests.mail.mailbox import make_index, record
+from tests.waiting import wait_until
 
 ANN, BOB, EVE = "ann@example.com", "bob@example.com", "eve@other.example"
 DAY = "2001-06-01"
@@ -31,19 +30,19 @@ class Place:
 
 
 def make_place(directory: Path) -> Place:
-    """Mail between Ann and Bob, and Eve's own."""
+    """Make an index of mail between Ann and Bob, and of Eve's own."""
+    from tests.mail.mailbox import make_index, record
+
     mail = [record(number) for number in range(1, 21)]
     mail += [record(99, sender=EVE, to=[EVE], subject="Mine alone", body=f"Body of message 99: {SECRET}")]
     return Place(make_index(directory, mail).path.parent, write_tokenizer(directory / "model"))
 
 
 @dataclass
-class Running:
-    """A server that answers."""
+class Answering:
+    """A server that answers, wherever it runs."""
 
     url: str
-    process: subprocess.Popen[bytes]
-    log: Path
     key: str | None = None
     client: httpx.Client = field(init=False)
 
@@ -51,7 +50,7 @@ class Running:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         # Between threads, httpcore may close an idle connection that it has just given away (its issue 1110).
         keep = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
-        self.client = httpx.Client(base_url=self.url, timeout=60, headers=headers, limits=keep, trust_env=False)
+        self.client = httpx.Client(base_url=self.url, timeout=None, headers=headers, limits=keep, trust_env=False)
 
     def ask(self, number: int = 7, **changes: Any) -> httpx.Response:
         return self.client.post("/invoke", json=asked(number, **changes))
@@ -64,8 +63,16 @@ class Running:
                 return float(line.rpartition(" ")[2])
         return 0.0
 
+
+@dataclass
+class Running(Answering):
+    """A server in a process of its own."""
+
+    process: subprocess.Popen[bytes] = field(kw_only=True)
+    log: Path = field(kw_only=True)
+
     def logged(self) -> list[dict[str, Any]]:
-        """The lines of the log that are JSON."""
+        """Return the lines of the log that are JSON."""
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
 
@@ -73,6 +80,13 @@ def asked(number: int = 7, **changes: Any) -> dict[str, Any]:
     """A question of Ann's about one message; None leaves a field out."""
     fields = {"question": f"What is in {number}?", "inbox_address": ANN, "query_date": DAY, **changes}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def add_key(file: Path, name: str, inboxes: list[str]) -> str:
+    """Make a key for inboxes, keep its hash in a file, and return it."""
+    from gumshoe.serving.access import add_key as add
+
+    return add(file, name, inboxes)
 
 
 @contextmanager
@@ -85,8 +99,12 @@ def started(
     ready: bool = True,
     **environment: str,
 ) -> Iterator[Running]:
-    """`gumshoe serve`, from its first answer to its end; `ready`: and its model is there."""
+    """Run `gumshoe serve` from its first answer to its end; `ready`: from when its model is there.
+
+    Its deadline is an hour, unless `more` sets another.
+    """
     words = ["--index", str(place.index), "--port", "0", "--set", "model.max_context=50000"]
+    words += ["--set", "limits.deadline=3600"]
     words += ["--policy", model] if model else []
     if model and model.startswith("vllm:"):
         words += ["--tokenizer", str(place.tokenizer)]
@@ -98,13 +116,13 @@ def started(
             env={**os.environ, "COLUMNS": "200", **environment},
         )
     try:
-        until(lambda: "Serving at" in log.read_text() or process.poll() is not None)
+        wait_until(lambda: "Serving at" in log.read_text(), process, log.read_text)
         found = re.search(r"Serving at (http://[\w.:\[\]]+)", log.read_text())
         assert found, log.read_text()
-        running = Running(found[1], process, log, key)
+        running = Running(found[1], key, process=process, log=log)
         with running.client:
             if ready:
-                until(lambda: running.client.get("/readyz").status_code == 200)
+                wait_until(lambda: running.client.get("/readyz").status_code == 200, process, log.read_text)
             yield running
     finally:
         process.terminate()
@@ -113,11 +131,3 @@ def started(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def until(look: Any, seconds: float = 120) -> None:
-    """Wait until something is so."""
-    began = time.monotonic()
-    while not look():
-        assert time.monotonic() - began < seconds, "it never came to be"
-        time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Servers that tests of one module share, each with a model that speaks vLLM's protocol over a real socket."""
+"""A server that tests share, with a model that speaks vLLM's protocol over a real socket."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return make_place(tmp_path_factory.mktemp("serving"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_model() -> Iterator[FakeVLLM]:
     with FakeVLLM(models=("base", "adapter", "next")) as model:
         yield model
@@ -21,7 +21,7 @@ def shared_model() -> Iterator[FakeVLLM]:
 
 @pytest.fixture
 def model(shared_model: FakeVLLM) -> Iterator[FakeVLLM]:
-    """The module's model, healthy when a test begins."""
+    """The shared model, healthy when a test begins."""
     shared_model.heal()
     shared_model.requests.clear()
     yield shared_model
@@ -29,11 +29,11 @@ def model(shared_model: FakeVLLM) -> Iterator[FakeVLLM]:
     assert shared_model.errors == []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_server(place: Place, shared_model: FakeVLLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Open to all, with short deadlines."""
+    """Open to all, with few places."""
     log = tmp_path_factory.mktemp("log") / "server.log"
-    bounds = ["--set", "limits.deadline=8", "--set", "limits.concurrency=8", "--set", "limits.queue=8"]
+    bounds = ["--set", "limits.concurrency=8", "--set", "limits.queue=8"]
     with started(place, f"vllm:{shared_model.address}#adapter", log, "--open", *bounds) as running:
         yield running
 

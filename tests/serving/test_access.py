@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import jwt
 import pytest
 import yaml
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gumshoe.serving.access import Principal, ProviderSilentError, add_key, open_access, read_keys
-from gumshoe.serving.settings import AccessSettings
 from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import Ran
 from tests.http_server import serving
-from tests.serving.agent_server import ANN, BOB, EVE, SECRET, Place, Running, asked, started
+from tests.serving.agent_server import ANN, BOB, EVE, SECRET, Place, Running, add_key, asked, started
+from tests.serving.in_process import served, settings_for
+from tests.waiting import Clock
+
+if TYPE_CHECKING:
+    from gumshoe.serving.access import Access, Principal
 
 ISSUER, AUDIENCE = "https://login.example", "gumshoe"
 
@@ -44,7 +44,7 @@ class Published(BaseHTTPRequestHandler):
             with suppress(OSError):  # who asked has left
                 while True:
                     self.wfile.write(b" " if self.path == "/slow" else b" " * 65536)
-                    time.sleep(0.2 if self.path == "/slow" else 0)
+                    time.sleep(0.05 if self.path == "/slow" else 0)
             return
         data = json.dumps({"keys": self.keys}).encode()
         self.send_response(200)
@@ -60,6 +60,9 @@ class Provider:
     """Signs tokens, and publishes what they are checked with."""
 
     def __init__(self) -> None:
+        import jwt
+        from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
         self.rsa = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self.ec = ec.generate_private_key(ec.SECP256R1())
         other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -71,6 +74,8 @@ class Provider:
         ]
 
     def token(self, key: Any = None, algorithm: str = "RS256", kid: str | None = "rsa", **claims: Any) -> str:
+        import jwt
+
         now = int(time.time())
         given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": now + 600, "iat": now}
         given |= {"email": ANN, "email_verified": True, **claims}
@@ -162,6 +167,8 @@ def test_a_file_of_keys_holds_none_and_bad_ones_are_refused(
     key = made.out.strip()
     assert key not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
+    from gumshoe.serving.access import read_keys
+
     assert [(each.name, each.inboxes) for each in read_keys(file)] == [("app", (ANN, "*@example.com"))]
     assert "has a key of 'app'" in run("serve-key", file, "app", "--inbox", ANN).err
     assert "'everybody' is no inbox" in run("serve-key", file, "b", "--inbox", "everybody").err
@@ -192,11 +199,22 @@ def forged(token: str, **header: Any) -> str:
 
 def by_hand(made: Provider, algorithm: str) -> str:
     """A token whose secret is the public key, which libraries do not sign with any longer."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
     head = json.dumps({"alg": algorithm, "kid": "rsa"}).encode()
     signed = b".".join([base64.urlsafe_b64encode(head).rstrip(b"="), made.token().split(".")[1].encode()])
     pem = made.rsa.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     signature = base64.urlsafe_b64encode(hmac.digest(pem, signed, "sha256")).rstrip(b"=")
     return b".".join([signed, signature]).decode()
+
+
+def with_its_own_key(made: Provider) -> str:
+    """A token whose header holds the key that it is signed with."""
+    import jwt
+
+    key = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(made.other.public_key()))
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "a", "email": EVE, "exp": int(time.time()) + 60}
+    return jwt.encode(claims, made.other, algorithm="RS256", headers={"jwk": key, "kid": "rsa"})
 
 
 BAD: dict[str, Callable[[Provider], str]] = {
@@ -218,12 +236,7 @@ BAD: dict[str, Callable[[Provider], str]] = {
     "claims changed": lambda made: ".".join(
         [made.token().split(".")[0], made.token(email=EVE).split(".")[1], made.token().split(".")[2]]
     ),
-    "its own key": lambda made: jwt.encode(
-        {"iss": ISSUER, "aud": AUDIENCE, "sub": "a", "email": EVE, "exp": int(time.time()) + 60},
-        made.other,
-        algorithm="RS256",
-        headers={"jwk": json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(made.other.public_key())), "kid": "rsa"},
-    ),
+    "its own key": with_its_own_key,
     "no token at all": lambda _: "a.b.c",
 }
 
@@ -249,18 +262,35 @@ def test_a_token_that_names_no_inbox_reaches_none(
 
 
 def test_the_provider_is_not_asked_for_each_token_that_somebody_makes_up(
-    ask: Ask, provider: tuple[Provider, str]
+    provider: tuple[Provider, str], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = Published.asked
-    for number in range(20):
-        ask(provider[0].token(provider[0].other, kid=f"made-up-{number}"))
-    assert Published.asked <= before + 1
+    """But again after a pause."""
+    from gumshoe.serving import access
+    from gumshoe.serving.access import UnauthenticatedError
+
+    monkeypatch.setattr(access, "_PAUSE", 3600.0)
+    made, address = provider
+    opened = access_with(f"{address}/keys")
+    for before in (Published.asked, Published.asked + 1):
+        for number in range(20):
+            with pytest.raises(UnauthenticatedError, match="a key that is not published"):
+                asyncio.run(opened.principal(made.token(made.other, kid=f"made-up-{number}")))
+        assert Published.asked == before + 1
+        clock.advance(3601)
 
 
-def principal_of(token: str, url: str, **changes: Any) -> Principal:
-    """Who has a token, as a server with these settings sees it."""
+def access_with(url: str, **changes: Any) -> "Access":
+    """Return what decides who may ask a server that takes the provider's tokens."""
+    from gumshoe.serving.access import open_access
+    from gumshoe.serving.settings import AccessSettings
+
     given = {"jwks_url": url, "issuer": ISSUER, "audience": AUDIENCE, **changes}
-    return asyncio.run(open_access(AccessSettings(**given)).principal(token))
+    return open_access(AccessSettings(**given))
+
+
+def principal_of(token: str, url: str, **changes: Any) -> "Principal":
+    """Return who has a token, as a server with these settings sees it."""
+    return asyncio.run(access_with(url, **changes).principal(token))
 
 
 def test_an_operator_may_trust_addresses_that_nobody_verified(provider: tuple[Provider, str]) -> None:
@@ -273,7 +303,13 @@ def test_an_operator_may_trust_addresses_that_nobody_verified(provider: tuple[Pr
 
 
 @pytest.mark.parametrize("path", ["slow", "endless"])
-def test_a_provider_that_never_comes_to_an_end_is_not_waited_for(path: str, provider: tuple[Provider, str]) -> None:
+def test_a_provider_that_never_comes_to_an_end_is_not_waited_for(
+    path: str, provider: tuple[Provider, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.serving import access
+    from gumshoe.serving.access import ProviderSilentError
+
+    monkeypatch.setattr(access, "_TIMEOUT", 0.3 if path == "slow" else 3600.0)
     made, address = provider
     with pytest.raises(ProviderSilentError, match="cannot be had now"):
         principal_of(made.token(), f"{address}/{path}")
@@ -362,23 +398,26 @@ def test_no_inbox_and_no_question_reaches_another_s_mail(
 
 @given(st.text(alphabet="abe@.*\n %", max_size=12))
 def test_a_pattern_matches_whole_addresses_of_its_own_domain_alone(address: str) -> None:
+    from gumshoe.serving.access import Principal
+
     if Principal("x", ("*@b.e",)).may_read(address):
         local, _, domain = address.strip(" \n<>'\"").rpartition("@")
         assert domain == "b.e"
         assert "@" not in local
 
 
-def test_a_provider_that_is_silent_is_no_reason_to_let_somebody_in(place: Place, tmp_path: Path) -> None:
+def test_a_provider_that_is_silent_is_no_reason_to_let_somebody_in(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
     made = Provider()
-    sets = ["access.jwks_url=http://127.0.0.1:9/keys", f"access.issuer={ISSUER}", f"access.audience={AUDIENCE}"]
-    words = [each for one in sets for each in ("--set", one)]
-    with started(place, "chat:x@http://127.0.0.1:9", tmp_path / "log", *words, ready=False) as server:
+    access = {"jwks_url": "http://127.0.0.1:9/keys", "issuer": ISSUER, "audience": AUDIENCE}
+    settings = settings_for(place, model={"policy": "chat:x@http://127.0.0.1:9"}, access=access)
+    with served(settings, ready=False) as server:
         response = server.client.post("/invoke", json=asked(), headers={"Authorization": f"Bearer {made.token()}"})
     assert response.status_code == 503
     assert "cannot be had now" in response.json()["detail"]
 
 
-def test_a_log_says_where_access_is_open(place: Place, tmp_path: Path) -> None:
-    policy = "chat:x@http://127.0.0.1:9"
-    with started(place, policy, tmp_path / "log", "--open", ready=False) as server:
-        assert any("access is open" in each["message"] for each in server.logged())
+def test_a_log_says_where_access_is_open(server: Running) -> None:
+    assert any("access is open" in each["message"] for each in server.logged())

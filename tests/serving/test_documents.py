@@ -5,25 +5,19 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
 import pytest
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
-from playwright.sync_api import Browser, expect
 
-from gumshoe.agent.run import read_trajectories
 from gumshoe.artifacts.store import Store
-from gumshoe.documents.build import BuildOptions, build_index
-from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.serving.access import add_key
 from tests.agent.fake_vllm import FakeVLLM, decoded
 from tests.conftest import Ran
-from tests.documents.collection import write_jsonl
-from tests.documents.pages import make_collection, page
-from tests.serving.agent_server import ANN, Place, Running, started
-from tests.serving.test_page import opened
+from tests.serving.agent_server import ANN, Answering, Place, Running, add_key, started
+from tests.serving.in_process import model_at, served, settings_for
+from tests.serving.test_page import expect, opened
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 QUESTION = {"question": "What is in 7?", "query_date": "2001-06-01"}
 TITLES = {7: "<b>Seven</b> & more", 19: ""}
@@ -40,6 +34,8 @@ def library(
     place: Place, shared_model: FakeVLLM, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     """A server of documents 1 to 20 and a long one, with a key that reads no inbox, and one that reads Ann's."""
+    from tests.documents.pages import make_collection, page
+
     directory = tmp_path_factory.mktemp("library")
     pages = [page(number, title=TITLES.get(number, f"Title {number}")) for number in range(1, 21)]
     index = make_collection(directory, [*pages, page(21, title="Long", text=LONG)])
@@ -52,7 +48,7 @@ def library(
         yield running
 
 
-def ask(server: Running, **changes: Any) -> Any:
+def ask(server: Answering, **changes: Any) -> Any:
     return server.client.post("/invoke", json={"parameters": QUESTION | changes})
 
 
@@ -91,10 +87,14 @@ def test_no_day_is_told_where_none_is_named(library: Running, model: FakeVLLM) -
 
 
 def test_queries_are_embedded_at_an_endpoint(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    from gumshoe.documents.build import BuildOptions, build_index
+    from tests.documents.collection import write_jsonl
+    from tests.documents.pages import page
+
     options = BuildOptions(f"openai:base@{model.address}/v1")
     build_index([write_jsonl(tmp_path / "d.jsonl", map(page, range(1, 9)))], tmp_path / "index", options)
-    policy = f"vllm:{model.address}#adapter"
-    with started(Place(tmp_path / "index", place.tokenizer), policy, tmp_path / "log", "--open") as server:
+    documents = Place(tmp_path / "index", place.tokenizer)
+    with served(settings_for(documents, model=model_at(documents, model.address))) as server:
         told = ask(server, steps=True).json()
     assert "  id: d" in told["steps"][0]["result"]
 
@@ -112,8 +112,9 @@ def test_an_inbox_is_refused_where_none_is_read_and_a_stranger_everywhere(librar
 
 def test_a_key_for_documents_alone_reads_no_mail(place: Place, shared_model: FakeVLLM, tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", "reader", [])
-    policy = f"vllm:{shared_model.address}#adapter"
-    with started(place, policy, tmp_path / "log", "--keys", str(tmp_path / "keys"), key=key) as mail:
+    access = {"keys": str(tmp_path / "keys")}
+    told = model_at(place, shared_model.address)
+    with served(settings_for(place, model=told, access=access), key=key) as mail:
         assert ask(mail).status_code == 422
         assert ask(mail, inbox_address=ANN).status_code == 403
         assert mail.client.get("/principal").json()["has_inboxes"] is True
@@ -129,10 +130,14 @@ def test_an_mcp_client_finds_the_tools_of_documents(library: Running) -> None:
         ("ask", {"question": "What is in 7?"}),
     ]
 
+    import httpx2
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
     async def call() -> tuple[dict[str, Any], list[tuple[bool, str]]]:
         headers = {"Authorization": f"Bearer {library.key}"}
         async with (
-            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60) as http,
+            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=None) as http,
             Client(streamable_http_client(f"{library.url}/mcp", http_client=http)) as client,
         ):
             tools = {each.name: each for each in (await client.list_tools()).tools}
@@ -156,8 +161,9 @@ def test_an_mcp_client_finds_the_tools_of_documents(library: Running) -> None:
     ]
 
 
+@pytest.mark.ci
 def test_the_page_asks_for_no_inbox_and_no_day_and_shows_documents(
-    library: Running, model: FakeVLLM, browser: Browser
+    library: Running, model: FakeVLLM, browser: "Browser"
 ) -> None:
     for tab in opened(browser, library.url, "401"):
         tab.get_by_label("Key").fill(str(library.key))
@@ -186,12 +192,15 @@ def test_ask_goes_to_a_server_without_an_inbox(library: Running, run: Callable[.
 
 def test_what_is_kept_is_about_documents_and_quotes_nobody(library: Running, store: Path, tmp_path: Path) -> None:
     """The last of this module: it ends the server."""
+    from gumshoe.agent.run import read_trajectories
+    from gumshoe.scenarios.sources import load_scenarios
+
     judged = {**QUESTION, "answer": "Body of document 7", "source_ids": ["d7"], "right": True}
     assert library.client.post("/feedback", json=judged).json() == {"kept": True}
     wrong = library.client.post("/feedback", json=judged | {"source_ids": ["d99"]})
     assert (wrong.status_code, wrong.json()["detail"]) == (422, "there is no document 'd99'")
     library.process.send_signal(signal.SIGTERM)
-    assert library.process.wait(30) == 0
+    assert library.process.wait() == 0
     (version,) = Store(str(store)).list("feedback")
     kept = Store(str(store)).fetch(version.reference, tmp_path / "kept").directory
     scenarios = load_scenarios(str(kept / "scenarios.jsonl")).scenarios

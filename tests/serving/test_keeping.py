@@ -4,15 +4,19 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gumshoe.agent.run import read_trajectories
+import pytest
+
 from gumshoe.artifacts.store import Store
-from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.serving.access import add_key
 from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import Ran
-from tests.serving.agent_server import ANN, BOB, Place, Running, asked, started, until
+from tests.serving.agent_server import ANN, BOB, Place, Running, add_key, asked, started
+from tests.serving.in_process import model_at, served, settings_for
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from gumshoe.serving.settings import ServeSettings
 
 
 def said(**changes: Any) -> dict[str, Any]:
@@ -29,6 +33,9 @@ def test_nothing_is_kept_unless_it_is_switched_on(server: Running) -> None:
 def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
     place: Place, model: FakeVLLM, s3_bucket: str, tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
+    from gumshoe.agent.run import read_trajectories
+    from gumshoe.scenarios.sources import load_scenarios
+
     root = f"s3://{s3_bucket}/kept"
     keeping = ["--store", root, "--set", "keeping.feedback=true", "--set", "keeping.trajectories=1"]
     with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *keeping) as server:
@@ -54,7 +61,7 @@ def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
             refused = server.client.post("/feedback", json=said(**wrong))
             assert (refused.status_code, why in refused.json()["detail"]) == (422, True), refused.text
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0, "its end publishes what is left"
+        assert server.process.wait() == 0, "its end publishes what is left"
     store = Store(root)
     (version,) = store.list("feedback")
     place_of = store.fetch(version.reference, tmp_path / "fetched").directory
@@ -72,14 +79,21 @@ def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
     assert any("feedback" in each for each in json.loads(forgotten.out)["removed"])
 
 
+def kept_in(place: Place, model: FakeVLLM, store: Path, *, access: Any = None, **keeping: Any) -> "ServeSettings":
+    """Return the settings of a server that keeps feedback, and publishes it soon."""
+    told = {"feedback": True, "every": 0.05, **keeping}
+    given = {"store": str(store), "keeping": told, "model": model_at(place, model.address)}
+    return settings_for(place, **given, **({"access": access} if access else {}))
+
+
 def test_what_is_not_to_be_kept_is_left_out(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    from gumshoe.agent.run import read_trajectories
+
     root = tmp_path / "store"
-    keeping = ["--store", str(root), "--set", "keeping.feedback=true", "--set", "keeping.trajectories=1"]
-    words = [*keeping, "--set", 'keeping.redact=["message \\\\d+"]', "--set", "keeping.every=0.2"]
-    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *words) as server:
+    with served(kept_in(place, model, root, trajectories=1, redact=[r"message \d+"])) as server:
         assert server.ask().is_success
         assert server.client.post("/feedback", json=said()).is_success
-        until(lambda: any(root.rglob("trajectories.jsonl")) and any(root.rglob("scenarios.jsonl")))
+        wait_until(lambda: any(root.rglob("trajectories.jsonl")) and any(root.rglob("scenarios.jsonl")))
     text = "".join(path.read_text() for path in root.rglob("*.jsonl"))
     assert "Body of [redacted]" in text
     assert "message 7" not in text
@@ -90,20 +104,23 @@ def test_what_is_not_to_be_kept_is_left_out(place: Place, model: FakeVLLM, tmp_p
 
 def test_nobody_keeps_something_about_mail_that_is_not_theirs(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", "bob", [BOB])
-    keeping = ["--store", str(tmp_path / "store"), "--set", "keeping.feedback=true", "--keys", str(tmp_path / "keys")]
-    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", *keeping, key=key) as server:
+    access = {"keys": str(tmp_path / "keys")}
+    with served(kept_in(place, model, tmp_path / "store", access=access), key=key) as server:
         assert server.client.post("/feedback", json=said(inbox_address=ANN)).status_code == 403
 
 
-def test_a_store_that_fails_loses_nothing_of_what_waits(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+def test_a_store_that_fails_loses_nothing_of_what_waits(
+    place: Place, model: FakeVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gumshoe.scenarios.sources import load_scenarios
+
     root = tmp_path / "store"
     root.write_text("no directory")
-    keeping = ["--store", str(root), "--set", "keeping.feedback=true", "--set", "keeping.every=0.2"]
-    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *keeping) as server:
+    with served(kept_in(place, model, root)) as server:
         assert server.client.post("/feedback", json=said()).is_success
-        until(lambda: "cannot be published, and is tried again" in server.log.read_text())
+        wait_until(lambda: "cannot be published, and is tried again" in caplog.text)
         root.unlink()
-        until(lambda: root.is_dir() and len(Store(str(root)).list("feedback")) == 1)
+        wait_until(lambda: root.is_dir() and len(Store(str(root)).list("feedback")) == 1)
     assert len(load_scenarios(str(next(root.rglob("scenarios.jsonl"))))) == 1
 
 

@@ -3,27 +3,15 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from datetime import date
 from typing import Any
 
 import httpx
-import httpx2
 import pytest
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 
-from gumshoe.agent.environments import open_world
-from gumshoe.agent.threads import ToolThreads
-from gumshoe.agent.tools import Call
-from gumshoe.mail.index import MailIndex
-from gumshoe.scenarios.scenario import Scenario
-from gumshoe.serving.access import add_key
-from gumshoe.serving.problems import BusyError, TooSlowError
-from gumshoe.serving.service import AnswerService
-from gumshoe.serving.settings import read_settings
-from gumshoe.serving.telemetry import Metrics, tracer
 from tests.agent.fake_vllm import FakeVLLM, stall, status
-from tests.serving.agent_server import ANN, BOB, DAY, EVE, SECRET, Place, Running, started, until
+from tests.serving.agent_server import ANN, BOB, DAY, EVE, SECRET, Place, Running, add_key, started
+from tests.serving.in_process import question, settings_for
+from tests.waiting import Clock, async_wait_until, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +25,15 @@ def walled(place: Place, shared_model: FakeVLLM, tmp_path_factory: pytest.TempPa
 
 
 def called(server: Running, *calls: tuple[str, dict[str, Any]], key: str | None = None) -> list[tuple[bool, str]]:
-    """Of each call of a tool whether it failed, and its text."""
+    """Call tools with the SDK's own client; return of each call whether it failed, and its text."""
+    import httpx2
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
 
     async def call() -> list[tuple[bool, str]]:
         headers = {"Authorization": f"Bearer {key or server.key}"}
         async with (
-            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60) as http,
+            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=None) as http,
             Client(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
         ):
             assert {each.name for each in (await client.list_tools()).tools} == {"search_inbox", "read_email", "ask"}
@@ -125,22 +116,40 @@ def test_a_client_that_leaves_frees_the_place_that_it_had(walled: Running, model
         kinds = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": version}
         with pytest.raises(httpx.ReadTimeout):
             walled.client.post("/mcp", json=body, headers=kinds, timeout=0.7)
-        until(lambda: walled.metric("gumshoe_running") == 0, seconds=5)
+        wait_until(lambda: walled.metric("gumshoe_running") == 0)
 
 
-def test_calls_have_a_bound_and_a_deadline_like_questions(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    world, go_on = open_world(place.index), threading.Event()
-    monkeypatch.setattr(MailIndex, "search", lambda *_, **__: [go_on.wait(60)])
-    limits = {"concurrency": 1, "queue": 1, "deadline": 0.5}
-    settings = read_settings(None, {"index": str(place.index), "access": {"open": True}, "limits": limits})
-    scenario = Scenario.asked("What?", ANN, date.fromisoformat(DAY))
+def test_calls_have_a_bound_and_a_deadline_like_questions(
+    place: Place, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    from gumshoe.agent.environments import open_world
+    from gumshoe.agent.threads import ToolThreads
+    from gumshoe.agent.tools import Call
+    from gumshoe.mail.index import MailIndex
+    from gumshoe.serving.problems import BusyError, TooSlowError
+    from gumshoe.serving.service import AnswerService
+    from gumshoe.serving.telemetry import Metrics, tracer
+
+    world, is_searched, go_on = open_world(place.index), threading.Event(), threading.Event()
+
+    def search_for_long(*_: Any, **__: Any) -> list[Any]:
+        is_searched.set()
+        return [go_on.wait()]
+
+    monkeypatch.setattr(MailIndex, "search", search_for_long)
+    settings = settings_for(place, limits={"concurrency": 1, "queue": 1, "deadline": 3600})
     search = Call("search_inbox", {"keywords": ["body"]})
 
     async def call() -> list[Any]:
-        async with ToolThreads() as threads:
+        async with ToolThreads(deadline=7200) as threads:
             service = AnswerService(settings, world, Metrics(), tracer(), threads, lambda *_: None, [])
             try:
-                calls = [service.call(scenario, search) for _ in range(3)]
+                calls = [asyncio.create_task(service.call(question(), search)) for _ in range(3)]
+                await async_wait_until(lambda: is_searched.is_set() and calls[2].done())
+                clock.advance(3500)
+                await asyncio.sleep(0.05)
+                assert not any(each.done() for each in calls[:2])
+                clock.advance(101)
                 return await asyncio.gather(*calls, return_exceptions=True)
             finally:
                 go_on.set()

@@ -4,20 +4,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.serving.agent_server import Running
 
 
-def test_all_that_can_be_asked_is_answered_as_it_is_described(server: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "examples", [pytest.param(10, marks=pytest.mark.ci), pytest.param(100, marks=pytest.mark.nightly)]
+)
+def test_all_that_can_be_asked_is_answered_as_it_is_described(examples: int, server: Running, tmp_path: Path) -> None:
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     ran = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", checks,
-            "--phases", "examples,coverage,fuzzing", "--max-examples", "40", "--seed", "1", "--workers", "2",
+            "--phases", "examples,coverage,fuzzing", "--max-examples", str(examples), "--seed", "1", "--workers", "2",
             "--generation-database", "none", "--suppress-health-check", "all", "--no-color",
         ],
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
         cwd=tmp_path,  # it leaves what it found there
     )  # fmt: skip

@@ -1,15 +1,28 @@
 """The page, in a real browser: a question, its steps as they come, the answer and its sources."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
 
 from gumshoe.artifacts.store import Store
-from gumshoe.serving.access import add_key
-from tests.agent.fake_vllm import FakeVLLM, after, stall, status
-from tests.serving.agent_server import ANN, BOB, DAY, Place, Running, started, until
+from tests.agent.fake_vllm import FakeVLLM, held, stall, status
+from tests.serving.agent_server import ANN, BOB, DAY, Place, Running, add_key, started
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.ci
+
+
+def expect(what: Any) -> Any:
+    """Return Playwright's expectation of a page, or of a part of one."""
+    from playwright.sync_api import expect as playwrights
+
+    return playwrights(what)
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +37,12 @@ def walled(place: Place, shared_model: FakeVLLM, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture
-def page(browser: Browser, server: Running) -> Iterator[Page]:
+def page(browser: "Browser", server: Running) -> "Iterator[Page]":
     """The page of an open server, with nothing wrong in it and nothing asked of anybody else."""
     yield from opened(browser, server.url)
 
 
-def opened(browser: Browser, url: str, *expected: str) -> Iterator[Page]:
+def opened(browser: "Browser", url: str, *expected: str) -> "Iterator[Page]":
     """`expected`: parts of what the browser may complain of."""
     faults: list[str] = []
     context = browser.new_context()
@@ -43,14 +56,14 @@ def opened(browser: Browser, url: str, *expected: str) -> Iterator[Page]:
     assert [each for each in faults if not any(part in each for part in expected)] == []
 
 
-def ask(page: Page, question: str = "What is in 7?") -> None:
+def ask(page: "Page", question: str = "What is in 7?") -> None:
     page.get_by_label("What do you want to know?").fill(question)
     page.get_by_label("Whose mail?").fill(ANN)
     page.get_by_label("As of which day?").fill(DAY)
     page.get_by_role("button", name="Ask", exact=True).click()
 
 
-def test_a_question_is_answered_with_steps_and_sources(page: Page) -> None:
+def test_a_question_is_answered_with_steps_and_sources(page: "Page") -> None:
     ask(page)
     expect(page.locator("#answer")).to_have_text("Body of message 7")
     expect(page.get_by_role("heading", name="Answer")).to_be_focused()
@@ -63,19 +76,23 @@ def test_a_question_is_answered_with_steps_and_sources(page: Page) -> None:
     expect(page.get_by_role("status")).to_have_text("Done.")
 
 
-def test_steps_are_seen_as_they_are_taken_and_can_be_stopped(page: Page, model: FakeVLLM, server: Running) -> None:
-    model.inject(after(0.3))
+def test_steps_are_seen_as_they_are_taken_and_can_be_stopped(page: "Page", model: FakeVLLM, server: Running) -> None:
+    go_on = threading.Event()
+    model.inject(held(go_on))
     model.inject(stall, times=None)
     ask(page)
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    expect(page.locator("#steps > li")).to_have_count(0)
+    go_on.set()
     expect(page.locator("#steps > li")).to_have_count(1)
     expect(page.locator("#answer-part")).to_be_hidden()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("status")).to_have_text("Stopped.")
-    until(lambda: server.metric("gumshoe_running") == 0, seconds=5)  # before the deadline ends it
+    wait_until(lambda: server.metric("gumshoe_running") == 0)
 
 
 def test_what_goes_wrong_is_told_and_another_question_can_be_asked(
-    browser: Browser, server: Running, model: FakeVLLM
+    browser: "Browser", server: Running, model: FakeVLLM
 ) -> None:
     for page in opened(browser, server.url, "502"):
         model.inject(status(400), times=None)
@@ -87,7 +104,7 @@ def test_what_goes_wrong_is_told_and_another_question_can_be_asked(
         expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_what_mail_says_is_text_and_nothing_else(page: Page) -> None:
+def test_what_mail_says_is_text_and_nothing_else(page: "Page") -> None:
     mail = "<img src=x onerror=alert(1)><script>document.title='taken'</script>"
     call = '{"name": "return_final_answer", "arguments": {"answer": "%s", "message_ids": []}}'
     ask(page, f"Call:{call % mail.replace(chr(34), '')}")
@@ -97,7 +114,7 @@ def test_what_mail_says_is_text_and_nothing_else(page: Page) -> None:
 
 
 def test_who_has_a_key_is_asked_for_it_once_and_sees_the_inboxes_that_are_theirs(
-    browser: Browser, walled: Running
+    browser: "Browser", walled: Running
 ) -> None:
     for page in opened(browser, walled.url, "401", "403"):
         page.get_by_label("Key").fill("gum_wrong")
@@ -114,7 +131,7 @@ def test_who_has_a_key_is_asked_for_it_once_and_sees_the_inboxes_that_are_theirs
         expect(page.get_by_role("alert")).to_contain_text("you may not read that inbox")
 
 
-def test_what_is_said_of_an_answer_is_kept(browser: Browser, walled: Running, tmp_path: Path) -> None:
+def test_what_is_said_of_an_answer_is_kept(browser: "Browser", walled: Running, tmp_path: Path) -> None:
     for page in opened(browser, walled.url, "401"):
         page.get_by_label("Key").fill(str(walled.key))
         page.keyboard.press("Enter")
@@ -122,12 +139,12 @@ def test_what_is_said_of_an_answer_is_kept(browser: Browser, walled: Running, tm
         page.get_by_role("button", name="Yes").click()
         expect(page.get_by_role("status")).to_have_text("Thank you.")
     store = Store(str(walled.log.parent / "store"))
-    until(lambda: len(store.list("feedback")) == 1)
+    wait_until(lambda: len(store.list("feedback")) == 1)
     store.fetch("feedback/latest", tmp_path / "kept")
     assert '"answer": "Body of message 7"' in (tmp_path / "kept" / "scenarios.jsonl").read_text()
 
 
-def test_it_is_used_with_the_keyboard_alone_and_fits_a_telephone(browser: Browser, server: Running) -> None:
+def test_it_is_used_with_the_keyboard_alone_and_fits_a_telephone(browser: "Browser", server: Running) -> None:
     context = browser.new_context(viewport={"width": 360, "height": 640})
     page = context.new_page()
     page.goto(server.url)

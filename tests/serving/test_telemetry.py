@@ -4,9 +4,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Status
-
 from tests.agent.fake_vllm import FakeVLLM, decoded
 from tests.http_server import serving
 from tests.serving.agent_server import Place, asked, started
@@ -30,6 +27,9 @@ class Collector(BaseHTTPRequestHandler):
 
 
 def test_an_episode_is_a_span_in_the_trace_of_whoever_asked(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
     policy = f"vllm:{model.address}#adapter"
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Collector)) as collector:

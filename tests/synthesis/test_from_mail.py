@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -30,8 +29,9 @@ from tests.agent import fake_vllm
 from tests.agent.fake_vllm import FakeVLLM, choice, raw, status
 from tests.conftest import Ran
 from tests.mail.mailbox import make_index, record
-from tests.rewards.chat_judge import says, shown, verdict
+from tests.rewards.chat_judge import late, says, shown, verdict
 from tests.scenarios.questions import scenario
+from tests.waiting import Clock, wait_until
 
 Run = Callable[..., Ran]
 Request = dict[str, Any]
@@ -92,7 +92,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(server: FakeVLLM, index: Path, **others: Any) -> QuestionSettings:
-    bounds = {"cache": None, "deadline": 20, **others.pop("model", {})}
+    bounds = {"cache": None, "deadline": 600, **others.pop("model", {})}
     asked = ModelSettings(model="base", url=f"{server.address}/v1", **bounds)
     return QuestionSettings(index, **{"inboxes": (BOB,), "model": asked, "batch": 5, **others})
 
@@ -101,7 +101,7 @@ def quiet(amount: float = 0, *, note: str | None = None, total: float | None = N
     pass
 
 
-def run(wanted: QuestionSettings, path: Path) -> QuestionReport:
+def make_questions(wanted: QuestionSettings, path: Path) -> QuestionReport:
     with open_questions(wanted, path) as made:
         return asyncio.run(made.run(quiet))
 
@@ -123,8 +123,9 @@ def honest() -> Iterator[FakeVLLM]:
 
 
 def test_questions_about_somebodys_mail_are_asked_checked_and_split_by_the_commands(
-    gumshoe: Run, tmp_path: Path, honest: FakeVLLM
+    run: Run, tmp_path: Path, honest: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     made = synthesize_mail(1, 3, 120)
     write_mail(made, tmp_path)
     build_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
@@ -132,7 +133,7 @@ def test_questions_about_somebodys_mail_are_asked_checked_and_split_by_the_comma
     words = ["--index", "index", "--inbox", f"{first},{second.upper()}", "--out", "q.jsonl", "--yes", "--no-cache"]
     prices = ["--prompt-price", 3, "--completion-price", 15]
     word = f"base@{honest.address}/v1"
-    ran = gumshoe("synthesize", "questions", *words, *prices, "--model", word, cwd=tmp_path)
+    ran = run("synthesize", "questions", *words, *prices, "--model", word)
     assert ran.status == 0, ran.err
     assert f"80 messages in 4 batches go to {word} (0 batches are finished): at most 16 requests" in ran.err
     assert "(characters / 4; what it writes is a guess)" in ran.err
@@ -140,10 +141,10 @@ def test_questions_about_somebodys_mail_are_asked_checked_and_split_by_the_comma
     assert "dropped: none" in ran.out
     assert "4 batches in 16 requests" in ran.out
     assert "16,000 tokens read and 1,600 written, $0.0720" in ran.out
-    checked = gumshoe("scenarios", "check", "q.jsonl", "--index", "index", cwd=tmp_path)
+    checked = run("scenarios", "check", "q.jsonl", "--index", "index")
     assert "12 scenarios checked: nothing is wrong" in checked.out, checked.out
     split = ["--validation", 0.2, "--test", 0.2, "--seed", 1, "--out", "split.jsonl"]
-    assert gumshoe("scenarios", "split", "q.jsonl", *split, cwd=tmp_path).status == 0
+    assert run("scenarios", "split", "q.jsonl", *split).status == 0
 
     asked = list(load_scenarios(str(tmp_path / "q.jsonl")))
     mail = MailIndex(tmp_path / "index")
@@ -166,7 +167,7 @@ def test_questions_about_somebodys_mail_are_asked_checked_and_split_by_the_comma
 def test_a_query_date_is_one_to_thirty_days_after_the_newest_message_of_the_batch(
     index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
-    report = run(settings(honest, index, per_batch=12), tmp_path / "q.jsonl")
+    report = make_questions(settings(honest, index, per_batch=12), tmp_path / "q.jsonl")
     assert len(report.questions) == 48
     days = []
     for each in report.questions:
@@ -176,12 +177,12 @@ def test_a_query_date_is_one_to_thirty_days_after_the_newest_message_of_the_batc
     assert 1 <= min(days) <= 5
     assert 25 <= max(days) <= 30
     assert len(set(days)) > 12
-    other = run(settings(honest, index, per_batch=12, seed=1), tmp_path / "other.jsonl")
+    other = make_questions(settings(honest, index, per_batch=12, seed=1), tmp_path / "other.jsonl")
     assert [each.query_date for each in other.questions] != [each.query_date for each in report.questions]
 
 
 def test_what_is_sent_is_one_inbox_as_json_in_order_of_date(index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
-    run(settings(honest, index), tmp_path / "q.jsonl")
+    make_questions(settings(honest, index), tmp_path / "q.jsonl")
     assert "SECRET" not in sent(honest)
     assert CAROL not in sent(honest)
     assert "Undated" not in sent(honest), "no search up to a query date finds it"
@@ -199,7 +200,7 @@ def test_what_is_sent_is_one_inbox_as_json_in_order_of_date(index: Path, tmp_pat
 
 def test_a_long_body_is_shortened_and_the_model_is_told(tmp_path: Path, honest: FakeVLLM) -> None:
     place = make_index(tmp_path, [record(1, body="begin " + "x" * 4000 + "the end"), record(2)]).path.parent
-    run(settings(honest, place, max_characters=1000), tmp_path / "q.jsonl")
+    make_questions(settings(honest, place, max_characters=1000), tmp_path / "q.jsonl")
     long, short = shown(honest.requests[0])["messages"]
     assert (len(long["body"]), long["characters_left_out"]) == (1000, 3013)
     assert "characters_left_out" not in short
@@ -226,7 +227,7 @@ def test_a_question_that_cannot_be_used_is_dropped_and_counted_and_the_others_st
     fields: dict[str, Any], reason: str, index: Path, tmp_path: Path
 ) -> None:
     with FakeVLLM(chat=model(changed(**fields))) as server:
-        report = run(settings(server, index), tmp_path / "q.jsonl")
+        report = make_questions(settings(server, index), tmp_path / "q.jsonl")
     assert report.dropped == {reason: 4}
     assert [each.id for each in report.questions] == [
         f"{BOB}-000{batch}-{at}" for batch in range(1, 5) for at in (2, 3)
@@ -236,7 +237,7 @@ def test_a_question_that_cannot_be_used_is_dropped_and_counted_and_the_others_st
 
 def test_more_questions_than_were_asked_for_are_dropped(index: Path, tmp_path: Path) -> None:
     with FakeVLLM(chat=model(lambda request: {"questions": wrote(request) * 2})) as server:
-        report = run(settings(server, index), tmp_path / "q.jsonl")
+        report = make_questions(settings(server, index), tmp_path / "q.jsonl")
     assert report.dropped == {"more than asked for": 12}
     assert len(report.questions) == 12
 
@@ -247,7 +248,7 @@ def test_what_its_sources_do_not_answer_is_dropped(index: Path, tmp_path: Path) 
         return {**solved(request), "answerable": known}
 
     with FakeVLLM(chat=model(solving_by=unsure)) as server:
-        report = run(settings(server, index), tmp_path / "q.jsonl")
+        report = make_questions(settings(server, index), tmp_path / "q.jsonl")
     told = [each for each in server.requests if solving(each) and "Fact0 " in json.dumps(each)]
     assert report.dropped == {"not answerable from its sources": len(told)}
     assert len(report.questions) == 12 - len(told)
@@ -258,14 +259,14 @@ def test_of_several_sources_those_are_kept_that_answer_alone_or_else_all_are_nee
 ) -> None:
     both = changed(message_ids=["m1", "m2", "m1"])
     with FakeVLLM(chat=model(both)) as server:
-        run(settings(server, index), tmp_path / "alone.jsonl")
+        make_questions(settings(server, index), tmp_path / "alone.jsonl")
     assert {len(each.message_ids) for each in load_scenarios(str(tmp_path / "alone.jsonl"))} == {1}
 
     def together(request: Request) -> dict[str, Any]:
         return solved(request) | {"answerable": len(shown(request)["messages"]) == 2}
 
     with FakeVLLM(chat=model(both, together)) as server:
-        run(settings(server, index), tmp_path / "all.jsonl")
+        make_questions(settings(server, index), tmp_path / "all.jsonl")
     found = list(load_scenarios(str(tmp_path / "all.jsonl")))
     assert len(found) == DAYS // 5
     assert all(each.needs_all and len(each.message_ids) == 2 for each in found)
@@ -308,7 +309,7 @@ def test_near_duplicates_are_dropped_within_an_inbox() -> None:
 
 def test_near_duplicates_of_other_batches_are_dropped_and_counted(index: Path, tmp_path: Path) -> None:
     with FakeVLLM(chat=model(changed(question="What was settled about the facts in May?"))) as server:
-        report = run(settings(server, index), tmp_path / "q.jsonl")
+        report = make_questions(settings(server, index), tmp_path / "q.jsonl")
     assert report.dropped == {"near-duplicate": 3}
     assert next(iter(report.questions)).id == f"{BOB}-0001-1", "the first is kept, whichever was finished first"
 
@@ -330,7 +331,7 @@ def test_mail_that_talks_to_the_model_changes_nothing_but_its_own_text(
         records[1] |= {"body": words, "subject": words}
         before = len(honest.requests)
         place = make_index(tmp_path / name, records).path.parent
-        assert run(settings(honest, place), tmp_path / f"{name}.jsonl").failed == 0
+        assert make_questions(settings(honest, place), tmp_path / f"{name}.jsonl").failed == 0
         return sorted(honest.requests[before:], key=json.dumps)
 
     for hostile, harmless in zip(asked("hostile", text), asked("harmless", "A word."), strict=True):
@@ -361,51 +362,51 @@ def test_a_server_that_fails_for_a_while_changes_nothing(
     act: fake_vllm.Act, after: int, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     wanted = settings(honest, index, limit=2)
-    run(wanted, tmp_path / "q.jsonl")
+    make_questions(wanted, tmp_path / "q.jsonl")
     honest.inject(act, after=after)
-    report = run(wanted, tmp_path / "again.jsonl")
+    report = make_questions(wanted, tmp_path / "again.jsonl")
     assert report.failed == 0
     assert report.usage["retried"] + report.usage["unusable"] == 1
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "q.jsonl").read_bytes()
 
 
 def test_batches_without_an_answer_are_left_out_and_taken_up_by_the_next_run(
-    gumshoe: Run, index: Path, tmp_path: Path, honest: FakeVLLM
+    run: Run, clock: Clock, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     whole = tmp_path / "whole.jsonl"
-    run(settings(honest, index), whole)
+    make_questions(settings(honest, index), whole)
     path = tmp_path / "q.jsonl"
-    words = [*options(honest, index, path), "--yes", "--no-cache", "--deadline", 10]
+    words = [*options(honest, index, path), "--yes", "--no-cache", "--deadline", 600, "--concurrency", 1]
 
     def stalls(exchange: fake_vllm.Exchange) -> None:
         stuck = "Fact7 " in json.dumps(exchange.request["messages"]) and not solving(exchange.request)
-        (fake_vllm.stall if stuck else fake_vllm.forward)(exchange)
+        (late(clock, 601) if stuck else fake_vllm.forward)(exchange)
 
     honest.inject(stalls, times=None)
-    ran = gumshoe(*words, "--json")
+    ran = run(*words, "--json")
     assert ran.status == 75
     assert "1 of 4 batches got no answer; run this again for them" in ran.err
-    assert "did not answer in 10 seconds" in ran.err
+    assert "did not answer in 600 seconds" in ran.err
     told = json.loads(ran.out)
     assert (told["questions"], told["failed"], told["finished"]) == (9, 1, 3)
     assert set(path.read_bytes().splitlines()) < set(whole.read_bytes().splitlines())
     honest.heal()
     asked = len(honest.requests)
-    ran = gumshoe(*words)
+    ran = run(*words)
     assert ran.status == 0, ran.err
     assert "5 messages in 1 batches go to" in ran.err
     assert len(honest.requests) == asked + 4
     assert path.read_bytes() == whole.read_bytes()
-    assert gumshoe(*words).status == 0
+    assert run(*words).status == 0
     assert len(honest.requests) == asked + 4, "nothing is left to ask"
 
 
 @pytest.mark.parametrize(("code", "said"), [(401, "cannot be asked"), (404, "cannot be asked")])
 def test_a_wrong_key_or_model_ends_it_at_once(
-    code: int, said: str, gumshoe: Run, index: Path, tmp_path: Path, honest: FakeVLLM
+    code: int, said: str, run: Run, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     honest.inject(status(code), times=None)
-    ran = gumshoe(*options(honest, index, tmp_path / "q.jsonl"), "--yes", "--no-cache")
+    ran = run(*options(honest, index, tmp_path / "q.jsonl"), "--yes", "--no-cache")
     assert ran.status == 2
     assert said in ran.err
     assert "Traceback" not in ran.err
@@ -414,29 +415,35 @@ def test_a_wrong_key_or_model_ends_it_at_once(
 
 
 def test_a_run_that_is_killed_goes_on_where_it_was_and_asks_nothing_twice(
-    gumshoe: Run, index: Path, tmp_path: Path, honest: FakeVLLM
+    run: Run, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     whole, path = tmp_path / "whole.jsonl", tmp_path / "q.jsonl"
-    run(settings(honest, index), whole)
+    make_questions(settings(honest, index), whole)
     honest.requests.clear()
-    honest.inject(fake_vllm.after(0.15), times=None)
+    progress = tmp_path / "q.jsonl.progress"
+    batches = 1
+
+    def at_most_batches(exchange: fake_vllm.Exchange) -> None:
+        (fake_vllm.stall if is_reached() else fake_vllm.forward)(exchange)
+
+    def is_reached() -> bool:
+        return progress.exists() and progress.read_bytes().count(b"\n") > batches
+
+    honest.inject(at_most_batches, times=None)
     words = [*options(honest, index, path), "--yes", "--concurrency", 1, "--cache", tmp_path / "cache.sqlite"]
     killed = 0
-    for batches, end in ((1, signal.SIGKILL), (3, signal.SIGINT)):
+    for finished, end in ((1, signal.SIGKILL), (3, signal.SIGINT)):
+        batches = finished
         process = subprocess.Popen([sys.executable, "-m", "gumshoe", *map(str, words)])
-        progress = tmp_path / "q.jsonl.progress"
-        started = time.monotonic()
-        while not progress.exists() or progress.read_bytes().count(b"\n") <= batches:
-            assert process.poll() is None
-            assert time.monotonic() - started < 60
-            time.sleep(0.01)
+        wait_until(is_reached, process)
         process.send_signal(end)
         assert process.wait()
         killed += 1
         assert path.exists() is (end is signal.SIGINT)
         with progress.open("ab") as file:
             file.write(progress.read_bytes().splitlines()[-1][:40])  # a line that was cut off
-    assert gumshoe(*words).status == 0
+    honest.heal()
+    assert run(*words).status == 0
     assert path.read_bytes() == whole.read_bytes()
     asked = Counter(json.dumps(each["messages"]) for each in honest.requests)
     assert len(asked) == 16
@@ -444,12 +451,12 @@ def test_a_run_that_is_killed_goes_on_where_it_was_and_asks_nothing_twice(
 
 
 def test_another_process_and_other_settings_are_refused_on_the_same_file(
-    gumshoe: Run, index: Path, tmp_path: Path, honest: FakeVLLM
+    run: Run, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     path = tmp_path / "q.jsonl"
     words = [*options(honest, index, path), "--yes", "--no-cache"]
     with open_questions(settings(honest, index), path) as made:
-        refused = gumshoe(*words)
+        refused = run(*words)
         assert refused.status == 2
         assert "is being written by another process" in refused.err
         asyncio.run(made.run(quiet))
@@ -461,7 +468,7 @@ def test_another_process_and_other_settings_are_refused_on_the_same_file(
         ({"judge": "exact"}, "was begun with judge heuristic"),
     ]:
         with pytest.raises(UsageError, match=said):
-            run(settings(honest, index, **others), path)  # type: ignore[arg-type]
+            make_questions(settings(honest, index, **others), path)  # type: ignore[arg-type]
     assert before == (path.read_bytes(), len(honest.requests))
 
 
@@ -470,13 +477,13 @@ def test_a_limit_draws_batches_from_all_the_time_and_can_be_raised(
 ) -> None:
     drawn: set[str] = set()
     for seed in range(6):
-        report = run(settings(honest, index, limit=1, seed=seed, per_batch=1), tmp_path / f"{seed}.jsonl")
+        report = make_questions(settings(honest, index, limit=1, seed=seed, per_batch=1), tmp_path / f"{seed}.jsonl")
         drawn.update(each.id.split("-")[1] for each in report.questions)
     assert len(drawn) > 2
     path, whole = tmp_path / "q.jsonl", tmp_path / "whole.jsonl"
-    assert len(run(settings(honest, index, limit=2), path).questions) == 6
-    assert len(run(settings(honest, index), path).questions) == 12
-    run(settings(honest, index), whole)
+    assert len(make_questions(settings(honest, index, limit=2), path).questions) == 6
+    assert len(make_questions(settings(honest, index), path).questions) == 12
+    make_questions(settings(honest, index), whole)
     assert path.read_bytes() == whole.read_bytes()
 
 
@@ -484,33 +491,33 @@ def test_what_is_no_file_of_questions_is_left_alone(index: Path, tmp_path: Path,
     path = tmp_path / "q.jsonl"
     path.write_text("mine\n")
     with pytest.raises(UsageError, match="holds lines that did not come from here"):
-        run(settings(honest, index), path)
+        make_questions(settings(honest, index), path)
     assert path.read_text() == "mine\n"
     assert [each.name for each in tmp_path.iterdir()] == ["q.jsonl"]
     path.unlink()
     (tmp_path / "q.jsonl.progress").write_text("mine\nmine\n")
     with pytest.raises(UsageError, match="is damaged"):
-        run(settings(honest, index), path)
+        make_questions(settings(honest, index), path)
     for place in (tmp_path, tmp_path / "none" / "q.jsonl", tmp_path / "q.jsonl.gz"):
         with pytest.raises(UsageError, match="cannot be written"):
-            run(settings(honest, index), place)
+            make_questions(settings(honest, index), place)
     with pytest.raises(UsageError, match=r"holds no mail of nobody@example\.com"):
-        run(settings(honest, index, inboxes=("nobody@example.com",)), tmp_path / "new.jsonl")
+        make_questions(settings(honest, index, inboxes=("nobody@example.com",)), tmp_path / "new.jsonl")
     assert not honest.requests
 
 
 def test_the_cost_is_shown_and_nothing_is_sent_where_nobody_agrees(
-    gumshoe: Run, index: Path, tmp_path: Path, honest: FakeVLLM
+    run: Run, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     words = [*options(honest, index, tmp_path / "q.jsonl"), "--no-cache", "--prompt-price", 1000]
-    refused = gumshoe(*words)
+    refused = run(*words)
     assert refused.status == 2
     assert "20 messages in 4 batches" in refused.err
     assert "nobody can be asked" in refused.err
     assert "--yes" in refused.err
-    dry = gumshoe(*words, "--dry-run")
+    dry = run(*words, "--dry-run")
     assert (dry.status, dry.err) == (0, "")
-    told = json.loads(gumshoe(*words, "--dry-run", "--json").out)
+    told = json.loads(run(*words, "--dry-run", "--json").out)
     assert (told["batches"], told["requests"], told["messages"]) == (4, 16, 20)
     assert told["cost"] == pytest.approx(told["prompt_tokens"] / 1000)
     assert f"${told['cost']:.2f}" in dry.out
@@ -539,7 +546,7 @@ def test_a_terminal_is_asked(reply: str, rc: int, requests: int, index: Path, tm
         stdout=subprocess.PIPE,
     ) as process:
         os.write(ours, reply.encode())
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate()
     os.close(ours)
     os.close(theirs)
     assert b"Begin?" in told
@@ -548,7 +555,7 @@ def test_a_terminal_is_asked(reply: str, rc: int, requests: int, index: Path, tm
     assert (tmp_path / "q.jsonl").exists() is bool(requests)
 
 
-def test_wrong_options_are_told_of(gumshoe: Run, index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
+def test_wrong_options_are_told_of(run: Run, index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
     words = [*options(honest, index, tmp_path / "q.jsonl"), "--yes"]
     wrong: Iterable[tuple[list[object], str]] = [
         (["--model", "base@nowhere"], "--model base@nowhere: url: input should be a valid URL"),
@@ -557,7 +564,7 @@ def test_wrong_options_are_told_of(gumshoe: Run, index: Path, tmp_path: Path, ho
         (["--index", tmp_path], "there is no index in"),
     ]
     for others, said in wrong:
-        ran = gumshoe(*words, *others)
+        ran = run(*words, *others)
         assert ran.status == 2
         assert said in ran.err
     assert not honest.requests

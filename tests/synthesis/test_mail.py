@@ -394,7 +394,14 @@ def test_the_vocabulary_is_that_of_an_office_not_of_a_form(make: Callable[..., M
     assert len(words - names) >= 3000
 
 
-@pytest.mark.parametrize(("level", "share"), [("easy", 0.9), ("normal", 0.6), ("hard", 0.3)])
+@pytest.mark.parametrize(
+    ("level", "share"),
+    [
+        pytest.param("easy", 0.9, marks=pytest.mark.nightly),
+        ("normal", 0.6),
+        pytest.param("hard", 0.3, marks=pytest.mark.nightly),
+    ],
+)
 def test_the_first_hit_for_the_question_s_own_words_is_right_as_often_as_the_difficulty_says(
     level: Level, share: float, make: Callable[..., Made]
 ) -> None:

@@ -9,20 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-from accelerate.utils import DistributedType
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, TrainerCallback
-from trl import GRPOConfig
-
 from gumshoe.agent.trajectory import Segment
 from gumshoe.training.collecting import StepRollouts
-from gumshoe.training.distribution import shared_out
-from gumshoe.training.grpo import AgentTrainer, Hooks, in_main
-from gumshoe.training.meeting import together
-from gumshoe.training.models import Whole, lora_of, make_ready
 from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
-from tests.training.test_grpo import GENERATIONS, LENGTH, TOKENIZER, step
+from tests.training.test_grpo import GENERATIONS, LENGTH, step, tokenizer
 
 STEPS, EMPTY = 4, 1
 
@@ -52,15 +42,17 @@ def rolled_out(number: int) -> StepRollouts:
     return found
 
 
-class _Published(TrainerCallback):
-    def __init__(self, publish: Any) -> None:
-        self._publish = publish
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        self._publish()
-
-
 def train(out: Path, settings: TrainSettings, first: int) -> None:
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, TrainerCallback
+    from trl import GRPOConfig
+
+    from gumshoe.training.distribution import shared_out
+    from gumshoe.training.grpo import AgentTrainer, Hooks, in_main
+    from gumshoe.training.models import Whole, lora_of, make_ready
+
     processes = settings.optimizer.processes
 
     def publish() -> None:
@@ -68,6 +60,10 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         learned = Whole.of(unwrapped) if settings.is_sharded else unwrapped
         place = str(out / f"published-{trainer.state.global_step}")
         in_main(trainer.accelerator, lambda: learned.save_pretrained(place))
+
+    class PublishAtTheEnd(TrainerCallback):
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            publish()
 
     shared = shared_out(settings, processes)
     if "deepspeed" in shared:  # which accelerate leaves out on a CPU, in silence
@@ -103,9 +99,9 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         model=AutoModelForCausalLM.from_pretrained(out / "model"),
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["0", "1"]}),
-        processing_class=TOKENIZER,
+        processing_class=tokenizer(),
         peft_config=lora_of(settings.lora),
-        callbacks=[_Published(publish)],
+        callbacks=[PublishAtTheEnd()],
     )
     if settings.is_sharded:
         assert trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
@@ -115,6 +111,8 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
 
 
 def main(out: str, distribution: str, processes: str, first: str, recomputes: str) -> None:
+    from gumshoe.training.meeting import together
+
     settings = settings_of(distribution, int(processes), recomputes=recomputes == "recomputes")
     with together(120, ""):
         train(Path(out), settings, int(first))

@@ -5,23 +5,16 @@ import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from peft import PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, set_seed
 
 from gumshoe.agent.environments import open_world
 from gumshoe.agent.policies import TINY, PolicyName, is_tiny
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
-from gumshoe.training.adapters import Adapter, create_adapter, inspect_adapter
 from gumshoe.training.base import AdapterBase, base_of, check_same_base, stored_tensors
-from gumshoe.training.merging import TOLERANCE, MergeError, MergeReport, merge
-from gumshoe.training.models import four_bits, load_base, lora_of
 from gumshoe.training.settings import TrainSettings, resolve
 from gumshoe.training.spec import check_start, lineage_before, world_of
 from tests.agent.talk import synthetic
@@ -30,8 +23,13 @@ from tests.documents.pages import make_collection, page
 from tests.mail.mailbox import make_index
 from tests.models import random_model
 
+if TYPE_CHECKING:
+    import torch
+
+    from gumshoe.training.merging import MergeReport
+
+
 WEIGHTS, SHAPE, BASE = "adapter_model.safetensors", "adapter_config.json", "base_model.json"
-TOKENS = torch.arange(10, 150)[None]
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -61,18 +59,24 @@ def settings(model: Path | str = "tiny", **more: Any) -> TrainSettings:
 
 def made(out: Path, model: Path | str = "tiny", *, size: float = 0.05, **more: Any) -> Path:
     """An adapter, with second matrices as if it had been trained."""
+    import torch
+
+    from gumshoe.training.adapters import create_adapter
+
     out.mkdir(parents=True)
     create_adapter(settings(model, **more), out)
     dice = torch.Generator().manual_seed(1)
 
-    def taught(name: str, each: torch.Tensor) -> torch.Tensor:
+    def taught(name: str, each: "torch.Tensor") -> "torch.Tensor":
         return torch.randn(each.shape, generator=dice) * size if ".lora_B." in name else each
 
     changed(out, lambda weights: {name: taught(name, each) for name, each in weights.items()})
     return out
 
 
-def changed(adapter: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+def changed(adapter: Path, change: "Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]") -> None:
+    from safetensors.torch import load_file, save_file
+
     save_file(change(load_file(adapter / WEIGHTS)), adapter / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -88,33 +92,57 @@ def other_base(directory: Path, seed: int = 1, **more: Any) -> Path:
     return directory
 
 
-def logits(model: Any) -> torch.Tensor:
+def tokens() -> "torch.Tensor":
+    """Return the token ids that models are compared on: [1, tokens]."""
+    import torch
+
+    return torch.arange(10, 150)[None]
+
+
+def logits(model: Any) -> "torch.Tensor":
+    import torch
+
     with torch.no_grad():
-        return model.eval()(TOKENS).logits[0].float()  # type: ignore[no-any-return]
+        return model.eval()(tokens()).logits[0].float()  # type: ignore[no-any-return]
 
 
-def loaded(directory: Path | str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
-    return AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, **more)
+def loaded(directory: Path | str, dtype: "torch.dtype | None" = None, **more: Any) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype or torch.float32, **more)
 
 
 def in_four_bits(model: Any) -> Any:
     """A model whose weights are, and which computes with them in float32."""
+    import torch
+
     for each in model.modules():
         if hasattr(each, "support_avx512bf16_for_cpu"):
             each.compute_dtype, each.support_avx512bf16_for_cpu = torch.float32, False
     return model
 
 
-def with_adapter(model: Any, adapter: Path) -> torch.Tensor:
+def with_adapter(model: Any, adapter: Path) -> "torch.Tensor":
+    from peft import PeftModel
+
     return logits(PeftModel.from_pretrained(model, str(adapter)))
 
 
-def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+def apart(one: "torch.Tensor", other: "torch.Tensor") -> float:
     """The mean difference, as a share of the standard deviation."""
     return float((one - other).abs().mean() / other.std())
 
 
 def test_one_is_made_as_training_would_begin_without_the_weights_of_its_base(tmp_path: Path) -> None:
+    import torch
+    from peft import PeftModel, get_peft_model
+    from safetensors.torch import load_file
+    from transformers import set_seed
+
+    from gumshoe.training.adapters import create_adapter
+    from gumshoe.training.models import load_base, lora_of
+
     told = settings(data__seed=7)
     report = create_adapter(told, tmp_path)
     set_seed(7)
@@ -157,6 +185,8 @@ def test_the_command_makes_one_and_names_modules_that_are_not_there(tmp_path: Pa
 
 
 def test_a_base_s_fingerprint_is_the_same_in_several_files_and_other_for_other_weights(tmp_path: Path) -> None:
+    import torch
+
     first = random_model(256, 1)
     first.save_pretrained(tmp_path / "whole")
     first.save_pretrained(tmp_path / "parts", max_shard_size="100KB")
@@ -191,8 +221,10 @@ def test_damaged_and_missing_files_of_a_base_are_told(tmp_path: Path) -> None:
         stored_tensors(tmp_path)
 
 
-def held(report: MergeReport, adapter: Path, base: Any, rounded: str) -> None:
+def held(report: "MergeReport", adapter: Path, base: Any, rounded: str) -> None:
     """That a merged model says what base model and adapter say, by other means than `merge` itself has."""
+    from gumshoe.training.merging import TOLERANCE
+
     wanted = with_adapter(base, adapter)
     assert apart(logits(loaded(report.directory)), wanted) <= TOLERANCE[rounded][1]
     assert report.mean <= TOLERANCE[rounded][1] * report.spread
@@ -201,6 +233,8 @@ def held(report: MergeReport, adapter: Path, base: Any, rounded: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_one_is_merged_into_full_weights(dtype: Any, tmp_path: Path) -> None:
+    from gumshoe.training.merging import merge
+
     adapter = made(tmp_path / "a")
     report = merge(adapter, None, tmp_path / "merged", dtype=dtype, max_shard_size="1MB")
     out = tmp_path / "merged"
@@ -223,6 +257,8 @@ def test_one_is_merged_into_full_weights(dtype: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_made_of_the_tiny_policy_is_still_asked_as_it_was_taught(tmp_path: Path) -> None:
+    from gumshoe.training.merging import merge
+
     index = make_collection(tmp_path / "documents", [page(1)])
     taught = open_world(index, None).for_tiny().noted
     once, twice = tmp_path / "once", tmp_path / "twice"
@@ -245,6 +281,8 @@ def test_what_is_made_of_the_tiny_policy_is_still_asked_as_it_was_taught(tmp_pat
 
 
 def test_what_was_merged_is_never_tested_on_what_it_saw(tmp_path: Path, mail: Path, run: Callable[..., Ran]) -> None:
+    from gumshoe.training.merging import merge
+
     asked = synthetic().scenarios.scenarios
     first, second = (made(tmp_path / name, size=0.01) for name in "ab")
     Lineage(learned_from=ScenarioSet(asked[:1]).record()).write(first)
@@ -266,8 +304,11 @@ def test_what_was_merged_is_never_tested_on_what_it_saw(tmp_path: Path, mail: Pa
 
 
 @pytest.mark.usefixtures("four_bit")
-@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("dtype", ["auto", pytest.param("float32", marks=pytest.mark.nightly)])
 def test_one_of_qlora_is_merged_into_the_weights_that_it_learned_on(dtype: Any, tmp_path: Path) -> None:
+    from gumshoe.training.merging import merge
+    from gumshoe.training.models import four_bits
+
     adapter = made(tmp_path / "a", model__quantization="nf4")
     report = merge(adapter, None, tmp_path / "merged", dtype=dtype)
     assert report.onto == "nf4"
@@ -281,6 +322,11 @@ def test_one_of_qlora_is_merged_into_the_weights_that_it_learned_on(dtype: Any, 
 
 @pytest.mark.usefixtures("four_bit")
 def test_one_is_merged_into_a_base_that_lies_in_four_bits(tmp_path: Path) -> None:
+    import torch
+
+    from gumshoe.training.merging import merge
+    from gumshoe.training.models import four_bits
+
     base = tmp_path / "base"
     loaded(TINY, torch.bfloat16, quantization_config=four_bits()).save_pretrained(base)
     for name in TOKENIZER:
@@ -305,6 +351,8 @@ def test_one_is_merged_into_a_base_that_lies_in_four_bits(tmp_path: Path) -> Non
 
 
 def test_one_is_not_merged_into_another_base(tmp_path: Path) -> None:
+    from gumshoe.training.merging import merge
+
     base = other_base(tmp_path / "base")
     adapter = made(tmp_path / "a", base)
     same_shape = other_base(tmp_path / "same", seed=2)
@@ -352,6 +400,8 @@ def test_one_is_not_merged_into_another_base(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_merged_is_refused(spoil: Callable[[Path], Any], said: str, tmp_path: Path) -> None:
+    from gumshoe.training.merging import merge
+
     adapter = made(tmp_path / "a")
     spoil(adapter)
     with pytest.raises(UsageError, match=said):
@@ -360,6 +410,8 @@ def test_what_cannot_be_merged_is_refused(spoil: Callable[[Path], Any], said: st
 
 
 def test_a_base_that_cannot_be_merged_into_is_refused(tmp_path: Path) -> None:
+    from gumshoe.training.merging import merge
+
     base = other_base(tmp_path / "base")
     adapter = made(tmp_path / "a", base)
     config, weights = base / "config.json", base / "model.safetensors"
@@ -390,6 +442,8 @@ def test_a_base_that_cannot_be_merged_into_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_place_that_holds_files_is_refused(tmp_path: Path) -> None:
+    from gumshoe.training.merging import merge
+
     adapter = made(tmp_path / "a")
     with pytest.raises(UsageError, match="holds files"):
         merge(adapter, None, adapter)
@@ -398,6 +452,8 @@ def test_a_place_that_holds_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_is_told_before_anything_is_loaded(tmp_path: Path, small_disk: Path) -> None:
+    from gumshoe.training.merging import merge
+
     with pytest.raises(UsageError, match=r"the merged model takes 22 MB, and the disk of .* has 5 MB free"):
         merge(made(tmp_path / "a"), None, small_disk / "out")
     assert not list(small_disk.iterdir())
@@ -407,6 +463,9 @@ def test_nothing_is_left_of_a_merged_model_that_says_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An adapter whose scale is read wrongly on one of the two ways."""
+    from gumshoe.training.adapters import Adapter
+    from gumshoe.training.merging import MergeError, merge
+
     adapter = made(tmp_path / "a")
     monkeypatch.setattr(Adapter, "scale", lambda *_: 1.0)
     with pytest.raises(MergeError, match=r"their logits differ by .* where rounding explains .*; nothing was left"):
@@ -426,6 +485,9 @@ def test_an_adapter_that_rounding_takes_away_is_warned_of(tmp_path: Path, run: C
 
 
 def test_scales_by_module_and_of_rslora_are_merged_as_peft_has_them(tmp_path: Path) -> None:
+    from gumshoe.training.adapters import inspect_adapter
+    from gumshoe.training.merging import merge
+
     adapter = made(tmp_path / "a", size=0.02)
     written(adapter / SHAPE, use_rslora=True, alpha_pattern={"q_proj": 2, r"layers\.0\.mlp\.up_proj": 12})
     report = merge(adapter, None, tmp_path / "out", dtype="float32")
@@ -434,6 +496,9 @@ def test_scales_by_module_and_of_rslora_are_merged_as_peft_has_them(tmp_path: Pa
 
 
 def test_what_an_adapter_is_can_be_seen(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    import torch
+    from safetensors.torch import load_file
+
     adapter = made(tmp_path / "a", lora__target_modules=["q_proj", "down_proj"], model__quantization="nf4")
     asked = synthetic().scenarios.scenarios
     before = Lineage(learned_from=ScenarioSet(asked[:2]).record())
@@ -466,6 +531,9 @@ def test_what_an_adapter_is_can_be_seen(tmp_path: Path, run: Callable[..., Ran])
 
 
 def test_what_is_wrong_with_an_adapter_is_told(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    from gumshoe.training.adapters import create_adapter, inspect_adapter
+    from gumshoe.training.merging import merge
+
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     create_adapter(settings(), fresh)
@@ -499,14 +567,19 @@ def test_what_is_wrong_with_an_adapter_is_told(tmp_path: Path, run: Callable[...
 @pytest.mark.usefixtures("four_bit")
 def test_weights_in_four_bits_have_their_gradients_after_a_rollout_too(tmp_path: Path) -> None:
     """Where a CPU knows bfloat16, bitsandbytes packs them for inference, and would go on with that."""
+    import torch
+    from peft import PeftModel
+
+    from gumshoe.training.models import load_base
+
     told = settings(model__quantization="nf4")
     adapter = made(tmp_path / "a", model__quantization="nf4")
 
-    def gradient(*, rolls_out: bool) -> torch.Tensor:
+    def gradient(*, rolls_out: bool) -> "torch.Tensor":
         model: Any = PeftModel.from_pretrained(load_base(told), str(adapter), is_trainable=True)
         if rolls_out:
             logits(model)
-        model.train()(TOKENS, labels=TOKENS).loss.backward()
+        model.train()(tokens(), labels=tokens()).loss.backward()
         first: torch.Tensor = (
             model.get_submodule("base_model.model.model.layers.0.mlp.up_proj").lora_A["default"].weight
         )
@@ -517,11 +590,17 @@ def test_weights_in_four_bits_have_their_gradients_after_a_rollout_too(tmp_path:
     assert torch.equal(gradient(rolls_out=False), gradient(rolls_out=True))
 
 
-@pytest.mark.usefixtures("four_bit")
-@pytest.mark.timeout(300)
+@pytest.mark.ci
+@pytest.mark.usefixtures("four_bit", "trains_here")
 def test_training_begins_at_one_on_weights_in_four_bits_and_what_it_leaves_is_merged(
-    mail: Path, tmp_path: Path, gumshoe: Callable[..., Ran]
+    mail: Path, tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from gumshoe.training.adapters import create_adapter, inspect_adapter
+    from gumshoe.training.merging import merge
+
     start, out = tmp_path / "start", tmp_path / "run"
     start.mkdir()
     create_adapter(settings(model__quantization="nf4"), start)
@@ -545,7 +624,7 @@ def test_training_begins_at_one_on_weights_in_four_bits_and_what_it_leaves_is_me
     }
     words = [word for name, value in few.items() for word in ("--set", f"{name}={value}")]
     known = ["--index", mail / "index", "--scenarios", mail / "scenarios.jsonl", "--model", "tiny"]
-    done = gumshoe("train", *known, *words, "--engine", "transformers", "--out", out)
+    done = run("train", *known, *words, "--engine", "transformers", "--out", out)
     assert done.status == 0, done.err
     base = AdapterBase.read(out / "final")
     assert base is not None
@@ -558,6 +637,8 @@ def test_training_begins_at_one_on_weights_in_four_bits_and_what_it_leaves_is_me
 
 
 def test_an_error_of_the_system_says_where(tmp_path: Path) -> None:
+    from gumshoe.training.merging import merge
+
     with pytest.raises(GumshoeError, match="is a file"):
         merge(made(tmp_path / "a"), None, tmp_path / "a" / SHAPE / "out")
     with pytest.raises(UsageError, match="name a directory of its own"):

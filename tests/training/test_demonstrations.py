@@ -6,23 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.policies import TINY, load_tokenizer
 from gumshoe.agent.run import read_trajectories
+from gumshoe.agent.trajectory import Trajectory
 from gumshoe.errors import UsageError
 from gumshoe.scenarios.lineage import Lineage, SeenScenarioError
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.demonstrations import demonstration_of, right_ones
-from gumshoe.training.models import begin_at, load_base, lora_of
 from gumshoe.training.practice import MAX_TURNS, Company
 from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
 from gumshoe.training.spec import check_start
 from gumshoe.training.steps import warmed_up
-from gumshoe.training.warm_start import warm_started
+from gumshoe.training.warm_start import WarmStartReport, warm_started
 from tests.conftest import Ran
 from tests.models import random_model
 from tests.training.shown import (
@@ -81,20 +78,36 @@ def test_episodes_that_begin_otherwise_are_refused(mail: Path, chat: ChatFormat)
         demonstration_of(episode, environment(mail, asked), chat)
 
 
-@pytest.mark.slow
-def test_it_learns_from_what_is_right_in_the_split_train_alone(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
-    asked = scenarios(mail).scenarios
-    wrong = asked[1].id
+def learned_in_part(mail: Path, chat: ChatFormat, place: Path, **more: Any) -> tuple[WarmStartReport, list[Trajectory]]:
+    """Learn from episodes of which one of the split train is wrong, and every other is a chat model's."""
+    wrong = scenarios(mail).scenarios[1].id
     episodes = played(mail, chat, lambda each: "no idea at all" if each.id == wrong else each.answer)
     mixed = [as_chat(each) if number % 2 else each for number, each in enumerate(episodes)]
-    out = tmp_path / "adapter"
-    rate: dict[str, Any] = {"warm_start__epochs": 40, "warm_start__learning_rate": 1e-2}
-    report = learned(mail, written(tmp_path / "t.jsonl", mixed), out, **rate)
-    assert (report.episodes, report.right, report.too_long) == (4, 3, 0)
-    assert report.steps == 40
-    lineage = Lineage.read(out)
+    return learned(mail, written(place / "t.jsonl", mixed), place / "adapter", **more), episodes
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("trains_here")
+def test_it_learns_from_what_is_right_in_the_split_train_alone(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
+    report, _ = learned_in_part(mail, chat, tmp_path, warm_start__epochs=1)
+    assert (report.episodes, report.right, report.too_long, report.steps) == (4, 3, 0, 1)
+    lineage = Lineage.read(tmp_path / "adapter")
     assert lineage is not None
-    assert set(lineage.learned_from.ids) == {each.id for each in asked[:4]} - {wrong}
+    asked = scenarios(mail).scenarios
+    assert set(lineage.learned_from.ids) == {each.id for each in asked[:4]} - {asked[1].id}
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("trains_here")
+def test_the_episodes_become_likelier(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
+    import torch
+    from peft import PeftModel
+
+    from gumshoe.training.models import load_base
+
+    more: dict[str, Any] = {"warm_start__epochs": 40, "warm_start__learning_rate": 1e-2}
+    report, episodes = learned_in_part(mail, chat, tmp_path, **more)
+    assert report.steps == 40
     settings = settings_of()
     ids = torch.tensor([episodes[0].ids])
     mask = torch.tensor(episodes[0].mask)[1:].bool()
@@ -105,12 +118,12 @@ def test_it_learns_from_what_is_right_in_the_split_train_alone(mail: Path, chat:
         return float(torch.nn.functional.cross_entropy(logits[mask], ids[0, 1:][mask]))
 
     before = loss(load_base(settings))
-    after = loss(PeftModel.from_pretrained(load_base(settings), str(out)))
+    after = loss(PeftModel.from_pretrained(load_base(settings), str(tmp_path / "adapter")))
     assert after < before / 2
     assert report.loss < before / 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_what_an_expert_shows_makes_the_tiny_policy_right_more_often(
     tmp_path: Path, gumshoe: Callable[..., Ran]
@@ -148,6 +161,12 @@ def test_a_file_without_anything_to_learn_from_says_why(mail: Path, chat: ChatFo
 
 
 def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
+    import torch
+    from peft import get_peft_model
+    from safetensors.torch import load_file, save_file
+
+    from gumshoe.training.models import begin_at, lora_of
+
     shape = LoraSettings(rank=2, alpha=4, target_modules=("q_proj",))
     first = get_peft_model(random_model(64, 1), lora_of(shape))
     for name, parameter in first.named_parameters():
@@ -196,42 +215,48 @@ def test_what_was_seen_before_it_began_is_never_tested_on(mail: Path, tmp_path: 
             lineage.check_unseen(each, "it")
 
 
-def test_the_pipeline_s_step_fetches_them_and_without_any_its_adapter_is_empty(
-    mail: Path, chat: ChatFormat, tmp_path: Path
-) -> None:
+def test_without_episodes_the_adapter_of_the_pipeline_s_step_is_empty(mail: Path, tmp_path: Path) -> None:
     assert warmed_up(mail / "index", mail, "tiny", "", {}, "", "heuristic", tmp_path) == {}
     assert [each.name for each in tmp_path.iterdir()] == ["none"]
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("trains_here")
+def test_the_pipeline_s_step_fetches_them(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
     place, out = tmp_path / "far", tmp_path / "out"
     place.mkdir()
     out.mkdir()
     uri = written(place / "t.jsonl", [as_chat(each) for each in played(mail, chat, right)]).as_uri()
-    settings = {name: value for name, value in SETTINGS.items() if name != "model.name"}
+    settings = {name: value for name, value in SETTINGS.items() if name != "model.name"} | {"warm_start.epochs": 1}
     told = warmed_up(mail / "index", mail, "tiny", "", settings, uri, "exact", out)
-    assert (told["right"], told["steps"]) == (4, 2)
+    assert (told["right"], told["steps"]) == (4, 1)
     check_start(LoraSettings(rank=4, alpha=8, start=out))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.ci
+@pytest.mark.usefixtures("trains_here")
 def test_the_command_makes_an_adapter_that_training_begins_at(
-    mail: Path, chat: ChatFormat, tmp_path: Path, gumshoe: Callable[..., Ran]
+    mail: Path, chat: ChatFormat, tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
+    import torch
+    from safetensors.torch import load_file
+
     file = written(tmp_path / "t.jsonl", played(mail, chat, right))
     known = ["--index", mail / "index", "--scenarios", mail / "scenarios.jsonl", "--model", "tiny"]
     shape = [word for name, value in SETTINGS.items() if name != "model.name" for word in ("--set", f"{name}={value}")]
     out = tmp_path / "warm"
-    done = gumshoe("warm-start", file, *known, *shape, "--out", out, "--set", "warm_start.epochs=3", "--json")
+    done = run("warm-start", file, *known, *shape, "--out", out, "--set", "warm_start.epochs=1", "--json")
     assert done.status == 0, done.err
     told = json.loads(done.out)
-    assert (told["episodes"], told["right"], told["steps"]) == (4, 4, 3)
-    again = gumshoe("warm-start", file, *known, *shape, "--out", out)
+    assert (told["episodes"], told["right"], told["steps"]) == (4, 4, 1)
+    again = run("warm-start", file, *known, *shape, "--out", out)
     assert (again.status, "holds files" in again.err) == (2, True)
     still = ["optimizer.learning_rate=0", "optimizer.max_steps=1", "rollouts.num_generations=2", "optimizer.beta=0"]
     still += ["optimizer.per_device_train_batch_size=2", "optimizer.gradient_accumulation_steps=1"]
     still += ["rollouts.max_tokens=16", "evaluation.baseline=false", "output.report_to=[]"]
     words = [word for each in still for word in ("--set", each)]
     train = ["train", *known, *shape, *words, "--engine", "transformers", "--out", tmp_path / "run"]
-    trained = gumshoe(*train, "--set", f"lora.start={out}")
+    trained = run(*train, "--set", f"lora.start={out}")
     assert trained.status == 0, trained.err
     before, after = (load_file(each / "adapter_model.safetensors") for each in (out, tmp_path / "run" / "final"))
     assert before.keys() == after.keys()
@@ -239,11 +264,11 @@ def test_the_command_makes_an_adapter_that_training_begins_at(
     lineage = Lineage.read(tmp_path / "run" / "final")
     assert lineage is not None
     assert lineage.before == Lineage.read(out)
-    longer = gumshoe(*train, "--set", "optimizer.max_steps=2", "--resume")
+    longer = run(*train, "--set", "optimizer.max_steps=2", "--resume")
     assert longer.status == 0, longer.err
     assert Lineage.read(tmp_path / "run" / "final") == lineage, "whatever it would begin at now"
     other = ["--set", "lora.rank=8", "--set", f"lora.start={out}"]
-    unlike = gumshoe("train", *known, *shape, *other, "--out", tmp_path / "x")
+    unlike = run("train", *known, *shape, *other, "--out", tmp_path / "x")
     assert (unlike.status, "lora.start has rank 4, and lora.rank is 8" in unlike.err) == (2, True)
 
 

@@ -4,7 +4,6 @@ import socket
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from gumshoe.errors import UsageError
 from gumshoe.training.exporter import Exporter
@@ -14,6 +13,8 @@ from tests.training.test_records import evaluation, step
 
 def scraped(port: int) -> dict[str, float]:
     """The values by name; with a label, by name and its value."""
+    from prometheus_client.parser import text_string_to_metric_families
+
     answer = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
     families = text_string_to_metric_families(answer.raise_for_status().text)
     return {":".join([each.name, *each.labels.values()]): each.value for family in families for each in family.samples}

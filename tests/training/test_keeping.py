@@ -1,7 +1,6 @@
 """Checkpoints in a store: sent while a run goes on, and taken up where nothing is."""
 
 import errno
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +11,10 @@ from gumshoe.artifacts.store import Store
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.training import keeping
 from gumshoe.training.keeping import KIND, CheckpointStore
-from gumshoe.training.spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC
+from gumshoe.training.spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, checkpoints
+from tests.waiting import wait_until
+
+NOT_SENT = "a checkpoint is not in the store yet"
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -57,18 +59,16 @@ def versions(uri: str) -> list[str]:
     return sorted(each.version for each in Store(uri).list(KIND))
 
 
-def until(uri: str, wanted: list[str]) -> None:
-    deadline = time.monotonic() + 20
-    while versions(uri) != wanted:
-        assert time.monotonic() < deadline, versions(uri)
-        time.sleep(0.05)
+def wait_for_versions(uri: str, wanted: list[str]) -> None:
+    """Return as soon as the store has these checkpoints and no others."""
+    wait_until(lambda: versions(uri) == wanted)
 
 
 def test_each_checkpoint_is_sent_while_the_run_goes_on_and_only_so_many_are_kept(uri: str, run: Path) -> None:
     with CheckpointStore(uri, 2).sending(run, attempt=1):
         for step in (1, 2, 3):
             save(run, f"checkpoint-{step}", f"step {step}")
-            until(uri, [f"001-{each:06}" for each in range(max(1, step - 1), step + 1)])
+            wait_for_versions(uri, [f"001-{each:06}" for each in range(max(1, step - 1), step + 1)])
     assert versions(uri) == ["001-000002", "001-000003"]
     assert not [each for each in run.iterdir() if each.name.startswith(".")]
 
@@ -117,16 +117,23 @@ def test_where_the_run_is_there_it_is_left_as_it_is(uri: str, run: Path) -> None
     assert files(run)["checkpoint-1/adapter_model.safetensors"] == "newer"
 
 
-def test_nothing_is_sent_twice_nor_what_is_not_whole(uri: str, run: Path) -> None:
+def test_nothing_is_sent_twice_nor_what_is_not_whole(uri: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run, "checkpoint-1", "step 1")
     (run / "checkpoint-2").mkdir()
     (run / "checkpoint-2" / "adapter_model.safetensors").write_text("half")
+    looks: list[Path] = []
+
+    def look(directory: Path) -> list[Path]:
+        looks.append(directory)
+        return checkpoints(directory)
+
+    monkeypatch.setattr(keeping, "checkpoints", look)
     keeper = CheckpointStore(uri, 2)
-    with keeper.sending(run, 1):
-        until(uri, ["001-000001"])
-        time.sleep(0.3)
-    with keeper.sending(run, 2):
-        time.sleep(0.2)
+    for attempt in (1, 2):
+        with keeper.sending(run, attempt):
+            wait_for_versions(uri, ["001-000001"])
+            before = len(looks)
+            wait_until(lambda before=before: len(looks) >= before + 3)  # type: ignore[misc]
     assert versions(uri) == ["001-000001"]
 
 
@@ -175,10 +182,7 @@ def test_a_disk_that_is_full_meanwhile_ends_no_run(
     with monkeypatch.context() as full:
         full.setattr(keeping, "_link", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
         with CheckpointStore(uri, 2).sending(run, 1):
-            deadline = time.monotonic() + 60
-            while "a checkpoint is not in the store yet" not in capsys.readouterr().err:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until(lambda: NOT_SENT in capsys.readouterr().err)
             full.undo()
     assert versions(uri) == ["001-000001"]
 
@@ -190,12 +194,7 @@ def test_a_store_that_comes_back_has_everything_in_the_end(
     store.write_text("in its place lies a file")
     save(run, "checkpoint-1", "step 1")
     with CheckpointStore(store.as_uri(), 2).sending(run, 1):
-        deadline = time.monotonic() + 20
-        said = ""
-        while "a checkpoint is not in the store yet" not in said:
-            assert time.monotonic() < deadline
-            said += capsys.readouterr().err
-            time.sleep(0.05)
+        wait_until(lambda: NOT_SENT in capsys.readouterr().err)
         store.unlink()
     assert versions(store.as_uri()) == ["001-000001"]
 

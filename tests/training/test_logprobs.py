@@ -1,19 +1,23 @@
 """What prompts begin with alike goes through the model once, and nothing else changes."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 
-from gumshoe.training.logprobs import common_beginning, completion_logprobs
 from tests.models import random_model
+
+if TYPE_CHECKING:
+    import torch
+
 
 ALIKE = 40
 
 
 @pytest.fixture
 def model() -> Any:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
     torch.manual_seed(1)
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM")
     made: Any = get_peft_model(random_model(300, 1, num_key_value_heads=1, num_attention_heads=2), config)
@@ -24,8 +28,10 @@ def model() -> Any:
     return made
 
 
-def batch(prompts: list[int], completions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(prompts: list[int], completions: list[int]) -> "tuple[torch.Tensor, torch.Tensor]":
     """[episodes, tokens]: prompts that begin alike, of these lengths, padded on the left; completions on the right."""
+    import torch
+
     dice = torch.Generator().manual_seed(2)
     begin = torch.randint(10, 290, (ALIKE,), generator=dice)
     ids = torch.zeros(len(prompts), max(prompts) + max(completions), dtype=torch.long)
@@ -39,8 +45,10 @@ def batch(prompts: list[int], completions: list[int]) -> tuple[torch.Tensor, tor
     return ids, mask
 
 
-def plainly(model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
+def plainly(model: Any, ids: "torch.Tensor", mask: "torch.Tensor", keep: int) -> "torch.Tensor":
     """Sequence by sequence, the whole of each."""
+    import torch
+
     made = torch.zeros(len(ids), keep)
     for row, (tokens, there) in enumerate(zip(ids, mask, strict=True)):
         whole = tokens[there.bool()]
@@ -57,6 +65,10 @@ def plainly(model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tor
 def test_log_probabilities_and_gradients_are_those_of_whole_sequences(
     model: Any, prompts: list[int], completions: list[int]
 ) -> None:
+    import torch
+
+    from gumshoe.training.logprobs import common_beginning, completion_logprobs
+
     ids, mask = batch(prompts, completions)
     keep = max(completions)
     beginning = common_beginning(ids, mask, keep)
@@ -77,6 +89,8 @@ def test_log_probabilities_and_gradients_are_those_of_whole_sequences(
 
 
 def test_prompts_that_begin_otherwise_have_nothing_in_common() -> None:
+    from gumshoe.training.logprobs import common_beginning
+
     ids, mask = batch([50, 50], [4, 4])
     ids[1, 5] = 9
     assert common_beginning(ids, mask, 4) == 0

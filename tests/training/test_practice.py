@@ -30,6 +30,8 @@ from gumshoe.training.practice import (
 from gumshoe.training.teacher import MAIL, Slip, Teacher, listed
 from tests.training.conftest import Played
 
+pytestmark = pytest.mark.group("practice")  # it takes seconds to play
+
 
 class Never(Dice):
     """Nothing ever goes wrong."""
@@ -191,6 +193,7 @@ def test_only_what_the_expert_says_is_learned_and_a_second_look_or_a_search_in_v
     assert 0.1 < in_vain / len(played.whole) < 0.35
 
 
+@pytest.mark.nightly
 def test_errors_are_of_every_kind_and_none_is_more_than_a_third_of_them(taught: list[Played]) -> None:
     whole = [lesson for played in taught for lesson in played.lessons if lesson.is_whole]
     counts = Counter(slip for lesson in whole for slip in lesson.slips)
@@ -233,6 +236,7 @@ def test_an_error_shows(played: Played, slip: Slip, shown: Any) -> None:
     assert all(shown(calls_in(text)) for text in alone)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("slip", ["older fact", "neighbouring field"])
 def test_a_wrong_value_is_one_that_the_mail_holds(taught: list[Played], slip: Slip) -> None:
     found = 0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gumshoe.errors import UsageError
-from gumshoe.training.records import EvaluationRecord, StepRecord, keep_until, read_records, write_record
+from gumshoe.training.records import EvaluationRecord, StepRecord, end_message, keep_until, read_records, write_record
 
 
 def step(number: int, **more: Any) -> StepRecord:
@@ -46,9 +46,9 @@ def step(number: int, **more: Any) -> StepRecord:
     return StepRecord(step=number, **{**values, **more})
 
 
-def evaluation(number: int) -> EvaluationRecord:
+def evaluation(number: int, accuracy: float = 0.5, *, best: bool = True) -> EvaluationRecord:
     return EvaluationRecord(
-        step=number, accuracy=0.5, reward=0.4, beat_rate=0.625, questions=40, missing=0, seconds=12.0, best=True
+        step=number, accuracy=accuracy, reward=0.4, beat_rate=0.625, questions=40, missing=0, seconds=12.0, best=best
     )
 
 
@@ -109,3 +109,54 @@ def test_a_run_goes_on_from_the_records_of_its_checkpoint(tmp_path: Path) -> Non
     write_record(path, step(3))
     assert read_records(path) == [*kept, step(3)]
     assert keep_until(tmp_path / "none.jsonl", 4) == []
+
+
+def evaluations(*accuracies: float) -> list[EvaluationRecord]:
+    """Make the evaluations of a run after steps 0, 10, 20 and so on, with the best marked as a run marks them."""
+    return [
+        evaluation(10 * place, each, best=each > max(accuracies[:place], default=-1.0))
+        for place, each in enumerate(accuracies)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "target", "ends"),
+    [
+        ((0.4, 0.7), 0.7, True),
+        ((0.4, 0.8), 0.7, True),
+        ((0.4, 0.69), 0.7, False),
+        ((0.8, 0.6), 0.7, False),  # the last evaluation counts
+        ((0.4, 1.0), None, False),
+    ],
+)
+def test_a_run_ends_when_its_last_evaluation_reaches_the_target(
+    accuracies: tuple[float, ...], target: float | None, ends: bool
+) -> None:
+    message = end_message(evaluations(*accuracies), target, None)
+    assert message == ("The target of 70.0% is reached." if ends else None)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "best_step"),
+    [
+        ((0.5, 0.4), 1, 0),
+        ((0.5, 0.4), 2, None),
+        ((0.5, 0.4, 0.3), 2, 0),
+        ((0.5, 0.5, 0.5), 2, 0),  # as good is not better
+        ((0.5, 0.4, 0.6), 2, None),
+        ((0.5, 0.4, 0.6, 0.6, 0.55), 2, 20),
+        ((0.5, 0.4, 0.3, 0.2), None, None),
+        ((0.5,), 1, None),
+    ],
+)
+def test_a_run_ends_when_patience_evaluations_in_a_row_were_not_better(
+    accuracies: tuple[float, ...], patience: int | None, best_step: int | None
+) -> None:
+    message = end_message(evaluations(*accuracies), None, patience)
+    wanted = f"No better evaluation in {patience}; the best was after step {best_step}."
+    assert message == (None if best_step is None else wanted)
+
+
+def test_a_run_without_an_evaluation_goes_on_and_the_target_is_named_before_patience() -> None:
+    assert end_message([], 0.5, 1) is None
+    assert end_message(evaluations(0.9, 0.8), 0.8, 1) == "The target of 80.0% is reached."

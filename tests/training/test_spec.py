@@ -6,7 +6,7 @@ import pytest
 
 from gumshoe.errors import UsageError
 from gumshoe.training.settings import DataSettings, TrainSettings
-from gumshoe.training.spec import METADATA, checkpoints, step_of, train_split
+from gumshoe.training.spec import METADATA, checkpoints, expired_checkpoints, step_of, train_split
 from tests.scenarios.questions import question, write_questions
 
 
@@ -36,3 +36,10 @@ def test_scenarios_without_a_split_to_choose_on_are_refused(tmp_path: Path) -> N
     scenarios = write_questions(tmp_path / "q.jsonl", [question(1, split="train")])
     with pytest.raises(UsageError, match="has no scenario of the split validation; divide it first"):
         train_split(TrainSettings(), scenarios)
+
+
+@pytest.mark.parametrize(("limit", "expired"), [(1, [9, 10, 100]), (2, [9, 10]), (3, [9]), (4, []), (9, [])])
+def test_the_oldest_checkpoints_expire_by_their_steps(limit: int, expired: list[int]) -> None:
+    found = [Path(f"checkpoint-{step}") for step in (100, 9, 1000, 10)]
+    assert [step_of(each) for each in expired_checkpoints(found, limit)] == expired
+    assert expired_checkpoints([], limit) == []

@@ -1,25 +1,32 @@
 """Supervised learning on token ids: what is learned, what is not, and in which order."""
 
-from typing import Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 import pytest
-import torch
 
 from gumshoe.training.supervised import Example, Learning, learn
 from tests.models import random_model
 
+if TYPE_CHECKING:
+    import torch
+
+
 VOCABULARY = 40
 
 
-def weights_of(model: Any) -> dict[str, torch.Tensor]:
+def weights_of(model: Any) -> "dict[str, torch.Tensor]":
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def same(one: "dict[str, torch.Tensor]", other: "dict[str, torch.Tensor]") -> bool:
+    import torch
+
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def continuation(model: Any, prompt: list[int], count: int) -> list[int]:
+    import torch
+
     ids = torch.tensor([prompt])
     for _ in range(count):
         ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], dim=1)
@@ -49,6 +56,8 @@ def test_a_model_learns_what_counts() -> None:
 
 def test_muon_moves_the_matrices_between_the_embeddings_and_adamw_the_rest() -> None:
     """What Muon does not take is moved just as AdamW alone moves it in its first step."""
+    import torch
+
     before = weights_of(random_model(VOCABULARY, 1))
     moved = {}
     for optimizer in get_args(get_type_hints(Learning)["optimizer"]):

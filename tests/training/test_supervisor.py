@@ -14,6 +14,7 @@ import pytest
 
 from gumshoe.agent.vllm_server import ServerError
 from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.training import supervisor
 from gumshoe.training.gpus import share_out
 from gumshoe.training.servers import Servers, servers_of
 from gumshoe.training.settings import TrainSettings
@@ -60,6 +61,11 @@ class _EndingWithUs(Ending):
     def is_running(self) -> bool:
         os.kill(os.getpid(), signal.SIGTERM)
         return False
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_LOOK", 0.01)
 
 
 @pytest.fixture
@@ -124,9 +130,25 @@ def test_of_several_trainers_the_one_that_did_not_end_for_another_s_sake_tells_w
     assert told_by(codes) == told
 
 
-def test_the_status_of_a_run_is_that_of_the_trainer_that_failed_and_not_of_one_that_missed_it(tmp_path: Path) -> None:
-    trainers = [subprocess.Popen(["sh", "-c", said]) for said in ("sleep 0.5; exit 75", "exit 1")]
+@pytest.mark.parametrize("codes", [(75, 1), (1, 75)], ids=["first", "last"])
+def test_the_status_of_a_run_is_that_of_the_trainer_that_failed_and_not_of_one_that_missed_it(
+    codes: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two ends first; the other ends while the supervisor lets it settle."""
+    pipe = subprocess.PIPE
+    trainers = [subprocess.Popen(["sh", "-c", f"cat; exit {code}"], stdin=pipe) for code in codes]
+    pauses: list[float] = []
+
+    def end_one(seconds: float) -> None:
+        ending = trainers[len(pauses)]
+        pauses.append(seconds)
+        assert ending.stdin is not None
+        ending.stdin.close()
+        ending.wait()
+
+    monkeypatch.setattr("gumshoe.training.supervisor.time.sleep", end_one)
     assert watch(iter(trainers), Servers((), tmp_path)) == 1
+    assert pauses == [supervisor._LOOK, supervisor._SETTLED]
 
 
 class Starting:

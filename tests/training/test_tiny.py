@@ -4,25 +4,31 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.policies import TINY
 from gumshoe.terminal import progress
 from gumshoe.training.commands import build
 from gumshoe.training.supervised import Learning, learn
-from gumshoe.training.tiny import Schooling, Shape, build_tiny, copying, new_model, train_tokenizer
 from tests.conftest import Ran
 from tests.training.conftest import Played
 
-SMALL = train_tokenizer(["the quick brown fox, 1234 <b>"], 300)
+pytestmark = pytest.mark.group("practice")  # it takes seconds to play
+
+
+@cache
+def small() -> Any:
+    """Return a tokenizer of 300 tokens."""
+    from gumshoe.training.tiny import train_tokenizer
+
+    return train_tokenizer(["the quick brown fox, 1234 <b>"], 300)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,7 @@ def tokenizer(played: Played) -> Any:
 
 @given(st.text())
 def test_any_text_comes_back_from_its_tokens(text: str) -> None:
-    made = SMALL
+    made = small()
     assert made.decode(made.encode(text, add_special_tokens=False)) == text
 
 
@@ -69,21 +75,32 @@ def test_the_template_is_fit_for_token_exact_episodes(tokenizer: Any) -> None:
         assert rendered[0] == rendered[1]
 
 
-def test_a_new_model_attends_to_the_token_before_and_soon_copies() -> None:
-    made = SMALL
-    model = new_model(Shape(), made, 1)
+def test_a_new_model_attends_to_the_token_before() -> None:
+    import torch
+
+    from gumshoe.training.tiny import Shape, new_model
+
+    model = new_model(Shape(), small(), 1)
     model.set_attn_implementation("eager")
-    ids = torch.randint(0, len(made), (1, 40))
+    ids = torch.randint(0, len(small()), (1, 40), generator=torch.Generator().manual_seed(1))
     attention = model.model(input_ids=ids, output_attentions=True).attentions[0][0, 0]  # [tokens, tokens]
     assert attention.diagonal(-1).mean() > 0.95
-    model.set_attn_implementation("sdpa")
+
+
+@pytest.mark.ci
+def test_a_new_model_soon_copies() -> None:
+    from gumshoe.training.tiny import Shape, copying, new_model
+
+    model = new_model(Shape(), small(), 1)
     losses: list[float] = []
-    examples = list(copying(len(made), 400, 1))
+    examples = list(copying(len(small()), 400, 1))
     last = learn(model, examples, Learning(60, 1024, learning_rate=1e-3), losses.append)
     assert last < losses[0] / 3
 
 
 def test_copying_counts_the_second_time_alone_and_is_of_many_sorts_of_tokens_or_of_few() -> None:
+    from gumshoe.training.tiny import copying
+
     few = 0
     for example in copying(300, 60, 1):
         half = len(example.ids) // 2
@@ -95,7 +112,9 @@ def test_copying_counts_the_second_time_alone_and_is_of_many_sorts_of_tokens_or_
 
 def test_heads_that_share_keys_are_fewer_than_those_that_ask() -> None:
     """And the circuit that copies is wired all the same."""
-    model = new_model(Shape(), SMALL, 1)
+    from gumshoe.training.tiny import Shape, new_model
+
+    model = new_model(Shape(), small(), 1)
     attention = model.model.layers[1].self_attn
     assert attention.num_key_value_groups == Shape().heads // Shape().key_heads == 2
     width = attention.head_dim
@@ -104,14 +123,15 @@ def test_heads_that_share_keys_are_fewer_than_those_that_ask() -> None:
         assert int((asking.abs().sum(1) == 0).sum()) == width // 2, "it asks by half of its dimensions alone"
 
 
-def test_the_command_makes_a_policy_that_loads(tmp_path: Path, gumshoe: Callable[..., Ran]) -> None:
+@pytest.mark.ci
+def test_the_command_makes_a_policy_that_loads(tmp_path: Path, run: Callable[..., Ran]) -> None:
     from gumshoe.agent.policies import load_tokenizer
     from gumshoe.agent.transformers_policy import TransformersPolicy
 
     place = tmp_path / "tiny"
     command = ["tiny", "build", "--out", place, "--seed", 3, "--companies", 1]
     command += ["--copy-steps", 2, "--skill-steps", 2, "--habit-steps", 2]
-    ran = gumshoe(*command, "--json")
+    ran = run(*command, "--json")
     assert ran.status == 0, ran.err
     report = json.loads(ran.out)
     assert report == json.loads((place / "made.json").read_text())
@@ -122,13 +142,18 @@ def test_the_command_makes_a_policy_that_loads(tmp_path: Path, gumshoe: Callable
     assert sum(report["slips"].values()) > 100
     ChatFormat(load_tokenizer(place))
     TransformersPolicy(place)
-    again = gumshoe(*command)
+    again = run(*command)
     assert (again.status, "holds files" in again.err) == (2, True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_with_none_of_the_way_to_the_habits_it_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so with a share of it, a share of them."""
+    import torch
+    from safetensors.torch import load_file
+
+    from gumshoe.training.tiny import Schooling, build_tiny
+
     weights = []
     for share, steps in ((0.0, 2), (0.0, 4), (0.5, 2)):
         monkeypatch.setattr("gumshoe.training.tiny._HABIT_SHARE", share)
@@ -141,11 +166,11 @@ def test_with_none_of_the_way_to_the_habits_it_has_none(tmp_path: Path, monkeypa
 
 
 def test_a_place_that_cannot_be_written_to_is_found_before_anything_is_made(
-    tmp_path: Path, gumshoe: Callable[..., Ran]
+    tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
     place = tmp_path / "file"
     place.write_text("mine")
-    ran = gumshoe("tiny", "build", "--out", place, "--seed", 1, "--companies", 1)
+    ran = run("tiny", "build", "--out", place, "--seed", 1, "--companies", 1)
     assert ran.status == 2
     assert f"error: {place} is a file; name a directory" in ran.err
     assert "Making" not in ran.err
@@ -153,6 +178,8 @@ def test_a_place_that_cannot_be_written_to_is_found_before_anything_is_made(
 
 
 def test_the_command_makes_what_the_policy_that_ships_was_made_with() -> None:
+    from gumshoe.training.tiny import Schooling
+
     given = {name: each.default for name, each in inspect.signature(build).parameters.items()}
     shipped = json.loads((TINY / "made.json").read_text())["schooling"]
     assert asdict(Schooling()) == shipped == {name: given[name] for name in shipped}

@@ -6,16 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.policies import TINY, load_tokenizer
@@ -23,15 +20,19 @@ from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.training.base import adapter_base
 from gumshoe.training.demonstrations import Demonstration, right_ones, write_demonstrations
 from gumshoe.training.settings import LoraSettings
-from gumshoe.training.sft import WarmStart, order_of, rows_of
 from gumshoe.training.spec import CHECKPOINT, METADATA, SHAPE, WARMING, check_start
-from gumshoe.training.warm_start import ADAPTER, DEMONSTRATIONS, DONE, LEARNED, VERDICTS, Plan, WarmStartSpec
+from gumshoe.training.warm_start import ADAPTER, DEMONSTRATIONS, DONE, LEARNED, VERDICTS, Plan, WarmStartSpec, order_of
 from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import Ran
 from tests.mail.mailbox import make_index, record
 from tests.rewards.chat_judge import says, verdict
 from tests.scenarios.questions import QUICK, question, write_questions
 from tests.training.shown import SETTINGS, learned, make_mail, played, right, scenarios, settings_of, written
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from gumshoe.training.sft import WarmStart
+
 
 WEIGHTS = "adapter_model.safetensors"
 QUICKLY = {  # twelve steps of two passes
@@ -70,6 +71,9 @@ def judge_at(server: FakeVLLM) -> dict[str, Any]:
 
 
 def same(one: Path, other: Path) -> bool:
+    import torch
+    from safetensors.torch import load_file
+
     weights, others = load_file(one / WEIGHTS), load_file(other / WEIGHTS)
     return weights.keys() == others.keys() and all(torch.equal(each, others[name]) for name, each in weights.items())
 
@@ -127,8 +131,10 @@ def of(numbers: Sequence[int], length: int) -> list[Demonstration]:
     ]
 
 
-def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: Any) -> WarmStart:
+def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: Any) -> "WarmStart":
     """A trainer in this process, on demonstrations."""
+    from gumshoe.training.sft import WarmStart
+
     place.mkdir(exist_ok=True)
     write_demonstrations(place / DEMONSTRATIONS, demonstrations)
     known = settings_of(**{"model__gradient_checkpointing": False, **settings})
@@ -138,6 +144,7 @@ def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: A
     return WarmStart(spec, place)
 
 
+@pytest.mark.ci
 def test_the_trainer_gets_the_sampled_tokens_as_labels_and_cuts_nothing(tmp_path: Path) -> None:
     """TRL cuts what is longer than 1,024 tokens, unless told not to."""
     demonstrations = of(range(4), 1500)
@@ -154,7 +161,10 @@ def test_the_trainer_gets_the_sampled_tokens_as_labels_and_cuts_nothing(tmp_path
     assert sorted(seen) == ["s0", "s1", "s2", "s3"]
 
 
+@pytest.mark.ci
 def test_rows_repeat_demonstrations_in_their_order() -> None:
+    from gumshoe.training.sft import rows_of
+
     demonstrations = of(range(5), 20)
     plan = Plan(steps=4, passes=1, episodes=3, processes=1)
     rows = rows_of(demonstrations, plan, 1)
@@ -165,7 +175,7 @@ def test_rows_repeat_demonstrations_in_their_order() -> None:
 # Stopped, and gone on with.
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.ci
 def test_asked_to_end_it_saves_and_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     settings = {name.replace(".", "__"): value for name, value in QUICKLY.items()}
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -191,16 +201,19 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_weights(tmp_path: Path) -
     assert same(whole / ADAPTER, stopped / ADAPTER), "from the last checkpoint, where its files were moved in part"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "more",
     [
-        {"model__quantization": "nf4"},
-        {"model__quantization": "nf4", "model__gradient_checkpointing": True},
-        {"model__dtype": "bfloat16", "model__gradient_checkpointing": True},
+        pytest.param({"model__quantization": "nf4"}, marks=pytest.mark.nightly),
+        pytest.param({"model__quantization": "nf4", "model__gradient_checkpointing": True}, marks=pytest.mark.ci),
+        pytest.param({"model__dtype": "bfloat16", "model__gradient_checkpointing": True}, marks=pytest.mark.ci),
     ],
+    ids=["nf4", "nf4 recomputing", "bfloat16 recomputing"],
 )
 def test_it_learns_whatever_the_weights_and_the_activations_are_held_in(tmp_path: Path, more: dict[str, Any]) -> None:
+    import torch
+    from safetensors.torch import load_file
+
     settings: dict[str, Any] = {"warm_start__epochs": 15, "warm_start__learning_rate": 1e-2, **more}
     warm_start = prepared(tmp_path / "p", of(range(4), 40), **settings)
     warm_start.learn()
@@ -219,29 +232,28 @@ def test_verdicts_are_kept_as_they_come_and_none_is_asked_for_twice(
     episodes = played(mail, chat, lambda each: "on Monday" if each.id == wrong else each.answer)
     answer = judging.chat
 
-    def ends_at_the_third(request: dict[str, Any]) -> dict[str, Any]:
-        with once:
-            if len(judging.requests) >= 3 and not ended:
-                ended.append(True)
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(0.5)
+    released, asked = threading.Event(), list[dict[str, Any]]()
+
+    def end_at_the_third(request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request)
+        if len(asked) == 3:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+            released.wait()
         return answer(request)
 
-    once, ended = threading.Lock(), list[bool]()
-    judging.chat = ends_at_the_third
+    judging.chat = end_at_the_third
     kept = tmp_path / VERDICTS
     with pytest.raises(UnavailableError, match="asked to end while episodes were judged; go on with --resume"):
         right_ones(episodes, by_id, judge_at(judging), kept)
-    time.sleep(1)  # what was under way when it ended comes to its end
-    known, asked = len(kept.read_text().splitlines()), len(judging.requests)
-    assert 0 < known < len(episodes)
+    released.set()
+    assert (len(kept.read_text().splitlines()), len(asked)) == (2, 3)
     with kept.open("a") as file:
         file.write('{"episode": "9f')  # as a process that was killed while it wrote leaves it
     found = right_ones(episodes, by_id, judge_at(judging), kept)
     assert [each.scenario for each in found] == [each for each in by_id if each != wrong]
-    assert len(judging.requests) == asked + len(episodes) - known, "those that had no answer yet"
+    assert len(asked) == 3 + len(episodes) - 2, "those that had no answer yet"
     assert right_ones(episodes, by_id, "exact", kept) == found
-    assert len(judging.requests) == asked + len(episodes) - known
+    assert len(asked) == 3 + len(episodes) - 2
 
 
 def test_without_a_verdict_it_ends_and_the_others_are_kept(
@@ -375,7 +387,7 @@ def trainer_of(place: Path) -> int | None:
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_killed_wherever_it_is_it_goes_on_to_the_same_weights(
     mail: Path, shown: Path, judging: FakeVLLM, tmp_path: Path, gumshoe: Callable[..., Ran]
@@ -392,13 +404,11 @@ def test_killed_wherever_it_is_it_goes_on_to_the_same_weights(
         """The command's exit status, where it or its trainer gets a signal when something is seen."""
         command = [sys.executable, "-m", "gumshoe", *map(str, typed), "--out", str(out), "--resume"]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-            while not seen():
-                assert process.poll() is None
-                time.sleep(0.01)
+            wait_until(seen, process)
             pid = trainer_of(out) if trainer else process.pid
             assert pid is not None
             os.kill(pid, number)
-            return process.wait(timeout=280)
+            return process.wait()
 
     def at(step: int) -> Callable[[], object]:
         return lambda: list((out / WARMING).glob(f"{CHECKPOINT}{step}/optimizer.pt"))
@@ -419,11 +429,14 @@ def test_killed_wherever_it_is_it_goes_on_to_the_same_weights(
     assert (other.status, "(warm_start.epochs)" in other.err) == (2, True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_two_processes_learn_what_one_does(
     mail: Path, shown: Path, tmp_path: Path, gumshoe: Callable[..., Ran]
 ) -> None:
+    import torch
+    from safetensors.torch import load_file
+
     for number in (1, 2):
         more = {"optimizer.processes": number, "lora.dropout": 0}
         ended = gumshoe("warm-start", shown, *words(mail, **more), "--out", tmp_path / str(number))
@@ -433,18 +446,19 @@ def test_two_processes_learn_what_one_does(
         assert torch.allclose(value, two[name], atol=1e-4), name
 
 
-@pytest.mark.timeout(300)
-def test_what_a_chat_model_did_is_rolled_out_and_learned(tmp_path: Path, gumshoe: Callable[..., Ran]) -> None:
+@pytest.mark.ci
+def test_what_a_chat_model_did_is_rolled_out_and_learned(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    """As a user does both, with the trainer in a process of its own."""
     index = make_index(tmp_path, map(record, range(1, 9))).path.parent
     splits = ["train"] * 3 + ["validation"]
     asked = write_questions(tmp_path / "q.jsonl", [question(each, split=split) for each, split in enumerate(splits, 1)])
     known = ["--index", index, "--scenarios", asked]
     with FakeVLLM(models=("chat",)) as server:
         policy = f"chat:chat@{server.address}/v1"
-        shown = gumshoe("rollout", *known, "--policy", policy, "--split", "train", "--out", tmp_path / "shown.jsonl")
+        shown = run("rollout", *known, "--policy", policy, "--split", "train", "--out", tmp_path / "shown.jsonl")
     assert shown.status == 0, shown.err
     out = tmp_path / "warm"
-    done = gumshoe("warm-start", tmp_path / "shown.jsonl", *known, "--model", "tiny", "--out", out, "--json")
+    done = run("warm-start", tmp_path / "shown.jsonl", *known, "--model", "tiny", "--out", out, "--json")
     assert done.status == 0, done.err
     told = json.loads(done.out)
     assert (told["episodes"], told["right"], told["steps"]) == (3, 3, 2)

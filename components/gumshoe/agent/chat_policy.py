@@ -2,14 +2,15 @@
 
 import asyncio
 import json
-from typing import Any
-
-from openai import APIError, APIStatusError, AsyncOpenAI, omit
+from typing import TYPE_CHECKING, Any
 
 from gumshoe.agent.episode import Said
 from gumshoe.agent.policy import PolicyError, Sampling
 from gumshoe.agent.trajectory import Segment, TokenUsage
 from gumshoe.endpoint import check_known, is_too_long
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 _NOT_FOUND = 404
 
@@ -24,7 +25,7 @@ class ChatSpeaker:
 
     def __init__(
         self,
-        client: AsyncOpenAI,
+        client: "AsyncOpenAI",
         model: str,
         system: str,
         question: str,
@@ -64,7 +65,9 @@ class ChatSpeaker:
         return Said((self._coming, Segment("sampled", text)), text, self._model, cut=False, usage=usage)
 
     async def _answer(self) -> tuple[str, list[dict[str, Any]], TokenUsage | None] | None:
-        """The text and the calls of the next turn; None where the context is full."""
+        """Return the text and the calls of the next turn; None if the context is full."""
+        from openai import APIError, APIStatusError  # takes half a second to import
+
         try:
             async with asyncio.timeout(self._deadline):  # the client's own is for each read
                 answer: Any = await self._client.chat.completions.create(
@@ -95,13 +98,15 @@ class ChatSpeaker:
         return text, calls, _billed(answer)
 
 
-async def check_chat(client: AsyncOpenAI, model: str) -> None:
-    """See whether a model's server is there, and takes the key.
+async def check_chat(client: "AsyncOpenAI", model: str) -> None:
+    """Check that a model's server answers and accepts the key.
 
     Raises:
-        UsageError: it takes no such key.
+        UsageError: it rejects the key.
         PolicyError: it does not answer.
     """
+    from openai import APIError, APIStatusError
+
     try:
         await client.models.list()
     except APIStatusError as error:
@@ -119,7 +124,9 @@ def _billed(answer: Any) -> TokenUsage | None:
 
 
 def _unless_plain(value: float) -> Any:
-    """Some models take no temperature or top-p, or not both; 1 is what they have unless their server says otherwise."""
+    """Leave out a value of 1: some models accept no temperature or top-p, or not both, and 1 is the usual default."""
+    from openai import omit
+
     return omit if value == 1 else value
 
 

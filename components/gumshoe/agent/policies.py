@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from gumshoe.errors import UsageError
 
 TINY = Path(__file__).parent / "tiny"
 """The directory of the tiny policy; `made.json` in it says what made it."""
+ENGINE = "GUMSHOE_ENGINE"
+"""The environment variable that chooses the engine for `tiny` and `local:` policies: `vllm` or `transformers`."""
 MERGED = "merged.json"
 """In the directory of a model that adapters were merged into: what it was made of, and what it was before all of them
 (`origin`)."""
@@ -208,13 +211,16 @@ def token_speakers(
 
 @asynccontextmanager
 async def started(name: PolicyName, limits: EpisodeLimits) -> AsyncIterator[PolicyName]:
-    """A `local` policy on whichever engine is there, as long as the block runs: a vLLM server of its own, or this
-    process. What is given has the tokenizer of `name.base`.
+    """Run a `local` policy as long as the block runs, on a vLLM server of its own or in this process.
+
+    The environment variable GUMSHOE_ENGINE chooses the engine, `vllm` or `transformers`; without it, vLLM is used if
+    it is installed. What is given has the tokenizer of `name.base`.
 
     Raises:
-        UsageError, UnavailableError: it cannot be started.
+        UsageError: GUMSHOE_ENGINE names no engine, or the policy's files are not there.
+        UnavailableError: the server does not start.
     """
-    if not is_installed():
+    if _engine() == "transformers":
         yield PolicyName("transformers", str(name.base), adapter=name.adapter, called=name.called)
         return
     rank = _rank(name.adapter) if name.adapter is not None else 1
@@ -232,6 +238,20 @@ async def started(name: PolicyName, limits: EpisodeLimits) -> AsyncIterator[Poli
                 watching.cancel()
         finally:
             await asyncio.to_thread(server.stop)
+
+
+def _engine() -> str:
+    """Return the engine for local policies: `vllm` or `transformers`.
+
+    Raises:
+        UsageError: GUMSHOE_ENGINE has another value.
+    """
+    chosen = os.environ.get(ENGINE)
+    if not chosen:
+        return "vllm" if is_installed() else "transformers"
+    if chosen not in ("vllm", "transformers"):
+        raise UsageError(f"{ENGINE} must be vllm or transformers, got {chosen!r}; correct or unset it")
+    return chosen
 
 
 def _rank(adapter: Path) -> int:

@@ -83,6 +83,11 @@ class TransformersPolicy:
         self._running = False
         self._stop = threading.Event()
 
+    @property
+    def is_sampling(self) -> bool:
+        """Whether a batch is under way."""
+        return self._running
+
     def member(self) -> "Member":
         """A new conversation's share; it must be left (`leave`) when the conversation ends."""
         member = Member(self)

@@ -69,7 +69,7 @@ class Deadline:
     """The moment an operation must be over."""
 
     seconds: float
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())  # looked up when called, so that tests can move it
 
     @property
     def is_over(self) -> bool:

@@ -261,9 +261,12 @@ def _of_quantile(values: Sequence[Sequence[float]], quantile: float) -> Estimate
     for row, each in zip(padded, values, strict=True):
         row[: len(each)] = each
 
+    is_ragged = bool(np.isnan(padded).any())
+    quantile_of = np.nanquantile if is_ragged else np.quantile  # which takes a twentieth of the time
+
     def statistic(drawn: NDArray[Any]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = np.nanquantile(drawn.reshape(len(drawn), -1), quantile, axis=1)
+        found: NDArray[np.float64] = quantile_of(drawn.reshape(len(drawn), -1), quantile, axis=1)
         return found
 
     low, high = bootstrap(padded, statistic)
-    return Estimate(value=float(np.nanquantile(padded, quantile)), low=low, high=high, questions=len(values))
+    return Estimate(value=float(quantile_of(padded, quantile)), low=low, high=high, questions=len(values))

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from gumshoe.agent.episode import EpisodeLimits
 from gumshoe.agent.policy import Sampling
 from gumshoe.agent.run import Settings
@@ -14,6 +16,7 @@ from gumshoe.artifacts.manifest import artifact_files, content_digest, describe
 from gumshoe.artifacts.private import mark
 from gumshoe.artifacts.storage import explained
 from gumshoe.artifacts.store import Store
+from gumshoe.errors import UsageError, faults_of
 from gumshoe.evaluation.evaluate import EvaluationSettings, NamedPolicy, evaluate
 from gumshoe.evaluation.gate import Decision, GateSettings, decided
 from gumshoe.evaluation.metrics import described, written
@@ -31,23 +34,47 @@ _SUMMARISED = (
 )
 
 
+class MeasuringLimits(BaseModel):
+    """Limits of each episode of an evaluation. Kubeflow hands every number over as a float; a whole one is taken."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_turns: int = Field(10, ge=1)
+    max_tokens: int = Field(512, ge=1)
+    """Of one turn."""
+    max_context: int = Field(8192, ge=1)
+    """Tokens of the whole episode."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "MeasuringLimits":
+        """Read the limits from the pipeline's parameter.
+
+        Raises:
+            UsageError: a name is unknown, or a value is not a whole number from 1.
+        """
+        try:
+            return cls.model_validate(dict(given))
+        except ValidationError as error:
+            raise UsageError(f"limits: {faults_of(error)}") from None
+
+
 def measured(
     index: Path,
     scenarios: Path,
     base_model: str,
     adapters: Mapping[str, Path],
     judge: str,
-    limits: Mapping[str, int],
+    limits: Mapping[str, Any],
     directory: Path,
     page: Path,
     choice: Mapping[str, Any] | None = None,
 ) -> PolicyResult:
-    """Measure the base model, and adapters of it by name, on the test split; the last of them.
+    """Measure the base model, and adapters of it by name, on the test split, and return the last of them.
 
-    `choice` says how one of several samples is a question's answer, as `ChoiceSettings`; greedily asked without. The
-    report is written to `page`, beside the evaluation's directory, too. A directory that holds no adapter is left
-    out. Where there is an evaluation of the base model, nothing of that is
-    asked again.
+    `limits` are those of `MeasuringLimits`. `choice` says how one of several samples becomes a question's answer, as
+    `ChoiceSettings`; without it, one sample is taken greedily. The report is also written to `page`, beside the
+    evaluation's directory. A directory without an adapter is left out. If the base model was measured before, none of
+    its questions are asked again.
 
     Raises:
         UsageError: it cannot be carried out; nothing was begun.
@@ -59,7 +86,7 @@ def measured(
         for name, place in adapters.items()
         if (place / "adapter_config.json").exists()
     ]
-    asked, chosen = str(scenarios / SCENARIOS), ChoiceSettings.of(choice or {})
+    asked, chosen, most = str(scenarios / SCENARIOS), ChoiceSettings.of(choice or {}), MeasuringLimits.of(limits)
     settings = EvaluationSettings(
         rollout=Settings(
             index=index,
@@ -67,8 +94,8 @@ def measured(
             split="test",
             policy="",
             samples=chosen.samples if chosen else 1,
-            sampling=Sampling(chosen.temperature if chosen else 0.0, max_tokens=limits.get("max_tokens", 512)),
-            limits=EpisodeLimits(limits.get("max_turns", 10), limits.get("max_context", 8192)),
+            sampling=Sampling(chosen.temperature if chosen else 0.0, max_tokens=most.max_tokens),
+            limits=EpisodeLimits(most.max_turns, most.max_context),
         ),
         policies=tuple(policies),
         judges=(judge,),

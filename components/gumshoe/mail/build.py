@@ -20,7 +20,7 @@ import orjson
 
 from gumshoe.artifacts.private import mark
 from gumshoe.artifacts.reading import Unreadable
-from gumshoe.artifacts.storage import directory_lock, explained
+from gumshoe.artifacts.storage import directory_lock, explained, is_partial
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import ParsedMessage, Recipient, clean
 from gumshoe.mail.schema import (
@@ -102,6 +102,8 @@ def build_index(
             )
         partial = final.with_name(f".{final.name}.partial")
         partial.unlink(missing_ok=True)
+        for left in filter(lambda path: is_partial(path.name), list(directory.iterdir())):  # by a build that was killed
+            left.unlink()
         try:
             report = _build(opened, partial, options or BuildOptions(), started)
             with partial.open("rb") as file:

@@ -113,7 +113,7 @@ class Job:
 
 
 def _whole(value: Any) -> Any:
-    """A whole number as such: Kubeflow hands on all numbers of a mapping with a fraction."""
+    """Return a whole number as an int: Kubeflow hands over every number of a mapping as a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -326,7 +326,7 @@ def _placed(asked: TrainingJob) -> Manifest:
     if asked.node_selector:
         found["nodeSelector"] = dict(asked.node_selector)
     if asked.tolerations:
-        found["tolerations"] = list(asked.tolerations)
+        found["tolerations"] = [{name: _whole(value) for name, value in each.items()} for each in asked.tolerations]
     return found
 
 

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from openai import APIError, APIStatusError
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
@@ -19,6 +18,9 @@ from gumshoe.artifacts.cache import Cache, cache_key, default_cache
 from gumshoe.endpoint import check_known, is_too_long, openai_client
 from gumshoe.errors import faults_of
 from gumshoe.rewards.judge import JudgeError
+
+if TYPE_CHECKING:
+    from openai import APIStatusError
 
 Reply = TypeVar("Reply", bound=BaseModel)
 Question = tuple[str, type[Reply]]
@@ -112,7 +114,7 @@ class JudgeModel:
         self.settings = settings
         self.usage = Usage()
         url = str(settings.url) if settings.url else None
-        self._client = openai_client(url, timeout=settings.deadline, retries=0)
+        self._client = openai_client(url, timeout=None, retries=0)  # `ask` bounds each question as a whole
         self._cache = Cache(settings.cache) if settings.cache else None
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._refused: set[str] = set()
@@ -140,6 +142,8 @@ class JudgeModel:
             JudgeError: no answer could be used, or the server failed, or it took too long.
             UsageError: the server does not know the model, or the key.
         """
+        from openai import APIError, APIStatusError  # takes half a second to import
+
         name, deadline = self.settings.model, self.settings.deadline
         tries = AsyncRetrying(
             stop=stop_after_attempt(self.settings.attempts),
@@ -167,6 +171,8 @@ class JudgeModel:
         raise JudgeError(f"the judge {name} {failure}")
 
     def _count(self, state: RetryCallState) -> None:
+        from openai import APIError
+
         failed = state.outcome.exception() if state.outcome else None
         self.usage.retried += isinstance(failed, APIError)
 
@@ -206,6 +212,8 @@ class JudgeModel:
         return answer
 
     async def _requested(self, system: str, user: str, reply: type[BaseModel]) -> str:
+        from openai import APIStatusError
+
         while True:
             left_out = frozenset(self._refused)  # others may add to it while this waits
             started = time.monotonic()
@@ -264,13 +272,15 @@ class JudgeModel:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the same question may be answered the next time."""
+    """Return whether the same question may be answered the next time."""
+    from openai import APIError, APIStatusError
+
     if isinstance(error, APIStatusError):
         return error.status_code in _TRY_AGAIN or error.status_code >= 500
     return isinstance(error, _UnusableError | APIError)
 
 
-def _not_taken(error: APIStatusError) -> set[str]:
+def _not_taken(error: "APIStatusError") -> set[str]:
     """The options of a request that a server says it does not take."""
     if error.status_code not in {400, 422} or is_too_long(error):
         return set()

@@ -5,14 +5,14 @@ import io
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING
 
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.training.records import EvaluationRecord, StepRecord
 from gumshoe.training.spec import PAGE, PLOTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -30,6 +30,9 @@ Evaluations = Sequence[EvaluationRecord]
 
 def write_plots(records: Sequence[StepRecord | EvaluationRecord], directory: Path, title: str) -> Path:
     """Write the pictures and the page into a run's directory; the page's path."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     steps = [each for each in records if isinstance(each, StepRecord)]
     evaluations = [each for each in records if isinstance(each, EvaluationRecord)]
     pictures = directory / PLOTS
@@ -69,19 +72,19 @@ def _summary(steps: Steps, evaluations: Evaluations) -> str:
     return "; ".join(parts)
 
 
-def _line(axes: Axes, steps: Steps, value: Callable[[StepRecord], float | None], label: str = "") -> None:
+def _line(axes: "Axes", steps: Steps, value: Callable[[StepRecord], float | None], label: str = "") -> None:
     known = [(each.step, found) for each in steps if (found := value(each)) is not None]
     axes.plot([step for step, _ in known], [found for _, found in known], label=label or None, marker=".")
 
 
-def _rewards(axes: Axes, steps: Steps, _: Evaluations) -> None:
+def _rewards(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.reward, "combined")
     for name in dict.fromkeys(name for each in steps for name in each.rewards):
         _line(axes, steps, lambda each, name=name: each.rewards.get(name), name)  # type: ignore[misc]
     axes.set_ylabel("mean reward")
 
 
-def _distribution(axes: Axes, steps: Steps, _: Evaluations) -> None:
+def _distribution(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     known = [each for each in steps if each.reward_quantiles]
     at = [each.step for each in known]
     quantiles = list(zip(*(each.reward_quantiles for each in known), strict=True))
@@ -93,7 +96,7 @@ def _distribution(axes: Axes, steps: Steps, _: Evaluations) -> None:
     axes.set_ylabel("reward of an episode")
 
 
-def _accuracy(axes: Axes, steps: Steps, evaluations: Evaluations) -> None:
+def _accuracy(axes: "Axes", steps: Steps, evaluations: Evaluations) -> None:
     _line(axes, steps, lambda each: each.accuracy, "training episodes, sampled")
     axes.plot(
         [each.step for each in evaluations],
@@ -105,42 +108,42 @@ def _accuracy(axes: Axes, steps: Steps, evaluations: Evaluations) -> None:
     axes.set_ylabel("share of right answers")
 
 
-def _kl(axes: Axes, steps: Steps, _: Evaluations) -> None:
+def _kl(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.kl)
     axes.set_ylabel("KL from the base model, nats a token")
 
 
-def _entropy(axes: Axes, steps: Steps, _: Evaluations) -> None:
+def _entropy(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.entropy)
     axes.set_ylabel("entropy, nats a token")
 
 
-def _lengths(axes: Axes, steps: Steps, _: Evaluations) -> None:
+def _lengths(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.sampled_tokens)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("sampled tokens of an episode")
 
 
-def _turns(axes: Axes, steps: Steps, _: Evaluations) -> None:
+def _turns(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.turns)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("turns of an episode")
 
 
-def _trainable(axes: Axes, steps: Steps, _: Evaluations) -> None:
+def _trainable(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.trainable_tokens / max(1, each.tokens))
     axes.set_ylim(bottom=0)
     axes.set_ylabel("share of tokens learned from")
 
 
-def _times(axes: Axes, steps: Steps, _: Evaluations) -> None:
+def _times(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     at = [each.step for each in steps]
     parts = [[each.rollout_seconds for each in steps], [each.train_seconds for each in steps]]
     axes.stackplot(at, *parts, labels=["rollouts", "training"], alpha=0.7)
     axes.set_ylabel("seconds of a step")
 
 
-_FIGURES: dict[str, tuple[str, Callable[[Axes, Steps, Evaluations], None]]] = {
+_FIGURES: "dict[str, tuple[str, Callable[[Axes, Steps, Evaluations], None]]]" = {
     "accuracy": ("Accuracy", _accuracy),
     "rewards": ("Reward by component", _rewards),
     "distribution": ("Rewards of episodes", _distribution),

@@ -11,9 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from torch.distributed import DistError
-from transformers.utils import logging as transformers_logging
-
 from gumshoe.agent.memory import keep_memory
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.terminal import err, printable
@@ -26,6 +23,8 @@ def carry_out(work: Callable[[], object], directory: Path) -> None:
 
     A disk without room for what is written into the directory is a reason to try again.
     """
+    from transformers.utils import logging as transformers_logging
+
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("trl").setLevel(logging.ERROR)
@@ -54,6 +53,8 @@ def _say_error(error: object) -> None:
 
 def _is_of_another(error: Exception) -> bool:
     """Whether a process failed because another that it works with did; gloo has no class for that."""
+    from torch.distributed import DistError
+
     return isinstance(error, DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 

@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -214,3 +214,21 @@ def keep_until(path: Path, step: int) -> list[StepRecord | EvaluationRecord]:
     partial.write_text("".join(f"{each.model_dump_json()}\n" for each in kept), encoding="utf-8")
     partial.replace(path)
     return kept
+
+
+def end_message(
+    evaluations: Sequence[EvaluationRecord], target_accuracy: float | None, patience: int | None
+) -> str | None:
+    """Return why a run ends after the last of its evaluations, or None if it goes on.
+
+    A run ends if its last evaluation reaches the target accuracy, or if `patience` evaluations in a row were not
+    better than the best one before them. None switches either limit off.
+    """
+    if not evaluations:
+        return None
+    if target_accuracy is not None and evaluations[-1].accuracy >= target_accuracy:
+        return f"The target of {target_accuracy:.1%} is reached."
+    best = max(place for place, each in enumerate(evaluations) if each.best)
+    if patience is not None and len(evaluations) - 1 - best >= patience:
+        return f"No better evaluation in {patience}; the best was after step {evaluations[best].step}."
+    return None

@@ -56,6 +56,7 @@ from gumshoe.training.records import (
     EvaluationRecord,
     StepRecord,
     advantage_lines,
+    end_message,
     episode_means,
     keep_until,
     write_record,
@@ -77,6 +78,7 @@ from gumshoe.training.spec import (
     RunSpec,
     base_model,
     checkpoints,
+    expired_checkpoints,
     step_of,
     train_split,
     world_of,
@@ -468,17 +470,12 @@ class Run:
         return [each for each in self._records if isinstance(each, EvaluationRecord)]
 
     def _has_reached_its_end(self) -> bool:
+        """Return whether the last evaluation ends the run, and print why."""
         evaluation = self._settings.evaluation
-        done = self._evaluations()
-        record = done[-1]
-        if evaluation.target_accuracy is not None and record.accuracy >= evaluation.target_accuracy:
-            err.print(f"The target of {evaluation.target_accuracy:.1%} is reached.")
-            return True
-        best = max(place for place, each in enumerate(done) if each.best)
-        if evaluation.patience is not None and len(done) - 1 - best >= evaluation.patience:
-            err.print(f"No better evaluation in {evaluation.patience}; the best was after step {done[best].step}.")
-            return True
-        return False
+        message = end_message(self._evaluations(), evaluation.target_accuracy, evaluation.patience)
+        if message:
+            err.print(message)
+        return message is not None
 
     def _evaluate(self, step: int, learned: Any) -> None:
         """Measure the policy that was published; keep it, as it was learned, where none was better."""
@@ -610,7 +607,7 @@ class Run:
         if not self._is_main:
             return
         self.complete(self._spec.directory / f"{CHECKPOINT}{step}")
-        for old in checkpoints(self._spec.directory)[: -self._settings.output.save_total_limit]:
+        for old in expired_checkpoints(checkpoints(self._spec.directory), self._settings.output.save_total_limit):
             shutil.rmtree(old)
 
 

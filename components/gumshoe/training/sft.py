@@ -7,7 +7,6 @@ demonstrations a step learns from depends on the seed and the step alone, never 
 import io
 import json
 import math
-import random
 import shutil
 import signal
 import sys
@@ -31,33 +30,11 @@ from gumshoe.training.meeting import together
 from gumshoe.training.models import Whole, begin_at, dtype_of, load_base, lora_of, make_ready
 from gumshoe.training.process import carry_out, on_signal
 from gumshoe.training.spec import CHECKPOINT, METADATA, STALLED, base_model, checkpoints, step_of
-from gumshoe.training.warm_start import ADAPTER, DEMONSTRATIONS, LEARNED, Plan, WarmStartSpec
+from gumshoe.training.warm_start import ADAPTER, DEMONSTRATIONS, LEARNED, Plan, WarmStartSpec, order_of
 from gumshoe.training.watchdog import Watchdog
 
-_WINDOW = 64  # steps whose demonstrations are sorted by length together
 _WARMUP = 0.05  # of the steps
 _STATE = "trainer_state.json"
-
-
-def order_of(lengths: Sequence[int], batch: int, steps: int, seed: int) -> list[int]:
-    """[steps * batch]: which demonstration is at each place of each step; the same arguments give the same order.
-
-    All are gone through before any comes again. Those of like lengths are put together, so that little is padding; and
-    the longest of the first steps come first, so that memory that does not suffice is found out at once.
-    """
-    dice = random.Random(seed)  # noqa: S311 - nothing secret
-    every: list[int] = []
-    while len(every) < steps * batch:
-        every += dice.sample(range(len(lengths)), len(lengths))
-    window = batch * min(_WINDOW, len(lengths) // batch)  # one has hardly any of them twice
-    ordered: list[int] = []
-    for start in range(0, steps * batch, window):
-        near = sorted(every[start : min(start + window, steps * batch)], key=lambda each: lengths[each])
-        parts = [near[place : place + batch] for place in range(0, len(near), batch)]
-        first = [] if ordered else [parts.pop()]
-        for part in (*first, *dice.sample(parts, len(parts))):
-            ordered += part
-    return ordered
 
 
 class WarmStart:

@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any
-
-from datasets import Dataset
+from typing import TYPE_CHECKING, Any
 
 from gumshoe.agent.chat_format import ChatFormat, UnusableCallError, parse_call
 from gumshoe.agent.environments import World
@@ -12,11 +10,16 @@ from gumshoe.agent.tools import BadArgumentsError, UnknownToolError
 from gumshoe.rewards.exact import is_exact
 from gumshoe.scenarios.scenario import Scenario
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 _LONG = 4  # letters
 
 
-def static_prompts(scenarios: Iterable[Scenario], world: World, chat: ChatFormat, max_turns: int) -> Dataset:
+def static_prompts(scenarios: Iterable[Scenario], world: World, chat: ChatFormat, max_turns: int) -> "Dataset":
     """What episodes begin with, as text, with each question and its reference answer."""
+    from datasets import Dataset
+
     rows = []
     for scenario in scenarios:
         environment = world.environment(scenario, max_turns)

@@ -1,6 +1,7 @@
 """What a run is told, and what it leaves where: all that can be said of it without loading a model."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,8 @@ def checkpoints(directory: Path) -> list[Path]:
 def step_of(checkpoint: Path) -> int:
     """After how many steps a checkpoint was saved."""
     return int(checkpoint.name.removeprefix(CHECKPOINT))
+
+
+def expired_checkpoints(found: Sequence[Path], limit: int) -> list[Path]:
+    """Return the checkpoints to delete, the oldest first, so that the newest `limit` (at least 1) remain."""
+    return sorted(found, key=step_of)[:-limit]

@@ -4,9 +4,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _WINDOW = 64  # batches that are sorted by length together
 
@@ -56,6 +57,8 @@ def learn(
     Raises:
         ValueError: there is no example, or one does not fit into a batch, or nothing in one counts.
     """
+    from torch.nn.utils import clip_grad_norm_
+
     if not examples or max(len(example.ids) for example in examples) > settings.batch_tokens:
         raise ValueError(f"there are no examples, or one is longer than a batch of {settings.batch_tokens} tokens")
     if not all(any(weight > 0 for weight in example.weights[1:]) for example in examples):
@@ -68,7 +71,7 @@ def learn(
         rate = settings.learning_rate * _share_of_rate(step, settings)
         loss = _loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(trained, settings.clip)
+        clip_grad_norm_(trained, settings.clip)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -81,7 +84,9 @@ def learn(
     return sum(last) / len(last)
 
 
-def _optimizers(model: Any, settings: Learning) -> Iterator[torch.optim.Optimizer]:
+def _optimizers(model: Any, settings: Learning) -> "Iterator[torch.optim.Optimizer]":
+    import torch
+
     rate, decay = settings.learning_rate, settings.weight_decay
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     matrices = {name for name, each in trained.items() if each.ndim == 2 and "embed" not in name and "head" not in name}
@@ -123,8 +128,10 @@ def _packed(examples: list[Example], tokens: int) -> Iterator[list[Example]]:
     yield batch
 
 
-def _loss(model: Any, batch: list[Example]) -> torch.Tensor:
+def _loss(model: Any, batch: list[Example]) -> "torch.Tensor":
     """Weighted mean of the losses of a batch; only what counts goes through the last layer."""
+    import torch
+
     device = next(model.parameters()).device
     longest = max(len(example.ids) for example in batch)
     ids = torch.zeros(len(batch), longest, dtype=torch.long)  # [batch, tokens]; what pads on the right is never seen

@@ -8,6 +8,7 @@ start may be killed at any instant, and goes on from its last checkpoint to the 
 import io
 import json
 import math
+import random
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,7 @@ LEARNED = "learned.json"
 """What the trainer has to tell; it is written when its adapter is."""
 ADAPTER = "adapter"
 Kept = TypeVar("Kept", bound=BaseModel)
+_WINDOW = 64  # steps whose demonstrations are sorted by length together
 _DECIDING = (  # settings, of what is learned and how
     "environment",
     "model.name",
@@ -160,6 +162,28 @@ class Plan:
         episodes = next(size for size in range(most, 0, -1) if not each % size)
         steps = math.ceil(wanted.epochs * count / (each * optimizer.processes))
         return cls(steps, each // episodes, episodes, optimizer.processes)
+
+
+def order_of(lengths: Sequence[int], batch: int, steps: int, seed: int) -> list[int]:
+    """Return which demonstration each place of each step takes: [steps * batch].
+
+    The same arguments give the same order. Every demonstration is used once before any is used again. A step takes
+    demonstrations of similar length, to save padding; the longest of the first steps come first, so that a lack of
+    memory shows at once.
+    """
+    dice = random.Random(seed)  # noqa: S311 - nothing secret
+    every: list[int] = []
+    while len(every) < steps * batch:
+        every += dice.sample(range(len(lengths)), len(lengths))
+    window = batch * min(_WINDOW, len(lengths) // batch)  # one has hardly any of them twice
+    ordered: list[int] = []
+    for start in range(0, steps * batch, window):
+        near = sorted(every[start : min(start + window, steps * batch)], key=lambda each: lengths[each])
+        parts = [near[place : place + batch] for place in range(0, len(near), batch)]
+        first = [] if ordered else [parts.pop()]
+        for part in (*first, *dice.sample(parts, len(parts))):
+            ordered += part
+    return ordered
 
 
 def warm_started(

@@ -1,0 +1,115 @@
+"""Tiers of tests, and their distribution among workers: by group, the longest group first.
+
+A group is what the marker `group` names, else the file: its tests run in one worker, one after another, and share what
+is made for a module. How long a group takes is known from the last run (`tests.times`); without one, what is marked
+`nightly` and `ci` comes before the rest, which is many small groups that fill up the end.
+"""
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.times import LAST, read_times
+
+TIERS = ("nightly", "ci")
+"""Markers, the longest first; a test without one belongs to the quick tier."""
+NEEDS_MARKER = {"vllm", "browser"}
+"""Fixtures that no quick test may ask for."""
+_ESTIMATES = {"nightly": 60.0, "ci": 10.0, "quick": 0.1}  # seconds of a test that no run has timed
+
+
+def tier_of(item: pytest.Item) -> str:
+    """Return the tier of a test: nightly, ci or quick. `nightly` on a test wins over `ci` on its module.
+
+    Raises:
+        pytest.UsageError: it is quick, and asks for what a quick test may not use.
+    """
+    for tier in TIERS:
+        if item.get_closest_marker(tier):
+            return tier
+    if heavy := NEEDS_MARKER.intersection(getattr(item, "fixturenames", ())):
+        raise pytest.UsageError(f"{item.nodeid} uses {', '.join(sorted(heavy))}; mark it ci or nightly")
+    return "quick"
+
+
+def group_of(item: pytest.Item) -> str:
+    """Return the name of the group that a test runs in."""
+    marker = item.get_closest_marker("group")
+    return str(marker.args[0]) if marker else item.nodeid.partition("::")[0]
+
+
+def longest_first(items: Iterable[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
+    """Return the tests by group, the group that takes longest first; inside a group their order stays."""
+    groups = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        groups[group_of(item)].append(item)
+
+    def taken(group: Sequence[pytest.Item]) -> float:
+        return sum(seconds.get(each.nodeid, _ESTIMATES[tier_of(each)]) for each in group)
+
+    return [item for group in sorted(groups.values(), key=taken, reverse=True) for item in group]
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Give a worker one group at a time, in the order in which the groups were collected.
+
+    xdist's own `loadgroup` changes the ids of tests, which pytest 9.2 no longer lets it do. The workers leave the
+    groups in a file here.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any, groups: Path) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False
+        self._file = groups
+        self._groups: dict[str, str] = {}
+
+    def schedule(self) -> None:
+        self._groups = json.loads(self._file.read_bytes())
+        super().schedule()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._groups[nodeid]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "group(name): run with the tests of that group, instead of with its file's")
+
+
+@pytest.hookimpl(trylast=True)  # after tests were deselected
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    last = config.rootpath / LAST
+    items[:] = longest_first(items, read_times(last).tests if last.exists() else {})
+    worker = getattr(config, "workerinput", None)
+    if worker:  # each writes the same
+        path = Path(worker[_GROUPS])
+        partial = path.with_suffix(f".{worker['workerid']}")
+        partial.write_text(json.dumps({each.nodeid: group_of(each) for each in items}))
+        partial.replace(path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput[_GROUPS] = str(_groups_file(node.config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log, _groups_file(config))
+
+
+_GROUPS = "groups"
+_DIRECTORY = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
+
+
+def _groups_file(config: pytest.Config) -> Path:
+    """Return the file of a run's groups, in a directory that ends with the run."""
+    if _DIRECTORY not in config.stash:
+        config.stash[_DIRECTORY] = tempfile.TemporaryDirectory(prefix="test-groups-")
+        config.add_cleanup(config.stash[_DIRECTORY].cleanup)
+    return Path(config.stash[_DIRECTORY].name) / "groups.json"

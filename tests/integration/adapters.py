@@ -1,0 +1,22 @@
+"""Adapters of the tiny policy, as training leaves them."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gumshoe.agent.policies import TINY
+
+
+def write_adapter(directory: Path, seed: int) -> Path:
+    """Write an adapter with its tokenizer, which changes nothing yet, and return its directory."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True)
+    torch.manual_seed(seed)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    adapted.save_pretrained(str(directory))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(TINY / name, directory)
+    return directory

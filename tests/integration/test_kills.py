@@ -1,0 +1,152 @@
+"""Training runs that are killed at random, stopped, out of disk space, or left without a judge; each is resumed."""
+
+import json
+import os
+import random
+import re
+import secrets
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from gumshoe.agent.vllm_server import is_installed
+from gumshoe.artifacts.storage import directory_lock
+from gumshoe.training.records import read_records
+from tests.agent.fake_vllm import FakeVLLM, status
+from tests.conftest import free_port, kill_tree, missing
+from tests.integration.trainings import (
+    ForkedTrainer,
+    assert_same_weights,
+    command,
+    first_drawn,
+    spec_of,
+    start,
+    steps_of,
+    train,
+)
+from tests.rewards.chat_judge import says, verdict
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.nightly, pytest.mark.group("training"), pytest.mark.timeout(1200)]
+
+_LONGEST = {"transformers": 45, "vllm": 90}  # seconds until a run is killed
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_a_run_may_be_killed_at_any_instant(
+    engine: str, undisturbed: tuple[Path, str], training_mail: Path, tmp_path: Path
+) -> None:
+    """At a random instant from the first import to the last checkpoint; its seed is printed, and GUMSHOE_TEST_SEED
+    repeats it. With vLLM, the run needs a server of its own, which is killed with it."""
+    if engine == "vllm" and not is_installed():
+        missing("vLLM (the CPU build comes with `make install` on Linux)")
+    seed = int(os.environ.get("GUMSHOE_TEST_SEED") or secrets.randbits(32))
+    print(f"GUMSHOE_TEST_SEED={seed}")
+    out, log = tmp_path / "run", tmp_path / "log"
+    words = [*command(training_mail, out, "--engine", engine), "--resume"]
+    process = start(words, log)
+    try:
+        process.wait(timeout=random.Random(seed).uniform(0, _LONGEST[engine]))
+    except subprocess.TimeoutExpired:
+        kill_tree(process)
+    train(words, log)
+    assert [each.step for each in steps_of(out)] == [1, 2, 3], seed
+    assert first_drawn(out) == first_drawn(undisturbed[0]), seed
+    if engine == "transformers":
+        assert_same_weights(out / "final", undisturbed[0] / "final")
+
+
+def test_nobody_begins_where_the_trainer_of_a_killed_command_is_still_at_work(
+    undisturbed: tuple[Path, str], training_mail: Path, tmp_path: Path
+) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    words = [*command(training_mail, out, "--engine", "transformers"), "--resume"]
+    process = start(words, log)
+    wait_until(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2, process, log.read_text)
+    reaper, trainer = psutil.Process(process.pid).children(recursive=True)
+    trainer.suspend()
+    process.kill()
+    process.wait()
+    with directory_lock(out, None) as lock:
+        assert lock is None
+    trainer.resume()
+    reaper.wait()
+    train(words, log)
+    assert_same_weights(out / "final", undisturbed[0] / "final")
+
+
+def test_a_run_that_is_asked_to_end_saves_what_it_has(
+    undisturbed: tuple[Path, str], training_mail: Path, tmp_path: Path
+) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    words = command(training_mail, out, "--engine", "transformers", output__save_steps=100)
+    port = free_port()
+    process = start(words, log, METRICS_PORT=str(port))
+    wait_until(lambda: len(steps_of(out)) == 1, process, log.read_text)
+
+    def metrics() -> str:
+        return httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=60).text
+
+    wait_until(lambda: f"gumshoe_training_step {len(steps_of(out))}.0" in metrics(), process, log.read_text)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 75
+    assert "go on with --resume" in log.read_text()
+    assert [each.name for each in out.glob("checkpoint-*")] in (["checkpoint-1"], ["checkpoint-2"])
+    train([*words, "--resume"], log)
+    assert_same_weights(out / "final", undisturbed[0] / "final")
+
+
+def test_a_run_ends_early_when_its_patience_is_over_or_its_target_is_reached(
+    training_mail: Path, tmp_path: Path
+) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    idle = {"optimizer__learning_rate": 0, "evaluation__eval_steps": 1}
+    impatient = spec_of(training_mail, out, **idle, evaluation__patience=1, output__verbose=True)
+    text = ForkedTrainer(impatient, log).finish()
+    assert "No better evaluation in 1; the best was after step 0." in text
+    assert re.search(r"^  reward [+-]\d\.\d\d: search_inbox [+-]\d\.\d\d", text, re.M), "the advantages by turn"
+    content = spec_of(training_mail, out, **idle, evaluation__target_accuracy=0.01)
+    again = content.model_copy(update={"attempt": 2, "resume": True})
+    assert "The target of 1.0% is reached." in ForkedTrainer(again, log).finish()
+    assert [each.step for each in steps_of(out)] == [1]
+    assert (out / "final" / "adapter_model.safetensors").exists()
+
+
+def test_a_run_whose_judge_fails_saves_what_it_has(training_mail: Path, tmp_path: Path) -> None:
+    """While steps are taken it warns; an evaluation that cannot be made ends the run until it is resumed."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    with FakeVLLM(chat=says(verdict)) as judge:
+        asked = {"evaluation__judge": f"openai:base@{judge.address}/v1", "evaluation__baseline": False}
+        spec = spec_of(training_mail, out, **asked, optimizer__max_steps=2, output__save_steps=100)
+        judge.inject(status(400), times=None)
+        assert ForkedTrainer(spec, log, OPENAI_API_KEY="none").wait() == 75, log.read_text()[-3000:]
+        assert [each.accuracy for each in steps_of(out)] == [None, None]
+        assert [each.name for each in out.glob("checkpoint-*")] == ["checkpoint-2"]
+        judge.heal()
+        again = spec.model_copy(update={"attempt": 2, "resume": True})
+        ForkedTrainer(again, log, OPENAI_API_KEY="none").finish()
+    assert [(each.event, each.step) for each in read_records(out / "metrics.jsonl")] == [
+        ("step", 1),
+        ("step", 2),
+        ("evaluation", 2),
+    ]
+    assert (out / "final" / "adapter_model.safetensors").exists()
+
+
+def test_a_full_disk_is_told_of_and_loses_nothing_that_was_saved(
+    undisturbed: tuple[Path, str], training_mail: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    out, log = small_disk / "run", tmp_path / "log"
+    spec = spec_of(training_mail, out)
+    assert ForkedTrainer(spec, log).wait() == 75, log.read_text()[-3000:]
+    text = " ".join(log.read_text().split())
+    assert re.search(r"the disk of \S+ is full \([\d,]+ KiB are free\); make room, and go on with --resume", text)
+    subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
+    ForkedTrainer(spec.model_copy(update={"attempt": 2, "resume": True}), log).finish()
+    assert_same_weights(out / "final", undisturbed[0] / "final")
+    assert [each.step for each in steps_of(out)] == [1, 2, 3]
+    assert json.loads((out / "run.json").read_text())["attempt"] == 2

@@ -1,0 +1,124 @@
+"""How the tests themselves are run: tiers, groups, times, waits and the shared clock."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.times import Times, Worker, comparison, main, read_times, summary, write_times
+from tests.waiting import Clock
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = 'pytest_plugins = ["tests.times", "tests.groups"]\n'
+FILES = """\
+import os, pytest
+
+@pytest.mark.group("together")
+def test_one(): ...
+
+@pytest.mark.nightly
+def test_slow(): ...
+
+def test_two(): ...
+
+@pytest.mark.group("together")
+@pytest.mark.ci
+def test_three(): ...
+"""
+INI = "[pytest]\nmarkers =\n    ci: one\n    nightly: two\naddopts = -p no:cacheprovider\n"
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project whose tests are run as this one's are."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)  # these workers are none of ours
+    pytester.makeini(INI)
+    pytester.makeconftest(CONFTEST)
+    return pytester
+
+
+def test_groups_run_in_one_worker_and_the_longest_first(project: pytest.Pytester) -> None:
+    project.makepyfile(test_some=FILES, test_other="def test_last(): ...")
+    ran = project.runpytest_subprocess("-n", "2", "-v", "--times", "times.json")
+    ran.assert_outcomes(passed=5)
+    times = read_times(project.path / "times.json")
+    assert times.tiers == {
+        "test_some.py::test_one": "quick",
+        "test_some.py::test_slow": "nightly",
+        "test_some.py::test_two": "quick",
+        "test_some.py::test_three": "ci",
+        "test_other.py::test_last": "quick",
+    }
+    workers = {line.split()[-1]: line.split()[0] for line in ran.outlines if "PASSED" in line}
+    assert workers["test_some.py::test_one"] == workers["test_some.py::test_three"]
+    assert workers["test_some.py::test_slow"] == workers["test_some.py::test_two"]
+    assert workers["test_some.py::test_one"] != workers["test_some.py::test_two"]
+
+    order = [line for line in project.runpytest_subprocess("--collect-only", "-q").outlines if "::" in line]
+    assert order == [
+        "test_some.py::test_slow",
+        "test_some.py::test_two",
+        "test_some.py::test_one",
+        "test_some.py::test_three",
+        "test_other.py::test_last",
+    ]
+    write_times(Times(tests={"test_other.py::test_last": 1000.0}), project.path / "outputs" / "test-times.json")
+    order = [line for line in project.runpytest_subprocess("--collect-only", "-q").outlines if "::" in line]
+    assert order[0] == "test_other.py::test_last"
+
+
+@pytest.mark.parametrize("fixture", ["vllm", "browser"])
+def test_a_quick_test_uses_no_model_server_and_no_browser(project: pytest.Pytester, fixture: str) -> None:
+    project.makepyfile(f"import pytest\n@pytest.fixture\ndef {fixture}(): ...\ndef test_a({fixture}): ...")
+    ran = project.runpytest_subprocess()
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"uses {fixture}; mark it ci or nightly" in ran.stderr.str()
+
+
+def test_times_are_summed_by_tier_and_file_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"tests/a.py::one": 2.0, "tests/a.py::two": 1.0, "tests/b.py::three": 30.0}
+    tiers = {"tests/a.py::one": "quick", "tests/a.py::two": "quick", "tests/b.py::three": "nightly"}
+    times = Times(wall=20.0, tests=names, tiers=tiers, workers={"gw0": Worker(begun=5, busy=12, idle=3)})
+    lines = [line.split() for line in summary(times).splitlines()]
+    for expected in (["3.0", "2", "quick"], ["30.0", "1", "nightly"], ["30.0", "1", "tests/b.py"]):
+        assert expected in lines
+    assert "gw0: began after 5 s, 12 s in tests, 3 s idle" in summary(times)
+
+    later = Times(wall=10.0, tests={"tests/a.py::one": 2.0, "tests/c.py::new": 4.0})
+    write_times(times, tmp_path / "a.json")
+    write_times(later, tmp_path / "b.json")
+    main([str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+    assert capsys.readouterr().out == comparison(times, later) + "\n"
+    shown = [line.split() for line in comparison(times, later).splitlines()]
+    assert shown[1:5] == [
+        ["20.0", "10.0", "wall"],
+        ["33.0", "6.0", "all", "tests"],
+        ["30.0", "-", "tests/b.py::three"],
+        ["-", "4.0", "tests/c.py::new"],
+    ]
+    with pytest.raises(SystemExit, match="does not hold times"):
+        read_times(tmp_path / "none.json")
+
+
+def test_the_clock_moves_deadlines_of_asyncio_and_of_the_monotonic_clock(clock: Clock) -> None:
+    started = time.monotonic()
+
+    async def wait() -> None:
+        never = asyncio.Event()
+        async with asyncio.timeout(3600):
+            asyncio.get_running_loop().call_soon(clock.advance, 3599)
+            waiting = asyncio.create_task(never.wait())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            clock.advance(2)
+            await waiting
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(wait())
+    assert time.monotonic() - started > 3600

@@ -1,0 +1,156 @@
+"""Times of tests: kept by `make test`, and compared.
+
+    python -m tests.times BEFORE.json AFTER.json
+
+prints both runs' totals and the tests whose times differ most.
+"""
+
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+LAST = Path("outputs") / "test-times.json"
+"""Where the make targets write the times of a run, below the project's root."""
+_SHOWN, _SLOWEST = 20, 10
+
+
+@dataclass
+class Worker:
+    """What one worker of a run did, in seconds of the run's wall time."""
+
+    begun: float = 0.0
+    """From the start of the run to its first test."""
+    busy: float = 0.0
+    """Spent in tests, with their fixtures."""
+    idle: float = 0.0
+    """Between its tests, and from its last test to the end of the run."""
+
+
+@dataclass
+class Times:
+    """How long a run of tests took, in seconds."""
+
+    wall: float = 0.0
+    """From the start of pytest to its end."""
+    tests: dict[str, float] = field(default_factory=dict)
+    """Of each test by its id: setup, call and teardown."""
+    tiers: dict[str, str] = field(default_factory=dict)
+    """Of each test by its id: quick, ci or nightly."""
+    workers: dict[str, Worker] = field(default_factory=dict)
+    """By name; `main` if tests ran in pytest's own process."""
+
+
+_FORM = TypeAdapter(Times)
+
+
+def read_times(path: Path) -> Times:
+    """Read the times of a run.
+
+    Raises:
+        SystemExit: the file does not exist, or does not hold times.
+    """
+    try:
+        return _FORM.validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{path} does not hold times of tests: {error}; make one with `make test`") from None
+
+
+def write_times(times: Times, path: Path) -> None:
+    """Write the times of a run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_FORM.dump_json(times, indent=1) + b"\n")
+
+
+def comparison(before: Times, after: Times) -> str:
+    """Return a table of two runs: their totals, then the tests whose times differ most."""
+    lines = [f"{'before':>9} {'after':>9}  seconds"]
+    totals = [("wall", before.wall, after.wall), ("all tests", *(sum(each.tests.values()) for each in (before, after)))]
+    lines += [f"{old:9.1f} {new:9.1f}  {name}" for name, old, new in totals]
+    names = before.tests.keys() | after.tests.keys()
+    pairs = [(before.tests.get(name), after.tests.get(name), name) for name in names]
+    pairs.sort(key=lambda each: abs((each[1] or 0) - (each[0] or 0)), reverse=True)
+    for old, new, name in pairs[:_SHOWN]:
+        shown = ["-" if each is None else f"{each:.1f}" for each in (old, new)]
+        lines.append(f"{shown[0]:>9} {shown[1]:>9}  {name}")
+    return "\n".join(lines)
+
+
+class Recorder:
+    """Records the times of a run in pytest's main process, shows the slowest tests, and writes the file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._started = path, time.time()
+        self.times = Times()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        worker = self.times.workers.setdefault(
+            getattr(report, "worker_id", "main"), Worker(begun=report.start - self._started)
+        )
+        worker.busy += report.duration
+        seconds = self.times.tests.get(report.nodeid, 0.0) + report.duration
+        self.times.tests[report.nodeid] = seconds
+        self.times.tiers[report.nodeid] = next((each for each in ("nightly", "ci") if each in report.keywords), "quick")
+
+    def pytest_sessionfinish(self) -> None:
+        self.times.wall = time.time() - self._started
+        for each in self.times.workers.values():
+            each.idle = max(0.0, self.times.wall - each.begun - each.busy)
+        if self._path and self.times.tests:
+            write_times(self.times, self._path)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("times")
+        terminalreporter.write_line(summary(self.times))
+
+
+def summary(times: Times) -> str:
+    """Return what to show at the end of a run: a table by tier and file, the slowest tests, and each worker's share."""
+    lines = [f"{'seconds':>9} {'tests':>6}"]
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+    count = Counter[tuple[str, str]]()
+    for name, taken in times.tests.items():
+        tier = times.tiers[name]
+        for key in ((tier, ""), (tier, name.partition("::")[0])):
+            seconds[key] += taken
+            count[key] += 1
+    for tier in ("quick", "ci", "nightly"):
+        files = sorted((key for key in seconds if key[0] == tier), key=lambda each: -seconds[each])
+        lines += [
+            f"{seconds[key]:9.1f} {count[key]:6d}  {key[1] or tier}" for key in files if tier != "quick" or not key[1]
+        ]
+    lines.append(f"the {_SLOWEST} slowest:")
+    slowest = sorted(times.tests.items(), key=lambda each: -each[1])[:_SLOWEST]
+    lines += [f"{taken:9.1f}         {name}" for name, taken in slowest]
+    for name, each in sorted(times.workers.items()):
+        lines.append(f"{name}: began after {each.begun:.0f} s, {each.busy:.0f} s in tests, {each.idle:.0f} s idle")
+    return "\n".join(lines)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", type=Path, metavar="FILE", help="write how long each test took to FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(config.getoption("--times")))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Compare the runs whose files are named.
+
+    Raises:
+        SystemExit: not two files are named, or one cannot be read.
+    """
+    if len(arguments) != 2:
+        raise SystemExit("usage: python -m tests.times BEFORE.json AFTER.json")
+    print(comparison(*(read_times(Path(each)) for each in arguments)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
