@@ -223,11 +223,12 @@ def test_a_host_is_asked_for_one_page_at_a_time_with_pauses_and_other_hosts_mean
 
     site.paths |= {f"/{number}": counted for number in range(3)}
     urls = [site.url(f"/{number}", name) for name in names for number in range(3)]
-    assert scraper(*urls, delay=10, probe=False).written == 6
+    # All pauses of one host together are shorter than the deadline for a connection of the other.
+    assert scraper(*urls, delay=2, probe=False).written == 6
     for name in names:
         times = [request.at for request in site.requests if request.host == name]
         assert len(times) == 4  # with robots.txt
-        assert all(later - earlier >= 9.9 for earlier, later in itertools.pairwise(times))
+        assert all(later - earlier >= 1.9 for earlier, later in itertools.pairwise(times))
 
 
 def test_a_crawl_delay_is_kept_up_to_a_bound(site: Site, scraper: Scraper, pauses: list[float]) -> None:

@@ -57,6 +57,9 @@ class Web:
         try:
             async with asyncio.timeout(bounds.seconds):
                 return await self._get(url, bounds, headers or {})
+        except httpcore.ConnectTimeout:
+            limit = min(_CONNECT_SECONDS, bounds.seconds)
+            raise PageFailure("timeout", f"no connection within {limit:g} seconds", may_pass=True) from None
         except (TimeoutError, httpcore.TimeoutException):
             raise PageFailure("timeout", f"not answered within {bounds.seconds:g} seconds", may_pass=True) from None
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
