@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # Processes that run tests at once, one for each core.
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --times outputs/test-times.json
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --times=outputs/test-times.json
 DEMO ?= outputs/demo
 DEMO_MAIL = $(or $(MAIL),jsonl:$(abspath $(DEMO))/made/mail.jsonl)
 DEMO_SCENARIOS = $(or $(SCENARIOS),$(abspath $(DEMO))/made/scenarios.jsonl)
@@ -26,7 +26,9 @@ install: $(VENV)/installed ## make the virtual environment and install everythin
 $(VENV)/installed: requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 12) or sys.exit("Gumshoe needs Python 3.11 or 3.12; say which: make PYTHON=python3.11")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP_INSTALL) --require-hashes -r requirements-dev.txt
+	@awk '/^uv==/,!/\\$$/' requirements-dev.txt > $(VENV)/uv.txt
+	$(PIP_INSTALL) --require-hashes -r $(VENV)/uv.txt
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --no-deps --require-hashes -r requirements-dev.txt
 	$(PIP_INSTALL) --retries 1 $(TORCH)
 	$(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@

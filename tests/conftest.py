@@ -4,6 +4,7 @@ import http.client
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -31,12 +32,16 @@ if TYPE_CHECKING:
     from tests.operations.fake_kubernetes import FakeKubernetes
     from tests.shared_server import SharedServer
 
+# A shell's background job ignores SIGINT, and so would every command that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Rewritten assertions, and modules that each command would compile again, are compiled once, whatever the machine says.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Threads of OpenMP that wait keep a core busy: two trainers with two of them each on two cores take eight times as
 # long. Set before torch is imported, and what tests start has it too.
 os.environ["OMP_NUM_THREADS"] = "1"
+# xdist's titles of processes would overwrite the environment that Helm reads, and its caches would lie in the checkout.
+os.environ["SPT_NOENV"] = "1"
 os.environ.pop("COLUMNS", None)  # as pytest-xdist has it: a console that is made now would keep to it
 # Speed is for benchmarks. `make test-all` takes the second profile, and prints how to repeat what failed.
 hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
@@ -55,6 +60,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is kept to be used again is kept for this session of tests alone."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("GUMSHOE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patched.setenv("KUBECACHEDIR", str(tmp_path_factory.mktemp("kube-cache")))  # of Helm and kubectl
         yield
 
 

@@ -44,7 +44,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 def test_groups_run_in_one_worker_and_the_longest_first(project: pytest.Pytester) -> None:
     project.makepyfile(test_some=FILES, test_other="def test_last(): ...")
-    ran = project.runpytest_subprocess("-n", "2", "-v", "--times", "times.json")
+    ran = project.runpytest_subprocess("-n", "2", "-v", "--times=times.json")
     ran.assert_outcomes(passed=5)
     times = read_times(project.path / "times.json")
     assert times.tiers == {

@@ -62,6 +62,7 @@ def typed(commands: str, directory: Path, **more: str) -> "subprocess.CompletedP
 
 @pytest.mark.nightly
 def test_an_environment_of_one_s_own_is_tested_rolled_out_measured_and_trained_on(tmp_path: Path) -> None:
+    """Needs vLLM servers of its own, which the commands start."""
     page = "environments.md"
     first, *rest = blocks(page, "sh")
     (tmp_path / "handbook").mkdir()

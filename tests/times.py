@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 LAST = Path("outputs") / "test-times.json"
 """Where the make targets write the times of a run, below the project's root."""
 _SHOWN, _SLOWEST = 20, 10
+_WIDTH = 140  # characters of a test's id
 
 
 @dataclass
@@ -110,23 +111,26 @@ class Recorder:
 
 
 def summary(times: Times) -> str:
-    """Return what to show at the end of a run: a table by tier and file, the slowest tests, and each worker's share."""
-    lines = [f"{'seconds':>9} {'tests':>6}"]
+    """Return what to show at the end of a run: seconds by tier and file, the slowest tests, and each worker's share.
+
+    The files of the quick tier are listed only if all tiers ran.
+    """
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     count = Counter[tuple[str, str]]()
     for name, taken in times.tests.items():
-        tier = times.tiers[name]
-        for key in ((tier, ""), (tier, name.partition("::")[0])):
+        for key in ((times.tiers[name], ""), (times.tiers[name], name.partition("::")[0])):
             seconds[key] += taken
             count[key] += 1
+    all_tiers = ("nightly", "") in seconds
+    lines = [f"{'seconds':>9} {'tests':>6}"]
     for tier in ("quick", "ci", "nightly"):
-        files = sorted((key for key in seconds if key[0] == tier), key=lambda each: -seconds[each])
-        lines += [
-            f"{seconds[key]:9.1f} {count[key]:6d}  {key[1] or tier}" for key in files if tier != "quick" or not key[1]
-        ]
+        by_file = tier != "quick" or all_tiers
+        shown = [key for key in seconds if key[0] == tier and (by_file or not key[1])]
+        for key in sorted(shown, key=lambda each: -seconds[each]):
+            lines.append(f"{seconds[key]:9.1f} {count[key]:6d}  {key[1] or tier}")
     lines.append(f"the {_SLOWEST} slowest:")
     slowest = sorted(times.tests.items(), key=lambda each: -each[1])[:_SLOWEST]
-    lines += [f"{taken:9.1f}         {name}" for name, taken in slowest]
+    lines += [f"{taken:9.1f}         {name[:_WIDTH]}" for name, taken in slowest]
     for name, each in sorted(times.workers.items()):
         lines.append(f"{name}: began after {each.begun:.0f} s, {each.busy:.0f} s in tests, {each.idle:.0f} s idle")
     return "\n".join(lines)

@@ -296,15 +296,10 @@ def test_a_broken_line_that_is_whole_is_an_error_with_its_number(
 
 
 def _started(*arguments: object) -> "subprocess.Popen[str]":
-    """Start a command in a process of its own, which an interrupt ends."""
+    """Start a command in a process of its own."""
     command = [sys.executable, "-m", "gumshoe", *map(str, arguments)]
     pipe = subprocess.PIPE
-    # A background job of a shell ignores interrupts, and so would what it starts.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "COLUMNS": "200"})
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "COLUMNS": "200"})
 
 
 def _stall_from_the_fourth(exchange: Exchange) -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from gumshoe.agent.policies import TINY
 from gumshoe.agent.vllm_server import VLLMServer
-from gumshoe.mail.build import build_index
-from gumshoe.synthesis.mail import synthesize_mail, write_mail
+from tests.integration.inputs import make_mail
 from tests.integration.trainings import command, train
 from tests.shared_server import SharedServer, write_hostile_tiny
 
@@ -58,10 +57,7 @@ def attached(vllm: SharedServer) -> VLLMServer:
 @pytest.fixture(scope="session")
 def training_mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Invented mail with questions, and its index, for training runs."""
-    directory = tmp_path_factory.mktemp("training-mail")
-    write_mail(synthesize_mail(8, 6, 900, "easy"), directory)
-    build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
-    return directory
+    return make_mail(tmp_path_factory.mktemp("training-mail"), 8, 6, 900, "easy")
 
 
 @pytest.fixture(scope="session")

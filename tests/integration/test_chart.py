@@ -16,13 +16,11 @@ import yaml
 from gumshoe.agent.policies import TINY
 from gumshoe.agent.vllm_server import is_installed
 from gumshoe.artifacts.store import Store
-from gumshoe.mail.build import build_index
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access import add_key
-from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from tests.charts.test_agent_chart import CHART, of_kind, rendered, settings_of
 from tests.conftest import free_port, missing
-from tests.integration.adapters import write_adapter
+from tests.integration.inputs import make_mail, write_adapter
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ci, pytest.mark.timeout(600)]
@@ -63,8 +61,7 @@ def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path
     """Needs a vLLM server of its own, started with the chart's arguments."""
     if not is_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
-    write_mail(synthesize_mail(9, 4, 300, "easy"), tmp_path)
-    build_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
+    make_mail(tmp_path, 9, 4, 300, "easy")
     asked = load_scenarios(str(tmp_path / "scenarios.jsonl")).scenarios[0]
     root = f"s3://{s3_bucket}/project"
     adapters = {name: write_adapter(tmp_path / name, seed) for seed, name in enumerate(("r7f3-2", "r8a1-1"))}

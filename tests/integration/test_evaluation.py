@@ -10,9 +10,8 @@ import pytest
 
 from gumshoe.agent.policies import TINY
 from gumshoe.evaluation.results import EvaluationResult
-from gumshoe.mail.build import build_index
-from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from tests.conftest import Ran
+from tests.integration.inputs import make_mail
 
 Run = Callable[..., Ran]
 QUESTIONS = 60
@@ -39,9 +38,7 @@ def worse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Invented mail that neither has seen, with an index, and questions about it."""
-    directory = tmp_path_factory.mktemp("held-out")
-    write_mail(synthesize_mail(8, 12, 3600), directory)
-    build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
+    directory = make_mail(tmp_path_factory.mktemp("held-out"), 8, 12, 3600)
     lines = (directory / "scenarios.jsonl").read_text(encoding="utf-8").splitlines()[:QUESTIONS]
     asked = [json.loads(line) | {"split": "test"} for line in lines]
     (directory / "questions.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in asked), encoding="utf-8")

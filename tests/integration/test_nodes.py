@@ -224,6 +224,7 @@ def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_sto
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Needs vLLM servers of its own, which the pods of the cluster start."""
     from gumshoe_pipelines.nodes import Nodes, handover_of, trained_on_nodes
 
     run = f"s3://{s3_bucket}/acme/runs/r1"

@@ -19,12 +19,10 @@ from gumshoe.agent.policies import TINY
 from gumshoe.agent.run import read_trajectories
 from gumshoe.agent.vllm_server import is_installed
 from gumshoe.artifacts.store import Store
-from gumshoe.mail.build import build_index
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from tests.conftest import Ran, missing
-from tests.integration.adapters import write_adapter
+from tests.integration.inputs import make_mail, write_adapter
 from tests.serving.agent_server import Place, Running, started
 from tests.shared_server import SharedServer
 from tests.waiting import wait_until
@@ -35,10 +33,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("mail")
-    write_mail(synthesize_mail(9, 6, 900, "easy"), directory)
-    build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
-    return directory
+    return make_mail(tmp_path_factory.mktemp("mail"), 9, 6, 900, "easy")
 
 
 @pytest.fixture(scope="module")

@@ -19,15 +19,14 @@ from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.embeddings.embedder import OFFLINE
 from gumshoe.errors import UsageError
-from gumshoe.mail.build import build_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.exact import is_exact
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.synthesis.mail import synthesize_mail, write_mail
 from gumshoe.terminal import progress
 from gumshoe.training.practice import Collection
 from tests.conftest import Ran
+from tests.integration.inputs import make_mail
 from tests.shared_server import SharedServer
 
 HELD_OUT = 7  # a seed that practice never has
@@ -49,9 +48,7 @@ class Mailboxes:
 
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory: pytest.TempPathFactory) -> Mailboxes:
-    directory = tmp_path_factory.mktemp("held-out")
-    write_mail(synthesize_mail(HELD_OUT, 12, 3600), directory)
-    build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
+    directory = make_mail(tmp_path_factory.mktemp("held-out"), HELD_OUT, 12, 3600)
     return Mailboxes(directory / "index", directory / "scenarios.jsonl")
 
 

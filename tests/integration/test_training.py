@@ -11,14 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from gumshoe.agent.environment import Record
 from gumshoe.agent.policies import TINY
+from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.artifacts.storage import directory_lock
 from gumshoe.artifacts.store import Store
 from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.lineage import Lineage
+from gumshoe.scenarios.sources import load_scenarios
+from gumshoe.training.collecting import ScoredGroup, StepRollouts
 from gumshoe.training.records import EvaluationRecord, read_records
 from gumshoe.training.spec import Metadata
-from tests.agent.fake_vllm import FakeVLLM
+from tests.agent.fake_vllm import FakeVLLM, status
 from tests.conftest import Ran, kill_tree
 from tests.integration.trainings import (
     ForkedTrainer,
@@ -31,7 +35,7 @@ from tests.integration.trainings import (
     steps_of,
     train,
 )
-from tests.rewards.chat_judge import by_length, says
+from tests.rewards.chat_judge import by_length, says, verdict
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ci, pytest.mark.group("training")]
@@ -142,6 +146,28 @@ def test_a_command_that_is_killed_is_resumed_and_says_later_that_it_is_at_its_en
     assert (late.status, late.err.count("This run is at its end")) == (0, 1), late.err
     (sent,) = store.list("checkpoints")
     assert {each.path.partition("/")[0] for each in sent.files} >= {"checkpoint-3", "best_model", "final", "run.json"}
+
+
+def test_a_step_is_kept_if_the_judge_of_its_episodes_fails(
+    training_mail: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step that was taken is not lost because its accuracy is missing; `test_kills.py` has the whole run."""
+    from gumshoe.training.run import Run
+
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with FakeVLLM(chat=says(verdict)) as judge:
+        judge.inject(status(400), times=None)
+        run = Run(spec_of(training_mail, tmp_path, evaluation__judge=f"openai:base@{judge.address}/v1"))
+        scenario = load_scenarios(str(training_mail / "scenarios.jsonl")).scenarios[0]
+        record = Record(answer=scenario.answer)
+        answered = Trajectory(scenario.id, 0, "p", "answer", "", [Segment("prompt", "a", (1,))], record, 1, 0.0, 0.0)
+        found = StepRollouts(1, every=[ScoredGroup(scenario, (answered,), (1.0,))])
+        assert run._sampled_accuracy(found) is None
+        assert "warning: no verdict on an answer of" in " ".join(capsys.readouterr().err.split())
+        judge.heal()
+        assert run._sampled_accuracy(found) == 1
+        with run._runner:
+            run._runner.run(run._closed())
 
 
 def test_the_mode_rollout_learns_from_injected_tokens_too_here_with_ruler_as_the_reward(

@@ -1,10 +1,20 @@
-"""Adapters of the tiny policy, as training leaves them."""
+"""What integration tests run on: invented mail with its index, and adapters of the tiny policy."""
 
 import shutil
 from pathlib import Path
 from typing import Any
 
 from gumshoe.agent.policies import TINY
+from gumshoe.mail.build import build_index
+from gumshoe.synthesis.difficulty import Level
+from gumshoe.synthesis.mail import synthesize_mail, write_mail
+
+
+def make_mail(directory: Path, seed: int, mailboxes: int, messages: int, level: Level = "normal") -> Path:
+    """Write `mail.jsonl`, `scenarios.jsonl` and `index` of an invented company, and return their directory."""
+    write_mail(synthesize_mail(seed, mailboxes, messages, level), directory)
+    build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
+    return directory
 
 
 def write_adapter(directory: Path, seed: int) -> Path:
