@@ -1,0 +1,46 @@
+"""The watchdog of a run: it ends a process in which nothing goes on, and no other."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from gumshoe.training.watchdog import Watchdog
+from tests.waiting import Clock
+
+HOUR = 3600.0
+
+
+def test_only_a_run_without_progress_is_ended_and_what_is_known_of_it_is_written_first(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path, seen, looked, ended = tmp_path / "stalled.txt", [0], threading.Event(), threading.Event()
+    statuses: list[int] = []
+
+    def look() -> int:
+        looked.set()
+        return seen[-1]
+
+    def leave(status: int) -> None:
+        statuses.append(status)
+        ended.set()
+
+    def wait_for_looks() -> None:
+        for _ in range(2):  # the first may have begun before what the test did
+            looked.clear()
+            looked.wait()
+
+    monkeypatch.setattr(os, "_exit", leave)
+    with Watchdog(HOUR, look, lambda: "after step 3", path):
+        for _ in range(2):
+            clock.advance(HOUR - 60)
+            seen.append(seen[-1] + 1)
+            wait_for_looks()
+        assert not statuses
+        clock.advance(HOUR + 60)
+        ended.wait()
+    assert set(statuses) == {75}
+    text = path.read_text()
+    assert text.startswith("No progress in 3600 seconds.\nafter step 3\n")
+    assert "Thread 0x" in text
