@@ -26,7 +26,7 @@ def api_key(url: str | None) -> str:
 
 
 def openai_client(url: str | None, *, timeout: float | None = 120, retries: int = 4) -> "AsyncOpenAI":
-    """A client for `url`, OpenAI's own where it is None. `timeout` is in seconds, for each read; None sets no limit.
+    """Return a client for `url`, or for OpenAI if it is None. `timeout` is in seconds per read; None sets no limit.
 
     Raises:
         UsageError: as `api_key`.

@@ -89,7 +89,7 @@ def _shown(value: object) -> str:
 
 
 def read_documents(text: str) -> list[Any]:
-    """Return the documents of a compiled pipeline: the pipeline, and what Kubernetes is told of its steps."""
+    """Return the YAML documents of a compiled pipeline: the pipeline, and the Kubernetes settings of its steps."""
     return list(yaml.load_all(text, _LOADER))
 
 

@@ -1,4 +1,4 @@
-"""What is checked before a vLLM server is started: its model, and its port."""
+"""Checks before a vLLM server starts: its model and its port."""
 
 import socket
 from pathlib import Path

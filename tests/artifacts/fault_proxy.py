@@ -320,7 +320,7 @@ def stall_after(amount: int) -> Callable[[Exchange], None]:
 
 
 def trickle(clock: Clock, seconds: float) -> Callable[[Exchange], None]:
-    """Send the first hundred bytes of the answer's body, each so many seconds of the clock after the one before.
+    """Send the first hundred bytes of the answer's body, moving the clock forward by `seconds` before each byte.
 
     After them nothing comes, however long the client waits.
     """
@@ -398,7 +398,7 @@ def _is_readable(client: socket.socket, seconds: float) -> bool:
 
 @dataclass
 class Elapsed:
-    """What elapsed on the clock: read timeouts, and pauses between two tries, in seconds."""
+    """Read timeouts and pauses between tries that elapsed on the clock, in seconds."""
 
     timeouts: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)

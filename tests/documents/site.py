@@ -86,7 +86,7 @@ class Site:
     otherwise: Behave = missing
     requests: list[Request] = field(default_factory=list)
     pass_time: Callable[[float], None] = time.sleep
-    """Let so many seconds pass before an answer goes on."""
+    """Let `seconds` pass on the clock before an answer is sent."""
 
     def url(self, path: str, host: str = "site.example", scheme: str = "http") -> str:
         """The address of a path."""

@@ -1,4 +1,4 @@
-"""What integration tests run on: invented mail with its index, and adapters of the tiny policy."""
+"""Inputs of integration tests: invented mail with its index, and adapters of the tiny policy."""
 
 import shutil
 from pathlib import Path

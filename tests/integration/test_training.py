@@ -101,7 +101,7 @@ INSTANTS = {
     "as the best adapter takes its place": Kill("Run._save"),
     "by SIGTERM after a step, which it saves": Kill("Run.is_over", 2, signal.SIGTERM),
 }
-"""Where a trainer is ended; each goes on from what the one before it left."""
+"""Instants at which a trainer is ended; each attempt resumes what the one before it left."""
 
 
 @pytest.mark.timeout(600)

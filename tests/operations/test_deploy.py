@@ -23,7 +23,7 @@ BASE = "Qwen/Qwen2.5-7B-Instruct"
 ACCESS = ["--set", "agent.access.existingSecret=gumshoe-keys"]
 AGENT, MODEL = "mail-gumshoe-agent-agent", "mail-gumshoe-agent-predictor"
 NOT_LONG = ["--timeout", "0.01"]
-"""What it waits for never comes about."""
+"""The event that is waited for never happens."""
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def loaded(cluster: FakeKubernetes) -> list[str]:
 
 @pytest.fixture(scope="module")
 def after_first() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """What a cluster holds after the first deployment of r1; the first test that asks for one makes it."""
+    """The objects of a cluster after the first deployment of r1, made once for all tests that need them."""
     return {}
 
 

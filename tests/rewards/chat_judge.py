@@ -62,7 +62,7 @@ def obeyed(text: str, ids: list[str]) -> dict[str, float]:
 
 
 def late(clock: Clock, seconds: float) -> Act:
-    """Send the head of an answer so many seconds of the clock later, and nothing after it.
+    """Send the head of an answer after `seconds` on the clock, and nothing after it.
 
     The head wakes the client's event loop, which then sees how late it is.
     """

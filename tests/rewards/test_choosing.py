@@ -237,7 +237,7 @@ NEVER = math.inf
 
 
 def run_samples(*outcomes: Trajectory | Exception | float, **told: Any) -> Sampled:
-    """Run samples that end with an episode, fail, or take so many seconds."""
+    """Run samples that each end with an episode, fail, or take a given number of seconds."""
 
     async def run(number: int) -> tuple[Answer, Trajectory]:
         outcome = outcomes[number]

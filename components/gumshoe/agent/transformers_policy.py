@@ -85,7 +85,7 @@ class TransformersPolicy:
 
     @property
     def is_sampling(self) -> bool:
-        """Whether a batch is under way."""
+        """Tell whether a batch is being sampled."""
         return self._running
 
     def member(self) -> "Member":
