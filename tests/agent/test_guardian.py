@@ -63,7 +63,7 @@ def test_a_program_that_will_not_end_is_ended_at_once_where_that_is_asked() -> N
 
 
 def test_an_interrupt_is_left_to_who_asked_for_it() -> None:
-    """The program ends by itself after SIGTERM: the exit status is its own, not 143."""
+    """SIGINT does not end the program: it ends later by itself, with its own exit status and not 143."""
     waits = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); "
     waits += "print(os.getpid(), flush=True); signal.sigwait([signal.SIGUSR1]); sys.exit(7)"
     with guarded(waits) as (guardian, program):
