@@ -15,7 +15,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package torch --no-emit-package triton
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-ci test-all lint unit benchmarks demo pipelines images lock hooks clean
+.PHONY: help install test test-ci test-all lint unit benchmarks demo pipelines docs images lock hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ endif
 
 pipelines: $(VENV)/installed ## compile the pipelines again, as they are committed
 	$(BIN)/gumshoe pipeline compile --out pipelines/compiled
+
+docs: $(VENV)/installed ## generate the reference pages again, as they are committed
+	$(BIN)/python -m gumshoe.error_codes > docs/reference/errors.md
 
 images: ## build the images with docker, podman or buildah; REGISTRY=, TAG=, BUILDER=
 	images/build.sh

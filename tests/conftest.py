@@ -3,6 +3,7 @@
 import http.client
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -250,6 +251,12 @@ class Ran:
     status: int
     out: str
     err: str
+
+    @property
+    def code(self) -> str | None:
+        """The code of the error that ended it, which stands at the end of standard error."""
+        found = re.search(r"\[([a-z-]+\.[a-z0-9-]+)\]\s*\Z", self.err)
+        return found and found[1]
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,10 @@ from typing import Any
 import typer
 from dotenv import find_dotenv, load_dotenv
 from typer.core import TyperGroup
+from typer.rich_utils import rich_abort_error, rich_format_error
 
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.terminal import err, printable
+from gumshoe.terminal import err, has_printed_json, print_json, printable, reset_printed_json
 
 COMMANDS = {
     "artifacts": ("gumshoe.artifacts.commands", "Publish, fetch, list, verify and prune artifacts."),
@@ -42,6 +43,7 @@ COMMANDS = {
     "deployments": ("gumshoe.operations.commands:deployments", "What runs on a cluster: list, show, logs, remove."),
     "adapter-loader": ("gumshoe.operations.loader_command:app", "Have a vLLM server serve a run's newest adapter."),
     "ask": ("gumshoe.serving.commands:ask", "Ask an agent one question about a mailbox."),
+    "explain": ("gumshoe.commands:explain", "Explain an error code: its cause and its remedy."),
     "trajectories": ("gumshoe.agent.commands:trajectories", "Look at what episodes left."),
 }
 
@@ -92,18 +94,44 @@ def _read_dotenv() -> None:
     try:
         load_dotenv(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); write it in UTF-8, one NAME=VALUE a line") from None
+        raise UsageError(
+            "cli.dotenv-unreadable", f"cannot read {path}: {error}; write it in UTF-8, one NAME=VALUE per line"
+        ) from None
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     atexit.register(gc.freeze)  # to search all of torch for cycles as the process ends takes a second
+    arguments = sys.argv[1:] if argv is None else argv
+    reset_printed_json()
     try:
         _read_dotenv()
-        app(argv)
+        status = app(arguments, standalone_mode=False)
     except GumshoeError as error:
-        err.print(f"[bold red]error:[/] {printable(error)}", soft_wrap=True)
-        sys.exit(error.exit_status)
+        err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
+        status = _fail(error, arguments)
+    except typer.TyperException as error:
+        status = _explain_usage(error, arguments)
+    except typer.Abort:
+        rich_abort_error()
+        status = 1
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _explain_usage(error: typer.TyperException, arguments: list[str]) -> int:
+    """Print what is wrong with the arguments, or nothing if help was printed for want of any."""
+    rich_format_error(error)
+    if message := error.format_message():
+        err.print("\\[cli.usage]")
+        return _fail(UsageError("cli.usage", message), arguments)
+    return error.exit_code
+
+
+def _fail(error: GumshoeError, arguments: list[str]) -> int:
+    """Print an error as JSON if that was asked for and no result was printed, and return its exit status."""
+    if "--json" in arguments and not has_printed_json():
+        print_json({"error": {"code": error.code, "message": error.message, "exit_status": error.exit_status}})
+    return error.exit_status
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The root of every error that Gumshoe raises for its users.
 
-A message says what was wrong, where, and what to do; the command line prints it without a traceback and
-ends with the class's exit status.
+An error has a stable code, such as `mail.not-an-mbox`, and a message of the form *what is wrong: what was found; what
+to do*. The command line prints both without a traceback and exits with the class's exit status. `error_codes` lists
+the codes with their causes and remedies.
 """
 
 from itertools import islice
@@ -12,30 +13,49 @@ if TYPE_CHECKING:
 
 
 class GumshoeError(Exception):
-    """Something failed. Exit status 1."""
+    """Report a failure. Exit status 1.
+
+    Args:
+        code: `<area>.<problem>`, listed in the `errors.toml` of the package that raises it.
+        message: what is wrong: what was found; what to do.
+    """
 
     exit_status: ClassVar[int] = 1
 
+    def __init__(self, code: str, message: str | None = None) -> None:
+        if message is None:
+            code, message = "cli.unknown", code
+        super().__init__(code, message)
+        self.code, self.message = code, message
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def message_with_code(self) -> str:
+        """The message and, at its end, the code, as users see them."""
+        return f"{self.message} [{self.code}]"
+
 
 class UsageError(GumshoeError):
-    """The request cannot be carried out as it was put. Exit status 2."""
+    """Report a request that cannot be carried out as given. Exit status 2."""
 
     exit_status = 2
 
 
 class RefusedError(GumshoeError):
-    """The work was done and the answer is no, as when a gate refuses. Exit status 3."""
+    """Report that the work was done and the answer is no, e.g. a gate that fails. Exit status 3."""
 
     exit_status = 3
 
 
 class UnavailableError(GumshoeError):
-    """Something outside did not answer; the same request may succeed later. Exit status 75 (EX_TEMPFAIL)."""
+    """Report that something outside did not answer; a later attempt may succeed. Exit status 75 (EX_TEMPFAIL)."""
 
     exit_status = 75
 
 
 def faults_of(error: "ValidationError", most: int = 5) -> str:
-    """What is wrong in data that was checked, and where."""
+    """Return what pydantic rejected: the key and the reason of each fault, up to `most` of them."""
     told = ((".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")) for each in error.errors())
     return "; ".join(f"{where}: {said[:1].lower()}{said[1:]}".removeprefix(": ") for where, said in islice(told, most))

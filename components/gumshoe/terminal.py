@@ -28,14 +28,26 @@ from rich.text import Text
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 _is_quiet = ContextVar("is_quiet", default=False)
+_has_printed_json = ContextVar("has_printed_json", default=False)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def print_json(result: BaseModel | list[Any] | dict[str, Any]) -> None:
     """Print one JSON document on standard output."""
+    _has_printed_json.set(True)
     document = result.model_dump(mode="json") if isinstance(result, BaseModel) else result
     print(json.dumps(document, indent=2, ensure_ascii=False))  # noqa: T201 - rich would wrap long lines
+
+
+def reset_printed_json() -> None:
+    """Begin a command: it has printed no JSON document yet."""
+    _has_printed_json.set(False)
+
+
+def has_printed_json() -> bool:
+    """Return True if this command has printed its JSON document."""
+    return _has_printed_json.get()
 
 
 def plain(text: object) -> str:

@@ -1,0 +1,38 @@
+"""The command `gumshoe explain`."""
+
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import Annotated
+
+import typer
+
+from gumshoe.error_codes import load_error_codes
+from gumshoe.errors import UsageError
+from gumshoe.terminal import JsonFlag, out, print_json, printable
+
+explain = typer.Typer()
+
+
+@explain.command()
+def _explain(
+    code: Annotated[str | None, typer.Argument(help="An error code, e.g. cli.usage. Default: list all codes.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Explain an error code: its cause and its remedy."""
+    known = load_error_codes()
+    if code is None:
+        if json:
+            print_json([asdict(each) for each in known.values()])
+        else:
+            for each in known.values():
+                out.print(f"[bold]{each.code}[/] {printable(each.cause)}", soft_wrap=True)
+        return
+    entry = known.get(code.strip("[]"))
+    if entry is None:
+        near = ", ".join(get_close_matches(code, known))
+        hint = f"did you mean {near}?" if near else "run `gumshoe explain` to list all of them"
+        raise UsageError("cli.unknown-error-code", f"unknown error code: {code}; {hint}")
+    if json:
+        print_json(asdict(entry))
+    else:
+        out.print(f"[bold]{entry.code}[/]\n{printable(entry.cause)}\nRemedy: {printable(entry.remedy)}", soft_wrap=True)
