@@ -28,9 +28,8 @@ def _is_sentence(node: ast.expr) -> bool:
         case ast.Constant(value=str(text)):
             return len(re.findall(r"[A-Za-z']+(?=[ .,;:!?]|$)", text)) >= _WORDS and " " in text
         case ast.JoinedStr():
-            return _is_sentence(
-                ast.Constant("".join(each.value if isinstance(each, ast.Constant) else "x" for each in node.values))
-            )  # type: ignore[misc]
+            parts = (str(each.value) if isinstance(each, ast.Constant) else "x" for each in node.values)
+            return _is_sentence(ast.Constant("".join(parts)))
     return False
 
 

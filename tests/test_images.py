@@ -49,7 +49,7 @@ def normal(distribution: str) -> str:
 def held(image: str) -> set[str]:
     """The distributions that an image has."""
     locked = re.findall(r"^([A-Za-z0-9._-]+)(?:\[.*\])?==", (ROOT / LOCKS[image]).read_text(), re.M)
-    return {normal(each) for each in locked} | OF_THE_BASE[image] | {"gumshoe"}
+    return {normal(each) for each in locked} | OF_THE_BASE[image] | {"gumshoe-agents"}
 
 
 def instructions(image: str) -> list[tuple[str, str]]:

@@ -9,20 +9,20 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from gumshoe.errors import GumshoeError, faults_of
+from gumshoe.errors import UsageError, faults_of
 
 
-def imported(what: str, place: str, attribute: str, error: type[GumshoeError]) -> Any:
-    """What a module of somebody's has under a name, or None; `what` is what it is to be, as an error names it.
+def imported(what: str, place: str, attribute: str, code: str) -> Any:
+    """Return what a user's module has under a name, or None. An error names it as `what`, and has the given code.
 
     Raises:
-        error: the module cannot be imported.
+        UsageError: the module cannot be imported.
     """
     try:
         return getattr(import_module(place), attribute, None)
     except Exception as failure:  # noqa: BLE001 - a module of somebody else's may fail in any way
-        raise error(
-            f"{what}: {place} cannot be imported ({type(failure).__name__}: {failure}); check its name and code"
+        raise UsageError(
+            code, f"{what}: cannot import {place}: {type(failure).__name__}: {failure}; check its name and its code"
         ) from None
 
 
@@ -56,12 +56,12 @@ def checked(settings: type[BaseModel], given: Mapping[str, Any]) -> dict[str, An
 
 
 def faults(settings: type[BaseModel], error: ValidationError) -> str:
-    """What is wrong with settings, and what there is to set."""
-    takes = ", ".join(map(_described, settings.model_fields.items())) or "no arguments"
-    return f"{faults_of(error)}; it takes {takes}"
+    """Return what is wrong with settings, and which settings exist."""
+    known = ", ".join(map(_described, settings.model_fields.items())) or "no settings"
+    return f"{faults_of(error)}; it accepts {known}"
 
 
 def _described(item: tuple[str, Any]) -> str:
     name, described = item
     kind = getattr(described.annotation, "__name__", str(described.annotation))
-    return f"{name} ({kind})" if described.is_required() else f"{name} ({kind}, {described.default!r} unless given)"
+    return f"{name} ({kind})" if described.is_required() else f"{name} ({kind}, {described.default!r} by default)"

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 from dotenv import find_dotenv, load_dotenv
+from typer._click import ClickException  # which typer brings with it, and raises for bad usage
 from typer.core import TyperGroup
 from typer.rich_utils import rich_abort_error, rich_format_error
 
@@ -73,7 +74,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        typer.echo(f"gumshoe {version('gumshoe')}")
+        typer.echo(f"gumshoe {version('gumshoe-agents')}")
         raise typer.Exit
 
 
@@ -110,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
     except GumshoeError as error:
         err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
         status = _fail(error, arguments)
-    except typer.TyperException as error:
+    except ClickException as error:
         status = _explain_usage(error, arguments)
     except typer.Abort:
         rich_abort_error()
@@ -118,7 +119,7 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _explain_usage(error: typer.TyperException, arguments: list[str]) -> int:
+def _explain_usage(error: ClickException, arguments: list[str]) -> int:
     """Print what is wrong with the arguments, or nothing if help was printed for want of any."""
     rich_format_error(error)
     if message := error.format_message():

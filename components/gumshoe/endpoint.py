@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
 
 _TOO_LONG = re.compile("maximum context length|context length is only", re.I)  # vLLM has no code for it
-_USAGE = {401, 403, 404}
+_DENIED, _NOT_FOUND = {401, 403}, 404
 
 
 def api_key(url: str | None) -> str:
@@ -21,7 +21,7 @@ def api_key(url: str | None) -> str:
     """
     key = os.environ.get("OPENAI_API_KEY") or ("none" if url else "")
     if not key:
-        raise UsageError("OPENAI_API_KEY is not set; set it, or name a server of your own, as MODEL@URL")
+        raise UsageError("models.no-api-key", "OPENAI_API_KEY is not set; set it, or use your own server: MODEL@URL")
     return key
 
 
@@ -46,6 +46,7 @@ def check_known(model: str, error: "APIStatusError") -> None:
     Raises:
         UsageError: the error says that the model, the key or the address is wrong.
     """
-    if error.status_code in _USAGE:
-        hint = "check its name, OPENAI_API_KEY and the address"
-        raise UsageError(f"{model} cannot be asked ({error}); {hint}") from None
+    if error.status_code in _DENIED:
+        raise UsageError("models.access-denied", f"access to {model} denied: {error}; check OPENAI_API_KEY") from None
+    if error.status_code == _NOT_FOUND:
+        raise UsageError("models.not-found", f"{model} not found: {error}; check its name and the address") from None

@@ -2,7 +2,7 @@
 
 Each package lists the codes that it raises in its own `errors.toml`:
 
-    ["mail.not-an-mbox"]
+    ["mail.unreadable-mbox"]
     cause = "A file that was named as an mbox does not begin with a `From ` line."
     remedy = "Name an mbox file, or use the prefix of the format that the file has."
 

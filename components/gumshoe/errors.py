@@ -1,10 +1,11 @@
 """The root of every error that Gumshoe raises for its users.
 
-An error has a stable code, such as `mail.not-an-mbox`, and a message of the form *what is wrong: what was found; what
-to do*. The command line prints both without a traceback and exits with the class's exit status. `error_codes` lists
-the codes with their causes and remedies.
+An error has a stable code, such as `mail.unreadable-mbox`, and a message of the form *what is wrong: what was found;
+what to do*. The command line prints both without a traceback and exits with the exit status of the class. `error_codes`
+lists the codes with their causes and remedies.
 """
 
+import warnings
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,16 +18,19 @@ class GumshoeError(Exception):
 
     Args:
         code: `<area>.<problem>`, listed in the `errors.toml` of the package that raises it.
-        message: what is wrong: what was found; what to do.
+        message: what is wrong: what was found; what to do. An error of somebody's own environment or reward may have
+            the message alone; its code is then `plugins.no-code`.
     """
 
     exit_status: ClassVar[int] = 1
 
     def __init__(self, code: str, message: str | None = None) -> None:
         if message is None:
-            code, message = "cli.unknown", code
+            code, message = "plugins.no-code", code
+            warnings.warn("errors take a code and a message", DeprecationWarning, stacklevel=2)
         super().__init__(code, message)
         self.code, self.message = code, message
+        self.add_note(f"[{code}]")  # tracebacks end with it, such as those of pipeline steps
 
     def __str__(self) -> str:
         return self.message

@@ -1,6 +1,7 @@
 """What a pipeline is asked to do, checked before anything is started or sent."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -9,6 +10,7 @@ from gumshoe.artifacts.hub import local_dataset
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.errors import UsageError
 from gumshoe.operations.trainjob import Job
+from gumshoe_pipelines.graphs import combine
 from gumshoe_pipelines.placement import WORKER
 from gumshoe_pipelines.prepared import EMBEDDING
 
@@ -31,22 +33,30 @@ def check_arguments(arguments: Mapping[str, Any], *, reach: bool) -> None:
             try:
                 check(arguments, reach)
             except UsageError as error:
-                faults.append(f"{name}: {error}")
+                faults.append(UsageError(error.code, f"{name}: {error}"))
     if faults:
-        raise UsageError("; ".join(faults))
+        raise combine(faults)
 
 
 def _run(arguments: Mapping[str, Any], _: bool) -> None:
     if not _RUN.fullmatch(arguments["run"]):
-        raise UsageError(f"{arguments['run']!r} is no id; use lower-case letters, digits, dots and dashes, at most 63")
+        raise UsageError(
+            "pipelines.invalid-run-id",
+            f"{arguments['run']!r} is not a valid run id; use at most 63 lower-case letters, digits, dots and dashes",
+        )
     if arguments["run"] == _LATEST:
-        raise UsageError(f"{_LATEST} is what the newest is called; choose another id")
+        raise UsageError(
+            "pipelines.reserved-run-id", f"{_LATEST} always means the newest version; choose another run id"
+        )
 
 
 def _store(arguments: Mapping[str, Any], reach: bool) -> None:
     scheme, _, _ = split_uri(arguments["store"])
     if not reach and scheme != "s3":
-        raise UsageError(f"{arguments['store']} is gone with the pod that writes there; write s3://BUCKET/PREFIX")
+        raise UsageError(
+            "pipelines.store-not-in-s3",
+            f"{arguments['store']} is lost when the pod that writes there ends; use s3://BUCKET/PREFIX",
+        )
 
 
 def _check_found(place: str, reach: bool, *, datasets: bool = False) -> None:
@@ -59,7 +69,10 @@ def _check_found(place: str, reach: bool, *, datasets: bool = False) -> None:
         return
     found = local_dataset(place) is None if datasets and place.startswith("hf:") else split_uri(place)[0] == "s3"
     if not found:
-        raise UsageError(f"{place} is not to be found from a pod; name it with s3://{' or hf:' if datasets else ''}")
+        raise UsageError(
+            "pipelines.not-readable-from-pods",
+            f"pods cannot read {place}; use a path that begins with s3://{' or hf:' if datasets else ''}",
+        )
 
 
 def _sources(arguments: Mapping[str, Any], reach: bool) -> None:
@@ -67,10 +80,15 @@ def _sources(arguments: Mapping[str, Any], reach: bool) -> None:
     kinds = import_module("gumshoe.mail.sources" if is_mail else "gumshoe.documents.sources")
     example = "maildir" if is_mail else "dir"
     if not arguments["sources"]:
-        raise UsageError(f"there is no source; write a list such as [{example}:s3://bucket/there]")
+        raise UsageError(
+            "pipelines.no-sources", f"the list of sources is empty; write e.g. [{example}:s3://bucket/there]"
+        )
     for source in arguments["sources"]:
         if not isinstance(source, str):
-            raise UsageError(f"{source} is no text; write {example}:s3://bucket/there, without a space")
+            raise UsageError(
+                "pipelines.source-not-a-string",
+                f"a source must be a string, got {source!r}; write e.g. {example}:s3://bucket/there, without a space",
+            )
         kind, place = kinds.split_source(source)
         _check_found(source if kind == "hf" else place, reach, datasets=kind == "hf")
         if reach:
@@ -82,13 +100,16 @@ def _environment(arguments: Mapping[str, Any], reach: bool) -> None:
 
     about, embedding = arguments["environment"], arguments.get("embedding", EMBEDDING)
     if about not in INGESTED:
-        raise UsageError(f"{about!r} is none of {', '.join(INGESTED)}")
+        raise UsageError(
+            "pipelines.unknown-environment", f"environment {about!r} does not exist; use one of {', '.join(INGESTED)}"
+        )
     image = arguments.get("worker_image", WORKER)
     embeds = embedding != "none" and not embedding.startswith("openai:")
     if about == "documents" and not reach and image == WORKER and embeds:
         raise UsageError(
-            "the worker's image has nothing that embeds documents; set worker_image to the trainer's, or embedding to "
-            "openai:MODEL@URL, or to none"
+            "pipelines.image-cannot-embed",
+            f"the image {image} cannot embed documents with {embedding}; set worker_image to the trainer's image, or "
+            "embedding to openai:MODEL@URL or none",
         )
 
 
@@ -97,7 +118,9 @@ def _scenarios(arguments: Mapping[str, Any], reach: bool) -> None:
 
     _check_found(arguments["scenarios"].removeprefix("jsonl:"), reach, datasets=True)
     if reach and next(iter(read_scenarios(arguments["scenarios"])), None) is None:
-        raise UsageError(f"there is nothing in {arguments['scenarios']}")
+        raise UsageError(
+            "pipelines.no-scenarios", f"{arguments['scenarios']} contains no scenarios; name a file with questions"
+        )
 
 
 def _demonstrations(arguments: Mapping[str, Any], reach: bool) -> None:
@@ -107,7 +130,7 @@ def _demonstrations(arguments: Mapping[str, Any], reach: bool) -> None:
         try:
             open_uri(arguments["demonstrations"]).close()
         except NotFoundError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(error.code, error.message) from None
 
 
 def _settings(arguments: Mapping[str, Any], reach: bool) -> None:
@@ -125,19 +148,34 @@ def _sweep(arguments: Mapping[str, Any], reach: bool) -> None:
     names = []
     for each in arguments["sweep"]:
         if not isinstance(each, dict) or set(each) != {"name", "settings"} or not isinstance(each["settings"], dict):
-            raise UsageError(f"{each} is none; write {{name: slow, settings: {{optimizer.learning_rate: 1e-6}}}}")
+            raise UsageError(
+                "pipelines.invalid-sweep-entry",
+                f"an entry of the sweep must have name and settings, got {each}; write e.g. {{name: slow, settings: "
+                "{optimizer.learning_rate: 1e-6}}",
+            )
         if not _RUN.fullmatch(str(each["name"])):
-            raise UsageError(f"{each['name']!r} is no name; use lower-case letters, digits, dots and dashes")
+            raise UsageError(
+                "pipelines.invalid-sweep-name",
+                f"{each['name']!r} is not a valid name in a sweep; use lower-case letters, digits, dots and dashes",
+            )
         names.append(each["name"])
         _settings({**arguments, "settings": each["settings"]}, reach)
-    if not names or len(set(names)) < len(names):
-        raise UsageError("name one or more, each otherwise: they have their checkpoints by name")
+    if not names:
+        raise UsageError("pipelines.empty-sweep", "the sweep has no entries; write e.g. [{name: slow, settings: {}}]")
+    if repeated := [str(name) for name, count in Counter(names).items() if count > 1]:
+        raise UsageError(
+            "pipelines.duplicate-sweep-name",
+            f"the sweep uses a name twice: {', '.join(repeated)}; give each entry its own name",
+        )
 
 
 def _limits(arguments: Mapping[str, Any], _: bool) -> None:
     for name, value in arguments["limits"].items():
         if name not in _LIMITS or not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UsageError(f"{name}: {value} is none; there are {', '.join(_LIMITS)}, whole numbers from 1")
+            raise UsageError(
+                "pipelines.invalid-limit",
+                f"limits must be integers >= 1 named {', '.join(_LIMITS)}; got {name}: {value!r}",
+            )
 
 
 def _choice(arguments: Mapping[str, Any], _: bool) -> None:
@@ -158,25 +196,38 @@ def _deploy(arguments: Mapping[str, Any], _: bool) -> None:
 
     how = arguments["deploy"]
     if how not in HOWS:
-        raise UsageError(f"{how!r} is none of {', '.join(HOWS)}")
+        raise UsageError("pipelines.unknown-deploy-mode", f"deploy must be one of {', '.join(HOWS)}, got {how!r}")
     if how != "none" and split_uri(arguments["store"])[0] != "s3":
-        raise UsageError(f"pods of a deployment cannot fetch from {arguments['store']}; publish to s3://BUCKET/PREFIX")
+        raise UsageError(
+            "pipelines.store-not-in-s3",
+            f"pods of a deployment cannot read from {arguments['store']}; publish to s3://BUCKET/PREFIX",
+        )
     check_keys(Target.of(arguments.get("deployment", {})).values)
 
 
 def _nodes(arguments: Mapping[str, Any], reach: bool) -> None:
     nodes = arguments.get("nodes", 1)
     if nodes < 1:
-        raise UsageError(f"nodes: {nodes} is none; write a whole number from 1")
+        raise UsageError("pipelines.invalid-nodes", f"must be an integer >= 1, got {nodes}")
     job = Job.of(arguments.get("job", {}))
     if nodes == 1:
         return
     if split_uri(arguments["store"])[0] != "s3":
-        raise UsageError(f"other nodes cannot reach {arguments['store']}; write s3://BUCKET/PREFIX")
+        raise UsageError(
+            "pipelines.store-not-in-s3", f"other nodes cannot read from {arguments['store']}; use s3://BUCKET/PREFIX"
+        )
     if reach:
-        raise UsageError("there is one node here; leave nodes out, or submit the pipeline to a cluster")
-    if job.rollout_servers and arguments.get("settings", {}).get("rollouts.engine", "vllm") != "vllm":
-        raise UsageError("job's servers are vLLM's; set rollout_servers to 0, or leave rollouts.engine out")
+        raise UsageError(
+            "pipelines.single-machine",
+            f"a run on this machine has one node, got {nodes}; leave nodes out, or submit the pipeline to a cluster",
+        )
+    engine = arguments.get("settings", {}).get("rollouts.engine", "vllm")
+    if job.rollout_servers and engine != "vllm":
+        raise UsageError(
+            "pipelines.rollout-servers-without-vllm",
+            f"job.rollout_servers starts vLLM servers, but rollouts.engine is {engine}; set job.rollout_servers to 0, "
+            "or leave rollouts.engine out",
+        )
     if not job.rollout_servers:
         _check_servers(arguments)
 

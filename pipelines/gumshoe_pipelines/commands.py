@@ -122,7 +122,10 @@ def submit(
     With the id of a run that stopped, the new one takes up where that stopped.
     """
     if cron is not None and watch:
-        raise UsageError("what runs by --cron has not begun; follow a run of it with gumshoe pipeline watch ID")
+        raise UsageError(
+            "pipelines.cron-with-watch",
+            "--watch cannot follow a schedule (--cron); follow one of its runs with `gumshoe pipeline watch ID`",
+        )
     from gumshoe_pipelines.server import Address, Server
 
     graph, arguments = _asked(name, parameters, params, "run", {}, reach=False)
@@ -231,7 +234,8 @@ def _follow(server: "Server", run_id: str, *, once: bool = False) -> None:
         return
     out.print(_table(view))
     if view.state not in ("SUCCEEDED", "RUNNING", "PENDING"):
-        raise GumshoeError(f"{view.name} ended as {view.state}" + (f": {view.error}" if view.error else ""))
+        why = f": {view.error}" if view.error else "; see the errors of its steps above"
+        raise GumshoeError("pipelines.run-failed", f"run {view.name} ended as {view.state}{why}")
 
 
 def _tell(view: "RunView", told: set[str]) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -31,8 +31,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "STRUCT": (dict,),
 }
 _NAMES = {
-    "STRING": "a text",
-    "NUMBER_INTEGER": "a whole number",
+    "STRING": "a string",
+    "NUMBER_INTEGER": "an integer",
     "NUMBER_DOUBLE": "a number",
     "BOOLEAN": "true or false",
     "LIST": "a list",
@@ -69,23 +69,44 @@ class Graph:
         faults, known = [], self.parameters
         for name, value in values.items():
             if name not in known:
-                faults.append(f"{name} is no parameter; there are {', '.join(known)}")
+                faults.append(
+                    UsageError(
+                        "pipelines.unknown-parameter",
+                        f"{self.name} has no parameter {name}; it has {', '.join(known)}",
+                    )
+                )
                 continue
             kind = known[name]["parameterType"]
             if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "BOOLEAN"):
-                faults.append(f"{name} is to be {_NAMES[kind]}, and not {_shown(value)}")
+                faults.append(_wrong_type(name, _NAMES[kind], value))
         for name, parameter in known.items():
             if name not in values and "defaultValue" not in parameter and not parameter.get("isOptional"):
-                faults.append(f"{name} is missing: {parameter.get('description', '').rstrip('.')}")
+                described = parameter.get("description", "").rstrip(".")
+                faults.append(
+                    UsageError(
+                        "pipelines.missing-parameter", f"{name} is missing ({described}); set it with -p {name}=…"
+                    )
+                )
         if faults:
-            raise UsageError(f"{self.name}: {'; '.join(faults)}")
+            raise combine(faults)
         return dict(values)
 
 
-def _shown(value: object) -> str:
-    """A value as it was read; YAML makes dates of what looks like one."""
+def _wrong_type(name: str, wanted: str, value: object) -> UsageError:
     shown = json.dumps(value, ensure_ascii=False, default=str)
-    return f"{shown}, a date; write it in quotes" if isinstance(value, date) else shown
+    if isinstance(value, date):
+        return UsageError(
+            "pipelines.unquoted-date", f"{name} must be {wanted}, got the date {shown}; put it in quotes in the YAML"
+        )
+    return UsageError("pipelines.wrong-parameter-type", f"{name} must be {wanted}, got {shown}")
+
+
+def combine(faults: Sequence[UsageError]) -> UsageError:
+    """Return one error for all faults of the parameters: the only one, or one that lists each with its code."""
+    if len(faults) == 1:
+        return faults[0]
+    told = "; ".join(each.message_with_code for each in faults)
+    return UsageError("pipelines.several-faults", f"{len(faults)} parameters are wrong: {told}")
 
 
 def read_documents(text: str) -> list[Any]:
@@ -122,12 +143,16 @@ def manifests(graph: Graph) -> str:
 
 def _compile(name: str, **options: Any) -> str:
     if name not in PIPELINES:
-        raise UsageError(f"there is no pipeline {name!r}; there are {', '.join(PIPELINES)}")
+        raise UsageError(
+            "pipelines.unknown-pipeline", f"pipeline {name!r} does not exist; use one of {', '.join(PIPELINES)}"
+        )
     module, attribute = PIPELINES[name]
     try:
         graph = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed, which pipelines need; install gumshoe[pipelines]") from None
+        raise UsageError(
+            "pipelines.missing-dependency", f"pipelines require {error.name}: pip install 'gumshoe-agents[pipelines]'"
+        ) from None
     from kfp.compiler import Compiler
 
     with TemporaryDirectory(prefix="gumshoe-compile-") as scratch:
@@ -147,15 +172,28 @@ def read_values(pairs: list[str], path: Path | None) -> dict[str, Any]:
         if path is not None:
             read = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
             if not isinstance(read, dict):
-                raise UsageError(f"{path} holds no parameters by name; write them as `scenarios: questions.jsonl`")
+                raise UsageError(
+                    "pipelines.parameters-not-a-mapping",
+                    f"{path} must be a mapping of parameters, got {type(read).__name__}; write e.g. `scenarios: "
+                    "questions.jsonl`",
+                )
             values |= read
         for pair in pairs:
             name, equals, text = pair.partition("=")
             if not equals:
-                raise UsageError(f"{pair!r} is no parameter; write NAME=VALUE, such as seed=2")
+                raise UsageError(
+                    "pipelines.invalid-parameter-option",
+                    f"a parameter must be NAME=VALUE, got {pair!r}; write e.g. seed=2",
+                )
             values[name.strip()] = yaml.safe_load(text) if text else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); name a YAML file") from None
+        raise UsageError(
+            "pipelines.parameters-unreadable",
+            f"cannot read parameters from {path}: {error}; name a YAML file in UTF-8",
+        ) from None
     except yaml.YAMLError as error:
-        raise UsageError(f"parameters are to be YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(
+            "pipelines.invalid-yaml",
+            f"the parameters are not valid YAML: {' '.join(str(error).split())}; quote or correct the value",
+        ) from None
     return values

@@ -27,6 +27,7 @@ _CACHED = re.compile(r"Task (\S+) cache hit")
 _AGAIN = re.compile(r"Task (\S+) failed \(attempt (\d+)/(\d+)\)\. Retrying")
 _SKIPPED = re.compile(r"Skipping (?:conditional )?task (\S+?):? ")
 _ERROR = re.compile(r"(?:gumshoe[\w.]*|[\w.]*Error): (.+)")
+_CODE = re.compile(r"\[[a-z-]+\.[a-z0-9-]+\]")
 _NOISE = re.compile(r"\[KFP Executor |^\S*/site-packages/|^\s*(?:warnings\.warn|import kfp)|^\s*[{}\]\[\"]")
 _BETWEEN_TRIES = "2s"
 
@@ -78,6 +79,8 @@ class LocalRun:
         said = text[4:]
         if found := _ERROR.match(said):
             self.steps[-1].error = found[1]
+        elif _CODE.fullmatch(said):  # the last line of an error's traceback
+            self.steps[-1].error += f" {said}"
         return None if said.startswith(("  ", "Traceback")) else f"  [dim]{printable(said)}[/]"
 
 
@@ -111,8 +114,11 @@ def run_here(graph: Graph, arguments: dict[str, Any], directory: Path, *, cachin
         status = child.wait()
     failed = next((step for step in run.steps if step.state == "failed"), None)
     if status:
-        name, why = (failed.name, failed.error) if failed else ("the run", "")
-        raise GumshoeError(f"{name} failed: {why or 'see its words above'}; all of them are in {directory / 'run.log'}")
+        name, why = (f"step {failed.name}", failed.error) if failed else ("the run", "")
+        raise GumshoeError(
+            "pipelines.local-run-failed",
+            f"{name} failed: {why or f'exit status {status}'}; see the log in {directory / 'run.log'}",
+        )
 
 
 @contextmanager

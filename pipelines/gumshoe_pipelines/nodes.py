@@ -68,7 +68,7 @@ class Nodes:
             UsageError: it cannot be.
         """
         if nodes < 1:
-            raise UsageError(f"nodes: {nodes} is none; write a whole number from 1")
+            raise UsageError("pipelines.invalid-nodes", f"nodes must be an integer >= 1, got {nodes}")
         return cls(nodes, gpus, Job.of(job), image, node_selector, tuple(tolerations))
 
     @property
@@ -104,8 +104,9 @@ def trained_on_nodes(
         found = fetched_result(request, directory)
     if found is None:
         raise GumshoeError(
-            f"TrainJob {name} is at its end, and {asked.checkpoints} has no {request.result}; see whether its first "
-            "node wrote to the same store, and try again"
+            "pipelines.no-training-result",
+            f"TrainJob {name} finished, but {asked.checkpoints} has no {request.result}; check that its first node "
+            "writes to the same store, then try again",
         )
     return found
 
@@ -118,7 +119,9 @@ def check_servers(known: TrainSettings) -> None:
     """
     if known.servers:
         raise UsageError(
-            "several nodes need servers of their own: give job.rollout_servers, or set rollouts.engine to transformers"
+            "pipelines.no-rollout-servers",
+            "training on several nodes needs separate rollout servers; set job.rollout_servers, rollouts.servers, or "
+            "rollouts.engine to transformers",
         )
 
 

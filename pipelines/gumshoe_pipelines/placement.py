@@ -8,7 +8,7 @@ from kfp import dsl, kubernetes
 
 from gumshoe.operations.trainjob import SECRET_KEYS
 
-WORKER, TRAINER = (f"ghcr.io/gumshoe/{image}:{version('gumshoe')}" for image in ("worker", "trainer"))
+WORKER, TRAINER = (f"ghcr.io/gumshoe/{image}:{version('gumshoe-agents')}" for image in ("worker", "trainer"))
 """Images, unless others are named."""
 MINUTE, HOUR = 60, 3600
 PROJECT_LABEL, RUN_LABEL, STEP_LABEL = "gumshoe.dev/project", "gumshoe.dev/run", "gumshoe.dev/step"

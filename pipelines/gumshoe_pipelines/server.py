@@ -39,14 +39,20 @@ class Address:
         if in_cluster:
             if not _TOKEN.exists() and token is None:
                 raise UsageError(
-                    f"there is no token at {_TOKEN}; this is no pod that Kubeflow gave one, so name --host"
+                    "pipelines.no-pod-token",
+                    f"--in-cluster needs a token that Kubeflow mounts in pods, but {_TOKEN} does not exist; use --host",
                 )
             own = token or _TOKEN.read_text(encoding="utf-8").strip()
             return cls(host or IN_CLUSTER.format(namespace=namespace or "kubeflow"), namespace, own)
         if host is None:
-            raise UsageError("say where Kubeflow Pipelines is, with --host or $KFP_HOST; --in-cluster from within")
+            raise UsageError(
+                "pipelines.no-host",
+                "the address of Kubeflow Pipelines is missing; set --host or $KFP_HOST, or use --in-cluster in a pod",
+            )
         if not host.startswith(("http://", "https://")):
-            raise UsageError(f"--host {host} is no address; write https://HOST, or http://localhost:8080")
+            raise UsageError(
+                "pipelines.invalid-host", f"--host must be a URL, got {host}; write e.g. http://localhost:8080"
+            )
         return cls(host.rstrip("/"), namespace, token)
 
 
@@ -74,8 +80,9 @@ class Server:
         for each in self.runs(_RECENT) if "run" in arguments else ():
             if each.display_name == name and each.state in ("PENDING", "RUNNING"):
                 raise UsageError(
-                    f"run {arguments['run']} is going on; follow it with gumshoe pipeline watch {each.run_id}, end it "
-                    "first, or take another id"
+                    "pipelines.run-in-progress",
+                    f"run {arguments['run']} is in progress; follow it with `gumshoe pipeline watch {each.run_id}`, "
+                    "terminate it first, or use another id",
                 )
         run = api.V2beta1Run(
             display_name=name,
@@ -133,14 +140,14 @@ class Server:
         made = api.V2beta1Experiment(display_name=name, namespace=self.address.namespace)
         return str(self._ask(service.experiment_service_create_experiment, made).experiment_id)
 
-    def _ask(self, method: Callable[..., Any], *arguments: Any, what: str = "it", **named: Any) -> Any:
+    def _ask(self, method: Callable[..., Any], *arguments: Any, what: str = "the resource", **named: Any) -> Any:
         """Call a method of the published client, within the deadline."""
         deadline = (self.address.deadline, self.address.deadline)  # a number alone would have to be whole
         with self._explained(what):
             found = method(*arguments, **named, _request_timeout=deadline)
             kind = self._client.last_response.getheader("Content-Type") or "nothing that says what it is"
             if "json" not in kind:  # of which the client makes an empty answer
-                raise ValueError(f"it sends {kind}")
+                raise ValueError(f"it returned {kind}")
             return found
 
     @contextmanager
@@ -155,24 +162,44 @@ class Server:
             yield
         except api.ApiException as error:
             said = _said(error)
-            if error.status in (401, 403):
+            if error.status == 401:
                 raise GumshoeError(
-                    f"{host} refuses ({error.status}{said}); give a token that may do this, with --token or $KFP_TOKEN"
+                    "pipelines.unauthenticated",
+                    f"{host} does not accept the credentials: 401{said}; set a valid token with --token or $KFP_TOKEN",
+                ) from None
+            if error.status == 403:
+                raise GumshoeError(
+                    "pipelines.access-denied",
+                    f"{host} denies access: 403{said}; use a token with this right (--token or $KFP_TOKEN)",
                 ) from None
             if error.status == 404:
                 raise GumshoeError(
-                    f"{host} does not have {what} (404{said}); check the address of Kubeflow Pipelines, the namespace "
-                    "and the id"
+                    "pipelines.not-found",
+                    f"{what} does not exist at {host}: 404{said}; check the address, the namespace and the id",
                 ) from None
             if error.status is None or error.status >= 500 or error.status == 429:
-                raise UnavailableError(f"{host} is not well ({error.status}{said}); try again") from None
-            raise GumshoeError(f"{host} refuses ({error.status}{said})") from None
+                raise UnavailableError(
+                    "pipelines.server-unhealthy", f"{host} failed: {error.status}{said}; try again later"
+                ) from None
+            raise GumshoeError(
+                "pipelines.request-rejected", f"{host} rejected the request: {error.status}{said}"
+            ) from None
         except urllib3.exceptions.HTTPError as error:
             reason = getattr(error, "reason", None) or error
-            kind = "in time" if isinstance(reason, urllib3.exceptions.TimeoutError) else f"({_short(reason)})"
-            raise UnavailableError(f"{host} does not answer {kind}; check --host, and that you can reach it") from None
+            if _is_timeout(reason):
+                raise UnavailableError(
+                    "pipelines.server-timeout",
+                    f"{host} did not answer within {self.address.deadline:g} seconds; check --host and the network",
+                ) from None
+            raise UnavailableError(
+                "pipelines.server-unreachable",
+                f"{host} cannot be reached: {_short(reason)}; check --host and the network",
+            ) from None
         except (ValueError, AttributeError, TypeError) as error:  # what the client makes of other documents
-            raise GumshoeError(f"{host} does not answer as Kubeflow Pipelines does ({_short(error)})") from None
+            raise GumshoeError(
+                "pipelines.not-kubeflow",
+                f"{host} is not a Kubeflow Pipelines API: {_short(error)}; check --host",
+            ) from None
 
 
 def sent(graph: Graph, arguments: dict[str, Any], *, caching: bool) -> dict[str, Any]:
@@ -194,6 +221,12 @@ def sent(graph: Graph, arguments: dict[str, Any], *, caching: bool) -> dict[str,
 def project_of(store: str) -> str:
     """What a project is called: the last part of its store's URI."""
     return store.rstrip("/").rpartition("/")[2]
+
+
+def _is_timeout(reason: object) -> bool:
+    """Return whether a deadline passed; urllib3 counts connections that were refused as timeouts too."""
+    timeout, refused = urllib3.exceptions.TimeoutError, urllib3.exceptions.NewConnectionError
+    return isinstance(reason, timeout) and not isinstance(reason, refused)
 
 
 def _said(error: api.ApiException) -> str:

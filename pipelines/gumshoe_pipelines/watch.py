@@ -140,16 +140,16 @@ def follow(
         except UnavailableError as error:
             if time.monotonic() - answered > silence:
                 raise
-            if str(error) != warned:
-                warned = str(error)
-                warn(f"{error}; asking again")
+            if error.message_with_code != warned:
+                warned = error.message_with_code
+                warn(f"{warned}; asking again")
             time.sleep(every)
             continue
         try:
             found = look(run.run_id)
         except GumshoeError as error:  # the run goes on without
             found = {}
-            said = f"pods cannot be seen: {error}"
+            said = f"pods cannot be seen: {error.message_with_code}"
             if said != warned:
                 warned = said
                 warn(said)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.agent.chat_format import ChatFormat, ChatTemplateError, NoCallError, UnusableCallError, parse_call
+from gumshoe.agent.chat_format import ChatFormat, NoCallError, UnusableCallError, parse_call
 from gumshoe.agent.tools import Call, Toolbox
 from tests.agent import talk
 from tests.agent.talk import CONTROL, NAME, QWEN2_5, call, make_tokenizer
+from tests.errors import raises
 from tests.scenarios.questions import QUICK
 
 WORDS = st.text("ab Zé漢😀09.,'\"<>|{}\\/&", min_size=1, max_size=20).map(lambda text: f"x{text}")
@@ -53,29 +54,33 @@ def test_a_turn_of_qwen2_5_ends_with_its_one_stop_token(chat: ChatFormat) -> Non
 
 
 @pytest.mark.parametrize(
-    ("chat_template", "why"),
+    ("chat_template", "code", "says"),
     [
-        pytest.param(None, "is missing", id="no template"),
-        pytest.param("", "is missing", id="empty template"),
-        pytest.param(talk.QWEN3, "rewrites .* thinking", id="thinking as in Qwen3"),
-        pytest.param(talk.FORGETFUL, "rewrites .* thinking", id="earlier thinking left out"),
-        pytest.param(talk.OLD_RESULTS_GONE, "rewrites turns or results", id="earlier results left out"),
-        pytest.param(talk.JSON_RESULTS, "rewrites turns or results", id="results as JSON"),
-        pytest.param(talk.TRIMMED_RESULTS, "changes the text of a tool's result", id="results trimmed"),
-        pytest.param(talk.NO_RESULTS, "rewrites turns or results", id="results left out"),
-        pytest.param(talk.LLAMA3_1, "does not ask for calls in <tool_call> tags", id="Llama 3.1"),
-        pytest.param(talk.NO_TOOLS, "does not ask for calls in <tool_call> tags", id="no tools"),
-        pytest.param(talk.RAISES, r"cannot render .*\(only user and assistant roles", id="raises for results"),
-        pytest.param("{{ messages[0].nothing.at_all }}", "cannot render", id="reads what is not there"),
-        pytest.param("{% if %}", "cannot render", id="no Jinja"),
-        pytest.param(talk.END_OF_TEXT, "has no one token .* that ends a turn", id="turns end in plain text"),
-        pytest.param(talk.OPEN_UNTIL_RESULT, "closes a turn differently", id="turns end in two ways"),
+        pytest.param(None, "rollouts.no-chat-template", "", id="no template"),
+        pytest.param("", "rollouts.no-chat-template", "", id="empty template"),
+        pytest.param(talk.QWEN3, "rollouts.template-rewrites-history", "thinking", id="thinking as in Qwen3"),
+        pytest.param(talk.FORGETFUL, "rollouts.template-rewrites-history", "thinking", id="earlier thinking left out"),
+        pytest.param(talk.OLD_RESULTS_GONE, "rollouts.template-rewrites-history", "", id="earlier results left out"),
+        pytest.param(talk.JSON_RESULTS, "rollouts.template-rewrites-history", "", id="results as JSON"),
+        pytest.param(talk.TRIMMED_RESULTS, "rollouts.template-changes-results", "", id="results trimmed"),
+        pytest.param(talk.NO_RESULTS, "rollouts.template-rewrites-history", "", id="results left out"),
+        pytest.param(talk.LLAMA3_1, "rollouts.template-no-tool-calls", "<tool_call>", id="Llama 3.1"),
+        pytest.param(talk.NO_TOOLS, "rollouts.template-no-tool-calls", "<tool_call>", id="no tools"),
+        pytest.param(
+            talk.RAISES, "rollouts.template-render-failed", "only user and assistant roles", id="raises for results"
+        ),
+        pytest.param(
+            "{{ messages[0].nothing.at_all }}", "rollouts.template-render-failed", "", id="reads what is not there"
+        ),
+        pytest.param("{% if %}", "rollouts.template-render-failed", "", id="no Jinja"),
+        pytest.param(talk.END_OF_TEXT, "rollouts.no-stop-token", "", id="turns end in plain text"),
+        pytest.param(talk.OPEN_UNTIL_RESULT, "rollouts.template-turn-end-varies", "", id="turns end in two ways"),
     ],
 )
 def test_a_template_from_which_no_glue_can_be_derived_is_refused_with_its_name(
-    chat_template: str | None, why: str
+    chat_template: str | None, code: str, says: str
 ) -> None:
-    with pytest.raises(ChatTemplateError, match=f"^the chat template of {NAME} {why}"):
+    with raises(code, NAME, says):
         ChatFormat(make_tokenizer(chat_template))
 
 
@@ -83,7 +88,7 @@ def test_the_published_template_of_qwen2_5_is_fit_and_that_of_qwen3_is_not() -> 
     """As TRL has them."""
     published = files("trl") / "chat_templates"
     assert ChatFormat(make_tokenizer((published / "qwen2_5.jinja").read_text())).end == "<|im_end|>"
-    with pytest.raises(ChatTemplateError, match=f"^the chat template of {NAME} rewrites .* thinking"):
+    with raises("rollouts.template-rewrites-history", NAME):
         ChatFormat(make_tokenizer((published / "qwen3.jinja").read_text()))
 
 
@@ -111,7 +116,7 @@ def test_a_tokenizer_whose_turns_have_no_ids_of_their_own_is_refused(tokenizer: 
     core.add_special_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
     made: Any = PreTrainedTokenizerFast
     greedy = made(tokenizer_object=core, chat_template=QWEN2_5, name_or_path=NAME)
-    with pytest.raises(ChatTemplateError, match=f"^the chat template of {NAME} ends turns with .* stands alone"):
+    with raises("rollouts.stop-token-absorbs-spaces", NAME, "<|im_end|>"):
         ChatFormat(greedy)
 
 

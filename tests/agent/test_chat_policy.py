@@ -14,7 +14,7 @@ from gumshoe.agent.episode import EpisodeLimits, run_episode
 from gumshoe.agent.policies import TINY, PolicyName, open_policy
 from gumshoe.agent.policy import PolicyError, Sampling
 from gumshoe.agent.threads import ToolThreads
-from gumshoe.agent.trajectory import NotTokenExactError, Trajectory
+from gumshoe.agent.trajectory import Trajectory
 from gumshoe.endpoint import openai_client
 from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
@@ -31,6 +31,7 @@ from tests.agent.fake_vllm import (
     status,
     trickle,
 )
+from tests.errors import raises
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import scenario
 from tests.waiting import Clock, async_wait_until
@@ -133,7 +134,7 @@ def test_each_request_carries_the_tools_the_sampling_and_the_conversation(server
 def test_nothing_can_be_trained_on_what_a_chat_model_wrote(server: FakeVLLM, index: MailIndex) -> None:
     done = converse(server, index)
     for each in (done, Trajectory.from_json(done.to_json(), "line 1")):
-        with pytest.raises(NotTokenExactError, match="chat is a chat model"):
+        with raises("rollouts.no-token-ids", "chat"):
             _ = each.ids
         assert (each.mask, each.sampled_tokens, each.prompt_tokens) == ([], 0, 0)
         origins = [segment.origin for segment in each.segments]
@@ -201,54 +202,62 @@ def test_a_fault_that_passes_is_tried_again(server: FakeVLLM, index: MailIndex, 
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "code", "says"),
     [
-        reset,
-        stall,
-        cut_body,
-        cut_json,
-        status(500),
-        status(429),
-        status(400),
-        raw(b"<html>proxy</html>", "text/html"),
-        raw(b"{}"),
-        raw(b"[]"),
-        raw(b"null"),
-        raw(b'{"choices": []}'),
-        raw(b'{"choices": [{}]}'),
-        raw(b'{"choices": [{"message": null}]}'),
-        raw(b'{"choices": [{"message": {"content": 1}}]}'),
-        raw(b'{"choices": [{"message": {"tool_calls": [{}]}}]}'),
-        raw(b'{"choices": [{"message": {"tool_calls": [{"id": "1", "function": {}}]}}]}'),
+        (reset, "models.unreachable", "APIConnectionError"),
+        (stall, "models.unreachable", "APITimeoutError"),
+        (cut_body, "models.unreachable", "APIConnectionError"),
+        (cut_json, "models.invalid-answer", "JSONDecodeError"),
+        (status(500), "models.request-failed", "500"),
+        (status(429), "models.request-failed", "429"),
+        (status(400), "models.request-failed", "400"),
+        (raw(b"<html>proxy</html>", "text/html"), "models.invalid-answer", ""),
+        (raw(b"{}"), "models.invalid-answer", ""),
+        (raw(b"[]"), "models.invalid-answer", ""),
+        (raw(b"null"), "models.invalid-answer", ""),
+        (raw(b'{"choices": []}'), "models.invalid-answer", ""),
+        (raw(b'{"choices": [{}]}'), "models.invalid-answer", ""),
+        (raw(b'{"choices": [{"message": null}]}'), "models.invalid-answer", ""),
+        (raw(b'{"choices": [{"message": {"content": 1}}]}'), "models.invalid-answer", ""),
+        (raw(b'{"choices": [{"message": {"tool_calls": [{}]}}]}'), "models.invalid-answer", ""),
+        (
+            raw(b'{"choices": [{"message": {"tool_calls": [{"id": "1", "function": {}}]}}]}'),
+            "models.invalid-answer",
+            "",
+        ),
     ],
 )
 def test_no_answer_or_none_that_is_whole_is_a_failure_of_infrastructure(
-    server: FakeVLLM, index: MailIndex, fault: Act, clock: Clock
+    server: FakeVLLM, index: MailIndex, fault: Act, code: str, says: str, clock: Clock
 ) -> None:
     server.inject(fault, times=None, after=1)
-    with pytest.raises(PolicyError, match=r"^chat "):
+    with raises(code, "chat", says) as failed:
         converse(server, index, retries=0, stuck=clock if fault is stall else None)
+    assert isinstance(failed.value, PolicyError)
     assert len(server.requests) == 2
 
 
 def test_an_answer_that_never_ends_is_given_up(server: FakeVLLM, index: MailIndex, clock: Clock) -> None:
     server.inject(trickle, after=1)
-    with pytest.raises(PolicyError, match=r"^chat did not answer in 1800 seconds"):
+    with raises("models.timeout", "chat", 1800):
         converse(server, index, deadline=HOUR / 2, stuck=clock)
 
 
-@pytest.mark.parametrize("code", [401, 403, 404])
+@pytest.mark.parametrize(
+    ("answered", "code"), [(401, "models.access-denied"), (403, "models.access-denied"), (404, "models.not-found")]
+)
 def test_what_the_user_must_put_right_is_no_failure_of_infrastructure(
-    server: FakeVLLM, index: MailIndex, code: int
+    server: FakeVLLM, index: MailIndex, answered: int, code: str
 ) -> None:
-    server.inject(status(code))
-    with pytest.raises(UsageError, match="check its name, OPENAI_API_KEY and the address"):
+    server.inject(status(answered))
+    with raises(code, "chat", answered) as refused:
         converse(server, index)
+    assert isinstance(refused.value, UsageError)
     assert len(server.requests) == 1
 
 
 def test_a_model_that_is_not_there_is_named(server: FakeVLLM, index: MailIndex) -> None:
-    with pytest.raises(UsageError, match="The model `other` does not exist"):
+    with raises("models.not-found", "The model `other` does not exist"):
         converse(server, index, model="other")
 
 
@@ -261,7 +270,7 @@ def test_the_key_comes_from_the_environment(
 
 
 def test_openai_itself_is_not_asked_without_a_key() -> None:
-    with pytest.raises(UsageError, match="OPENAI_API_KEY is not set"):
+    with raises("models.no-api-key", "OPENAI_API_KEY"):
         openai_client(None)
 
 
@@ -313,7 +322,7 @@ def test_two_checkpoints_of_one_name_are_two_policies() -> None:
     ],
 )
 def test_a_word_that_names_no_policy_is_refused_with_the_forms_there_are(word: str) -> None:
-    with pytest.raises(UsageError, match=r"names no policy; write tiny.*vllm:URL.*chat:MODEL"):
+    with raises("inference.invalid-policy", repr(word), "tiny", "vllm:URL", "chat:MODEL"):
         PolicyName.parse(word)
 
 
@@ -333,7 +342,7 @@ def test_token_ids_need_a_tokenizer() -> None:
         async with open_policy(PolicyName.parse("vllm:http://a"), None, Sampling(), EpisodeLimits()):
             pass
 
-    with pytest.raises(UsageError, match="say where it is with --tokenizer"):
+    with raises("inference.tokenizer-required", "--tokenizer"):
         asyncio.run(run())
 
 
@@ -345,5 +354,5 @@ def test_a_tokenizer_s_broken_files_are_named(tmp_path: Path) -> None:
         async with open_policy(PolicyName.parse("vllm:http://a"), tmp_path, Sampling(), EpisodeLimits()):
             pass
 
-    with pytest.raises(UsageError, match="there is no tokenizer at"):
+    with raises("inference.tokenizer-unreadable", tmp_path):
         asyncio.run(run())

@@ -18,12 +18,12 @@ from gumshoe.agent.tools import Call, ToolError
 from gumshoe.documents.build import BuildOptions, build_index
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentIndex
-from gumshoe.errors import UsageError
-from gumshoe.scenarios.scenario import Scenario, ScenarioError
+from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.ask import LocalModel, Question, answered
 from tests.agent.fake_vllm import FakeVLLM, letter_counts
 from tests.documents.collection import write_jsonl
 from tests.documents.pages import make_collection, page
+from tests.errors import raises
 from tests.mail.mailbox import record
 from tests.mail.mailbox import write_jsonl as write_mail
 from tests.scenarios.questions import QUICK, about_documents, scenario
@@ -76,7 +76,7 @@ def test_the_day_is_told_where_the_question_has_one(index: DocumentIndex) -> Non
 
 @pytest.mark.parametrize("asked", [scenario(1), Scenario.asked("What?", "ann@example.com", scenario(1).query_date)])
 def test_a_question_about_mail_is_refused(index: DocumentIndex, asked: Scenario) -> None:
-    with pytest.raises(ScenarioError, match=f"scenario {asked.id} is not about documents"):
+    with raises("environments.not-about-documents", asked.id):
         DocumentsEnvironment(index, asked, 10)
 
 
@@ -196,7 +196,7 @@ def test_what_was_ingested_is_not_made_again(about: str, tmp_path: Path) -> None
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index").rglob("*")}
     assert ingested([source], about, "none", tmp_path / "index") == made
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "index").rglob("*")} == before
-    with pytest.raises(UsageError, match="holds an index already"):
+    with raises("mail.index-exists" if about == "email" else "documents.index-exists", tmp_path / "index"):
         ingested([source, source], about, "none", tmp_path / "index")
 
 
@@ -213,7 +213,7 @@ def test_ask_embeds_its_queries_at_an_endpoint(tmp_path: Path) -> None:
         build_index([write_jsonl(tmp_path / "in.jsonl", PAGES[:3])], tmp_path / "index", options)
         asked = Question(tmp_path / "index", None, None, "How long does marsh fever last?")
         model = LocalModel(None, None, str(tmp_path / "no-model"))
-        with pytest.raises(UsageError, match="no-model"):
+        with raises("sources.no-such-model-directory", tmp_path / "no-model"):
             asyncio.run(answered(asked, model, Sampling(0.0), EpisodeLimits(3)))
     assert "What is there?" in embedded
 

@@ -16,8 +16,9 @@ from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.environment import Record
 from gumshoe.agent.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
 from gumshoe.mail.index import MailIndex
-from gumshoe.scenarios.scenario import Scenario, ScenarioError
+from gumshoe.scenarios.scenario import Scenario
 from tests.agent.talk import synthetic
+from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.scenarios.questions import QUICK, about_documents, scenario
 
@@ -71,16 +72,19 @@ def test_the_prompt_says_whose_mail_it_is_what_day_it_is_and_how_many_turns_ther
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "code"),
     [
-        Scenario.model_validate(about_documents(1)),
-        Scenario.model_validate(about_documents(1, inbox_address="ann@example.com", query_date="2001-05-10")),
-        scenario(1, query_date="9999-12-31"),
+        (Scenario.model_validate(about_documents(1)), "environments.not-about-mail"),
+        (
+            Scenario.model_validate(about_documents(1, inbox_address="ann@example.com", query_date="2001-05-10")),
+            "environments.not-about-mail",
+        ),
+        (scenario(1, query_date="9999-12-31"), "environments.no-inbox"),
     ],
     ids=["about documents", "about documents, with an inbox and a day", "on the last day of all"],
 )
-def test_a_scenario_without_an_inbox_or_a_day_is_refused(index: MailIndex, asked: Scenario) -> None:
-    with pytest.raises(ScenarioError, match=asked.id):
+def test_a_scenario_without_an_inbox_or_a_day_is_refused(index: MailIndex, asked: Scenario, code: str) -> None:
+    with raises(code, asked.id):
         EmailEnvironment(index, asked, 10)
 
 

@@ -14,12 +14,13 @@ from gumshoe.agent.chat_format import ChatFormat, Encoded
 from gumshoe.agent.email import EmailEnvironment
 from gumshoe.agent.environment import Ending, Environment, Record
 from gumshoe.agent.episode import EpisodeLimits, TokenSpeaker, run_episode
-from gumshoe.agent.policy import Completion, Policy, PolicyError, Sampling, ScriptedPolicy
-from gumshoe.agent.threads import ToolFailedError, ToolThreads
+from gumshoe.agent.policy import Completion, Policy, Sampling, ScriptedPolicy
+from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.tools import Toolbox
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.mail.index import MailIndex
 from tests.agent.talk import CONTROL, call, synthetic
+from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.scenarios.questions import QUICK, scenario
 from tests.waiting import Clock
@@ -343,7 +344,7 @@ def test_a_policy_that_changes_within_an_episode_is_a_failure(
     tokenizer: Any, chat: ChatFormat, place: EmailEnvironment
 ) -> None:
     turn = [*tokenizer.encode(SEARCH, add_special_tokens=False), *chat.stop_ids]
-    with pytest.raises(PolicyError, match="from first to second"):
+    with raises("rollouts.policy-changed", "first", "second"):
         episode(chat, Fixed([turn], ["first", "second"]), place)
 
 
@@ -368,7 +369,7 @@ class Waiting:
 
 def test_a_tool_that_does_not_answer_in_time_is_a_failure_and_no_ending(tokenizer: Any, chat: ChatFormat) -> None:
     policy, over = scripted(tokenizer, call("wait")), threading.Event()
-    with pytest.raises(ToolFailedError, match=r"wait did not answer in 0\.05 seconds"):
+    with raises("rollouts.tool-timeout", "wait", 0.05):
         episode(chat, policy, Waiting(over.wait), deadline=0.05)
     over.set()
 

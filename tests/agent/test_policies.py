@@ -17,9 +17,9 @@ import pytest
 from gumshoe.agent.policies import load_tokenizer
 from gumshoe.agent.transformers_policy import TransformersPolicy
 from gumshoe.artifacts.hub import ModelPlace, find_model
-from gumshoe.errors import UsageError
 from tests.agent.fake_vllm import write_tokenizer
 from tests.conftest import free_port
+from tests.errors import raises
 from tests.http_server import serving
 
 # The hub's library reads its settings as it is imported, hence a process of its own.
@@ -38,13 +38,13 @@ time.sleep = pauses.append
 for line in sys.argv[1:]:
     opener, name = line.split("=")
     constants.HF_HUB_ETAG_TIMEOUT = 1 if name == "acme/silent" else 600
-    found, error = None, ""
+    found, code, error = None, "", ""
     pauses.clear()
     try:
         found = openers[opener](name)
     except UsageError as failure:
-        error = str(failure)
-    print(json.dumps({"found": found, "error": error, "pauses": pauses}), flush=True)
+        code, error = failure.code, failure.message
+    print(json.dumps({"found": found, "code": code, "error": error, "pauses": pauses}), flush=True)
 """
 
 
@@ -53,6 +53,7 @@ class Outcome:
     """The result of looking for a model, and the seconds of each pause that was made."""
 
     found: Any
+    code: str
     error: str
     pauses: list[float]
 
@@ -121,9 +122,9 @@ def test_a_name_that_the_hub_does_not_know_is_told_of_at_once(home: Path) -> Non
         there, *wrong = look(home, endpoint, "find=acme/there", *WRONG, "tokenizer=acme/busy", "model=acme/silent")
     assert (there.found, there.error) == (False, "")
     for each, said in zip(wrong, ["404"] * 4 + ["503", "timed out"], strict=True):
-        assert "is no directory here, is not in the cache, and the hub does not give it" in each.error
+        assert each.code == "sources.model-not-found"
         assert said in each.error
-        assert "name a model's directory, or check its name, the network, and HF_TOKEN" in each.error
+        assert "HF_TOKEN" in each.error
         assert "\n" not in each.error
         assert each.pauses == []
 
@@ -133,6 +134,7 @@ def test_without_a_network_a_name_in_the_cache_is_found_and_another_is_told_of_a
     cached, *wrong = look(home, place, "find=acme/cached", *WRONG)
     assert cached.found is True
     for each in wrong:
+        assert each.code == "sources.model-not-found"
         assert "Connection refused" in each.error
         assert "\n" not in each.error
         assert each.pauses == []
@@ -143,7 +145,8 @@ def test_offline_nothing_is_asked_of_the_hub(home: Path) -> None:
         cached, *wrong = look(home, endpoint, "find=acme/cached", *WRONG, "find=acme/silent", HF_HUB_OFFLINE="1")
     assert cached.found is True
     for each in wrong:
-        assert "HF_HUB_OFFLINE is set" in each.error
+        assert each.code == "sources.model-not-found"
+        assert "HF_HUB_OFFLINE" in each.error
         assert each.pauses == []
 
 
@@ -169,7 +172,7 @@ NO_DIRECTORIES = [
 @pytest.mark.parametrize("place", NO_DIRECTORIES)
 def test_what_can_only_be_a_directory_is_not_asked_of_the_hub(place: Path | str) -> None:
     for use in (load_tokenizer, TransformersPolicy):
-        with pytest.raises(UsageError, match=r"^there is no directory .*; name a model's directory, or its name"):
+        with raises("sources.no-such-model-directory", place):
             use(place)
 
 
@@ -183,5 +186,5 @@ def test_a_directory_is_a_model_s_place_whatever_its_name(tmp_path: Path, monkey
 
 
 def test_an_adapter_is_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no directory acme/adapter"):
+    with raises("sources.no-such-model-directory", "acme/adapter"):
         TransformersPolicy(tmp_path, Path("acme/adapter"))

@@ -210,7 +210,7 @@ def test_an_episode_that_fails_for_want_of_infrastructure_is_run_afresh(failing:
         if sample == 1:
             tries.append(attempt)
             if attempt <= failing:
-                raise PolicyError("gone")
+                raise PolicyError("inference.server-unreachable", "gone")
         return trajectory(about, sample)
 
     engine = RolloutEngine(episode)
@@ -228,7 +228,7 @@ def test_after_three_tries_the_group_is_dropped_with_its_cause_and_the_others_go
     async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
         tries[about.id, sample] += 1
         if about.id == "q2" and sample == 1:
-            raise PolicyError("the server is gone")
+            raise PolicyError("inference.server-unreachable", "gone")
         if about.id == "q2" and sample == 2:
             try:
                 await asyncio.sleep(HOUR)
@@ -245,14 +245,17 @@ def test_after_three_tries_the_group_is_dropped_with_its_cause_and_the_others_go
     assert whole(groups) == {"q1": [0, 1, 2], "q3": [0, 1, 2]}
     (dropped,) = [group for group in groups if group.dropped]
     assert (dropped.scenario, dropped.trajectories) == ("q2", ())
-    assert dropped.dropped == "PolicyError: the server is gone"
+    assert dropped.dropped == "gone [inference.server-unreachable]"
     assert tries["q2", 1] == 3
     assert cancelled == [2]
     progress = engine.progress
-    assert (progress.dropped, progress.causes, progress.retried, progress.running) == (1, {"PolicyError": 1}, 2, 0)
+    assert progress.causes == {"inference.server-unreachable": 1}
+    assert (progress.dropped, progress.retried, progress.running) == (1, 2, 0)
 
 
-@pytest.mark.parametrize("error", [UsageError("no such model"), ZeroDivisionError("a defect")])
+@pytest.mark.parametrize(
+    "error", [UsageError("inference.model-not-served", "no such model"), ZeroDivisionError("a defect")]
+)
 def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) -> None:
     begun: list[str] = []
     cancelled: list[str] = []
@@ -269,8 +272,9 @@ def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) 
             raise
         return trajectory(about, sample)
 
-    with pytest.raises(type(error), match=str(error)):
+    with pytest.raises(type(error)) as ended:
         asyncio.run(collect(RolloutEngine(episode), scenarios(5)))
+    assert ended.value is error
     assert sorted(cancelled) == ["q1", "q2", "q4", "q5"]
 
 
@@ -374,13 +378,13 @@ def _stall_past_the_deadline(clock: Clock, exchange: Exchange) -> None:
     stall(exchange)
 
 
-FAULTS: dict[str, tuple[Act, str]] = {
-    "connection reset": (reset, r"failed \((ReadError|RemoteProtocolError|WriteError|ConnectError)"),
-    "stall past the deadline": (stall, "did not answer in 3600 seconds|ReadTimeout"),
-    "500": (status(500), "answered 500"),
-    "wrong model": (altered(wrong_model), "it came from 'somebody-else'"),
-    "truncated JSON": (cut_json, "not JSON"),
-    "fewer log-probabilities": (altered(fewer_logprobs), "log-probabilities for"),
+FAULTS: dict[str, tuple[Act, set[str], str]] = {
+    "connection reset": (reset, {"inference.server-unreachable"}, "(Read|RemoteProtocol|Write|Connect)Error"),
+    "stall past the deadline": (stall, {"inference.timeout", "inference.server-unreachable"}, "3600|ReadTimeout"),
+    "500": (status(500), {"inference.server-error"}, "500"),
+    "wrong model": (altered(wrong_model), {"inference.invalid-answer"}, "'somebody-else'"),
+    "truncated JSON": (cut_json, {"inference.invalid-answer"}, "JSON"),
+    "fewer log-probabilities": (altered(fewer_logprobs), {"inference.invalid-answer"}, r"\d+ log-probabilities"),
 }
 
 
@@ -393,7 +397,7 @@ def with_clock(fault: Act, clock: Clock) -> tuple[Act, int]:
     return (partial(_stall_past_the_deadline, clock), 1) if fault is stall else (fault, 64)
 
 
-@pytest.mark.parametrize("fault", [act for act, _ in FAULTS.values()], ids=FAULTS.keys())
+@pytest.mark.parametrize("fault", [act for act, *_ in FAULTS.values()], ids=FAULTS.keys())
 def test_a_fault_that_passes_leaves_no_trace_in_the_trajectories(
     chat: ChatFormat, index: MailIndex, fault: Act, clock: Clock
 ) -> None:
@@ -409,9 +413,9 @@ def test_a_fault_that_passes_leaves_no_trace_in_the_trajectories(
     assert {each.ending for group in groups for each in group.trajectories} == {"answer"}
 
 
-@pytest.mark.parametrize(("fault", "cause"), FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.parametrize(("fault", "codes", "cause"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_fault_that_stays_drops_the_groups_and_never_becomes_a_trajectory(
-    chat: ChatFormat, index: MailIndex, fault: Act, cause: str, clock: Clock
+    chat: ChatFormat, index: MailIndex, fault: Act, codes: set[str], cause: str, clock: Clock
 ) -> None:
     act, concurrency = with_clock(fault, clock)
     with FakeVLLM() as server:
@@ -420,9 +424,11 @@ def test_a_fault_that_stays_drops_the_groups_and_never_becomes_a_trajectory(
         assert server.errors == []
     assert [group.trajectories for group in groups] == [(), ()]
     for group in groups:
-        assert group.dropped.startswith("PolicyError: adapter: ")
+        assert group.dropped.startswith("adapter: ")
+        assert group.dropped.endswith(tuple(f"[{code}]" for code in codes))
     assert any(re.search(cause, group.dropped) for group in groups)
-    assert (progress.dropped, progress.causes, progress.done) == (2, {"PolicyError": 2}, 0)
+    assert {*progress.causes} <= codes
+    assert (progress.dropped, progress.causes.total(), progress.done) == (2, 2, 0)
 
 
 def test_real_episodes_search_read_and_answer(chat: ChatFormat, index: MailIndex) -> None:
@@ -492,12 +498,11 @@ def test_the_same_seeds_give_the_same_trajectories_however_many_run_at_once(
 
 
 def test_every_failure_of_infrastructure_counts_by_its_kind() -> None:
-    class OtherError(UnavailableError):
-        pass
-
     async def episode(about: Scenario, *_: int) -> Trajectory:
-        raise PolicyError("gone") if about.id == "q1" else OtherError("away")
+        if about.id == "q1":
+            raise PolicyError("inference.timeout", "gone")
+        raise UnavailableError("models.timeout", "away")
 
     engine = RolloutEngine(episode)
     asyncio.run(collect(engine, scenarios(3), 2))
-    assert engine.progress.causes == {"PolicyError": 1, "OtherError": 2}
+    assert engine.progress.causes == {"inference.timeout": 1, "models.timeout": 2}

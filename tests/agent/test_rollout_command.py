@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from gumshoe.agent.run import Settings, read_trajectories, run_to_file
-from gumshoe.agent.trajectory import TrajectoryFileError
 from gumshoe.cli import main
 from tests.agent.fake_vllm import (
     Exchange,
@@ -31,6 +30,7 @@ from tests.agent.fake_vllm import (
 )
 from tests.agent.talk import QWEN2_5, make_tokenizer
 from tests.conftest import Ran, free_port
+from tests.errors import raises
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import about_documents, question, write_questions
 from tests.waiting import wait_until
@@ -108,9 +108,10 @@ def test_progress_counts_episodes_and_says_how_fast_and_what_failed(place: Place
     assert (report.done, report.retried) == (2 * COUNT, 1)
     assert sum(amount for amount, _, _ in told) == max(total or 0 for _, _, total in told) == 2 * COUNT
     notes = [note for _, note, _ in told if note]
-    assert all(re.fullmatch(r"[\d,]+ tokens/s, \d running, [01] again, 0 dropped", note) for note in notes)
-    assert notes[-1].startswith("0") is False
-    assert notes[-1].endswith("0 running, 1 again, 0 dropped")
+    counts = [[int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", note)] for note in notes]
+    assert all(len(each) == 4 and each[2] in (0, 1) and each[3] == 0 for each in counts), notes
+    assert counts[-1][0] > 0, "tokens per second"
+    assert counts[-1][1:] == [0, 1, 0], "running, retried, dropped"
 
 
 WHOLE = {f"q{number}": [0, 1, 2] for number in range(1, COUNT + 1)}
@@ -180,8 +181,8 @@ def test_started_again_it_runs_only_what_is_missing(run: Run, server: FakeVLLM, 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"temperature": 0.5}, "temperature 1.0; choose another file"),
-        ({"seed": 2, "max_turns": 3}, "seed 0, max_turns 10; choose another file"),
+        ({"temperature": 0.5}, ": temperature 1.0;"),
+        ({"seed": 2, "max_turns": 3}, ": seed 0, max_turns 10;"),
     ],
 )
 def test_trajectories_that_were_run_otherwise_are_not_taken_for_those_that_are_missing(
@@ -191,8 +192,9 @@ def test_trajectories_that_were_run_otherwise_are_not_taken_for_those_that_are_m
     run(*options(place, out, adapter(server), limit=2))
     there = out.read_bytes()
     ran = run(*options(place, out, adapter(server), **changes))
-    assert ran.status == 2
-    assert f"holds trajectories that were run with {says}" in ran.err
+    assert (ran.status, ran.code) == (2, "rollouts.other-settings")
+    assert f"{out} " in ran.err
+    assert says in ran.err
     assert out.read_bytes() == there
 
 
@@ -203,14 +205,15 @@ def test_trajectories_from_other_mail_or_other_weights_are_not_taken_for_those_t
     run(*options(place, out, adapter(server), limit=2))
     there = out.read_bytes()
     ran = run(*options(place, out, adapter(server), index=other))
-    assert (ran.status, "that were run with index " in ran.err) == (2, True)
+    assert (ran.status, ran.code, ": index " in ran.err) == (2, "rollouts.other-settings", True)
     assert out.read_bytes() == there
     lines = [json.loads(line) | {"policy": ""} for line in there.splitlines()]
     for line in lines:
         line["settings"]["weights"] = "0123456789abcdef"  # of an adapter that has gone
     out.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     ran = run(*options(place, out, adapter(server)))
-    assert (ran.status, "that were run with weights 0123456789abcdef" in ran.err) == (2, True)
+    assert (ran.status, ran.code) == (2, "rollouts.other-settings")
+    assert ": weights 0123456789abcdef;" in ran.err
 
 
 def test_groups_with_fewer_samples_are_not_thrown_away(
@@ -220,8 +223,8 @@ def test_groups_with_fewer_samples_are_not_thrown_away(
     run(*options(place, out, adapter(server), samples=1))
     there = out.read_bytes()
     ran = run(*options(place, out, adapter(server), samples=3))
-    assert ran.status == 2
-    assert "has groups of 1, and 3 samples are asked for; choose another file" in ran.err
+    assert (ran.status, ran.code) == (2, "rollouts.other-group-size")
+    assert re.search(rf"{out} .* 1 .* 3\b", ran.err)
     assert out.read_bytes() == there
 
 
@@ -288,10 +291,10 @@ def test_a_broken_line_that_is_whole_is_an_error_with_its_number(
     content = out.read_bytes() + broken
     out.write_bytes(content)
     ran = run(*(options(place, out, adapter(server)) if command == "rollout" else ["trajectories", "show", out]))
-    assert ran.status == 2
-    assert "t.jsonl:2: this is not a trajectory" in ran.err
+    assert (ran.status, ran.code) == (2, "rollouts.invalid-trajectory")
+    assert f"{out}:2: " in ran.err
     assert out.read_bytes() == content
-    with pytest.raises(TrajectoryFileError, match=r"t\.jsonl:2"):
+    with raises("rollouts.invalid-trajectory", f"{out}:2"):
         list(read_trajectories(out))
 
 
@@ -351,8 +354,8 @@ def test_a_file_that_another_run_writes_to_is_left_alone_until_that_ends(
     try:
         wait_until(lambda: server.under_way > 0, process)
         refused = run(*arguments)
-        assert refused.status == 2
-        assert "t.jsonl is being written by another process; wait until that ends" in refused.err
+        assert (refused.status, refused.code) == (2, "store.file-in-use")
+        assert str(out) in refused.err
         assert out.read_bytes() == b""
         assert len(server.requests) <= 3 * 3 + COUNT * 3, "nothing but what the first run asks for"
     finally:
@@ -371,7 +374,8 @@ def test_an_empty_line_is_taken_out_and_lines_are_counted_as_an_editor_does(
     run(*options(place, out, adapter(server), limit=2))
     first, second = out.read_bytes().splitlines(keepends=True)
     out.write_bytes(first + b"\n" + second + b"broken\n")
-    assert "t.jsonl:4: this is not a trajectory" in run(*options(place, out, adapter(server))).err
+    ran = run(*options(place, out, adapter(server)))
+    assert (ran.code, f"{out}:4: " in ran.err) == ("rollouts.invalid-trajectory", True)
     out.write_bytes(first + b"\n" + second)
     assert run(*options(place, out, adapter(server), limit=2)).status == 0
     assert out.read_bytes() == first + second
@@ -386,9 +390,11 @@ def test_dropped_groups_are_told_of_with_75_and_the_next_run_fills_them_in(
     ran = run(*arguments, "--json")
     assert ran.status == 75
     report = json.loads(ran.out)
-    assert (report["done"], report["dropped"], report["causes"]) == (3, 3, {"PolicyError": 3})
+    assert (report["done"], report["dropped"], report["causes"]) == (3, 3, {"inference.invalid-answer": 3})
     assert (report["retried"], sorted(report["dropped_groups"])) == (6, ["q2", "q3", "q4"])
-    assert "3 groups were dropped (3 PolicyError)" in ran.err
+    assert ran.code == "rollouts.groups-dropped"
+    assert "3 groups" in ran.err
+    assert "(3 inference.invalid-answer)" in ran.err
     assert re.search(r"\d+ log-probabilities for \d+ tokens", ran.err)
     assert sorted(groups(out)) == ["q1", "q5", "q6"]
     ran = run(*arguments)
@@ -399,8 +405,8 @@ def test_dropped_groups_are_told_of_with_75_and_the_next_run_fills_them_in(
 
 def test_a_packed_file_is_refused_since_nothing_can_be_added_to_it(run: Run, place: Place, tmp_path: Path) -> None:
     ran = run(*options(place, tmp_path / "t.jsonl.gz", "vllm:http://127.0.0.1:1"))
-    assert ran.status == 2
-    assert "leave .gz out" in ran.err
+    assert (ran.status, ran.code) == (2, "rollouts.compressed-output")
+    assert str(tmp_path / "t.jsonl.gz") in ran.err
     assert not (tmp_path / "t.jsonl.gz").exists()
 
 
@@ -409,8 +415,9 @@ def test_where_every_group_is_dropped_nothing_is_written(
 ) -> None:
     server.inject(status(400, {"error": {"message": "no room"}}), times=None)
     ran = run(*options(place, tmp_path / "t.jsonl", adapter(server)))
-    assert ran.status == 75
-    assert "6 groups were dropped" in ran.err
+    assert (ran.status, ran.code) == (75, "rollouts.groups-dropped")
+    assert "6 groups" in ran.err
+    assert "(6 inference.request-rejected)" in ran.err
     assert "no room" in ran.err
     assert (tmp_path / "t.jsonl").read_bytes() == b""
 
@@ -431,25 +438,26 @@ def other_places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "code", "says"),
     [
-        ({"policy": "MISSING"}, "does not serve 'other'; it has base, adapter"),
-        ({"policy": "gpt-4"}, "names no policy; write tiny[#ADAPTER-DIR], local:MODEL"),
-        ({"policy": "vllm:http://a:port"}, "names no policy"),
-        ({"policy": "chat:gpt-4", "tokenizer": None}, "OPENAI_API_KEY is not set"),
-        ({"policy": "chat:gpt-4"}, "a chat policy takes no tokenizer of yours"),
-        ({"policy": "tiny"}, "a local policy takes no tokenizer of yours"),
-        ({"tokenizer": None}, "--tokenizer"),
-        ({"tokenizer": "NOWHERE"}, "there is no directory"),
-        ({"tokenizer": "OTHER VOCABULARY"}, "with another vocabulary than this tokenizer's"),
-        ({"tokenizer": "NO TEMPLATE"}, "the chat template of"),
-        ({"tokenizer": "OTHER TEMPLATE"}, "does not ask for calls in <tool_call> tags"),
-        ({"index": "NOWHERE"}, "build one with `gumshoe mail index`"),
-        ({"scenarios": "NOWHERE"}, "nowhere"),
-        ({"split": "test"}, "holds no scenario of the split test"),
-        ({"split": "trian"}, "there is no split 'trian'"),
-        ({"scenarios": "DOCUMENTS"}, "d1 is not about mail"),
-        ({"samples": 0}, "--samples"),
+        ({"policy": "MISSING"}, "inference.model-not-served", "base, adapter"),
+        ({"policy": "gpt-4"}, "inference.invalid-policy", "tiny[#ADAPTER-DIR], local:MODEL"),
+        ({"policy": "vllm:http://a:port"}, "inference.invalid-policy", "'vllm:http://a:port'"),
+        ({"policy": "chat:gpt-4", "tokenizer": None}, "models.no-api-key", "OPENAI_API_KEY"),
+        ({"policy": "chat:gpt-4"}, "inference.tokenizer-not-accepted", "chat"),
+        ({"policy": "tiny"}, "inference.tokenizer-not-accepted", "local"),
+        ({"tokenizer": None}, "inference.tokenizer-required", "--tokenizer"),
+        ({"tokenizer": "NOWHERE"}, "sources.no-such-model-directory", "nowhere"),
+        ({"tokenizer": "OTHER VOCABULARY"}, "inference.tokenizer-mismatch", "'adapter'"),
+        ({"tokenizer": "NO TEMPLATE"}, "rollouts.no-chat-template", "bare"),
+        ({"tokenizer": "OTHER TEMPLATE"}, "rollouts.template-no-tool-calls", "odd"),
+        ({"index": "NOWHERE"}, "scenarios.no-index", "nowhere"),
+        ({"scenarios": "NOWHERE"}, "store.not-found", "nowhere"),
+        ({"split": "test"}, "rollouts.no-scenarios", "test"),
+        ({"split": "trian"}, "scenarios.unknown-split", "'trian'"),
+        ({"scenarios": "DOCUMENTS"}, "environments.not-about-mail", "d1"),
+        ({"samples": 0}, "cli.usage", "--samples"),
+        ({"top_p": 0}, "rollouts.top-p-zero", "--top-p"),
     ],
 )
 def test_a_mistake_is_named_before_anything_begins(
@@ -459,6 +467,7 @@ def test_a_mistake_is_named_before_anything_begins(
     other_places: dict[str, object],
     tmp_path: Path,
     changes: dict[str, Any],
+    code: str,
     says: str,
 ) -> None:
     places = {**other_places, "MISSING": f"vllm:{server.address}#other"}
@@ -466,7 +475,7 @@ def test_a_mistake_is_named_before_anything_begins(
     out = tmp_path / "t.jsonl"
     policy = str(given.pop("policy", adapter(server)))
     ran = run(*options(place, out, policy, **given))
-    assert ran.status == 2
+    assert (ran.status, ran.code) == (2, code)
     assert says in ran.err
     assert not out.exists()
     assert server.requests == []
@@ -479,7 +488,9 @@ def test_a_mistake_takes_nothing_out_of_a_file_that_is_there(
     run(*options(place, out, adapter(server), limit=1))
     content = out.read_bytes() + b'{"half'
     out.write_bytes(content)
-    assert run(*options(place, out, f"vllm:{server.address}#other")).status == 2
+    ran = run(*options(place, out, f"vllm:{server.address}#other"))
+    assert (ran.status, ran.code) == (2, "rollouts.other-policy")
+    assert [word in ran.err for word in (str(out), "adapter", "other")] == [True] * 3
     assert out.read_bytes() == content
 
 
@@ -495,19 +506,20 @@ def test_an_index_that_cannot_be_read_is_an_error_without_a_traceback(
 
 
 def test_a_server_that_is_not_there_is_worth_another_try_later(run: Run, place: Place, tmp_path: Path) -> None:
-    ran = run(*options(place, tmp_path / "t.jsonl", f"vllm:http://127.0.0.1:{free_port()}"))
-    assert ran.status == 75
-    assert "does not answer as vLLM does" in ran.err
+    address = f"http://127.0.0.1:{free_port()}"
+    ran = run(*options(place, tmp_path / "t.jsonl", f"vllm:{address}"))
+    assert (ran.status, ran.code) == (75, "inference.server-unreachable")
+    assert address in ran.err
     assert not (tmp_path / "t.jsonl").exists()
 
 
-@pytest.mark.parametrize("out", [".", "missing/t.jsonl"])
+@pytest.mark.parametrize(("out", "code"), [(".", "store.is-a-directory"), ("missing/t.jsonl", "store.not-found")])
 def test_a_file_that_cannot_be_written_is_found_before_anything_is_asked(
-    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, out: str
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, out: str, code: str
 ) -> None:
     ran = run(*options(place, tmp_path / out, adapter(server)))
-    assert ran.status == 1
-    assert str(tmp_path) in ran.err
+    assert (ran.status, ran.code) == (1, code)
+    assert str(tmp_path / out) in ran.err
     assert server.requests == []
 
 
@@ -561,7 +573,8 @@ def test_show_prints_a_trajectory_turn_by_turn(run: Run, trajectories: Path) -> 
     assert -1 not in places
     assert places == sorted(places)
     assert "answer: Body of message 1" in ran.out
-    assert "1 searches (0 repeated, 0 empty), found 1 and read 1 right ones" in ran.out
+    assert "1 searches (0 repeated, 0 empty)" in ran.out
+    assert "found 1 and read 1 " in ran.out
     assert ran.err == ""
 
 
@@ -583,14 +596,17 @@ def test_what_is_shown_cannot_steer_a_terminal(run: Run, trajectories: Path) -> 
 @pytest.mark.parametrize("wanted", ["q2", "q1/7", "week", "/"])
 def test_an_id_that_is_not_there_is_named(run: Run, trajectories: Path, wanted: str) -> None:
     ran = run("trajectories", "show", trajectories, wanted)
-    assert ran.status == 2
-    assert f"holds no trajectory of '{wanted}'" in ran.err
+    assert (ran.status, ran.code) == (2, "rollouts.trajectory-not-found")
+    assert f"'{wanted}'" in ran.err
 
 
 def test_a_file_that_is_not_there_or_no_file_is_named(run: Run, tmp_path: Path) -> None:
-    assert run("trajectories", "show", tmp_path / "missing.jsonl").status == 2
     (tmp_path / "broken.jsonl.gz").write_bytes(b"\x1f\x8b and then nothing")
-    for name in ("missing.jsonl", "broken.jsonl.gz", "."):
+    for name, exit_status, code in (
+        ("missing.jsonl", 2, "store.not-found"),
+        ("broken.jsonl.gz", 2, "rollouts.damaged-gzip"),
+        (".", 1, "store.is-a-directory"),
+    ):
         ran = run("trajectories", "show", tmp_path / name)
-        assert ran.status in {1, 2}
-        assert str(tmp_path) in ran.err
+        assert (ran.status, ran.code) == (exit_status, code)
+        assert str(tmp_path / name) in ran.err

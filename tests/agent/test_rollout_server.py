@@ -44,4 +44,6 @@ def test_a_model_that_is_not_there_is_told_before_vllm_is_started(
     with pytest.raises(SystemExit) as ended:
         main(["--model", str(tmp_path / "none")])
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: there is no directory")
+    said = capsys.readouterr().err
+    assert said.endswith("[sources.no-such-model-directory]\n")
+    assert str(tmp_path / "none") in said

@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 
 from gumshoe.agent.threads import ToolFailedError, ToolThreads
+from tests.errors import check_error
 from tests.waiting import Clock, async_wait_until, wait_until
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ def test_tools_that_hang_are_failures_and_the_others_get_threads_of_their_own(
             clock.advance(HOUR)
             for failed in await asyncio.gather(*hung, return_exceptions=True):
                 assert isinstance(failed, ToolFailedError)
-                assert str(failed) == "hang did not answer in 3600 seconds"
+                check_error(failed, "rollouts.tool-timeout", "hang", 3600)
 
     asyncio.run(run())
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.agent.environment import Ending, Record
-from gumshoe.agent.trajectory import NotTokenExactError, Origin, Segment, TokenUsage, Trajectory, TrajectoryFileError
+from gumshoe.agent.trajectory import Origin, Segment, TokenUsage, Trajectory, TrajectoryFileError
+from tests.errors import raises
 from tests.scenarios.questions import QUICK
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -46,7 +47,7 @@ def test_ids_mask_and_counts_agree(several: list[Segment]) -> None:
 
 
 def test_nothing_can_be_trained_on_what_a_chat_model_wrote() -> None:
-    with pytest.raises(NotTokenExactError, match="gpt is a chat model"):
+    with raises("rollouts.no-token-ids", "gpt"):
         _ = trajectory(Segment("prompt", "p"), Segment("sampled", "s"), policy="gpt").ids
 
 
@@ -139,5 +140,6 @@ WRONG: list[dict[str, Any]] = [
     ],
 )
 def test_a_line_that_is_no_trajectory_is_refused_with_its_place(line: str | bytes) -> None:
-    with pytest.raises(TrajectoryFileError, match=r"^rollout\.jsonl:7: "):
+    with raises("rollouts.invalid-trajectory", "rollout.jsonl:7") as refused:
         Trajectory.from_json(line, "rollout.jsonl:7")
+    assert isinstance(refused.value, TrajectoryFileError)

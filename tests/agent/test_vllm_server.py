@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from gumshoe.agent import vllm_server
-from gumshoe.agent.vllm_server import ServerError, ServerOptions, VLLMServer, free_ports
-from gumshoe.errors import UsageError
+from gumshoe.agent.vllm_server import ServerOptions, VLLMServer, free_ports
+from tests.errors import raises
 
 
 def test_a_model_that_is_not_there_is_told_of_before_anything_is_started(tmp_path: Path) -> None:
     server = VLLMServer(tmp_path / "no-model", log=tmp_path / "server.log")
-    with pytest.raises(UsageError, match=r"there is no directory .*no-model; name a model's directory"), server:
+    with raises("sources.no-such-model-directory", tmp_path / "no-model"), server:
         pass
     assert not (tmp_path / "server.log").exists()
 
@@ -25,7 +25,7 @@ def test_a_port_that_another_program_has_is_told_of_before_anything_is_started(
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         server = VLLMServer(tmp_path, log=log, options=ServerOptions(port=port))
-        with pytest.raises(ServerError, match=f"port {port} cannot be had"), server:
+        with raises("inference.port-in-use", port), server:
             pass
     assert not log.exists()
 
@@ -41,6 +41,6 @@ def test_a_free_port_is_none_that_the_system_gives_away_nor_one_that_is_listened
     assert free_ports(1) == found[:1]
     with (
         socket.create_server(("127.0.0.1", found[0])),
-        pytest.raises(ServerError, match=r"only 0 are free; end some servers"),
+        raises("inference.no-free-ports", "1 needed", "0 free", found[0]),
     ):
         free_ports(1)

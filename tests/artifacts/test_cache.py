@@ -11,7 +11,7 @@ import pytest
 
 from gumshoe.artifacts import cache as artifacts_cache
 from gumshoe.artifacts.cache import Cache, cache_key, default_cache
-from gumshoe.artifacts.storage import StorageError
+from tests.errors import raises
 
 
 def test_what_is_put_is_there_for_whoever_opens_it_again(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_several_threads_use_one(tmp_path: Path) -> None:
 
 def test_what_cannot_be_put_leaves_nothing_behind(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache.sqlite")
-    with pytest.raises(StorageError, match="cannot be used as a cache"):
+    with raises("store.cache-unusable", tmp_path / "cache.sqlite"):
         cache.put({"a": b"x", "b": object()})  # type: ignore[dict-item] # that is the point
     cache.put({"c": b"y"})
     assert cache.get("abc") == {"c": b"y"}
@@ -80,11 +80,9 @@ def test_what_cannot_be_put_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_told_of(tmp_path: Path) -> None:
     path = tmp_path / "cache.sqlite"
     path.write_text("something else, and long enough to be looked at as a data base" * 20)
-    with pytest.raises(
-        StorageError, match=r"cache\.sqlite cannot be used as a cache .*choose another file, or delete it"
-    ):
+    with raises("store.cache-unusable", path):
         Cache(path)
-    with pytest.raises(StorageError, match="cannot be used as a cache"):
+    with raises("store.cache-unusable", tmp_path):
         Cache(tmp_path)
 
 

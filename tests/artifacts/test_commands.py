@@ -11,16 +11,11 @@ from gumshoe.artifacts.store import Store
 from gumshoe.cli import main
 from tests.artifacts.fault_proxy import Elapsed
 from tests.artifacts.files import SMALL, gumshoe, overwrite, read_files, stored_key, write_files
-from tests.conftest import free_port
+from tests.conftest import Ran, free_port
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended and what it printed."""
-
-    status: int
-    out: str
-    err: str
+class Ended(Ran):
+    """How a command ended, and what it printed, maybe as JSON."""
 
     @property
     def json(self) -> Any:
@@ -111,7 +106,8 @@ def test_list_shows_what_was_published(run: Run, published: Store) -> None:
     assert [each["kind"] for each in run("list", "adapters", "--store", published.uri, "--json").json] == ["adapters"]
     nothing = run("list", "models", "--store", published.uri)
     assert (nothing.status, nothing.out) == (0, "")
-    assert "holds no models" in nothing.err
+    assert published.uri in nothing.err
+    assert "models" in nothing.err
     assert run("list", "models", "--store", published.uri, "--json").json == []
 
 
@@ -142,7 +138,8 @@ def test_names_and_settings_that_look_like_markup_are_shown_as_they_are(run: Run
     (out / "[/red].txt").write_bytes(b"?")
     ended = run("verify", "--dir", out)
     assert ended.status == 3
-    assert "[/red].txt: its SHA-256 differs" in ended.err
+    assert ended.code == "artifacts.verification-failed"
+    assert "[/red].txt: " in ended.err
 
 
 def test_verify_ends_with_3_where_something_is_damaged(run: Run, published: Store, tmp_path: Path) -> None:
@@ -151,9 +148,9 @@ def test_verify_ends_with_3_where_something_is_damaged(run: Run, published: Stor
     assert run(*verify, "--json").json == {"artifact": "adapters/1", "damaged": {}}
     overwrite(published, stored_key(published, "adapters/1", "notes.txt"), b"other", tmp_path)
     ended = run(*verify)
-    assert (ended.status, ended.out) == (3, "")
-    assert "notes.txt: its SHA-256 differs" in ended.err
-    assert "adapters/1 is damaged: 1 files" in ended.err
+    assert (ended.status, ended.out, ended.code) == (3, "", "artifacts.verification-failed")
+    assert "notes.txt: " in ended.err
+    assert "adapters/1 is damaged: 1 " in ended.err
     as_json = run(*verify, "--json")
     assert as_json.status == 3
     assert as_json.json["damaged"] == {"notes.txt": "its SHA-256 differs"}
@@ -189,52 +186,57 @@ def test_prune_removes_only_what_it_is_told_to(run: Run, published: Store, sourc
 
 
 @pytest.mark.parametrize(
-    ("status", "words", "arguments"),
+    ("status", "code", "value", "typed"),
     [
-        (1, "holds no adapters/2", ("fetch", "adapters/2", "--store", "STORE", "--out", "OUT")),
-        (1, "holds no models", ("show", "models/latest", "--store", "STORE")),
-        (1, "holds no adapters/2", ("verify", "adapters/2", "--store", "STORE")),
-        (2, "other content", ("publish", "SOURCE/config", "--store", "STORE", "--kind", "adapters", "--version", "1")),
-        (2, "not a directory", ("publish", "OUT", "--store", "STORE", "--kind", "adapters", "--version", "2")),
-        (2, "not a valid name", ("publish", "SOURCE", "--store", "STORE", "--kind", "adapters", "--version", "latest")),
-        (2, "not a valid name", ("publish", "SOURCE", "--store", "STORE", "--kind", "../x", "--version", "1")),
-        (2, "not a valid name", ("list", "../x", "--store", "STORE")),
-        (2, "not a valid name", ("prune", "--kind", "../x", "--store", "STORE")),
-        (2, "NAME=VALUE", ("publish", "SOURCE", "--store", "STORE", "--kind", "a", "--version", "1", "--setting", "x")),
+        (1, "artifacts.not-found", "adapters/2", "fetch adapters/2 --store STORE --out OUT"),
+        (1, "artifacts.nothing-published", "models", "show models/latest --store STORE"),
+        (1, "artifacts.not-found", "adapters/2", "verify adapters/2 --store STORE"),
         (
             2,
-            "NAME=VALUE",
-            ("publish", "SOURCE", "--store", "STORE", "--kind", "a", "--version", "1", "--setting", "=x"),
+            "artifacts.version-taken",
+            "adapters/1",
+            "publish SOURCE/config --store STORE --kind adapters --version 1",
         ),
-        (2, "is there already", ("fetch", "adapters/1", "--store", "STORE", "--out", "SOURCE")),
-        (2, "names no kind", ("fetch", "adapters", "--store", "STORE", "--out", "OUT")),
-        (2, "'ftp'", ("list", "--store", "ftp://host/x")),
-        (2, "KIND/VERSION", ("verify",)),
-        (2, "KIND/VERSION", ("verify", "adapters/1")),
-        (2, "KIND/VERSION", ("verify", "adapters/1", "--store", "STORE", "--dir", "OUT")),
-        (2, "fetch", ("verify", "--dir", "OUT")),
-        (2, "--store", ("list",)),
-        (2, "--keep", ("prune", "--store", "STORE", "--keep", "0")),
-        (2, "No such command", ("remove",)),
-        (75, "deadline", ("fetch", "adapters/1", "--store", "STORE", "--out", "OUT", "--deadline", "0.0001")),
+        (2, "artifacts.not-a-directory", "OUT", "publish OUT --store STORE --kind adapters --version 2"),
+        (2, "artifacts.invalid-name", "'latest'", "publish SOURCE --store STORE --kind adapters --version latest"),
+        (2, "artifacts.invalid-name", "'..'", "publish SOURCE --store STORE --kind ../x --version 1"),
+        (2, "artifacts.invalid-name", "'..'", "list ../x --store STORE"),
+        (2, "artifacts.invalid-name", "'..'", "prune --kind ../x --store STORE"),
+        (2, "artifacts.invalid-setting", "'x'", "publish SOURCE --store STORE --kind a --version 1 --setting x"),
+        (2, "artifacts.invalid-setting", "'=x'", "publish SOURCE --store STORE --kind a --version 1 --setting =x"),
+        (2, "artifacts.invalid-retention", "'reports'", "prune --store STORE --retention reports"),
+        (2, "artifacts.invalid-retention", "'reports=x'", "prune --store STORE --retention reports=x"),
+        (2, "artifacts.destination-exists", "SOURCE", "fetch adapters/1 --store STORE --out SOURCE"),
+        (2, "artifacts.invalid-reference", "'adapters'", "fetch adapters --store STORE --out OUT"),
+        (2, "store.unknown-scheme", "'ftp'", "list --store ftp://host/x"),
+        (2, "artifacts.unclear-target", "--dir", "verify"),
+        (2, "artifacts.unclear-target", "--dir", "verify adapters/1"),
+        (2, "artifacts.unclear-target", "--dir", "verify adapters/1 --store STORE --dir OUT"),
+        (2, "artifacts.not-an-artifact", "OUT", "verify --dir OUT"),
+        (2, "cli.usage", "--store", "list"),
+        (2, "cli.usage", "--keep", "prune --store STORE --keep 0"),
+        (2, "cli.usage", "remove", "remove"),
+        (75, "store.deadline-exceeded", "0.0001", "fetch adapters/1 --store STORE --out OUT --deadline 0.0001"),
         (
             75,
-            "deadline",
-            ("publish", "SOURCE", "--store", "STORE", "--kind", "a", "--version", "1", "--deadline", "0.0001"),
+            "store.deadline-exceeded",
+            "0.0001",
+            "publish SOURCE --store STORE --kind a --version 1 --deadline 0.0001",
         ),
     ],
 )
 def test_what_cannot_be_done_ends_with_its_status_and_says_why(
-    run: Run, tmp_path: Path, source: Path, status: int, words: str, arguments: tuple[str, ...]
+    run: Run, tmp_path: Path, source: Path, status: int, code: str, value: str, typed: str
 ) -> None:
     store = Store(str(tmp_path / "store"))
     store.publish(source, "adapters", "1")
     places = {"STORE": store.uri, "SOURCE": str(source), "OUT": str(tmp_path / "out")}
+    arguments = typed.split()
     for place, path in places.items():
-        arguments = tuple(argument.replace(place, path) for argument in arguments)
+        arguments = [argument.replace(place, path) for argument in arguments]
     ended = run(*arguments)
-    assert (ended.status, ended.out) == (status, "")
-    assert words in ended.err
+    assert (ended.status, ended.out, ended.code) == (status, "", code)
+    assert places.get(value, value) in ended.err
     assert not (tmp_path / "out").exists()
 
 
@@ -243,7 +245,7 @@ def test_a_server_that_does_not_answer_ends_with_75(
 ) -> None:
     aws_environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     ended = run("fetch", "adapters/1", "--store", "s3://bucket/x", "--out", tmp_path / "out")
-    assert (ended.status, ended.out) == (75, "")
+    assert (ended.status, ended.out, ended.code) == (75, "", "store.unreachable")
     assert elapsed.pauses, "it is tried again"
     assert "s3://bucket/x/adapters/1/manifest.json" in ended.err
     assert "AWS_ENDPOINT_URL" in ended.err
@@ -252,8 +254,8 @@ def test_a_server_that_does_not_answer_ends_with_75(
 def test_corrupt_bytes_end_with_1(run: Run, published: Store, tmp_path: Path) -> None:
     overwrite(published, stored_key(published, "adapters/1", "notes.txt"), b"other", tmp_path)
     ended = run("fetch", "adapters/1", "--store", published.uri, "--out", tmp_path / "out")
-    assert (ended.status, ended.out) == (1, "")
-    assert "notes.txt is damaged" in ended.err
+    assert (ended.status, ended.out, ended.code) == (1, "", "artifacts.damaged-in-store")
+    assert "notes.txt" in ended.err
 
 
 def test_the_store_may_come_from_the_environment(run: Run, published: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,5 +281,6 @@ def test_a_real_process_prints_no_traceback_and_ends_with_the_status(source: Pat
     out, err = process.communicate()
     assert process.returncode == 3
     assert json.loads(out)["damaged"] == {"notes.txt": "its SHA-256 differs"}
-    assert "error: adapters/1 is damaged" in err
+    assert "adapters/1" in err
+    assert err.endswith("[artifacts.verification-failed]\n")
     assert "Traceback" not in err

@@ -77,8 +77,11 @@ def test_the_command_shows_what_would_go_and_removes_it_when_told(
     words = ["artifacts", "forget", "--store", store_uri, "--inbox", ANA.upper()]
     would = run(*words)
     assert would.status == 0
-    assert "would remove reports/1 (4 files" in would.out
-    assert "which may hold anybody's mail" in would.out
+    report, index = (
+        line for name in ("reports/1", "mail-indexes/1") for line in would.out.splitlines() if name in line
+    )
+    assert "(4 files, " in report
+    assert ("anybody's" in report, "anybody's" in index) == (False, True)
     assert len(kept.list()) == 4
     removed = json.loads(run(*words, "--yes", "--json").out)
     assert (removed["dry_run"], sorted(removed["removed"])) == (False, ["mail-indexes/1", "reports/1"])

@@ -7,13 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 from threading import Event
 
-import pytest
-
-from gumshoe.artifacts.manifest import InvalidNameError
 from gumshoe.artifacts.pruning import prune
-from gumshoe.artifacts.store import Store, VersionTakenError
+from gumshoe.artifacts.store import Store
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit
 from tests.artifacts.files import at_once, overwrite, read_files, write_files
+from tests.errors import raises
 
 NOW = timedelta(0)
 DAY = timedelta(days=1)
@@ -49,7 +47,7 @@ def test_nothing_of_what_was_removed_is_left(store: Store, tmp_path: Path) -> No
 def test_a_version_that_was_removed_is_not_used_again(store: Store, tmp_path: Path) -> None:
     _publish(store, tmp_path, "a/1", "a/2")
     prune(store, keep=1, older_than=NOW)
-    with pytest.raises(VersionTakenError, match="pruned"):
+    with raises("artifacts.version-pruned", store.uri, "a/1"):
         _publish(store, tmp_path, "a/1")
     assert _listed(store) == ["a/2"]
 
@@ -97,8 +95,8 @@ def test_what_something_kept_was_made_from_stays(store: Store, tmp_path: Path) -
     _publish(store, tmp_path, "a/2", made_from="data/d1")
     pruned = prune(store, keep=1, older_than=NOW)
     assert _listed(store) == ["mail/m1", "mail/m3", "data/d1", "data/d2", "a/2"]
-    assert pruned.kept["data/d1"] == "a/2 was made from it"
-    assert pruned.kept["mail/m1"] == "data/d1 was made from it"
+    assert "a/2" in pruned.kept["data/d1"]
+    assert "data/d1" in pruned.kept["mail/m1"]
 
 
 def test_other_kinds_stay_where_one_is_named(store: Store, tmp_path: Path) -> None:
@@ -199,11 +197,9 @@ def test_a_dry_run_abandons_no_upload(behind: Store, s3_bucket: str) -> None:
 
 def test_what_is_half_removed_is_not_seen(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
     """The manifest of a/1 goes, and then the server forbids to remove its files."""
-    from gumshoe.artifacts.s3 import AccessDeniedError
-
     _publish(behind, tmp_path, "a/1", "a/2")
     proxy.inject(answer(403, "AccessDenied"), "POST", query="delete", after=1, times=None)
-    with pytest.raises(AccessDeniedError):
+    with raises("store.access-denied", "a/1/sha256-"):
         prune(behind, keep=1, older_than=NOW)
     assert _listed(behind) == ["a/2"]
     assert len(list(behind.storage.entries("a/1/sha256-"))) == 1
@@ -221,8 +217,8 @@ def test_a_store_beside_this_one_is_out_of_reach(tmp_path: Path) -> None:
     for path in (tmp_path / "theirs").rglob("*"):
         os.utime(path, (old, old))
     before = read_files(tmp_path / "theirs")
-    for kind in ("../theirs/a", "../theirs", "..", ""):
-        with pytest.raises(InvalidNameError):
+    for kind, part in {"../theirs/a": "..", "../theirs": "..", "..": "..", "": ""}.items():
+        with raises("artifacts.invalid-name", repr(part)):
             prune(ours, keep=1, older_than=NOW, kind=kind)
     assert read_files(tmp_path / "theirs") == before
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from gumshoe.artifacts.state import state_of
-from gumshoe.artifacts.storage import NotFoundError, open_storage
+from gumshoe.artifacts.storage import open_storage
 from tests.artifacts.files import write_files
+from tests.errors import raises
 
 
 @pytest.fixture
@@ -65,5 +66,6 @@ def test_it_is_of_several_together(mail: Path) -> None:
 @pytest.mark.parametrize("uri", ["jsonl:none.jsonl", "maildir:s3://{bucket}/none"])
 def test_what_is_not_there_is_said(uri: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(NotFoundError, match="none"):
-        state_of([uri.format(bucket=s3_bucket)])
+    uri = uri.format(bucket=s3_bucket)
+    with raises("store.not-found", uri.partition(":")[2]):
+        state_of([uri])

@@ -1,5 +1,6 @@
 """Bytes under keys, and reading by URI: a directory and a bucket behave alike."""
 
+import errno
 import os
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -7,23 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.artifacts.storage import (
-    Deadline,
-    DeadlineError,
-    InvalidUriError,
-    NotFoundError,
-    Storage,
-    StorageError,
-    directory_lock,
-    list_uri,
-    open_storage,
-    open_uri,
-)
+from gumshoe.artifacts.storage import Deadline, Storage, directory_lock, explained, list_uri, open_storage, open_uri
 from gumshoe.artifacts.store import Store
-from gumshoe.errors import GumshoeError
 from tests.artifacts.conftest import LIMITS
 from tests.artifacts.fault_proxy import FaultProxy, small_pages
 from tests.artifacts.files import at_once, noise, write_files
+from tests.errors import raises
 
 
 @pytest.fixture
@@ -63,10 +53,9 @@ def test_reading_starts_at_the_offset(storage: Storage, tmp_path: Path) -> None:
 
 
 def test_reading_what_is_not_there_says_where(storage: Storage) -> None:
-    with pytest.raises(NotFoundError, match=r"no/such/key"):
-        storage.open("no/such/key")
-    with pytest.raises(NotFoundError, match=r"no/such/key"):
-        storage.read("no/such/key")
+    for read in (storage.open, storage.read):
+        with raises("store.not-found", f"{storage.uri}/no/such/key"):
+            read("no/such/key")
 
 
 def test_a_key_is_created_once(storage: Storage) -> None:
@@ -111,7 +100,7 @@ def test_a_file_that_is_not_written_to_its_end_is_not_seen(tmp_path: Path) -> No
     """A deadline ends the upload after the first of three blocks."""
     source = write_files(tmp_path / "source", {"large": bytes(3 << 20)}) / "large"
     storage = open_storage(str(tmp_path / "store"))
-    with pytest.raises(DeadlineError):
+    with raises("store.deadline-exceeded", "0 seconds"):
         storage.upload({"a/large": source}, Deadline(0), lambda _: None)
     assert list(storage.entries()) == []
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
@@ -122,7 +111,10 @@ def test_a_lock_is_held_by_one_and_not_waited_for_longer_than_allowed(tmp_path: 
         assert had
         with directory_lock(tmp_path / "locked", wait=None) as second:
             assert not second
-        with pytest.raises(DeadlineError), directory_lock(tmp_path / "locked", wait=Deadline(0.1)):
+        with (
+            raises("store.deadline-exceeded", "0.1 seconds"),
+            directory_lock(tmp_path / "locked", wait=Deadline(0.1)),
+        ):
             pass
     with directory_lock(tmp_path / "locked", wait=None) as again:
         assert again
@@ -151,6 +143,30 @@ def test_what_is_no_directory_cannot_be_locked(error: type[OSError], tmp_path: P
         locked.symlink_to(tmp_path / "gone")
     with pytest.raises(error), directory_lock(locked, wait=Deadline(60)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOENT, "store.not-found"),
+        (errno.EACCES, "store.no-permission"),
+        (errno.EISDIR, "store.is-a-directory"),
+        (errno.ENOTDIR, "store.not-a-directory"),
+        (errno.EEXIST, "store.not-a-directory"),
+        (errno.ENOSPC, "store.disk-full"),
+        (errno.EDQUOT, "store.disk-full"),
+        (errno.EIO, "store.file-error"),
+    ],
+)
+def test_each_error_of_the_operating_system_has_its_code(number: int, code: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def fail() -> None:
+        raise OSError(number, os.strerror(number))
+
+    with raises(code, path) as raised, explained(path):
+        fail()
+    assert raised.value.exit_status == 1
 
 
 # By URI
@@ -205,21 +221,23 @@ def test_a_file_uri_is_decoded_and_a_path_is_not(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_not_found(mail: str) -> None:
     for uri in (f"{mail}/none", f"{mail}-not", f"{mail}.mbox/inside"):
-        with pytest.raises(NotFoundError, match=uri.rpartition("/")[2]):
+        with raises("store.not-found", uri):
             list_uri(uri, LIMITS)
-        with pytest.raises(GumshoeError):
+        below_a_file = uri.startswith("file:") and uri.endswith("/inside")
+        with raises("store.not-a-directory" if below_a_file else "store.not-found", uri.removeprefix("file://")):
             open_uri(uri, LIMITS)
 
 
 def test_a_folder_cannot_be_opened(mail: str) -> None:
-    with pytest.raises(StorageError, match="mail"):
+    code = "store.not-found" if mail.startswith("s3:") else "store.is-a-directory"
+    with raises(code, mail.removeprefix("file://")):
         open_uri(mail, LIMITS)
 
 
 def test_a_bucket_alone_cannot_be_opened_and_lists_everything(s3_bucket: str, tmp_path: Path) -> None:
     _put(open_storage(f"s3://{s3_bucket}"), {"a": b"1", "b/c": b"22"}, tmp_path)
     assert sizes(f"s3://{s3_bucket}") == {f"s3://{s3_bucket}/a": 1, f"s3://{s3_bucket}/b/c": 2}
-    with pytest.raises(StorageError, match=s3_bucket):
+    with raises("store.invalid-bucket-or-key", f"s3://{s3_bucket}/"):
         open_uri(f"s3://{s3_bucket}", LIMITS)
 
 
@@ -239,22 +257,23 @@ def test_a_listing_in_several_pages_is_read_to_its_end(behind: Store, proxy: Fau
 
 
 @pytest.mark.parametrize(
-    ("uri", "words"),
+    ("uri", "code", "value"),
     [
-        ("", "empty path"),
-        ("s3://", "names no bucket"),
-        ("s3:///key", "names no bucket"),
-        ("file://host/path", "three slashes"),
-        ("file://", "three slashes"),
-        ("http://host/path", "'http'"),
-        ("gs://bucket/key", "'gs'"),
-        ("S3://bucket/key", "'S3'"),
+        ("", "store.empty-path", ""),
+        ("s3://", "store.no-bucket-name", "'s3://'"),
+        ("s3:///key", "store.no-bucket-name", "'s3:///key'"),
+        ("file://host/path", "store.invalid-file-uri", "'file://host/path'"),
+        ("file://", "store.invalid-file-uri", "'file://'"),
+        ("http://host/path", "store.unknown-scheme", "'http'"),
+        ("gs://bucket/key", "store.unknown-scheme", "'gs'"),
+        ("S3://bucket/key", "store.unknown-scheme", "'S3'"),
     ],
 )
-def test_a_uri_of_another_form_is_refused(uri: str, words: str) -> None:
+def test_a_uri_of_another_form_is_refused(uri: str, code: str, value: str) -> None:
     for call in (open_uri, list_uri, open_storage):
-        with pytest.raises(InvalidUriError, match=words):
+        with raises(code, value) as raised:
             call(uri)
+        assert raised.value.exit_status == 2
 
 
 def test_a_pipe_that_nobody_writes_to_is_not_listed(tmp_path: Path) -> None:

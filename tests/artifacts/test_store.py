@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,18 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.artifacts.manifest import InvalidDirectoryError, InvalidManifestError, InvalidNameError
-from gumshoe.artifacts.storage import NotFoundError
-from gumshoe.artifacts.store import (
-    ChangedError,
-    CorruptArtifactError,
-    DestinationError,
-    Fetched,
-    Published,
-    Store,
-    VersionTakenError,
-)
-from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.artifacts.store import Fetched, Published, Store
+from gumshoe.errors import GumshoeError
 from tests.artifacts.conftest import LIMITS
 from tests.artifacts.fault_proxy import FaultProxy, meanwhile
 from tests.artifacts.files import (
@@ -42,6 +33,7 @@ from tests.artifacts.files import (
     stored_key,
     write_files,
 )
+from tests.errors import raises
 from tests.waiting import wait_until
 
 SMALL_SIZE = sum(map(len, SMALL.values()))
@@ -101,7 +93,7 @@ def test_a_version_is_not_used_twice(store: Store, source: Path, out: Path) -> N
     store.publish(source, "adapters", "1")
     objects = list(store.storage.entries())
     write_files(source, {"notes.txt": b"Something else."})
-    with pytest.raises(VersionTakenError, match=r"adapters/1 .*choose another"):
+    with raises("artifacts.version-taken", store.uri, "adapters/1"):
         store.publish(source, "adapters", "1")
     assert list(store.storage.entries()) == objects
     store.fetch("adapters/1", out)
@@ -162,35 +154,35 @@ def _folder_called_manifest(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "code", "name"),
     [
-        _empty,
-        _only_folders,
-        _link_to_a_directory,
-        _link_to_nothing,
-        _pipe,
-        _backslash,
-        _not_unicode,
-        _folder_called_manifest,
+        (_empty, "artifacts.empty-directory", "unfit"),
+        (_only_folders, "artifacts.empty-directory", "unfit"),
+        (_link_to_a_directory, "artifacts.unsupported-link", "unfit/link"),
+        (_link_to_nothing, "artifacts.unsupported-link", "unfit/link"),
+        (_pipe, "artifacts.special-file", "unfit/pipe"),
+        (_backslash, "artifacts.invalid-file-name", "unfit/a\\b"),
+        (_not_unicode, "artifacts.invalid-file-name", "unfit/caf\udce9"),
+        (_folder_called_manifest, "artifacts.invalid-file-name", "unfit/manifest.json/a"),
     ],
 )
 def test_a_directory_that_cannot_be_kept_is_refused_and_nothing_is_sent(
-    store: Store, make: "partial[None]", tmp_path: Path
+    store: Store, make: Callable[[Path], None], code: str, name: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "unfit")
-    with pytest.raises(InvalidDirectoryError, match="unfit"):
+    with raises(code, tmp_path / name):
         store.publish(tmp_path / "unfit", "adapters", "1")
     assert list(store.storage.entries()) == []
 
 
 def test_a_directory_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(InvalidDirectoryError, match="nowhere"):
+    with raises("artifacts.not-a-directory", tmp_path / "nowhere"):
         store.publish(tmp_path / "nowhere", "adapters", "1")
 
 
 def test_a_manifest_json_that_is_not_an_artifacts_is_refused(store: Store, source: Path) -> None:
     (source / "manifest.json").write_text('{"name": "a browser extension"}')
-    with pytest.raises(InvalidManifestError, match=r"manifest\.json"):
+    with raises("artifacts.foreign-manifest", source / "manifest.json"):
         store.publish(source, "adapters", "1")
     assert list(store.storage.entries()) == []
 
@@ -222,33 +214,42 @@ BAD_NAMES = [
 
 def test_a_version_of_another_form_is_refused(store: Store, source: Path) -> None:
     for version in [*BAD_NAMES, "../x", "a/b", "/x"]:
-        with pytest.raises(InvalidNameError, match="valid name"):
+        with raises("artifacts.invalid-name", repr(version)):
             store.publish(source, "adapters", version)
     assert list(store.storage.entries()) == []
 
 
 def test_a_kind_of_another_form_is_refused_everywhere(store: Store, source: Path) -> None:
-    for kind in [*BAD_NAMES, "../x", "a/../b", "/a", "a/", "a//b", "a/latest"]:
-        with pytest.raises(InvalidNameError, match="valid name"):
-            store.publish(source, kind, "1")
-        with pytest.raises(InvalidNameError, match="valid name"):
-            store.list(kind)
-        with pytest.raises(InvalidNameError, match="valid name"):
-            store.latest(kind)
+    named = {"../x": "..", "a/../b": "..", "/a": "", "a/": "", "a//b": "", "a/latest": "latest"}
+    for kind, part in (named | {name: name for name in BAD_NAMES}).items():
+        for call in (partial(store.publish, source, version="1"), store.list, store.latest):
+            with raises("artifacts.invalid-name", repr(part)):
+                call(kind=kind)
     assert list(store.storage.entries()) == []
 
 
 def test_what_an_artifact_is_made_from_is_named_by_kind_and_version(store: Store, source: Path) -> None:
-    for made_from in ("datasets", "datasets/latest", "../datasets/1"):
-        with pytest.raises(InvalidNameError):
+    for made_from, code, name in (
+        ("datasets", "artifacts.invalid-reference", "'datasets'"),
+        ("datasets/latest", "artifacts.invalid-name", "'latest'"),
+        ("../datasets/1", "artifacts.invalid-name", "'..'"),
+    ):
+        with raises(code, name):
             store.publish(source, "adapters", "1", made_from=[made_from])
     assert list(store.storage.entries()) == []
 
 
 def test_a_reference_of_another_form_is_refused(store: Store, out: Path) -> None:
-    for reference in ("adapters", "../adapters/1", "adapters/..", "/", "", "adapters/sha256-1"):
+    for reference, code, name in (
+        ("adapters", "artifacts.invalid-reference", "'adapters'"),
+        ("../adapters/1", "artifacts.invalid-name", "'..'"),
+        ("adapters/..", "artifacts.invalid-name", "'..'"),
+        ("/", "artifacts.invalid-reference", "'/'"),
+        ("", "artifacts.invalid-reference", "''"),
+        ("adapters/sha256-1", "artifacts.invalid-name", "'sha256-1'"),
+    ):
         for call in (store.manifest, store.lineage, store.verify, lambda name: store.fetch(name, out)):
-            with pytest.raises(InvalidNameError):
+            with raises(code, name):
                 call(reference)
 
 
@@ -257,7 +258,7 @@ def test_a_file_that_changes_while_it_is_published_leaves_nothing_visible(
 ) -> None:
     other = SMALL["notes.txt"][::-1]  # as long as before, so that the upload itself can succeed
     proxy.inject(meanwhile(lambda: write_files(source, {"notes.txt": other})), "PUT", "adapter.safetensors")
-    with pytest.raises(ChangedError, match="publish it again"):
+    with raises("artifacts.changed-while-publishing", source, "notes.txt"):
         behind.publish(source, "adapters", "1")
     assert behind.list() == []
     assert behind.publish(source, "adapters", "1").created
@@ -273,7 +274,7 @@ def test_bytes_that_were_sent_while_a_file_changed_are_not_kept_for_the_next_pub
     source = write_files(tmp_path / "source", files)
     changed = dict.fromkeys(files, b"x" * 100)
     proxy.inject(meanwhile(lambda: write_files(source, changed)), "GET", query="list-type=2")
-    with pytest.raises(ChangedError):
+    with raises("artifacts.changed-while-publishing", source):
         behind.publish(source, "adapters", "1")
     write_files(source, files)
     behind.publish(source, "adapters", "1")
@@ -286,10 +287,13 @@ def test_bytes_that_were_sent_while_a_file_changed_are_not_kept_for_the_next_pub
 
 def test_what_was_never_published_is_not_found(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
-    for reference in ("adapters/2", "datasets/1", "datasets/latest"):
-        kind = reference.split("/")[0]
+    for reference, code, name in (
+        ("adapters/2", "artifacts.not-found", "adapters/2"),
+        ("datasets/1", "artifacts.not-found", "datasets/1"),
+        ("datasets/latest", "artifacts.nothing-published", "datasets"),
+    ):
         for call in (store.manifest, store.lineage, store.verify, lambda name: store.fetch(name, out)):
-            with pytest.raises(NotFoundError, match=kind):
+            with raises(code, store.uri, name):
                 call(reference)
     assert not out.exists()
 
@@ -337,7 +341,7 @@ def test_a_damaged_note_of_the_latest_is_an_error_that_says_what_to_do(
 ) -> None:
     store.publish(source, "adapters", "1")
     overwrite(store, "adapters/latest.json", b'{"version', tmp_path)
-    with pytest.raises(InvalidManifestError, match=r"latest.json is damaged; publish"):
+    with raises("artifacts.damaged-latest", f"{store.uri}/adapters/latest.json"):
         store.manifest("adapters/latest")
 
 
@@ -392,15 +396,16 @@ def test_stored_bytes_that_are_not_the_published_ones_are_never_seen(
 ) -> None:
     store.publish(source, "adapters", "1")
     overwrite(store, stored_key(store, "adapters/1", "notes.txt"), damage, tmp_path)
-    with pytest.raises(CorruptArtifactError, match=r"notes.txt is damaged"):
+    with raises("artifacts.damaged-in-store", stored_key(store, "adapters/1", "notes.txt")):
         store.fetch("adapters/1", out)
     assert not out.exists()
 
 
 def test_an_artifact_with_a_file_missing_is_never_seen(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
-    store.storage.delete([stored_key(store, "adapters/1", "notes.txt")])
-    with pytest.raises(NotFoundError, match=r"notes.txt"):
+    key = stored_key(store, "adapters/1", "notes.txt")
+    store.storage.delete([key])
+    with raises("store.not-found", key):
         store.fetch("adapters/1", out)
     assert not out.exists()
 
@@ -429,7 +434,7 @@ def test_a_manifest_that_names_a_path_outside_the_artifact_is_refused(
     text = manifest_text("adapters/1", [("fine.txt", b"fine"), (path, b"harm")])
     assert store.storage.create("adapters/1/manifest.json", text)
     before = read_files(tmp_path)
-    with pytest.raises(InvalidManifestError, match=r"adapters/1/manifest.json is not a valid manifest"):
+    with raises("artifacts.invalid-manifest", f"{store.uri}/adapters/1/manifest.json", "files.1.path"):
         store.fetch("adapters/1", out)
     assert read_files(tmp_path) == before
     assert not out.exists()
@@ -443,22 +448,23 @@ def test_an_honest_manifest_of_our_own_making_is_accepted(store: Store, out: Pat
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "code", "value"),
     [
-        ({"content": "0" * 64}, "contradicts itself"),
-        ({"content": "sha256"}, "content"),
-        ({"format": "gumshoe.artifact/2"}, "format"),
-        ({"version": "2"}, "manifest of adapters/2"),
-        ({"kind": "datasets"}, "manifest of datasets/1"),
-        ({"made_from": ["../x"]}, "made_from"),
-        ({"created": "2026-01-01T00:00:00"}, "created"),
+        ({"content": "0" * 64}, "artifacts.inconsistent-manifest", "adapters/1/manifest.json"),
+        ({"content": "sha256"}, "artifacts.invalid-manifest", "content"),
+        ({"format": "gumshoe.artifact/2"}, "artifacts.invalid-manifest", "format"),
+        ({"format": "web.manifest/1"}, "artifacts.foreign-manifest", "adapters/1/manifest.json"),
+        ({"version": "2"}, "artifacts.misplaced-manifest", "adapters/2"),
+        ({"kind": "datasets"}, "artifacts.misplaced-manifest", "datasets/1"),
+        ({"made_from": ["../x"]}, "artifacts.invalid-manifest", "made_from"),
+        ({"created": "2026-01-01T00:00:00"}, "artifacts.invalid-manifest", "created"),
     ],
 )
 def test_a_manifest_that_contradicts_itself_or_its_place_is_refused(
-    store: Store, changes: dict[str, object], words: str, out: Path, tmp_path: Path
+    store: Store, changes: dict[str, object], code: str, value: str, out: Path, tmp_path: Path
 ) -> None:
     plant(store, "adapters/1", SMALL.items(), tmp_path, **changes)
-    with pytest.raises(InvalidManifestError, match=words):
+    with raises(code, value):
         store.fetch("adapters/1", out)
     assert not out.exists()
 
@@ -466,7 +472,7 @@ def test_a_manifest_that_contradicts_itself_or_its_place_is_refused(
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff\xfe", b'{"format": "gumshoe.artifact/1"}'])
 def test_a_manifest_that_cannot_be_read_is_refused(store: Store, text: bytes, out: Path) -> None:
     assert store.storage.create("adapters/1/manifest.json", text)
-    with pytest.raises(InvalidManifestError, match=r"adapters/1/manifest.json"):
+    with raises("artifacts.invalid-manifest", f"{store.uri}/adapters/1/manifest.json"):
         store.fetch("adapters/1", out)
 
 
@@ -515,7 +521,7 @@ def test_a_directory_that_holds_something_else_is_refused_and_loses_nothing(
     store.publish(source, "adapters", "1")
     mine = {"notes.txt": b"My own notes.", "deep/down/x": b"1"}
     write_files(out, mine)
-    with pytest.raises(DestinationError, match="choose another directory"):
+    with raises("artifacts.destination-exists", out):
         store.fetch("adapters/1", out)
     assert read_files(out) == mine
 
@@ -526,7 +532,7 @@ def test_a_directory_with_some_other_manifest_is_refused_and_loses_nothing(
     store.publish(source, "adapters", "1")
     mine = {"manifest.json": b'{"name": "a browser extension"}', "icon.png": b"png"}
     write_files(out, mine)
-    with pytest.raises(GumshoeError, match=r"manifest\.json"):
+    with raises("artifacts.foreign-manifest", out / "manifest.json"):
         store.fetch("adapters/1", out)
     assert read_files(out, manifest=True) == mine
 
@@ -536,7 +542,7 @@ def test_a_directory_with_another_artifact_is_refused_and_loses_nothing(store: S
     store.fetch("adapters/1", out)
     store.publish(source, "adapters", "2")
     before = read_files(out, manifest=True)
-    with pytest.raises(DestinationError, match="holds adapters/1"):
+    with raises("artifacts.destination-is-another-artifact", out, "adapters/1"):
         store.fetch("adapters/2", out)
     assert read_files(out, manifest=True) == before
 
@@ -548,7 +554,7 @@ def test_a_damaged_artifact_with_files_of_ones_own_is_refused_and_loses_nothing(
     store.fetch("adapters/1", out)
     write_files(out, {"mine/notes.txt": b"My own notes.", "adapter.safetensors": b"damaged"})
     before = read_files(out, manifest=True)
-    with pytest.raises(DestinationError, match=r"mine/notes.txt"):
+    with raises("artifacts.destination-has-other-files", out / "mine" / "notes.txt"):
         store.fetch("adapters/1", out)
     assert read_files(out, manifest=True) == before
 
@@ -557,7 +563,7 @@ def test_a_file_where_the_directory_should_be_is_refused_and_stays(store: Store,
     store.publish(source, "adapters", "1")
     out.parent.mkdir()
     out.write_bytes(b"mine")
-    with pytest.raises(DestinationError):
+    with raises("artifacts.destination-exists", out):
         store.fetch("adapters/1", out)
     assert out.read_bytes() == b"mine"
 
@@ -565,7 +571,7 @@ def test_a_file_where_the_directory_should_be_is_refused_and_stays(store: Store,
 def test_a_place_that_cannot_be_made_is_an_error_that_names_it(store: Store, source: Path, tmp_path: Path) -> None:
     store.publish(source, "adapters", "1")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(GumshoeError, match="file"):
+    with raises("store.not-a-directory", tmp_path / "file" / "out"):
         store.fetch("adapters/1", tmp_path / "file" / "out")
 
 
@@ -638,7 +644,7 @@ def test_a_publisher_that_was_killed_leaves_nothing_visible_and_can_go_on(tmp_pa
     _killed_at_file(last, "publish", source, "--store", store.uri, "--kind", "adapters", "--version", "1")
     assert store.list() == []
     assert store.latest("adapters") is None
-    with pytest.raises(NotFoundError):
+    with raises("artifacts.not-found", "adapters/1"):
         store.fetch("adapters/1", out)
     assert store.publish(source, "adapters", "1").created
     store.fetch("adapters/1", out)
@@ -681,7 +687,7 @@ def _exactly_one_won(
     store: Store, results: list[Published | Exception], sources: list[Path], out: Path, version: str
 ) -> None:
     winners = [number for number, result in enumerate(results) if isinstance(result, Published)]
-    losers = [result for result in results if isinstance(result, VersionTakenError)]
+    losers = [each for each in results if isinstance(each, GumshoeError) and each.code == "artifacts.version-taken"]
     assert (len(winners), len(losers)) == (1, len(sources) - 1), results
     winner = results[winners[0]]
     assert isinstance(winner, Published)
@@ -774,7 +780,7 @@ def test_one_name_that_is_not_legal_means_that_nothing_is_published(fine: str, b
     with TemporaryDirectory() as scratch:
         store = Store(Path(scratch, "store").as_uri())
         source = write_files(Path(scratch, "source"), {bad: b""} | ({fine: b""} if _can_be_together([fine]) else {}))
-        with pytest.raises(UsageError):
+        with raises("artifacts.invalid-file-name", source / bad):
             store.publish(source, "any", "1")
         assert list(store.storage.entries()) == []
 

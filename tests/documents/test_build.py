@@ -12,20 +12,14 @@ from typing import Any
 
 import pytest
 
-from gumshoe.artifacts.reading import SourceError
 from gumshoe.artifacts.storage import directory_lock
 from gumshoe.documents.build import BuildOptions, build_index
 from gumshoe.documents.index import DocumentIndex
-from gumshoe.documents.schema import (
-    DocumentIndexBusyError,
-    DocumentIndexError,
-    DocumentIndexPlaceError,
-    is_document_index,
-    read_facts,
-)
+from gumshoe.documents.schema import is_document_index, read_facts
 from gumshoe.embeddings.embedder import EmbeddingError
-from gumshoe.errors import UsageError
+from gumshoe.errors import GumshoeError
 from tests.documents.collection import DISEASES, WORDS_ALONE, WordVectors, make_index, plain_records, write_jsonl
+from tests.errors import check_error, raises
 
 DENSE = BuildOptions("word-vectors")
 MANY = 2500  # chunks: more than two of the windows after which a build that is killed goes on
@@ -185,7 +179,7 @@ def test_a_build_that_is_killed_goes_on_and_comes_to_the_same_bytes(
     source, whole = many
     place = killed / str(call)
     assert not is_document_index(place)
-    with pytest.raises(DocumentIndexPlaceError, match="no index"):
+    with raises("documents.no-index", place):
         DocumentIndex(place)
     report = build_index([source], place, DENSE, embedder=WordVectors())
     assert report.resumed == resumed
@@ -221,7 +215,7 @@ def test_vectors_that_were_made_of_other_documents_or_cut_off_are_not_taken(
 class Gone(WordVectors):
     def embed(self, texts, use):  # type: ignore[no-untyped-def]
         if len(self.asked) == 1:
-            raise EmbeddingError("the endpoint is gone")
+            raise EmbeddingError("embeddings.unreachable", "of the test")
         return super().embed(texts, use)
 
 
@@ -231,7 +225,7 @@ def test_a_build_that_fails_leaves_what_it_embedded_and_the_old_index_as_it_was(
     source, whole = many
     old = make_index(tmp_path, DISEASES)
     before = digests(tmp_path / "index")
-    with pytest.raises(EmbeddingError, match="gone"):
+    with raises("embeddings.unreachable"):
         build_index([source], tmp_path / "index", DENSE, replace=True, embedder=Gone())
     assert digests(tmp_path / "index") == before
     assert old.search("gout")
@@ -244,7 +238,7 @@ def test_vectors_that_were_cut_off_in_the_middle_of_a_window_are_made_again(
 ) -> None:
     source, whole = many
     place = tmp_path / "index"
-    with pytest.raises(EmbeddingError, match="gone"):
+    with raises("embeddings.unreachable"):
         build_index([source], place, DENSE, embedder=Gone())
     with (place / ".partial" / "vectors.f2").open("ab") as vectors:
         vectors.write(b"x" * (192 * 7 + 5))
@@ -255,7 +249,7 @@ def test_vectors_that_were_cut_off_in_the_middle_of_a_window_are_made_again(
 def test_an_index_is_replaced_only_on_request_and_who_had_it_open_is_told(tmp_path: Path) -> None:
     old = make_index(tmp_path, DISEASES)
     source = write_jsonl(tmp_path / "new.jsonl", plain_records(3))
-    with pytest.raises(DocumentIndexPlaceError, match="--replace"):
+    with raises("documents.index-exists", tmp_path / "index", "--replace"):
         build_index([source], tmp_path / "index", WORDS_ALONE)
     assert [hit.document_id for hit in old.search("gout")] == ["gout"]
     build_index([source], tmp_path / "index", WORDS_ALONE, replace=True)
@@ -264,18 +258,18 @@ def test_an_index_is_replaced_only_on_request_and_who_had_it_open_is_told(tmp_pa
     build_index([source], tmp_path / "index", WORDS_ALONE, replace=True)  # the same again
     assert len(list((tmp_path / "index").iterdir())) == 2
     assert DocumentIndex(tmp_path / "index").search("part 2")
-    told: list[Exception] = []
+    errors: list[GumshoeError] = []
 
     def ask() -> None:
         try:
             old.search("uric")
-        except DocumentIndexError as error:
-            told.append(error)
+        except GumshoeError as error:
+            errors.append(error)
 
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
-    assert "replaced" in str(told[0])
+    check_error(errors[0], "documents.index-replaced", old.path)
 
 
 def test_of_what_lies_beside_an_index_nothing_is_removed(tmp_path: Path) -> None:
@@ -293,33 +287,33 @@ def test_of_what_lies_beside_an_index_nothing_is_removed(tmp_path: Path) -> None
 
 def test_two_builds_do_not_write_to_one_place(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", DISEASES)
-    with directory_lock(tmp_path / "index", wait=None), pytest.raises(DocumentIndexBusyError, match="another build"):
+    with directory_lock(tmp_path / "index", wait=None), raises("documents.index-busy", tmp_path / "index"):
         build_index([source], tmp_path / "index", WORDS_ALONE)
     build_index([source], tmp_path / "index", WORDS_ALONE)
 
 
 @pytest.mark.parametrize(
-    ("sources", "options", "told"),
+    ("sources", "options", "code", "values"),
     [
-        ([], WORDS_ALONE, "no source"),
-        (["jsonl:missing.jsonl"], WORDS_ALONE, "missing"),
-        (["{good}"], BuildOptions("none", 10), "32 or more"),
-        (["{good}"], BuildOptions("none", language="English"), "ISO 639"),
-        (["{good}"], BuildOptions("./no-such-model"), "no directory"),
+        ([], WORDS_ALONE, "documents.no-sources", []),
+        (["jsonl:missing.jsonl"], WORDS_ALONE, "store.not-found", ["missing.jsonl"]),
+        (["{good}"], BuildOptions("none", 10), "documents.invalid-chunk-size", [10, 32]),
+        (["{good}"], BuildOptions("none", language="English"), "documents.invalid-language", ["English"]),
+        (["{good}"], BuildOptions("./no-such-model"), "sources.no-such-model-directory", ["./no-such-model"]),
     ],
 )
 def test_what_cannot_be_done_is_told_before_anything_is_read(
-    tmp_path: Path, sources: list[str], options: BuildOptions, told: str
+    tmp_path: Path, sources: list[str], options: BuildOptions, code: str, values: list[object]
 ) -> None:
     good = write_jsonl(tmp_path / "d.jsonl", DISEASES)
-    with pytest.raises(UsageError, match=told):
+    with raises(code, *values):
         build_index([each.format(good=good) for each in sources], tmp_path / "index", options)
     assert not list(tmp_path.glob("index/*"))
 
 
 def test_a_source_without_a_single_document_makes_no_index(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", [{"text": ""}, {"text": " "}])
-    with pytest.raises(SourceError, match=r"no document to index.*2 no text"):
+    with raises("documents.no-documents", source, "2 no text"):
         build_index([source], tmp_path / "index", WORDS_ALONE)
     assert not is_document_index(tmp_path / "index")
 
@@ -357,34 +351,34 @@ def test_a_damaged_file_is_refused(sound: Path, tmp_path: Path, name: str, damag
         path.write_bytes(data)
     else:
         path.write_bytes(data[:-1] if damage == "cut" else data + b"\0")
-    with pytest.raises(DocumentIndexError, match=name):
+    with raises("store.index-damaged", path):
         DocumentIndex(tmp_path / "index")
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "code", "value"),
     [
-        (lambda facts: facts[:-20], "damaged"),
-        (lambda _: b"", "damaged"),
-        (lambda _: b"[]", "damaged"),
-        (lambda _: b"\x80\x04}", "damaged"),
-        (lambda facts: facts.replace(b'"schema_version": 1', b'"schema_version": 2'), "another version"),
-        (lambda facts: facts.replace(b'"folder": "data-', b'"folder": "../data-'), "folder"),
-        (lambda facts: facts.replace(b"<f2", b"|O"), "dtype"),
-        (lambda facts: facts.replace(b'"content"', b'"contents"'), "content"),
+        (lambda facts: facts[:-20], "store.index-damaged", ""),
+        (lambda _: b"", "store.index-damaged", ""),
+        (lambda _: b"[]", "store.index-damaged", ""),
+        (lambda _: b"\x80\x04}", "store.index-damaged", ""),
+        (lambda facts: facts.replace(b'"schema_version": 1', b'"schema_version": 2'), "documents.index-version", 2),
+        (lambda facts: facts.replace(b'"folder": "data-', b'"folder": "../data-'), "store.index-damaged", "folder"),
+        (lambda facts: facts.replace(b"<f2", b"|O"), "store.index-damaged", "dtype"),
+        (lambda facts: facts.replace(b'"content"', b'"contents"'), "store.index-damaged", "content"),
     ],
 )
-def test_damaged_facts_are_refused(sound: Path, tmp_path: Path, change: Any, told: str) -> None:
+def test_damaged_facts_are_refused(sound: Path, tmp_path: Path, change: Any, code: str, value: object) -> None:
     shutil.copytree(sound, tmp_path / "index")
     path = tmp_path / "index" / "index.json"
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DocumentIndexError, match=told):
+    with raises(code, path, value):
         DocumentIndex(tmp_path / "index")
 
 
 def test_a_full_disk_is_told_of_and_leaves_no_index(small_disk: Path, tmp_path: Path) -> None:
     records = [{"text": f"Text {number}.", "notes": "x" * 2_000_000} for number in range(3)]
     source = write_jsonl(tmp_path / "d.jsonl", records)
-    with pytest.raises(DocumentIndexError, match="make room"):
+    with raises("documents.index-not-written", small_disk):
         build_index([source], small_disk / "index", WORDS_ALONE)
     assert not is_document_index(small_disk / "index")

@@ -14,7 +14,7 @@ from gumshoe.documents.document import Document
 from gumshoe.documents.duplicates import ALIKE, Duplicates
 from gumshoe.documents.schema import chunk_text
 from gumshoe.embeddings.embedder import OFFLINE, SentenceEmbedder
-from gumshoe.errors import UsageError
+from tests.errors import raises
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
 SENTENCES = [f"Sentence {number} tells of something that happened in town." for number in range(40)]
@@ -124,8 +124,8 @@ def test_a_budget_that_the_model_cannot_read_is_refused_before_anything_is_read(
     minilm: SentenceEmbedder, tmp_path: Path
 ) -> None:
     (tmp_path / "d.jsonl").write_text('{"text": "x"}')
-    for tokens, told in ((257, "256 tokens"), (31, "32 or more")):
-        with pytest.raises(UsageError, match=told):
+    for tokens, bound in ((257, 256), (31, 32)):
+        with raises("documents.invalid-chunk-size", tokens, bound):
             build_index(
                 [f"jsonl:{tmp_path / 'd.jsonl'}"], tmp_path / "i", BuildOptions(OFFLINE, tokens), embedder=minilm
             )

@@ -26,7 +26,6 @@ from typing import Any
 
 import pytest
 
-from gumshoe.artifacts.storage import InUseError
 from gumshoe.documents.document import page_id
 from gumshoe.documents.scraping.addresses import Fields, WantedPage, wanted_pages
 from gumshoe.documents.scraping.extraction import Extractor, extractor
@@ -34,10 +33,10 @@ from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.documents.scraping.fetching import Manners
 from gumshoe.documents.scraping.guard import Resolve, as_network, is_allowed, normal_address
 from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport, ScrapeSettings, scrape
-from gumshoe.errors import UsageError
 from tests.conftest import Ran
 from tests.documents.pages import pdf
 from tests.documents.site import Site, Visit, page, running_site
+from tests.errors import raises
 from tests.waiting import Clock, wait_until
 
 HOUR = 3600.0
@@ -276,7 +275,7 @@ def test_a_network_that_is_allowed_opens_nothing_else() -> None:
     assert is_allowed("::ffff:10.9.8.7", allowed)
     assert not is_allowed("127.0.0.1", allowed)
     assert not is_allowed("169.254.169.254", allowed)
-    with pytest.raises(UsageError, match="no network"):
+    with raises("scraping.invalid-network", "10.0.0.0/99"):
         as_network("10.0.0.0/99")
 
 
@@ -334,24 +333,24 @@ def test_a_redirect_to_a_private_address_is_not_followed(site: Site, scraper: Sc
 
 
 @pytest.mark.parametrize(
-    ("location", "told"),
+    ("location", "value"),
     [
         ("file:///etc/passwd", "http://"),
         ("gopher://site.example/", "http://"),
         ("http://user:secret@site.example/b", "user name"),
-        ("http://site.example:22/", "port 22"),
-        ("http://[::1", "no address"),
+        ("http://site.example:22/", "22"),
+        ("http://[::1", "invalid address"),
         ("http://a\xff\xfe b/", ""),
-        ("", "where to"),
+        ("", "without a location"),
     ],
 )
 def test_a_redirect_to_what_is_no_web_page_is_not_followed(
-    site: Site, scraper: Scraper, location: str, told: str
+    site: Site, scraper: Scraper, location: str, value: str
 ) -> None:
     site.paths["/a"] = lambda visit: visit.answer("", status=301, Location=location)
     failed = scraper.failure(site.url("/a"))
     assert failed.reason == "redirects"
-    assert told in failed.detail
+    assert value in failed.detail
 
 
 def test_over_tls_the_name_is_asked_for_and_checked(
@@ -941,17 +940,13 @@ def test_a_run_that_is_killed_is_gone_on_with(site: Site, run: Callable[..., Ran
 
 
 def test_of_two_on_one_file_one_is_refused(site: Site, scraper: Scraper) -> None:
-    refused: list[InUseError] = []
-
     def another(visit: Visit) -> None:
-        with pytest.raises(InUseError) as raised:
+        with raises("store.file-in-use", scraper.path):
             scraper(site.url("/b"))
-        refused.append(raised.value)
         good(visit)
 
     site.paths["/a"] = another
     assert scraper(site.url("/a")).written == 1
-    assert "another process" in str(refused[0])
 
 
 OURS = '{"id": "a", "title": "", "text": "x", "url": "http://site.example/x"}\n'
@@ -968,7 +963,7 @@ OURS = '{"id": "a", "title": "", "text": "x", "url": "http://site.example/x"}\n'
 )
 def test_a_file_of_something_else_is_left_alone(site: Site, scraper: Scraper, text: str, line: int) -> None:
     scraper.path.write_text(text)
-    with pytest.raises(UsageError, match=rf"pages\.jsonl:{line} is no line of a scrape"):
+    with raises("scraping.foreign-output", f"{scraper.path}:{line}"):
         scraper(site.url("/a"))
     assert scraper.path.read_text() == text
     assert not site.requests
@@ -996,21 +991,21 @@ def test_records_give_addresses_ids_and_metadata(tmp_path: Path) -> None:
 def test_sources_that_cannot_be_used_say_so(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text('{"url": "http://a.example/1", "doc": 1}\n{"url": "http://a.example/2", "doc": 1}\n')
-    with pytest.raises(UsageError, match="same id '1'"):
+    with raises("scraping.duplicate-id", "http://a.example/1", "http://a.example/2", "'1'"):
         wanted_pages(f"jsonl:{path}", Fields(document_id="doc"))
-    with pytest.raises(UsageError, match="no field 'address', but 'url', 'doc'"):
+    with raises("scraping.missing-field", path, "'address'", "--field", "url, doc"):
         wanted_pages(f"jsonl:{path}", Fields(address="address"))
-    with pytest.raises(UsageError, match="no record has the field 'docs' of --id-field, but url, doc"):
+    with raises("scraping.missing-field", path, "'docs'", "--id-field", "url, doc"):
         wanted_pages(f"jsonl:{path}", Fields(document_id="docs"))
-    with pytest.raises(UsageError, match="no record has the field 'topic' of --keep, but url, doc"):
+    with raises("scraping.missing-field", path, "'topic'", "--keep", "url, doc"):
         wanted_pages(f"jsonl:{path}", Fields(keep=("doc", "topic")))
-    with pytest.raises(UsageError, match="write jsonl:"):
+    with raises("scraping.no-fields", f"jsonl:{path}"):
         wanted_pages(str(path), Fields(address="url"))
     path.write_text("{nothing\n")
-    with pytest.raises(UsageError, match=r"records\.jsonl:1 is not JSON"):
+    with raises("scraping.malformed-record", f"{path}:1"):
         wanted_pages(f"jsonl:{path}", Fields())
     path.write_text("# none\n\n")
-    with pytest.raises(UsageError, match="holds no address"):
+    with raises("scraping.no-addresses", path):
         wanted_pages(str(path), Fields())
 
 
@@ -1036,7 +1031,7 @@ def test_the_pages_of_medquad_are_wanted_once_each(shared_data: Path) -> None:
     assert len(wanted) == 722  # of 725 addresses, three lead into the midst of another's page
     assert all(isinstance(each, WantedPage) and each.fault is None for each in wanted)
     assert all(each.metadata["source"] for each in wanted)
-    with pytest.raises(UsageError, match="have the same id '0000001'"):  # its parts number their documents alike
+    with raises("scraping.duplicate-id", "'0000001'"):  # its parts number their documents alike
         wanted_pages(source, Fields(document_id="doc_id"))
 
 
@@ -1055,20 +1050,27 @@ def test_the_command_tells_what_failed_and_whether_to_run_it_again(
 
     refused = run(*command)
     assert refused.status == 0
-    assert "3 of 3 failed: 3 private address" in refused.out
+    assert "3 of 3" in refused.out
+    assert "3 private address" in refused.out
 
     allowed = [*command, "--allow", "127.0.0.1", "--retry-failed"]
     first = run(*allowed)
-    assert first.status == 75
-    assert "1 pages added" in first.out
-    assert "/gone  not found: 404 Not Found" in first.out
-    assert "(may pass)" in first.out
-    assert "run this again" in first.err
+    assert (first.status, first.code) == (75, "scraping.pages-failed")
+    assert "1 pages" in first.out
+    (gone,) = [line for line in first.out.splitlines() if "/gone" in line]
+    assert "404" in gone
+    assert "(may pass)" not in gone
+    (busy,) = [line for line in first.out.splitlines() if "/busy" in line]
+    assert busy.endswith("(may pass)")
+    assert "1 pages" in first.err
 
     second = run(*allowed[:-1], "--json")
     assert second.status == 0
     report = json.loads(second.out)
     assert (report["written"], report["already_there"], report["reasons"]) == (1, 1, {"not found": 1})
 
-    assert run(*command, "--user-agent", "bad\nagent").status == 2
-    assert run(*command[:4], tmp_path / "pages.txt").status == 2
+    agent = run(*command, "--user-agent", "bad\nagent")
+    assert (agent.status, agent.code) == (2, "scraping.invalid-user-agent")
+    ending = run(*command[:4], tmp_path / "pages.txt")
+    assert (ending.status, ending.code) == (2, "scraping.output-not-jsonl")
+    assert str(path) in ending.err

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.artifacts import reading
-from gumshoe.artifacts.reading import SourceError, Unreadable
-from gumshoe.artifacts.storage import FileStorage
+from gumshoe.artifacts.reading import Unreadable
+from gumshoe.artifacts.storage import FileStorage, StorageError
 from gumshoe.documents.document import Document, make_document, page_id
 from gumshoe.documents.sources import NO_ANSWER, open_source, parse_records, parse_text
 from tests.documents.collection import write_jsonl
 from tests.documents.pages import pdf
+from tests.errors import check_error, raises
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
 
@@ -65,24 +66,32 @@ def answer(page: str, number: int, **fields: Any) -> dict[str, Any]:
     "uri", ["", "jsonl", "jsonl:", "mbox:x", "/a/path", "s3://bucket/key", "Dir:x", ":x", "file:///x"]
 )
 def test_a_uri_of_no_known_form_is_refused_with_the_forms(uri: str) -> None:
-    with pytest.raises(SourceError, match=r"jsonl:FILE.*dir:DIR.*hf:DATASET"):
+    with raises("sources.unknown-form", repr(uri), "jsonl:FILE", "dir:DIR", "hf:DATASET"):
         open_source(uri)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "dir"])
-@pytest.mark.parametrize("form", ["{path}", "file://{path}"])
-def test_a_place_that_is_missing_is_named(kind: str, form: str, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="missing"):
-        open_source(f"{kind}:{form.format(path=tmp_path / 'missing')}")
+@pytest.mark.parametrize(
+    ("form", "code"),
+    [
+        ("jsonl:{}", "store.not-found"),
+        ("jsonl:file://{}", "store.not-found"),
+        ("dir:{}", "sources.no-such-directory"),
+        ("dir:file://{}", "documents.empty-directory"),
+    ],
+)
+def test_a_place_that_is_missing_is_named(form: str, code: str, tmp_path: Path) -> None:
+    uri = form.format(tmp_path / "missing")
+    with raises(code, uri):
+        open_source(uri)
 
 
 def test_an_empty_directory_and_a_directory_as_a_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError):
+    with raises("documents.empty-directory", f"dir:{tmp_path}"):
         open_source(f"dir:{tmp_path}")
     (tmp_path / ".hidden").write_text("x")
-    with pytest.raises(SourceError, match="no files"):
+    with raises("documents.empty-directory", f"dir:{tmp_path}"):
         open_source(f"dir:{tmp_path}")
-    with pytest.raises(SourceError, match="name one file"):
+    with raises("store.is-a-directory", f"jsonl:{tmp_path}"):
         open_source(f"jsonl:{tmp_path}")
 
 
@@ -433,13 +442,14 @@ def test_files_are_read_ahead_by_their_bytes_and_one_that_is_too_large_is_not(
     storage = Counting(tmp_path)
     for number, size in enumerate([60, 60, 300, 1001, 20, 20, 20, 20, 20]):
         (tmp_path / f"{number}.txt").write_bytes(b"x" * size)
-    found = []
+    found: list[int | StorageError] = []
     for entry, raw in reading.read_files(storage, list(FileStorage(tmp_path).entries())):
-        found.append((entry.size, len(raw) if isinstance(raw, bytes) else str(raw)))
+        found.append(len(raw) if isinstance(raw, bytes) else raw)
         time.sleep(0.01)
         storage.taken += entry.size if isinstance(raw, bytes) else 0
-    sizes = [60, 60, 300, "it has 1,001 bytes; one that is read whole may have 1,000", 20, 20, 20, 20, 20]
-    assert [told for _, told in found] == sizes
+    (refused,) = [each for each in found if isinstance(each, StorageError)]
+    check_error(refused, "sources.file-too-large", "3.txt", "1,001", "1,000")
+    assert found == [60, 60, 300, refused, 20, 20, 20, 20, 20]
     assert storage.most <= 300
 
 
@@ -471,7 +481,7 @@ def test_every_source_of_files_lies_on_s3_too(s3_bucket: str, tree: Path, tmp_pa
     ]
     assert broken(there) == broken(here)
     assert documents(f"jsonl:s3://{s3_bucket}/d.jsonl") == documents(f"jsonl:{tmp_path / 'd.jsonl'}")
-    with pytest.raises(SourceError, match="nothing"):
+    with raises("store.not-found", f"s3://{s3_bucket}/missing.jsonl"):
         open_source(f"jsonl:s3://{s3_bucket}/missing.jsonl")
 
 

@@ -11,16 +11,15 @@ from gumshoe.embeddings.embedder import (
     OFFLINE,
     CachedEmbedder,
     Embedder,
-    EmbeddingError,
     EndpointEmbedder,
     SentenceEmbedder,
     Use,
     Vectors,
     open_embedder,
 )
-from gumshoe.errors import UsageError
 from tests.agent import fake_vllm
 from tests.agent.fake_vllm import FakeVLLM, altered, status
+from tests.errors import raises
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +85,13 @@ def test_the_prefixes_that_a_model_was_trained_with(
 
 
 def test_a_model_that_is_not_there_is_told_of(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no directory"):
+    with raises("sources.no-such-model-directory", tmp_path / "none"):
         open_embedder(str(tmp_path / "none"))
 
 
 @pytest.mark.ci
 def test_a_directory_without_a_model_is_told_of(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be loaded"):
+    with raises("embeddings.model-not-loaded", tmp_path):
         open_embedder(str(tmp_path))
 
 
@@ -140,21 +139,24 @@ def shorter_one(answer: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "act",
+    ("act", "code"),
     [
-        fake_vllm.cut_json,
-        fake_vllm.raw(b"<html>", "text/html"),
-        altered(drop_one),
-        altered(repeat_one),
-        altered(empty_one),
-        altered(shorter_one),
+        (fake_vllm.cut_json, "embeddings.invalid-response"),
+        (fake_vllm.raw(b"<html>", "text/html"), "embeddings.invalid-response"),
+        (altered(drop_one), "embeddings.invalid-response"),
+        (altered(repeat_one), "embeddings.invalid-response"),
+        (altered(empty_one), "embeddings.invalid-vectors"),
+        (altered(shorter_one), "embeddings.invalid-vectors"),
+        (status(500), "embeddings.endpoint-failed"),
+        (fake_vllm.reset, "embeddings.unreachable"),
     ],
 )
-def test_vectors_that_cannot_be_used_are_an_error(act: fake_vllm.Act) -> None:
+def test_vectors_that_cannot_be_used_are_an_error(act: fake_vllm.Act, code: str) -> None:
     with FakeVLLM() as server:
         server.inject(act, times=None)
-        with pytest.raises(EmbeddingError, match="base"):
+        with raises(code, f"base@{server.address}/v1") as raised:
             embedded(server, "ab", "cd", attempts=1)
+        assert raised.value.exit_status == 75
 
 
 @pytest.mark.parametrize("act", [fake_vllm.reset, status(429), status(500)])
@@ -169,15 +171,15 @@ def test_an_endpoint_that_does_not_answer_or_does_not_know_the_model() -> None:
     with FakeVLLM() as server:
         for act in (fake_vllm.stall, fake_vllm.trickle):
             server.inject(act)
-            with pytest.raises(EmbeddingError, match=r"gave no vectors in 0\.2 seconds|timed out"):
+            with raises("embeddings.timeout", "0.2 seconds"):
                 embedded(server, "a", deadline=0.2, attempts=1)  # neither answers in seconds
-        with pytest.raises(UsageError, match="check its name"):
+        with raises("models.not-found", "other@"):
             embedded(server, "a", model="other")
 
 
 def test_openai_itself_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(UsageError, match="OPENAI_API_KEY is not set"):
+    with raises("models.no-api-key", "OPENAI_API_KEY"):
         open_embedder("openai:text-embedding-3-small")
 
 

@@ -15,6 +15,7 @@ from tests.scenarios.questions import question, write_questions
 
 QUESTIONS = 12
 KINDS = ("who", "when", "where")
+WRONG_ANSWER = "Nobody knows what it said"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def wrong_about(*numbers: int, of: str = "base") -> Callable[[dict[str, Any]], d
         name, arguments = next_call(asked, results)
         number = int(re.findall(r"\d+", asked)[-1])
         if request["model"] == of and number in numbers and name == "return_final_answer":
-            arguments = {"answer": "Nobody knows what it said", "message_ids": ["<99@example.com>"]}
+            arguments = {"answer": WRONG_ANSWER, "message_ids": ["<99@example.com>"]}
         turn = chat_turn(None, (name, json.dumps(arguments)), call=f"call-{len(results)}")
         return turn | {"usage": {"prompt_tokens": 500, "completion_tokens": 50, "total_tokens": 550}}
 

@@ -13,12 +13,12 @@ import pytest
 from gumshoe.agent import policies
 from gumshoe.agent.policies import TINY
 from gumshoe.agent.run import read_trajectories
-from gumshoe.errors import UsageError
 from gumshoe.evaluation.predictions import Prediction, read_predictions
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.evaluation.steps import measured
 from tests.agent.fake_vllm import FakeVLLM, chat_turn, next_call
 from tests.conftest import Ran
+from tests.errors import raises
 from tests.evaluation.conftest import QUESTIONS, Place
 from tests.evaluation.test_commands import chats, options
 from tests.rewards.chat_judge import late, says, shown
@@ -89,9 +89,12 @@ def test_the_majority_is_what_is_measured_beside_what_it_cost(run: Run, place: P
     spent = sum(each.policy_seconds + each.tool_seconds for each in whole)
     assert metrics["all_seconds"] == pytest.approx(spent / QUESTIONS)
     assert metrics["all_seconds"] > metrics["longest_seconds"] > 0
-    assert "the majority of 4 samples, by heuristic, is correct in 100.0%; one sample alone in 50.0%" in ran.out
     page = (tmp_path / "e" / "report.html").read_text(encoding="utf-8")
-    assert "the majority of 4 samples, by heuristic, is correct in 100.0%" in page
+    bought = result.bought(found)
+    for value in ("old: ", "majority of 4 samples", "heuristic", "100.0%", "50.0%"):
+        assert value in bought
+    assert bought in ran.out
+    assert bought in page
 
 
 def test_without_a_choice_nothing_tells_of_one(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
@@ -121,11 +124,14 @@ def test_compare_tells_what_several_samples_buy_and_the_gate_does_not_take_them_
     assert told["costs"]["sampled_tokens"] == {"candidate": 150, "baseline": 600, "ratio": 0.25}
     assert told["costs"]["judge_requests"] == {"candidate": 0, "baseline": 0, "ratio": None}
     refused = run("gate", "--candidate", tmp_path / "four", "--baseline", tmp_path / "one")
-    assert (refused.status, "asked for samples: 4, and old 1" in refused.err) == (2, True), refused.err
+    assert (refused.status, refused.code) == (2, "gate.other-sample-count"), refused.err
+    assert "4 and 1" in refused.err
     refused = run("compare", tmp_path / "each", tmp_path / "one")  # not one answer each
-    assert (refused.status, "asked for samples: 4" in refused.err) == (2, True), refused.err
+    assert (refused.status, refused.code) == (2, "gate.other-sample-count"), refused.err
+    assert "4 and 1" in refused.err
     refused = run("gate", "--candidate", tmp_path / "four", "--baseline", tmp_path / "each")
-    assert (refused.status, "the majority of them by heuristic" in refused.err) == (2, True), refused.err
+    assert (refused.status, refused.code) == (2, "gate.other-choice"), refused.err
+    assert "majority by heuristic" in refused.err
 
 
 def test_the_best_by_a_judge_is_asked_once_and_a_judge_that_fails_leaves_no_question_out(
@@ -140,8 +146,9 @@ def test_the_best_by_a_judge_is_asked_once_and_a_judge_that_fails_leaves_no_ques
         words += ["--choose-by", f"{{ruler: {{model: {model}}}}}", "--price", "1/10"]
         judge.inject(late(clock, 601), times=None, after=QUESTIONS - 2)
         ran = run(*words)
-        assert ran.status == 75, ran.err
-        assert "of 2 questions ruler:base chose no sample of old" in ran.err
+        assert (ran.status, ran.code) == (75, "evaluation.choices-missing"), ran.err
+        for value in ("2 questions", "ruler:base", "sample of old", "[judges.timeout]"):
+            assert value in ran.err
         assert not (tmp_path / "e" / "metrics.json").exists()
         judge.heal()
         answered, judged = len(server.requests), len(judge.requests)
@@ -167,22 +174,23 @@ def test_the_best_by_a_judge_is_asked_once_and_a_judge_that_fails_leaves_no_ques
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "code", "value"),
     [
-        ({"choose": "majority"}, "give --samples, 2 to 64"),
-        ({"choose": "majority", "samples": 65}, "less than or equal to 64"),
-        ({"choose": "majority", "samples": 4, "temperature": 0}, "several greedy samples are all alike"),
-        ({"choose": "best", "samples": 4}, "the best of several needs a judge"),
-        ({"choose": "best", "samples": 4, "choose_by": "heuristic"}, "compares with the reference answer"),
-        ({"choose": "some", "samples": 4}, "'majority' or 'best'"),
-        ({"choose_by": "ruler:m", "samples": 4}, "say how with --choose"),
+        ({"choose": "majority"}, "rewards.samples-missing", "2..64"),
+        ({"choose": "majority", "samples": 65}, "rewards.invalid-choice-settings", "equal to 64"),
+        ({"choose": "majority", "samples": 4, "temperature": 0}, "rewards.greedy-samples", "--samples 4"),
+        ({"choose": "best", "samples": 4}, "rewards.chooser-missing", "ruler:MODEL"),
+        ({"choose": "best", "samples": 4, "choose_by": "heuristic"}, "rewards.chooser-needs-reference", "'heuristic'"),
+        ({"choose": "some", "samples": 4}, "rewards.invalid-choice-settings", "'majority' or 'best'"),
+        ({"choose_by": "ruler:m", "samples": 4}, "rewards.choice-missing", "--choose-by"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused_before_anything_starts(
-    changes: dict[str, Any], said: str, run: Run, place: Place, tmp_path: Path
+    changes: dict[str, Any], code: str, value: str, run: Run, place: Place, tmp_path: Path
 ) -> None:
     ran = run(*options(place, tmp_path / "e", "a=chat:base@http://127.0.0.1:9", **changes))
-    assert (ran.status, said in ran.err) == (2, True), ran.err
+    assert (ran.status, ran.code) == (2, code), ran.err
+    assert value in ran.err
     assert not (tmp_path / "e").exists()
 
 
@@ -231,10 +239,10 @@ def test_a_pipeline_s_step_measures_the_choice_that_it_is_told(
     assert (found.episodes, len(found.correct_map)) == (6, 2)
     result, _ = read_result(str(tmp_path / "e"))
     assert result.settings["temperature"] == 0.7
-    assert "the majority of 3 samples" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "majority of 3 samples" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("limits", [{"max_turns": 0}, {"max_tokens": 60.5}, {"turns": 3}])
 def test_a_pipeline_s_step_refuses_limits_that_are_none(limits: dict[str, object], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"limits: .*{next(iter(limits))}"):
+    with raises("evaluation.invalid-limits", next(iter(limits))):
         measured(tmp_path, tmp_path, "tiny", {}, "heuristic", limits, tmp_path / "e", tmp_path / "page.html")

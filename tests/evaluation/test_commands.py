@@ -17,12 +17,14 @@ from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from tests.agent.fake_vllm import FakeVLLM, choice, raw, reset, status
 from tests.conftest import Ran, free_port
-from tests.evaluation.conftest import QUESTIONS, Place, wrong_about
+from tests.evaluation.conftest import QUESTIONS, WRONG_ANSWER, Place, wrong_about
 from tests.mail.mailbox import make_index, record
 from tests.rewards.chat_judge import late, says, verdict
+from tests.scenarios.questions import question
 from tests.waiting import Clock
 
 Run = Callable[..., Ran]
+CHAT = "a=chat:base@http://127.0.0.1:9"
 
 
 def options(place: Place, out: Path, *policies: str, **changes: object) -> list[object]:
@@ -52,8 +54,9 @@ def test_two_policies_are_measured_compared_and_written_down(
 ) -> None:
     ran = run(*options(place, tmp_path / "e", *chats(server), price=["1/10", "new=2/20"]))
     assert ran.status == 0, ran.err
-    assert "new against old: +33.3% correct" in ran.out
-    assert "4 won, 0 lost, 8 as before" in ran.out
+    assert "new against old: +33.3%" in ran.out
+    for value in ("4 won", "0 lost", "8 as before"):
+        assert value in ran.out
     found = EvaluationResult.model_validate_json((tmp_path / "e" / "metrics.json").read_bytes())
     old, new = found.policies
     assert [each.metrics["accuracy"].value for each in (old, new)] == pytest.approx([8 / 12, 1])
@@ -70,7 +73,7 @@ def test_two_policies_are_measured_compared_and_written_down(
         rows = list(csv.DictReader(file))
     assert len(rows) == QUESTIONS
     assert [row["old: correct"] for row in rows].count("1") == 8
-    assert rows[1]["old: answer"] == "Nobody knows what it said"
+    assert rows[1]["old: answer"] == WRONG_ANSWER
     assert (tmp_path / "e" / "report.html").stat().st_size > 10_000
 
 
@@ -105,7 +108,8 @@ def test_a_token_policy_can_be_added_to_chat_models(run: Run, place: Place, serv
     ran = run(*options(place, tmp_path / "e", old, f"a=vllm:{server.address}#adapter", **given))
     assert ran.status == 0, ran.err
     other = run(*options(place, tmp_path / "e", f"a=vllm:{server.address}#adapter", **given | {"tokenizer": "another"}))
-    assert "other tokenizer of a" in other.err
+    assert (other.status, other.code) == (2, "evaluation.settings-changed")
+    assert "tokenizer of a" in other.err
 
 
 def test_an_adapter_that_took_the_place_of_another_is_not_taken_for_it(run: Run, place: Place, tmp_path: Path) -> None:
@@ -113,10 +117,12 @@ def test_an_adapter_that_took_the_place_of_another_is_not_taken_for_it(run: Run,
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"old")
     policy = f"a=transformers:{tmp_path / 'nothing'}#{adapter}"
-    assert "there is no" in run(*options(place, tmp_path / "e", policy)).err
-    assert "there is no" in run(*options(place, tmp_path / "e", policy)).err
+    first, again = (run(*options(place, tmp_path / "e", policy)) for _ in range(2))
+    assert first.code == again.code == "sources.no-such-model-directory"
     (adapter / "adapter_model.safetensors").write_bytes(b"new")
-    assert "other weights of a" in run(*options(place, tmp_path / "e", policy)).err
+    other = run(*options(place, tmp_path / "e", policy))
+    assert (other.status, other.code) == (2, "evaluation.settings-changed")
+    assert "weights of a" in other.err
 
 
 def test_other_questions_or_settings_in_the_same_directory_are_refused(
@@ -125,15 +131,16 @@ def test_other_questions_or_settings_in_the_same_directory_are_refused(
     old, _ = chats(server)
     assert run(*options(place, tmp_path / "e", old)).status == 0
     asked = len(server.requests)
-    for changes, said in (
-        ({"split": "train"}, "other scenarios"),
-        ({"limit": 3}, "other scenarios"),
-        ({"max_turns": 4}, "other max_turns"),
-        ({"samples": 2}, "other samples and temperature"),
+    for changes, differing in (
+        ({"split": "train"}, "scenarios"),
+        ({"limit": 3}, "scenarios"),
+        ({"max_turns": 4}, "max_turns"),
+        ({"samples": 2}, "samples, temperature"),
     ):
         ran = run(*options(place, tmp_path / "e", old, **changes))
-        assert ran.status == 2
-        assert f"holds an evaluation with {said}" in ran.err
+        assert (ran.status, ran.code) == (2, "evaluation.settings-changed")
+        assert f"different settings: {differing};" in ran.err
+        assert str(tmp_path / "e") in ran.err
     assert len(server.requests) == asked
 
 
@@ -145,9 +152,11 @@ def test_another_index_or_model_under_the_same_name_is_refused(
     asked = len(server.requests)
     other = make_index(tmp_path / "mail", map(record, range(1, 26))).path.parent
     ran = run(*options(place, tmp_path / "e", old, index=other))
-    assert (ran.status, "other index" in ran.err) == (2, True)
+    assert (ran.status, ran.code) == (2, "evaluation.settings-changed")
+    assert ": index;" in ran.err
     ran = run(*options(place, tmp_path / "e", f"old=chat:adapter@{server.address}/v1"))
-    assert (ran.status, "other policy old" in ran.err) == (2, True)
+    assert (ran.status, ran.code) == (2, "evaluation.settings-changed")
+    assert ": policy old" in ran.err
     assert len(server.requests) == asked
     assert (tmp_path / "e" / "metrics.json").exists()
 
@@ -174,9 +183,8 @@ def test_a_server_that_fails_costs_no_question_and_gives_no_number(
     assert "66.7%" in ran.out
     server.inject(status(400), times=None)  # it is not sent again by the client, as 500 is
     ran = run(*options(place, tmp_path / "b", old, new))
-    assert ran.status == 75
-    assert f"old has no answer to {QUESTIONS} questions" in ran.err
-    assert "run this again for them" in ran.err
+    assert (ran.status, ran.code) == (75, "evaluation.questions-unanswered")
+    assert ran.err.count(f"{QUESTIONS} questions") == 2, "of old and of new"
     assert not (tmp_path / "b" / "metrics.json").exists()
 
 
@@ -189,13 +197,16 @@ def test_a_judge_that_fails_leaves_no_verdict_out_and_what_was_answered_is_kept(
         named = f"{{openai: {{model: base, url: '{judge.address}/v1', cache: null, concurrency: 1, deadline: 60}}}}"
         judge.inject(late(clock, 61), times=None)
         ran = run(*options(place, tmp_path / "e", old, judge=named))
-        assert ran.status == 75
-        assert "have no verdict of openai:base" in ran.err
+        assert (ran.status, ran.code) == (75, "evaluation.verdicts-missing")
+        for value in ("openai:base", f"{QUESTIONS} answers of old", "[judges.timeout]"):
+            assert value in ran.err
         assert not (tmp_path / "e" / "metrics.json").exists()
     asked = len(server.requests)
     with FakeVLLM(chat=says(lambda _: "As I see it, it is fine.")) as judge:
         named = f"{{openai: {{model: base, url: '{judge.address}/v1', cache: null}}}}"
-        assert run(*options(place, tmp_path / "e", old, judge=named)).status == 75
+        ran = run(*options(place, tmp_path / "e", old, judge=named))
+        assert (ran.status, ran.code) == (75, "evaluation.verdicts-missing")
+        assert "[judges.unusable-answer]" in ran.err
     with FakeVLLM(chat=says(verdict)) as judge:
         named = f"{{openai: {{model: base, url: '{judge.address}/v1', cache: null, prompt_price: 2}}}}"
         ran = run(*options(place, tmp_path / "e", old, judge=named))
@@ -214,14 +225,16 @@ def test_two_judges_are_compared(run: Run, place: Place, server: FakeVLLM, tmp_p
     )
     ran = run(*options(place, tmp_path / "e", chats(server)[0], judge=["heuristic", "exact"]))
     assert ran.status == 0, ran.err
-    assert "heuristic and exact agree on 11 of 12 answers, Cohen's kappa 0.00" in ran.out
+    assert "11 of 12 answers" in ran.out
+    assert "kappa 0.00" in ran.out
     _, policy = read_result(str(tmp_path / "e"))
     assert policy.agreement is not None
     assert policy.agreement.disagreements == ("q4/0",)
+    assert (policy.agreement.judges, policy.agreement.kappa) == (("heuristic", "exact"), 0)
     assert policy.metrics["accuracy"].value == 1
     twice = run(*options(place, tmp_path / "f", chats(server)[0], judge=["exact", "exact", "exact"]))
-    assert twice.status == 2
-    assert "3 judges were named" in twice.err
+    assert (twice.status, twice.code) == (2, "evaluation.wrong-judge-count")
+    assert "got 3" in twice.err
 
 
 def test_token_policies_are_run_greedily_unless_told_and_several_samples_give_pass_at_k(
@@ -243,8 +256,7 @@ def test_token_policies_are_run_greedily_unless_told_and_several_samples_give_pa
     assert found.metrics["pass@2"].value == 1
     assert result.settings["temperature"] == 1
     ran = run(*options(place, tmp_path / "t", policy, **given, samples=3, temperature=0))
-    assert ran.status == 2
-    assert "several greedy samples are all alike" in ran.err
+    assert (ran.status, ran.code) == (2, "rewards.greedy-samples")
 
 
 def test_what_an_adapter_has_seen_it_is_not_tested_on(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
@@ -254,56 +266,62 @@ def test_what_an_adapter_has_seen_it_is_not_tested_on(run: Run, place: Place, se
     policy, seen = f"a=vllm:{server.address}#adapter", f"a={tmp_path / 'adapter'}"
     given: dict[str, Any] = {"tokenizer": place.tokenizer, "max_tokens": 400, "adapter": seen}
     ran = run(*options(place, tmp_path / "e", policy, **given))
-    assert ran.status == 2
-    assert "does not say what a learned from" in ran.err
+    assert (ran.status, ran.code) == (2, "evaluation.lineage-missing")
+    assert str(tmp_path / "adapter") in ran.err
     Lineage(learned_from=train.record(), chosen_on=test.record()).write(tmp_path / "adapter")
-    for split, said in (("test", "a was chosen on 12 of these 12"), ("train", "a learned from 8 of these 8")):
+    for split, code, count in (
+        ("test", "scenarios.seen-in-selection", "12"),
+        ("train", "scenarios.seen-in-training", "8"),
+    ):
         ran = run(*options(place, tmp_path / "e", policy, **given, split=split))
-        assert ran.status == 2
-        assert said in ran.err
+        assert (ran.status, ran.code) == (2, code)
+        assert f"{count} of " in ran.err
     assert server.requests == []
     here = run(*options(place, tmp_path / "e", f"a=transformers:{tmp_path / 'model'}#{tmp_path / 'adapter'}"))
-    assert (here.status, "a was chosen on 12 of these 12" in here.err) == (2, True)
+    assert (here.status, here.code) == (2, "scenarios.seen-in-selection")
     renamed = ScenarioSet.of(each.model_copy(update={"id": f"other-{each.id}"}) for each in test)
     Lineage(learned_from=renamed.record()).write(tmp_path / "adapter")
-    assert "a learned from 12 of these 12" in run(*options(place, tmp_path / "e", policy, **given)).err
+    ran = run(*options(place, tmp_path / "e", policy, **given))
+    assert (ran.code, "12 of " in ran.err) == ("scenarios.seen-in-training", True)
     Lineage(learned_from=train.record()).write(tmp_path / "adapter")
     checked = run(*options(place, tmp_path / "e", policy, **given))
-    assert (checked.status, "is not known" in checked.err) == (0, False)
+    assert (checked.status, "--adapter a=DIR" in checked.err) == (0, False)
     assert read_result(str(tmp_path / "e"))[1].is_unseen
     unchecked = run(*options(place, tmp_path / "f", policy, **given | {"adapter": None}))
-    assert (unchecked.status, "what a learned from is not known; --adapter a=DIR" in unchecked.err) == (0, True)
+    assert (unchecked.status, "--adapter a=DIR" in unchecked.err) == (0, True)
     assert not read_result(str(tmp_path / "f"))[1].is_unseen
 
 
 @pytest.mark.parametrize(
-    ("policies", "changes", "said"),
+    ("policies", "changes", "code", "value"),
     [
         (
             ("a=chat:base@http://127.0.0.1:9", "a=chat:adapter@http://127.0.0.1:9"),
             {},
-            "two policies would be called 'a'",
+            "evaluation.duplicate-policy-name",
+            "'a'",
         ),
-        (("nonsense",), {}, "names no policy"),
-        (("a=vllm:http://127.0.0.1:9",), {}, "a takes token ids, and needs its model's tokenizer"),
-        (("a=chat:base@http://127.0.0.1:9",), {"price": "b=1/2"}, "no policy 'b' for that price"),
-        (("a=chat:base@http://127.0.0.1:9",), {"price": "1"}, "--price 1 is no price"),
-        (("a=chat:base@http://127.0.0.1:9",), {"price": "nan/1"}, "is no price"),
-        (("a=chat:base@http://127.0.0.1:9",), {"judge": "wise"}, "'wise' names no judge"),
-        (("a=chat:base@http://127.0.0.1:9",), {"judge": "{openai: {modle: x}}"}, "modle"),
-        (("a=chat:base@http://127.0.0.1:9",), {"judge": "{openai: ["}, "cannot be read as YAML"),
-        (("a=chat:base@http://127.0.0.1:9",), {"tokenizer": "x"}, "none of these policies takes a tokenizer"),
-        (("a=chat:base@http://127.0.0.1:9",), {"split": "tests"}, "there is no split 'tests'"),
-        (("a=chat:base@http://127.0.0.1:9",), {"adapter": "a"}, "write NAME=DIR"),
-        (("a=chat:base@http://127.0.0.1:9",), {"top_p": 0}, "leaves no token"),
+        (("nonsense",), {}, "inference.invalid-policy", "'nonsense'"),
+        (("a=vllm:http://127.0.0.1:9",), {}, "inference.tokenizer-required", "a (vllm:http://127.0.0.1:9)"),
+        ((CHAT,), {"price": "b=1/2"}, "evaluation.option-for-unknown-policy", "--price names the unknown policy 'b'"),
+        ((CHAT,), {"adapter": "b=x"}, "evaluation.option-for-unknown-policy", "--adapter names the unknown policy 'b'"),
+        ((CHAT,), {"price": "1"}, "evaluation.invalid-price", "got 1"),
+        ((CHAT,), {"price": "nan/1"}, "evaluation.invalid-price", "got nan/1"),
+        ((CHAT,), {"judge": "wise"}, "judges.unknown-judge", "'wise'"),
+        ((CHAT,), {"judge": "{openai: {modle: x}}"}, "judges.invalid-settings", "modle"),
+        ((CHAT,), {"judge": "{openai: ["}, "judges.invalid-yaml", "{openai: ["),
+        ((CHAT,), {"tokenizer": "x"}, "inference.tokenizer-not-accepted", "--tokenizer"),
+        ((CHAT,), {"split": "tests"}, "scenarios.unknown-split", "tests"),
+        ((CHAT,), {"adapter": "a"}, "evaluation.invalid-adapter-option", "got a"),
+        ((CHAT,), {"top_p": 0}, "rollouts.top-p-zero", "--top-p"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_before_anything_starts(
-    policies: tuple[str, ...], changes: dict[str, Any], said: str, run: Run, place: Place, tmp_path: Path
+    policies: tuple[str, ...], changes: dict[str, Any], code: str, value: str, run: Run, place: Place, tmp_path: Path
 ) -> None:
     ran = run(*options(place, tmp_path / "e", *policies, **changes))
-    assert ran.status == 2
-    assert said in ran.err
+    assert (ran.status, ran.code) == (2, code), ran.err
+    assert value in ran.err
     assert not (tmp_path / "e" / "trajectories").exists() or not list((tmp_path / "e" / "trajectories").iterdir())
 
 
@@ -320,8 +338,8 @@ def two(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_compare_names_the_questions_that_changed_sides(run: Run, two: Path) -> None:
     ran = run("compare", f"{two}#new", f"{two}#old", "--changed", 2)
     assert ran.status == 0
-    assert "+33.3% correct" in ran.out
-    assert "won q2: What does message 2 say?" in ran.out
+    assert "+33.3%" in ran.out
+    assert f"won q2: {question(2)['question']}" in ran.out
     assert "and 2 more won" in ran.out
     told = json.loads(run("compare", f"{two}#old", f"{two}#new", "--json").out)
     assert told["accuracy"]["difference"] == pytest.approx(-4 / 12)
@@ -340,24 +358,28 @@ def test_the_gate_ends_with_0_or_3_and_writes_why(run: Run, two: Path, tmp_path:
     words = ["--candidate", f"{two}#new", "--baseline", f"{two}#old", "--out", tmp_path / "gate.json"]
     passing = run("gate", *words, "--max-p", 0.2)  # four questions are few
     assert passing.status == 0
-    assert passing.out.startswith("new passes. Of 12 questions")
-    assert json.loads((tmp_path / "gate.json").read_bytes())["passed"] is True
+    decision = json.loads((tmp_path / "gate.json").read_bytes())
+    assert (decision["passed"], decision["code"], decision["comparison"]["questions"]) == (True, None, QUESTIONS)
+    assert passing.out == f"{decision['why']}\n"
     failing = run("gate", "--candidate", f"{two}#old", "--baseline", f"{two}#new", "--out", tmp_path / "gate.json")
-    assert failing.status == 3
-    assert "old does not pass" in failing.err
-    assert json.loads((tmp_path / "gate.json").read_bytes())["passed"] is False
+    assert (failing.status, failing.code) == (3, "gate.gain-too-small")
+    decision = json.loads((tmp_path / "gate.json").read_bytes())
+    assert (decision["passed"], decision["code"]) == (False, "gate.gain-too-small")
+    assert decision["why"] in failing.err
+    told = run("gate", "--candidate", f"{two}#old", "--baseline", f"{two}#new", "--json")
+    assert (told.status, json.loads(told.out)) == (3, decision)
 
 
 @pytest.mark.parametrize(
-    ("candidate", "said"),
+    ("candidate", "code", "value"),
     [
-        ("{two}", "holds several policies; write"),
-        ("{two}#other", "holds no policy 'other'"),
-        ("{two}/none", "there is no evaluation at"),
-        ("{two}/predictions.csv", "is no metrics.json of gumshoe"),
+        ("{two}", "evaluation.policy-not-named", "2 policies"),
+        ("{two}#other", "evaluation.policy-not-found", "'other'"),
+        ("{two}/none", "evaluation.not-found", "{two}/none"),
+        ("{two}/predictions.csv", "evaluation.invalid-metrics-file", "{two}/predictions.csv"),
     ],
 )
-def test_what_is_no_evaluation_is_refused(run: Run, two: Path, candidate: str, said: str) -> None:
+def test_what_is_no_evaluation_is_refused(run: Run, two: Path, candidate: str, code: str, value: str) -> None:
     ran = run("compare", candidate.format(two=two), f"{two}#old")
-    assert ran.status == 2
-    assert said in ran.err
+    assert (ran.status, ran.code) == (2, code)
+    assert value.format(two=two) in ran.err

@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.errors import UsageError
 from gumshoe.evaluation.comparison import compared
-from gumshoe.evaluation.gate import GateSettings, compared_places, decided
+from gumshoe.evaluation.gate import Decision, GateSettings, compared_places, decided
 from gumshoe.evaluation.results import JudgeResult
+from tests.errors import raises
 from tests.evaluation.predictions import answers, evaluation, prediction, result
 from tests.scenarios.questions import QUICK
+
+FORTY = "+" * 40 + "-" * 60
 
 
 def test_a_comparison_by_hand() -> None:
@@ -69,73 +71,77 @@ def test_of_several_episodes_of_a_question_the_means_are_compared() -> None:
 
 
 def test_other_questions_are_refused() -> None:
-    with pytest.raises(UsageError, match="not the same; evaluate both on the same scenarios"):
+    with raises("gate.other-questions", "p and p", "2 and 3"):
         compared(result(answers("++")), result(answers("+++")))
     one, other = result(answers("++")), result(answers("+-"))
-    with pytest.raises(UsageError, match="not word for word"):
+    with raises("gate.other-scenarios", "2 and 2"):
         compared_places((evaluation(one, content="a"), one), (evaluation(other, content="b"), other))
 
 
-def gate(candidate: str, baseline: str, unusable: int = 0, **settings: float) -> tuple[bool, str]:
+def gate(candidate: str, baseline: str, unusable: int = 0, **settings: float) -> Decision:
     ours = answers(candidate, "new")
     for number in range(unusable):
         ours[-1 - number] = ours[-1 - number].model_copy(update={"ending": "no call", "answer": None})
     policies = result(ours), result(answers(baseline, "old"))
     places = [(evaluation(each), each) for each in policies]
     found = decided(places[0], places[1], GateSettings(**settings))
-    return found.passed, found.why
+    assert found.passed == (found.code is None)
+    return found
 
 
 def test_the_gate_lets_through_what_is_surely_better() -> None:
-    passed, why = gate("+" * 60 + "-" * 40, "+" * 40 + "-" * 60)
-    assert passed
-    assert why.startswith(
-        "new passes. Of 100 questions it answers 60.0% correctly and old 40.0%: a difference of +20.0%"
-    )
-    assert "won 20 questions and lost 0" in why
-    assert "\n" not in why
+    found = gate("+" * 60 + "-" * 40, "+" * 40 + "-" * 60)
+    assert found.passed
+    for value in ("new passes", "100 questions", "60.0%", "old 40.0%", "+20.0%", "won 20 questions", "lost 0"):
+        assert value in found.why
+    assert "\n" not in found.why
+    assert found.why_with_code == found.why
 
 
 @pytest.mark.parametrize(
-    ("candidate", "baseline", "unusable", "said"),
+    ("candidate", "baseline", "unusable", "settings", "code", "values"),
     [
-        ("+" * 40 + "-" * 60, "+" * 40 + "-" * 60, 0, "does not lie above 0.0%, and the gain of +0.0% is under 2.0%"),
-        ("+" * 42 + "-" * 58, "+" * 41 + "-" * 59, 0, "lower end"),
-        ("+" * 1000 + "-" * 0, "+" * 990 + "-" * 10, 0, "the gain of +1.0% is under 2.0%"),
-        ("+" * 60 + "-" * 40, "+" * 40 + "-" * 60, 3, "3.0% of its episodes end with an unusable call, over 2.0%"),
-        ("+" * 20 + "-" * 80, "+" * 40 + "-" * 60, 0, "the gain of -20.0%"),
+        (FORTY, FORTY, 0, {}, "gate.gain-too-small", ["+0.0% is below 2.0%", "is not above 0.0%"]),
+        ("+" * 42 + "-" * 58, "+" * 41 + "-" * 59, 0, {"min_gain": 0}, "gate.lower-bound-too-low", ["above 0.0%"]),
+        ("+" * 1000 + "-" * 0, "+" * 990 + "-" * 10, 0, {}, "gate.gain-too-small", ["+1.0% is below 2.0%"]),
+        ("+" * 60 + "-" * 40, FORTY, 3, {}, "gate.too-many-unusable", ["3.0%", "above 2.0%"]),
+        ("+" * 20 + "-" * 80, FORTY, 0, {}, "gate.gain-too-small", ["-20.0% is below"]),
     ],
 )
-def test_the_gate_holds_back_all_else_and_says_why(candidate: str, baseline: str, unusable: int, said: str) -> None:
-    passed, why = gate(candidate, baseline, unusable)
-    assert not passed
-    assert why.startswith("new does not pass: ")
-    assert said in why
+def test_the_gate_holds_back_all_else_and_says_why(
+    candidate: str, baseline: str, unusable: int, settings: dict[str, float], code: str, values: list[str]
+) -> None:
+    found = gate(candidate, baseline, unusable, **settings)
+    assert found.code == code
+    for value in ("new does not pass: ", *values):
+        assert value in found.why
+    assert found.why_with_code.endswith(f" [{code}]")
 
 
 @pytest.mark.parametrize(("won", "lost"), [(4, 0), (9, 2)])
 def test_the_gate_does_not_take_luck_for_more(won: int, lost: int) -> None:
     """The interval alone lies above zero: with so few questions that changed sides it is too narrow."""
     same = "+" * 40 + "-" * (60 - won - lost)
-    passed, why = gate("+" * won + "-" * lost + same, "-" * won + "+" * lost + same, min_gain=0)
-    assert not passed
-    assert "lower end" not in why
-    assert "by McNemar's exact test p = 0." in why
+    found = gate("+" * won + "-" * lost + same, "-" * won + "+" * lost + same, min_gain=0)
+    assert found.code == "gate.not-significant"
+    assert f"p = {found.comparison.p_value:.2g} " in found.why
+    assert found.comparison.p_value > 0.05
+    assert found.comparison.accuracy.low > 0
 
 
 def test_policies_that_were_measured_otherwise_are_not_compared() -> None:
     one, other = result(answers("++", "new")), result(answers("+-", "old"))
     plain = evaluation(other)
-    for changes, said in (
-        ({"settings": {"temperature": 1.0}}, "was run with temperature 0.0, and old temperature 1.0"),
-        ({"samples": 2}, "was asked for samples: 1, and old 2"),
-        ({"judges": (JudgeResult(name="exact", usage={}),)}, "was judged by heuristic, and old exact"),
-        ({"index": "another"}, "was answering from the index i, and old another"),
+    for changes, code, values in (
+        ({"settings": {"temperature": 1.0}}, "gate.other-settings", "temperature 0.0 and temperature 1.0"),
+        ({"samples": 2}, "gate.other-sample-count", "1 and 2"),
+        ({"judges": (JudgeResult(name="exact", usage={}),)}, "gate.other-judge", "heuristic and exact"),
+        ({"index": "another"}, "gate.other-index", "i and another"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with raises(code, "new and old", values):
             compared_places((evaluation(one), one), (plain.model_copy(update=changes), other))
     elsewhere = other.model_copy(update={"environment": {"name": "email", "limit": 5}})
-    with pytest.raises(UsageError, match="was run in the environment name email, and old name email, limit 5"):
+    with raises("gate.other-environment", "name email and name email, limit 5"):
         compared_places((evaluation(one), one), (evaluation(elsewhere), elsewhere))
     seeds = [evaluation(each).model_copy(update={"settings": {"seed": seed}}) for seed, each in enumerate((one, other))]
     assert compared_places((seeds[0], one), (seeds[1], other)).wins == 1
@@ -143,41 +149,54 @@ def test_policies_that_were_measured_otherwise_are_not_compared() -> None:
 
 def test_what_was_learned_from_passes_no_gate_and_what_is_not_known_of_that_is_said() -> None:
     one, other = result(answers("+" * 30, "new")), result(answers("-" * 30, "old"))
-    for split, said in (("train", "train"), ("validation", "validation"), (None, "all splits")):
+    for split, said in (("train", "train"), ("validation", "validation"), (None, "all")):
         seen = evaluation(one).model_copy(update={"split": split})
-        with pytest.raises(UsageError, match=f"new was evaluated on {said}, with what is there to learn from"):
+        with raises("gate.not-test-split", "new", f"split {said},"):
             decided((seen, one), (evaluation(other), other), GateSettings())
     unknown = one.model_copy(update={"is_unseen": False})
     found = decided((evaluation(unknown), unknown), (evaluation(other), other), GateSettings())
     assert found.passed
-    assert found.why.endswith("What it learned from is not known.")
+    known = decided((evaluation(one), one), (evaluation(other), other), GateSettings())
+    assert known.passed
+    assert found.why.startswith(known.why)
+    assert "not known" in found.why.removeprefix(known.why)
 
 
 def test_every_bound_of_the_gate_is_a_setting() -> None:
     better = ("+" * 60 + "-" * 40, "+" * 40 + "-" * 60)
-    assert not gate(*better, min_gain=0.21)[0]
-    assert gate(*better, min_gain=0.2)[0]
-    assert not gate(*better, min_lower=0.19)[0]
-    assert gate(*better, 3, max_unusable=0.03)[0]
-    assert not gate(*better, max_p=1e-9)[0]
+    assert gate(*better, min_gain=0.21).code == "gate.gain-too-small"
+    assert gate(*better, min_gain=0.2).passed
+    assert gate(*better, min_lower=0.19).code == "gate.lower-bound-too-low"
+    assert gate(*better, 3, max_unusable=0.03).passed
+    assert gate(*better, max_p=1e-9).code == "gate.not-significant"
     little = ("+" * 56 + "-" * 44, "+" * 50 + "-" * 50)
-    assert not gate(*little, level=0.999)[0]
-    assert gate(*little, level=0.8)[0]
+    assert gate(*little, level=0.999).code == "gate.lower-bound-too-low"
+    assert gate(*little, level=0.8).passed
     same = ("+-", "+-")
-    assert gate(*same, min_gain=0, min_lower=-0.01, max_p=1)[0]
+    assert gate(*same, min_gain=0, min_lower=-0.01, max_p=1).passed
 
 
 def test_thresholds_are_named_and_numbers() -> None:
     assert GateSettings.of({}) == GateSettings()
     assert GateSettings.of({"min_gain": 0.1}) == GateSettings(min_gain=0.1)
-    for thresholds in ({"min_gains": 0.1}, {"min_gain": True}, {"min_gain": "0.1"}):
-        with pytest.raises(UsageError, match=r"is none; there are min_gain, min_lower, .*each a number"):
+    for thresholds, value in (
+        ({"min_gains": 0.1}, "min_gains: 0.1"),
+        ({"min_gain": True}, "min_gain: True"),
+        ({"min_gain": "0.1"}, "min_gain: '0.1'"),
+    ):
+        with raises("gate.invalid-threshold", value, "min_gain, min_lower, "):
             GateSettings.of(thresholds)
+
+
+def test_a_decision_that_was_written_without_a_code_is_read() -> None:
+    old = gate(FORTY, FORTY).model_dump(mode="json", exclude={"code"})
+    found = Decision.model_validate(old)
+    assert (found.passed, found.code, found.why_with_code) == (False, None, found.why)
 
 
 def test_part_of_a_split_passes_no_gate() -> None:
     one, other = result(answers("++", "new")), result(answers("--", "old"))
-    with pytest.raises(UsageError, match="new was evaluated on part of a split alone"):
+    with raises("gate.partial-split", "new", "--limit"):
         decided((evaluation(one, is_whole=False), one), (evaluation(other), other), GateSettings())
 
 

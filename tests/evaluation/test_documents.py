@@ -62,7 +62,8 @@ def test_a_rollout_asks_for_reasoning_as_its_environment_is_set(
     other = run(
         *words("rollout", library, server, out), "--environment", f"{{documents: {{reasoning: {not reasoning}}}}}"
     )
-    assert (other.status, "were run with environment" in other.err) == (2, True)
+    assert (other.status, other.code) == (2, "rollouts.other-settings")
+    assert "environment" in other.err
 
 
 def test_a_mail_question_is_refused_before_anything_is_asked(
@@ -70,9 +71,10 @@ def test_a_mail_question_is_refused_before_anything_is_asked(
 ) -> None:
     mixed = Place(library.index, place.scenarios, library.tokenizer)
     ran = run(*words("rollout", mixed, server, tmp_path / "t.jsonl"))
-    assert (ran.status, "is not about documents" in ran.err) == (2, True)
+    assert (ran.status, ran.code) == (2, "environments.not-about-documents")
     ran = run(*words("rollout", library, server, tmp_path / "t.jsonl"), "--environment", "email")
-    assert (ran.status, "there is no index" in ran.err) == (2, True)
+    assert (ran.status, ran.code) == (2, "mail.no-index")
+    assert str(library.index) in ran.err
     assert not server.requests
 
 
@@ -94,7 +96,8 @@ def test_an_environment_of_one_s_own_is_run_and_measured(run: Run, tmp_path: Pat
         asked = ["--index", tmp_path / "notes", "--scenarios", write_questions(tmp_path / "q.jsonl", lines)]
         more = ["--policy", f"chat:base@{server.address}/v1", "--split", "all", "--out", tmp_path / "e"]
         unnamed = run("evaluate", *asked, *more)
-        assert (unnamed.status, "there is no index in" in unnamed.err) == (2, True)
+        assert (unnamed.status, unnamed.code) == (2, "scenarios.no-index")
+        assert str(tmp_path / "notes") in unnamed.err
         ran = run("evaluate", *asked, *more, "--environment", f"{{{OWN}: {{shouting: true}}}}")
         assert ran.status == 0, ran.err
     metrics = EvaluationResult.model_validate_json((tmp_path / "e" / "metrics.json").read_bytes()).policies[0].metrics
@@ -149,8 +152,9 @@ def test_an_evaluation_shows_documents_as_sources(
     tab.goto((tmp_path / "e" / "report.html").as_uri())
     tab.click("#list li:nth-child(2)")
     shown = tab.locator("#episode")
-    assert "Title 2 (d2): found, read, given" in shown.inner_text()
+    for value in ("Title 2 (d2)", "found", "read", "given"):
+        assert value in shown.inner_text()
     marked = shown.locator(".turn.injected span.right")
     assert (marked.count(), "id: d2" in marked.inner_text()) == (1, True)
-    assert "what was read · right source" in shown.inner_text()
+    assert "right source" in shown.inner_text()
     tab.close()

@@ -5,15 +5,13 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-import pytest
-
 from gumshoe.agent.environment import Record
 from gumshoe.agent.trajectory import Segment, TokenUsage, Trajectory
-from gumshoe.errors import UsageError
 from gumshoe.evaluation.predictions import Prediction, read_predictions, write_predictions, write_table
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.rewards.scoring import Judged
 from gumshoe.scenarios.scenario import ScenarioSet
+from tests.errors import raises
 from tests.evaluation.predictions import answers, evaluation, prediction, result
 from tests.scenarios.questions import scenario
 
@@ -39,7 +37,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (found, policy.name) == (made, "b")
     other = json.loads((tmp_path / "metrics.json").read_text()) | {"format": "gumshoe.metrics/2"}
     (tmp_path / "metrics.json").write_text(json.dumps(other))
-    with pytest.raises(UsageError, match=r"is no metrics\.json of gumshoe"):
+    with raises("evaluation.invalid-metrics-file", tmp_path / "metrics.json", "format"):
         read_result(f"{tmp_path}#b")
 
 
@@ -49,7 +47,7 @@ def test_predictions_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_predictions(tmp_path / "p.jsonl") == made
     with (tmp_path / "p.jsonl").open("a") as file:
         file.write('{"policy": 3}\n')
-    with pytest.raises(UsageError, match=r"p\.jsonl:3: this is no prediction"):
+    with raises("evaluation.invalid-prediction", f"{tmp_path / 'p.jsonl'}:3: "):
         read_predictions(tmp_path / "p.jsonl")
 
 

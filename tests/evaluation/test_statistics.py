@@ -75,7 +75,7 @@ def test_a_paired_interval_is_narrower_than_two_apart() -> None:
     low, high = paired_difference(candidate, baseline)
     assert 0 < low < high < 0.2
     assert high - low < wilson(candidate.sum(), 200)[1] - wilson(candidate.sum(), 200)[0]
-    with pytest.raises(ValueError, match="2 and 3 numbers are no pairs"):
+    with pytest.raises(ValueError, match="2 and 3 numbers"):
         paired_difference([1, 2], [1, 2, 3])
 
 
@@ -112,9 +112,9 @@ def test_pass_at_k_by_hand(k: int, correct: int, samples: int, expected: float) 
 
 
 def test_pass_at_more_than_there_is_is_refused() -> None:
-    with pytest.raises(ValueError, match="pass@3 needs 3 samples or more"):
+    with pytest.raises(ValueError, match=r"pass@3 .*got 2 samples"):
         pass_at(3, 1, 2)
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match=r"pass@0 .*got 2 samples"):
         pass_at(0, 1, 2)
 
 
@@ -127,5 +127,5 @@ def test_kappa_by_hand() -> None:
     assert cohens_kappa([True, True], [True, True]) == 1
     assert cohens_kappa([True, False], [False, True]) == -1
     assert math.isnan(cohens_kappa([], []))
-    with pytest.raises(ValueError, match="no pairs"):
+    with pytest.raises(ValueError, match="1 and 0 verdicts"):
         cohens_kappa([True], [])

@@ -127,6 +127,6 @@ def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path
             )
     assert told.returncode == 0, told.stderr
     assert f"{vllm} serves r7f3-2, r8a1-1" in told.stdout
-    assert "MCP has ask, read_email, search_inbox" in told.stdout
+    assert "ask, read_email, search_inbox" in told.stdout
     assert json.dumps(asked.question)[1:-1] in told.stdout.replace("\\'", "'")
     assert (CHART / "files" / "test.py").read_text().strip() == test["args"][0].strip()

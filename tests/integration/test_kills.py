@@ -15,7 +15,7 @@ import pytest
 
 from gumshoe.agent.vllm_server import is_installed
 from gumshoe.artifacts.storage import directory_lock
-from gumshoe.training.records import read_records
+from gumshoe.training.records import EvaluationRecord, end_message, read_records
 from tests.agent.fake_vllm import FakeVLLM, status
 from tests.conftest import free_port, kill_tree, missing
 from tests.integration.trainings import (
@@ -94,10 +94,20 @@ def test_a_run_that_is_asked_to_end_saves_what_it_has(
     wait_until(lambda: f"gumshoe_training_step {len(steps_of(out))}.0" in metrics(), process, log.read_text)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 75
-    assert "go on with --resume" in log.read_text()
+    text = log.read_text().rstrip()
+    assert "[training.stopped]" in text, "what the trainer says"
+    assert text.endswith("[training.interrupted]"), "what the command says"
     assert [each.name for each in out.glob("checkpoint-*")] in (["checkpoint-1"], ["checkpoint-2"])
     train([*words, "--resume"], log)
     assert_same_weights(out / "final", undisturbed[0] / "final")
+
+
+def ended_by(out: Path, target_accuracy: float | None, patience: int | None) -> str:
+    """Return why the evaluations of a run ended it."""
+    evaluations = [each for each in read_records(out / "metrics.jsonl") if isinstance(each, EvaluationRecord)]
+    message = end_message(evaluations, target_accuracy, patience)
+    assert message is not None
+    return message
 
 
 def test_a_run_ends_early_when_its_patience_is_over_or_its_target_is_reached(
@@ -107,11 +117,12 @@ def test_a_run_ends_early_when_its_patience_is_over_or_its_target_is_reached(
     idle = {"optimizer__learning_rate": 0, "evaluation__eval_steps": 1}
     impatient = spec_of(training_mail, out, **idle, evaluation__patience=1, output__verbose=True)
     text = ForkedTrainer(impatient, log).finish()
-    assert "No better evaluation in 1; the best was after step 0." in text
-    assert re.search(r"^  reward [+-]\d\.\d\d: search_inbox [+-]\d\.\d\d", text, re.M), "the advantages by turn"
+    assert ended_by(out, None, 1) in text
+    assert re.search(r"^  reward \S+ search_inbox [+-]\d\.\d\d", text, re.M), "the advantages by turn"
     content = spec_of(training_mail, out, **idle, evaluation__target_accuracy=0.01)
     again = content.model_copy(update={"attempt": 2, "resume": True})
-    assert "The target of 1.0% is reached." in ForkedTrainer(again, log).finish()
+    text = ForkedTrainer(again, log).finish()
+    assert ended_by(out, 0.01, None) in text
     assert [each.step for each in steps_of(out)] == [1]
     assert (out / "final" / "adapter_model.safetensors").exists()
 
@@ -143,8 +154,8 @@ def test_a_full_disk_is_told_of_and_loses_nothing_that_was_saved(
     out, log = small_disk / "run", tmp_path / "log"
     spec = spec_of(training_mail, out)
     assert ForkedTrainer(spec, log).wait() == 75, log.read_text()[-3000:]
-    text = " ".join(log.read_text().split())
-    assert re.search(r"the disk of \S+ is full \([\d,]+ KiB are free\); make room, and go on with --resume", text)
+    assert "[training.disk-full]" in log.read_text()
+    assert re.search(rf"{re.escape(str(out))} .*[\d,]+ KiB", log.read_text())
     subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
     ForkedTrainer(spec.model_copy(update={"attempt": 2, "resume": True}), log).finish()
     assert_same_weights(out / "final", undisturbed[0] / "final")

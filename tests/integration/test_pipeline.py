@@ -214,8 +214,10 @@ def test_a_step_that_fails_is_tried_again_and_what_stays_wrong_is_said(place: Pa
     lacking = {**QUICK, "data.train_size": 1, "optimizer.per_device_train_batch_size": 8}  # two groups of four
     bad = parameters(place, "r3", tmp_path / "p.json", settings=lacking)
     done = run_pipeline(bad, tmp_path / "out")
-    assert done.status == 1
+    assert (done.status, done.code) == (1, "pipelines.local-run-failed")
     assert states(done.err)["train-grpo"] == "failed"
     assert done.err.count("\ntrain-grpo\n") == 4, "three times more"
-    assert "error: train-grpo failed: there are 1 scenarios to learn from" in done.err
+    last = done.err[done.err.rindex("error: ") :]
+    assert "train-grpo" in last
+    assert "[settings.too-few-scenarios]" in last
     assert states(done.err)["notify"] == "done"

@@ -18,7 +18,6 @@ from gumshoe.agent.run import RolloutReport, Settings, read_trajectories, run_to
 from gumshoe.agent.threads import ToolThreads
 from gumshoe.agent.trajectory import Trajectory
 from gumshoe.embeddings.embedder import OFFLINE
-from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.exact import is_exact
 from gumshoe.scenarios.scenario import Scenario
@@ -26,6 +25,7 @@ from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import progress
 from gumshoe.training.practice import Collection
 from tests.conftest import Ran
+from tests.errors import raises
 from tests.integration.inputs import make_mail
 from tests.shared_server import SharedServer
 
@@ -214,7 +214,7 @@ def test_its_rollouts_are_scored_by_every_judge(
     assert len(scored) + told["dropped"] == 8
     assert len(scored) >= 4
     whys = [each["dropped"] for each in told["results"] if each["dropped"]]
-    assert all("is too long for" in why or "has no room for this" in why for why in whys)
+    assert all("[judges.group-too-long]" in why or "[judges.context-full]" in why for why in whys)
     assert all(0 <= score <= 1 for scores in scored for score in scores)
     assert ran.status == (75 if told["dropped"] else 0)
 
@@ -227,7 +227,7 @@ def test_the_word_tiny_takes_the_engine_that_the_environment_names(
     monkeypatch.setattr(policies, "VLLMServer", None)
     check_that_tiny_answers(held_out, tmp_path / "t.jsonl")
     monkeypatch.setenv(policies.ENGINE, "other")
-    with pytest.raises(UsageError, match="GUMSHOE_ENGINE must be vllm or transformers, got 'other'"):
+    with raises("inference.invalid-engine", policies.ENGINE, "'other'"):
         check_that_tiny_answers(held_out, tmp_path / "none.jsonl")
 
 

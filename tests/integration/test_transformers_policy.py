@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gumshoe.agent.policy import Completion, Sampling
-from gumshoe.errors import UsageError
+from tests.errors import raises
 from tests.integration.test_vllm import PROMPTS, STOP, logprobs_of, sample
 from tests.shared_server import SharedServer
 from tests.waiting import async_wait_until
@@ -138,5 +138,5 @@ def test_an_adapter_changes_the_answers_as_it_does_in_vllm(
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     from gumshoe.agent.transformers_policy import TransformersPolicy
 
-    with pytest.raises(UsageError, match="cannot be loaded"):
+    with raises("inference.model-not-loadable", tmp_path):
         TransformersPolicy(tmp_path)

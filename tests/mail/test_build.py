@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.private import MARK
-from gumshoe.artifacts.reading import SourceError
 from gumshoe.artifacts.storage import directory_lock
-from gumshoe.errors import UsageError
 from gumshoe.mail.build import BuildOptions, build_index
 from gumshoe.mail.index import MailIndex
-from gumshoe.mail.schema import IndexFileError
+from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
 
 BOB = "bob@example.com"
@@ -154,29 +152,29 @@ def test_every_dropped_duplicate_s_id_still_names_its_message(tmp_path: Path) ->
 def test_an_index_that_is_there_is_left_alone_unless_asked(tmp_path: Path) -> None:
     make_index(tmp_path, [record(1)])
     source = write_jsonl(tmp_path / "new.jsonl", [record(2)])
-    with pytest.raises(IndexFileError, match="--replace"):
+    with raises("mail.index-exists", tmp_path / "index"):
         build_index([source], tmp_path / "index")
     old = MailIndex(tmp_path / "index")
     build_index([source], tmp_path / "index", replace=True)
     assert old.read(BOB, "<1@example.com>")  # whoever has the old one open goes on reading it
     assert MailIndex(tmp_path / "index").read(BOB, "<2@example.com>")
-    with ThreadPoolExecutor(1) as thread, pytest.raises(IndexFileError, match="replaced"):
+    with ThreadPoolExecutor(1) as thread, raises("mail.index-replaced", old.path):
         thread.submit(old.search, BOB, ["text"]).result()  # which would have to open the new one
     assert {path.name for path in (tmp_path / "index").iterdir()} == {"mail.sqlite", MARK}
 
 
 def test_a_source_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
-    with pytest.raises(SourceError, match="missing"):
+    with raises("store.not-found", f"{tmp_path}/missing.jsonl"):
         build_index([source, f"jsonl:{tmp_path}/missing.jsonl"], tmp_path / "index")
-    with pytest.raises(UsageError, match="no source"):
+    with raises("mail.no-sources"):
         build_index([], tmp_path / "index")
     assert not (tmp_path / "index").exists()
 
 
 def test_two_builds_into_one_directory_are_refused(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
-    with directory_lock(tmp_path / "index", wait=None), pytest.raises(IndexFileError, match="another build"):
+    with directory_lock(tmp_path / "index", wait=None), raises("mail.index-busy", tmp_path / "index"):
         build_index([source], tmp_path / "index")
     build_index([source], tmp_path / "index")
 
@@ -218,7 +216,7 @@ def test_a_build_killed_at_any_point_leaves_nothing_that_looks_finished(tmp_path
     assert ended.stdout.split() == [str(-signal.SIGKILL)] * 8
     for number in range(8):
         directory = tmp_path / str(number)
-        with pytest.raises(IndexFileError, match="no index"):
+        with raises("mail.no-index", directory):
             MailIndex(directory)
         assert build_index([source], directory).content == whole
         assert {path.name for path in directory.iterdir()} == {"mail.sqlite", MARK}
@@ -238,7 +236,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 1
-    assert "could not be written" in run.stderr
+    assert "mail.sqlite" in run.stderr
+    assert run.stderr.endswith("[mail.index-not-written]\n")
     assert "Traceback" not in run.stderr
     assert list((tmp_path / "index").iterdir()) == []
 

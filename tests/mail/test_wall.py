@@ -18,6 +18,7 @@ from gumshoe.mail.build import BuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.message import ADDRESS_MARK, normal_address
 from gumshoe.mail.schema import address_term
+from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 
 PEOPLE = [f"{name}@example.com" for name in ("ann", "bob", "carol", "dave", "Eve")]
@@ -102,9 +103,9 @@ def test_a_message_of_another_inbox_answers_exactly_as_if_it_did_not_exist(tmp_p
     index = make_index(tmp_path, [record(1, to=["carol@example.com"])])
     errors = []
     for message_id in ("<1@example.com>", "<2@example.com>"):
-        with pytest.raises(MessageNotFoundError) as error:
+        with raises("mail.message-not-found", message_id) as error:
             index.read("bob@example.com", message_id)
-        errors.append(str(error.value).replace(message_id, "ID"))
+        errors.append(error.value.message.replace(message_id, "ID"))
     assert errors[0] == errors[1]
 
 

@@ -11,8 +11,8 @@ from gumshoe.artifacts.store import Store
 from gumshoe.operations import deploy, releases
 from gumshoe.operations.cluster import Cluster
 from gumshoe.operations.deploy import Target, put_into_service
-from gumshoe.operations.readiness import NotReadyError
 from tests.conftest import Ran
+from tests.errors import raises
 from tests.manifests.access import Access, allowed_by, recorded
 from tests.manifests.kustomize import OVERLAYS, of_kind, overlay
 from tests.operations import fake_kubernetes as kubernetes
@@ -89,7 +89,7 @@ def test_what_puts_an_adapter_into_service_may_do_what_it_does(
         put("r1", "full", {"serving": {"mode": "standard"}})
         controllers.broken = "agent"
         monkeypatch.setattr(deploy, "_PIPELINE_SECONDS", 0.01)
-        with pytest.raises(NotReadyError, match="it went back"):
+        with raises("deploy.rolled-back", "mail"):
             put("r2", "full", {})
     assert asked == rules_of("gumshoe-deploy")
 

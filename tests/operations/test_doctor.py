@@ -75,6 +75,11 @@ def said(check: Object, state: str) -> str:
     return "\n".join("\n".join([each["text"], each["mend"], *each["commands"]]) for each in found)
 
 
+def codes(check: Object) -> list[str]:
+    """Return the codes of the errors that a check found."""
+    return [each["code"] for each in check["findings"] if each["code"]]
+
+
 def of(fake: FakeKubernetes, plural: str, name: str = "gumshoe", namespace: str = "") -> Object:
     return fake.objects[plural, namespace, name]
 
@@ -108,16 +113,16 @@ def test_a_cluster_that_is_fit_ends_with_0_and_is_left_as_it_was(
     ran = run("doctor", "--store", f"s3://{s3_bucket}/project", "--kfp", pipelines[0], *BORNE)
     assert (ran.status, ran.err) == (0, "")
     assert not re.search("^[!✗-]", ran.out, re.M), ran.out
-    for line in (
-        "✓ api          Kubernetes v1.33.0 answers",
-        "✓ gpus         2 nodes with NVIDIA-H100-80GB-HBM3 (8 a node, 79 GiB each)",
-        "there is room for a pod of 8 GPUs: 10 of 16 GPUs are free where such pods may run",
-        "ClusterQueue gumshoe has 10 GPUs left",
-        "conditional writes are kept to",
-        "Kubeflow Pipelines 2.17.0 answers",
-        "Nothing must be mended, 0 warnings. Namespace agents.",
+    for pattern in (
+        "✓ api .*v1.33.0",
+        r"✓ gpus .*2 nodes.*NVIDIA-H100-80GB-HBM3 \(8 .*79 GiB",
+        "8 GPUs.*10 of 16",
+        "ClusterQueue gumshoe.*10 GPUs",
+        "conditional writes",
+        "Kubeflow Pipelines.*2.17.0",
+        "0 warnings.*agents",
     ):
-        assert line in ran.out
+        assert re.search(pattern, ran.out), pattern
     assert "c2VjcmV0" not in ran.out, "no secret's value is told"
     assert cluster.objects == before
     assert list(open_storage(f"s3://{s3_bucket}").entries()) == []
@@ -174,61 +179,61 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "no KServe": (
         "crds",
         _unserved("serving.kserve.io/v1alpha1", "serving.kserve.io/v1alpha2", "serving.kserve.io/v1beta1"),
-        ("the cluster has no serving.kserve.io", "helm upgrade --install kserve oci://"),
+        ("serving.kserve.io, by which KServe", "helm upgrade --install kserve oci://"),
     ),
     "an old KServe": (
         "crds",
         _unserved("serving.kserve.io/v1beta1"),
-        ("KServe serves serving.kserve.io as v1alpha1, v1alpha2, not as v1beta1",),
+        ("serving.kserve.io as v1alpha1, v1alpha2", "v1beta1"),
     ),
     "no Trainer": (
         "crds",
         _unserved("trainer.kubeflow.org/v1alpha1"),
-        ("by which Kubeflow Trainer trains on several nodes", "?ref=v2.3.0"),
+        ("trainer.kubeflow.org, by which Kubeflow Trainer", "?ref=v2.3.0"),
     ),
     "a controller that is not ready": (
         "controllers",
         lambda fake: put_controller(fake, "kubeflow-trainer-controller-manager", ready=0),
-        ("not ready: 0 of 1 pods", "kubectl -n system describe deployment kubeflow-trainer-controller-manager"),
+        ("0 of 1 pods", "kubectl -n system describe deployment kubeflow-trainer-controller-manager"),
     ),
-    "no namespace": ("namespace", _gone("namespaces", NAMESPACE), ("there is no namespace agents", "kubectl apply -k")),
+    "no namespace": ("namespace", _gone("namespaces", NAMESPACE), ("namespace agents", "kubectl apply -k")),
     "a namespace that goes": (
         "namespace",
         lambda fake: of(fake, "namespaces", NAMESPACE).update(status={"phase": "Terminating"}),
-        ("is being removed", "kubectl wait --for=delete namespace/agents"),
+        ("namespace agents", "kubectl wait --for=delete namespace/agents"),
     ),
     "no account": (
         "accounts",
         _gone("serviceaccounts", "gumshoe-rollout", NAMESPACE),
-        ("there is no service account gumshoe-rollout", "kubectl apply -k manifests/overlays/prod"),
+        ("service account gumshoe-rollout", "kubectl apply -k manifests/overlays/prod"),
     ),
     "an account without rights": (
         "accounts",
         lambda fake: setattr(fake, "allows", lambda spec: spec["resourceAttributes"]["resource"] != "trainjobs"),
         (
-            "gumshoe-pipeline may not create trainjobs.trainer.kubeflow.org, get trainjobs.trainer.kubeflow.org",
+            "create trainjobs.trainer.kubeflow.org, get trainjobs.trainer.kubeflow.org",
             "kubectl -n agents create rolebinding gumshoe-train --role gumshoe-train "
             "--serviceaccount agents:gumshoe-pipeline",
             "kubectl -n agents auth can-i create trainjobs.trainer.kubeflow.org "
             "--as system:serviceaccount:agents:gumshoe-pipeline",
         ),
     ),
-    "half a secret": ("secrets", _only_one_key, ("gumshoe-s3 has no AWS_SECRET_ACCESS_KEY", "create secret generic")),
+    "half a secret": ("secrets", _only_one_key, ("gumshoe-s3 has no AWS_SECRET_ACCESS_KEY,", "create secret generic")),
     "an empty secret": (
         "secrets",
         lambda fake: of(fake, "secrets", "gumshoe-models", NAMESPACE).update(data={"HF_TOKEN": ""}),
-        ("secret gumshoe-models: HF_TOKEN is empty",),
+        ("gumshoe-models: HF_TOKEN",),
     ),
     "a volume that does not come": (
         "storage",
         _claim("Pending"),
-        ("gumshoe-cache is Pending, without a volume", "kubectl -n agents describe pvc gumshoe-cache"),
+        ("gumshoe-cache is Pending,", "kubectl -n agents describe pvc gumshoe-cache"),
     ),
-    "a volume of no class": ("storage", _claim("Pending", storage_class="slow"), ("waits for a StorageClass slow",)),
+    "a volume of no class": ("storage", _claim("Pending", storage_class="slow"), ("StorageClass slow\n", "fast")),
     "no GPUs": (
         "gpus",
         lambda fake: [fake.objects.pop(("nodes", "", name)) for name in ("gpu-a", "gpu-b")],
-        ("no node has nvidia.com/gpu to give", "helm upgrade --install gpu-operator"),
+        ("nvidia.com/gpu", "helm upgrade --install gpu-operator"),
     ),
     "a quota that is too small": (
         "quota",
@@ -236,7 +241,7 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
             {"requests.nvidia.com/gpu": "4"}
         ),
         (
-            "quota gumshoe allows 4 GPUs in all, and the run needs 8",
+            "quota gumshoe allows 4 GPUs",
             """patch resourcequota gumshoe --type merge -p '{"spec":{"hard":{"requests.nvidia.com/gpu":"8"}}}'""",
         ),
     ),
@@ -245,54 +250,58 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
         lambda fake: of(fake, "resourcequotas", namespace=NAMESPACE)["status"]["hard"].update(
             {"requests.cpu": "31500m"}
         ),
-        ("quota gumshoe allows 31.5 CPUs in all, and the run needs 32",),
+        ("quota gumshoe allows 31.5 CPUs", """'{"spec":{"hard":{"requests.cpu":"32"}}}'"""),
     ),
     "a quota of too little memory": (
         "quota",
         lambda fake: of(fake, "resourcequotas", namespace=NAMESPACE)["status"]["hard"].update(memory="128Gi"),
-        ("allows 128 GiB of memory in all, and the run needs 256", """'{"spec":{"hard":{"memory":"256Gi"}}}'"""),
+        ("quota gumshoe allows 128 GiB", """'{"spec":{"hard":{"memory":"256Gi"}}}'"""),
     ),
     "a queue of too little memory": (
         "queue",
         _queue(
             lambda made: made["spec"]["resourceGroups"][0]["flavors"][0]["resources"][2].update(nominalQuota="0.1Ti")
         ),
-        ("one flavor is to give 256 GiB of memory, and it has 102.4 of gumshoe-h100",),
+        ("256 GiB of memory", "102.4 of gumshoe-h100", "kubectl edit clusterqueue gumshoe"),
     ),
     "a queue without CPUs": (
         "queue",
         _queue(lambda made: made["spec"]["resourceGroups"][0]["flavors"][0]["resources"].pop(1)),
-        ("has no quota for cpu, so it never admits the run",),
+        ("quota for cpu", "kubectl edit clusterqueue gumshoe"),
     ),
-    "no ClusterQueue": ("queue", _gone("clusterqueues"), ("for a ClusterQueue gumshoe, which is not there",)),
+    "no ClusterQueue": ("queue", _gone("clusterqueues"), ("ClusterQueue gumshoe", "kubectl apply -k")),
     "a queue that is not active": (
         "queue",
         _queue(_inactive),
         (
-            "ClusterQueue gumshoe is not active (FlavorNotFound: no such flavor)",
+            "(FlavorNotFound: no such flavor)",
             "kubectl describe clusterqueue gumshoe",
         ),
     ),
     "a queue that is stopped": (
         "queue",
         _queue(lambda made: made["spec"].update(stopPolicy="HoldAndDrain")),
-        ("stopped (HoldAndDrain)", """patch clusterqueue gumshoe --type merge -p '{"spec":{"stopPolicy":"None"}}'"""),
+        ("(HoldAndDrain)", """patch clusterqueue gumshoe --type merge -p '{"spec":{"stopPolicy":"None"}}'"""),
     ),
     "a queue that never admits": (
         "queue",
         _queue(lambda made: made["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0].update(nominalQuota="4")),
-        ("never admits a pod of 8 GPUs: one flavor is to give 8, and it has 4 of gumshoe-h100",),
+        ("a pod of 8 GPUs", "4 of gumshoe-h100", "kubectl edit clusterqueue gumshoe"),
     ),
     "a queue without GPUs": (
         "queue",
         _queue(lambda made: made["spec"]["resourceGroups"][0]["flavors"][0].update(resources=[])),
-        ("has no quota for nvidia.com/gpu",),
+        ("quota for nvidia.com/gpu", "kubectl edit clusterqueue gumshoe"),
     ),
-    "no flavor": ("queue", _gone("resourceflavors", "gumshoe-h100"), ("there is no ResourceFlavor gumshoe-h100",)),
+    "no flavor": (
+        "queue",
+        _gone("resourceflavors", "gumshoe-h100"),
+        ("ResourceFlavor gumshoe-h100", "kubectl apply -k"),
+    ),
     "no runtime": (
         "runtime",
         _gone("clustertrainingruntimes"),
-        ("there is no ClusterTrainingRuntime gumshoe", "kubectl apply -k manifests/overlays/prod"),
+        ("ClusterTrainingRuntime gumshoe", "kubectl apply -k manifests/overlays/prod"),
     ),
 }
 
@@ -312,19 +321,19 @@ WARNINGS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "no Kueue": (
         "crds",
         _unserved("kueue.x-k8s.io/v1beta2"),
-        ("the cluster has no kueue.x-k8s.io", "kueue/releases/download"),
+        ("kueue.x-k8s.io, by which Kueue", "kueue/releases/download"),
     ),
     "no Prometheus": ("crds", _unserved("monitoring.coreos.com/v1"), ("kube-prometheus-stack",)),
     "no controller": (
         "controllers",
         _gone("deployments", "kserve-controller-manager", "system"),
-        ("KServe is installed, and no Deployment kserve-controller-manager is there",),
+        ("KServe", "Deployment kserve-controller-manager", "helm upgrade --install kserve oci://"),
     ),
     "no labels": (
         "namespace",
         _unlabelled,
         (
-            "pod-security.kubernetes.io/enforce is unset",
+            "(pod-security.kubernetes.io/enforce is unset)",
             "kubectl label namespace agents --overwrite pod-security.kubernetes.io/enforce=baseline",
         ),
     ),
@@ -336,13 +345,13 @@ WARNINGS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "rights that nobody needs": (
         "accounts",
         lambda fake: setattr(fake, "allows", lambda _: True),
-        ("gumshoe-rollout may read the namespace's secrets",),
+        ("gumshoe-rollout", "kubectl -n agents get rolebindings,clusterrolebindings"),
     ),
     "rights to train alone": (
         "accounts",
         lambda fake: setattr(fake, "allows", _trains_alone),
         (
-            "gumshoe-pipeline may not create secrets, list secrets, update secrets",
+            "create secrets, list secrets, update secrets",
             "kubectl -n agents create rolebinding gumshoe-deploy --role gumshoe-deploy",
         ),
     ),
@@ -350,51 +359,51 @@ WARNINGS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
         "secrets",
         _gone("secrets", "gumshoe-s3", NAMESPACE),
         (
-            "there is no secret gumshoe-s3",
+            "secret gumshoe-s3:",
             "kubectl -n agents create secret generic gumshoe-s3 --from-literal=AWS_ACCESS_KEY_ID=…",
         ),
     ),
     "a misspelt key": (
         "secrets",
         lambda fake: of(fake, "secrets", "gumshoe-models", NAMESPACE)["data"].update(HF_TOKE="c2VjcmV0LTI="),
-        ("keys that no step reads: HF_TOKE\n",),
+        ("gumshoe-models", ": HF_TOKE\n"),
     ),
     "no default class": (
         "storage",
         lambda fake: of(fake, "storageclasses", "fast")["metadata"].pop("annotations"),
-        ("no StorageClass is the default (there are fast)", "kubectl patch storageclass fast"),
+        ("(there are fast)", "kubectl patch storageclass fast"),
     ),
     "no cache": (
         "storage",
         _gone("persistentvolumeclaims", "gumshoe-cache", NAMESPACE),
-        ("there is no volume claim gumshoe-cache",),
+        ("volume claim gumshoe-cache:", "kubectl apply -k"),
     ),
     "a cache for one node": (
         "storage",
         _claim("Bound", "ReadWriteOnce"),
-        ("which one node alone can mount (ReadWriteOnce)", "ReadWriteMany for 2 nodes"),
+        ("(ReadWriteOnce)", "ReadWriteMany for 2 nodes", "kubectl get storageclass"),
     ),
     "GPUs that are taken": (
         "gpus",
         lambda fake: put_pod(fake, "more", "gpu-b", 3),
-        ("there is no room now for 2 pods of 8 GPUs: 7 of 16 GPUs are free, which is room for 0 pods",),
+        ("2 pods of 8 GPUs: 7 of 16", "0 pods", "kubectl get pods -A"),
     ),
     "a quota that is used up": (
         "quota",
         lambda fake: of(fake, "resourcequotas", namespace=NAMESPACE)["status"]["used"].update(pods="49"),
-        ("quota gumshoe leaves 1 of 50 pods now, and the run needs 2",),
+        ("quota gumshoe leaves 1 of 50 pods", "needs 2\n"),
     ),
-    "no LocalQueue": ("queue", _gone("localqueues", namespace=NAMESPACE), ("there is no LocalQueue gumshoe",)),
-    "a queue that is full": ("queue", lambda _: None, ("has 10 GPUs left of its own, and the run needs 16",)),
+    "no LocalQueue": ("queue", _gone("localqueues", namespace=NAMESPACE), ("LocalQueue gumshoe:", "kubectl apply -k")),
+    "a queue that is full": ("queue", lambda _: None, ("10 GPUs left", "needs 16\n")),
     "a flavor without nodes": (
         "queue",
         lambda fake: of(fake, "resourceflavors", "gumshoe-h100")["spec"].update(nodeLabels={"pool": "b200"}),
-        ("ResourceFlavor gumshoe-h100 has no nodes: none is labelled pool=b200", "kubectl label node NODE pool=b200"),
+        ("ResourceFlavor gumshoe-h100", "kubectl label node NODE pool=b200"),
     ),
     "no priorities": (
         "queue",
         _gone("workloadpriorityclasses", "gumshoe-evaluation"),
-        ("there is no WorkloadPriorityClass gumshoe-evaluation",),
+        ("WorkloadPriorityClass gumshoe-evaluation:", "kubectl apply -k"),
     ),
 }
 
@@ -415,7 +424,9 @@ def test_a_volume_that_waits_for_its_first_pod_is_no_fault(cluster: FakeKubernet
     of(cluster, "storageclasses", "fast")["volumeBindingMode"] = "WaitForFirstConsumer"
     status, checks = examined("--only", "storage")
     assert (status, checks["storage"]["state"]) == (0, "ok")
-    assert "gets its volume from fast with the first pod that uses it" in said(checks["storage"], "ok")
+    told = said(checks["storage"], "ok")
+    assert "gumshoe-cache" in told
+    assert "volume from fast" in told
 
 
 @pytest.mark.usefixtures("cluster")
@@ -423,10 +434,10 @@ def test_nodes_that_keep_pods_away_are_not_counted_and_the_taint_is_told(examine
     status, checks = examined("--only", "gpus")
     assert (status, checks["gpus"]["state"]) == (0, "warning")
     told = said(checks["gpus"], "warning")
-    assert "there is room for a pod of 1 GPU only where those taints are borne" in told
-    assert "keep pods away that do not tolerate nvidia.com/gpu:NoSchedule" in told
+    assert "1 GPU" in told
+    assert "nvidia.com/gpu:NoSchedule" in told
     given = '[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]'
-    assert f"gumshoe pipeline submit train-agent --set 'tolerations={given}'" in told
+    assert f"--set 'tolerations={given}'" in told
     toleration = re.findall("--toleration ([^ \n]+)", told)[0]
     assert examined("--only", "gpus", "--toleration", toleration)[1]["gpus"]["state"] == "ok"
     assert examined("--only", "gpus", "--nodes", 2)[1]["gpus"]["state"] == "ok", "a queue's flavors bear it"
@@ -440,10 +451,10 @@ def test_nodes_that_are_closed_are_named(cluster: FakeKubernetes, examined: Exam
     status, checks = examined("--only", "gpus", *BORNE)
     told = said(checks["gpus"], "warning")
     assert status == 1
-    assert "0 of 2 nodes are open to such pods" in said(checks["gpus"], "problem")
-    assert "1 of 2 nodes with GPUs are cordoned: gpu-b" in told
+    assert "0 of 2 nodes" in said(checks["gpus"], "problem")
+    assert "cordoned: gpu-b" in told
     assert "kubectl uncordon gpu-b" in told
-    assert "1 of 2 nodes with GPUs are not ready: gpu-a" in told
+    assert "not ready: gpu-a" in told
 
 
 def test_a_pod_holds_gpus_until_it_ends_and_by_its_larger_container(
@@ -454,7 +465,7 @@ def test_a_pod_holds_gpus_until_it_ends_and_by_its_larger_container(
     limits = {"resources": {"limits": {"nvidia.com/gpu": "3"}}}
     of(cluster, "pods", "first", "others")["spec"]["initContainers"] = [{"name": "it", **limits}]
     _, checks = examined("--only", "gpus", *BORNE)
-    assert "7 of 16 GPUs are free" in said(checks["gpus"], "warning")
+    assert "7 of 16 GPUs" in said(checks["gpus"], "warning")
 
 
 def test_many_pods_are_read_page_by_page(cluster: FakeKubernetes, examined: Examined) -> None:
@@ -462,7 +473,7 @@ def test_many_pods_are_read_page_by_page(cluster: FakeKubernetes, examined: Exam
         put_pod(cluster, f"p{number}", "cpu-a", 0)
     put_pod(cluster, "z-last", "gpu-b", 8)
     _, checks = examined("--only", "gpus", *BORNE)
-    assert "2 of 16 GPUs are free" in said(checks["gpus"], "warning")
+    assert "2 of 16 GPUs" in said(checks["gpus"], "warning")
     assert sum(each.startswith("GET /api/v1/pods") for each in cluster.asked) == 3
 
 
@@ -489,6 +500,7 @@ def test_what_may_not_be_looked_at_is_told_with_the_right_that_is_missing(
     status, checks = examined()
     assert (status, checks[check]["state"]) == (0, "warning")
     assert f"may not {right}\n" in said(checks[check], "warning")
+    assert set(codes(checks[check])) <= {"cluster.access-denied"}
     assert checks["namespace"]["state"] == "ok", "the others go on"
 
 
@@ -500,8 +512,8 @@ def test_a_cluster_that_hangs_is_told_of_within_its_time_and_ends_with_75(
     cluster.faults.extend(["hang"] * 3)
     ran = run("doctor", "--timeout", HOUR)
     assert ran.status == 75
-    assert "✗ api          Kubernetes does not answer in time; check the context" in ran.out
-    assert "- gpus         not looked at, as the cluster's API is not well" in ran.out
+    assert re.search(r"✗ api .*\[cluster.timeout\]", ran.out)
+    assert re.search("^- gpus", ran.out, re.M)
 
 
 @pytest.mark.parametrize("fault", ["reset", "503", pytest.param("hang", marks=pytest.mark.nightly)])
@@ -509,6 +521,8 @@ def test_a_check_that_gets_no_answer_ends_no_other(cluster: FakeKubernetes, exam
     cluster.faults.extend(["fine", fault])
     status, checks = examined("--timeout", 20, "--only", "quota")
     assert (status, checks["api"]["state"], checks["quota"]["state"]) == (75, "ok", "unanswered")
+    code = {"reset": "cluster.unreachable", "503": "cluster.api-unhealthy", "hang": "cluster.timeout"}[fault]
+    assert codes(checks["quota"]) == [code]
     cluster.faults.extend(["fine", "503"])
     status, checks = examined("--only", "quota", "--only", "store")
     assert (status, checks["quota"]["state"], checks["store"]["state"]) == (75, "unanswered", "skipped")
@@ -525,7 +539,7 @@ def test_credentials_that_the_cluster_does_not_know_are_told_once(
 ) -> None:
     cluster.token = token
     ran = run("doctor")
-    assert (ran.status, ran.out.count("401")) == (status, status)
+    assert (ran.status, ran.out.count("[cluster.unauthenticated]")) == (status, status)
 
 
 def test_what_answers_and_is_no_kubernetes_is_told(
@@ -538,7 +552,7 @@ def test_what_answers_and_is_no_kubernetes_is_told(
     os.environ["KUBECONFIG"] = str(other)
     ran = run("doctor", "--only", "gpus")
     assert ran.status == 1
-    assert "✗ api          what answers is not what was asked" in ran.out
+    assert re.search("^✗ api .*gitVersion", ran.out, re.M), "its answer has no version"
 
 
 @pytest.mark.usefixtures("no_cluster")
@@ -546,61 +560,61 @@ def test_without_a_cluster_the_store_is_looked_at_alone(run: Callable[..., Ran],
     (tmp_path / "store").mkdir()
     ran = run("doctor", "--store", tmp_path / "store")
     assert ran.status == 0
-    assert "- api          there is no kubeconfig, so no cluster is looked at" in ran.out
-    assert f"{tmp_path}/store takes and gives files" in ran.out
+    assert re.search("^- api .*kubeconfig", ran.out, re.M)
+    assert f"{tmp_path}/store takes" in ran.out
     assert "gpus" not in ran.out
     assert list((tmp_path / "store").iterdir()) == []
 
 
 @pytest.mark.usefixtures("no_cluster")
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "code", "value"),
     [
-        ([], "or name a --store or --kfp, which are looked at without one"),
-        (["--context", "c", "--store", "s"], "there is no kubeconfig"),
-        (["--namespace", "n", "--store", "s"], "there is no kubeconfig"),
-        (["--only", "nonsense"], "there is no check nonsense; there are api, crds"),
-        (["--toleration", "a b"], "--toleration 'a b' is none; write KEY"),
-        (["--store", "ftp://x"], "Gumshoe reads file:// and s3://"),
+        ([], "doctor.nothing-to-check", "--store"),
+        (["--context", "c", "--store", "s"], "cluster.no-kubeconfig", "KUBECONFIG"),
+        (["--namespace", "n", "--store", "s"], "cluster.no-kubeconfig", "KUBECONFIG"),
+        (["--only", "nonsense"], "doctor.unknown-check", "nonsense"),
+        (["--toleration", "a b"], "doctor.invalid-toleration", "'a b'"),
+        (["--store", "ftp://x"], "store.unknown-scheme", "ftp://x"),
     ],
 )
-def test_what_was_asked_for_wrongly_ends_with_2(arguments: list[str], told: str, run: Callable[..., Ran]) -> None:
+def test_what_was_asked_for_wrongly_ends_with_2(
+    arguments: list[str], code: str, value: str, run: Callable[..., Ran]
+) -> None:
     ran = run("doctor", *arguments)
-    assert ran.status == 2, ran.out
-    assert told in ran.err
+    assert (ran.status, ran.code) == (2, code), ran.out
+    assert value in ran.err
 
 
-STORE_PROBLEMS: dict[str, tuple[list[tuple[Any, ...]], tuple[str, ...]]] = {
-    "writing": (
-        [(DENIED, "PUT")],
-        (
-            "cannot be written to (access denied: s3:PutObject is missing)",
-            "allow s3:PutObject on arn:aws:s3:::BUCKET/project/*",
-        ),
-    ),
-    "reading": ([(DENIED, "GET", ".gumshoe-doctor")], ("cannot be read (access denied: s3:GetObject is missing)",)),
-    "listing": (
-        [(DENIED, "GET", "", "list-type=2")],
-        ("cannot be listed (access denied: s3:ListBucket is missing)", "allow s3:ListBucket on arn:aws:s3:::BUCKET to"),
-    ),
+STORE_PROBLEMS: dict[str, tuple[list[tuple[Any, ...]], tuple[str, ...], list[str]]] = {
+    "writing": ([(DENIED, "PUT")], ("s3:PutObject on arn:aws:s3:::BUCKET/project/* ",), []),
+    "reading": ([(DENIED, "GET", ".gumshoe-doctor")], ("s3:GetObject on arn:aws:s3:::BUCKET/project/* ",), []),
+    "listing": ([(DENIED, "GET", "", "list-type=2")], ("s3:ListBucket on arn:aws:s3:::BUCKET ",), []),
     "deleting": (
         [(DENIED, "POST", "", "delete")],
-        ("cannot be deleted from (access denied: s3:DeleteObject is missing)",),
+        ("s3:DeleteObject on arn:aws:s3:::BUCKET/project/* ",),
+        [],
     ),
-    "keys": ([(answer(403, "InvalidAccessKeyId"), "GET")], ("does not accept these credentials",)),
-    "clock": ([(answer(403, "RequestTimeTooSkewed"), "GET")], ("this machine's clock is wrong",)),
+    "keys": ([(answer(403, "InvalidAccessKeyId"), "GET")], (), ["store.unknown-access-key"]),
+    "clock": ([(answer(403, "RequestTimeTooSkewed"), "GET")], (), ["store.clock-skew"]),
 }
 
 
 @pytest.mark.usefixtures("no_cluster")
-@pytest.mark.parametrize(("faults", "told"), STORE_PROBLEMS.values(), ids=STORE_PROBLEMS)
+@pytest.mark.parametrize(("faults", "told", "errors"), STORE_PROBLEMS.values(), ids=STORE_PROBLEMS)
 def test_a_right_that_is_missing_in_the_store_is_named(
-    faults: list[tuple[Any, ...]], told: tuple[str, ...], behind: str, proxy: FaultProxy, examined: Examined
+    faults: list[tuple[Any, ...]],
+    told: tuple[str, ...],
+    errors: list[str],
+    behind: str,
+    proxy: FaultProxy,
+    examined: Examined,
 ) -> None:
     for act, method, *more in faults:
         proxy.inject(act, method, *more[:1], query=more[1] if len(more) > 1 else "", times=None)
     status, checks = examined("--store", behind)
     assert (status, checks["store"]["state"]) == (1, "problem")
+    assert codes(checks["store"]) == errors
     for each in told:
         assert each.replace("BUCKET", behind.split("/")[2]) in said(checks["store"], "problem")
     proxy.heal()
@@ -621,15 +635,18 @@ def test_a_right_that_pruning_alone_needs_is_a_warning(behind: str, proxy: Fault
     status, checks = examined("--store", behind)
     told = said(checks["store"], "warning")
     assert (status, checks["store"]["state"]) == (0, "warning")
-    assert "allow s3:ListBucketMultipartUploads on arn:aws:s3:::" in told
-    assert "allow s3:GetBucketVersioning" in told
+    assert "s3:ListBucketMultipartUploads on arn:aws:s3:::" in told
+    assert "s3:GetBucketVersioning" in told
 
 
 @pytest.mark.usefixtures("no_cluster")
 def test_a_bucket_that_is_not_there_is_told(behind: str, examined: Examined) -> None:
     status, checks = examined("--store", "s3://not-there/project")
     assert (status, behind.startswith("s3://")) == (1, True)
-    assert "aws s3 mb s3://not-there --endpoint-url http://127.0.0.1:" in said(checks["store"], "problem")
+    assert codes(checks["store"]) == ["store.no-such-bucket"]
+    (command,) = checks["store"]["findings"][0]["commands"]
+    assert command.startswith("aws s3 mb s3://not-there")
+    assert f"--endpoint-url {os.environ['AWS_ENDPOINT_URL']}" in command
 
 
 @pytest.mark.usefixtures("no_cluster")
@@ -660,7 +677,7 @@ def test_a_store_that_ignores_conditions_is_refused(behind: str, proxy: FaultPro
     proxy.inject(unconditional, "PUT", times=None)
     status, checks = examined("--store", behind)
     assert status == 1
-    assert "ignores If-None-Match" in said(checks["store"], "problem")
+    assert "If-None-Match" in said(checks["store"], "problem")
 
 
 @pytest.mark.usefixtures("no_cluster")
@@ -670,7 +687,9 @@ def test_a_clock_that_is_wrong_is_told(behind: str, proxy: FaultProxy, examined:
     change = edit(lambda body: re.sub(rb"<LastModified>[^<]*</LastModified>", stamp, body))
     proxy.inject(change, "GET", query="list-type=2", times=None)
     _, checks = examined("--store", behind)
-    assert "this machine's clock is 9 minutes ahead of the store's" in said(checks["store"], "warning")
+    told = said(checks["store"], "warning")
+    assert "9 minutes ahead" in told
+    assert "timedatectl" in told
 
 
 @pytest.mark.usefixtures("no_cluster")
@@ -684,7 +703,7 @@ def test_a_bucket_that_keeps_older_versions_is_told_and_left_without_any_of_ours
     status, checks = examined("--store", f"s3://{s3_bucket}/project")
     told = said(checks["store"], "warning")
     assert status == 0
-    assert "keeps older versions for ever" in told
+    assert f"s3://{s3_bucket} keeps" in told
     kept = client.list_object_versions(Bucket=s3_bucket)
     assert (kept.get("Versions", []), kept.get("DeleteMarkers", [])) == ([], [])
     rules = json.loads(re.findall("--lifecycle-configuration '(.*)'", told)[0])
@@ -706,7 +725,9 @@ def test_nothing_is_written_where_an_object_lock_would_keep_it(
     client.put_object_lock_configuration(Bucket="locked", ObjectLockConfiguration=lock)
     status, checks = examined("--store", "s3://locked/project")
     assert status == 0
-    assert "an object lock keeps all that is written to s3://locked for 30 days" in said(checks["store"], "warning")
+    told = said(checks["store"], "warning")
+    assert "s3://locked for 30 days" in told
+    assert "get-object-lock-configuration --bucket locked" in told
     assert "Versions" not in client.list_object_versions(Bucket="locked")
 
 
@@ -714,13 +735,13 @@ def test_nothing_is_written_where_an_object_lock_would_keep_it(
 @pytest.mark.parametrize(
     ("fault", "status", "state", "told"),
     [
-        ("users", 0, "ok", "it has several users: submit with --namespace"),
-        ("401", 1, "problem", "refuses (401)"),
-        ("404", 1, "problem", "is no Kubeflow Pipelines 2 (404"),
-        ("page", 1, "problem", "give a token as $KFP_TOKEN"),
-        ("503", 75, "unanswered", "is not well (503)"),
+        ("users", 0, "ok", "--namespace"),
+        ("401", 1, "problem", "(401)"),
+        ("404", 1, "problem", "(404, "),
+        ("page", 1, "problem", "(200, text/html)"),
+        ("503", 75, "unanswered", "(503)"),
         ("reset", 75, "unanswered", "kubectl -n kubeflow port-forward service/ml-pipeline 8888:8888"),
-        ("hang", 75, "unanswered", "does not answer at"),
+        ("hang", 75, "unanswered", "in time"),
     ],
 )
 def test_a_kubeflow_pipelines_is_asked_how_it_is(
@@ -747,7 +768,7 @@ def test_a_pod_asks_kubeflow_pipelines_at_its_usual_address() -> None:
 
     (found,) = kfp(None, 2, in_pod=True, asked=None)
     assert found.state == "unanswered"
-    assert "does not answer at http://ml-pipeline.kubeflow.svc.cluster.local:8888" in found.text
+    assert "http://ml-pipeline.kubeflow.svc.cluster.local:8888" in found.text
 
 
 @pytest.fixture(scope="module")
@@ -850,7 +871,7 @@ def test_commands_are_for_the_cluster_and_the_namespace_that_were_looked_at(
             "queue",
             "problem",
             f"kubectl --context {context} apply -k",
-            f"they are for namespace gumshoe: name {NAMESPACE}",
+            f"namespace gumshoe: name {NAMESPACE}",
         ),
         ("crds", "problem", f"helm --kube-context {context} upgrade --install kserve"),
         ("gpus", "warning", f"gumshoe doctor --context {context} --namespace {NAMESPACE}"),

@@ -17,12 +17,12 @@ import pytest
 from gumshoe.artifacts.handover import ADAPTERS
 from gumshoe.artifacts.pruning import remove
 from gumshoe.artifacts.store import Store
-from gumshoe.errors import UsageError
 from gumshoe.operations.loader import AdapterLoader, Status
 from gumshoe.operations.loader_pages import pages
 from tests.agent.fake_vllm import Exchange, FakeVLLM, load_adapter, refuse, reset, status
 from tests.artifacts.fault_proxy import FaultProxy, answer, stall
 from tests.conftest import Ran, free_port
+from tests.errors import raises
 from tests.operations.conftest import IMPATIENT, PACE, hand_over, overwrite
 from tests.waiting import Clock, wait_until
 
@@ -256,7 +256,8 @@ def test_a_refusal_is_told_in_vllm_s_words_and_a_name_counts_as_loaded_from_the_
     hand_over(store, tmp_path / "made", "too-high", rank=64)
     found = look_until(loader, lambda found: found.refusals == 2)
     assert (found.kind, found.serving) == ("refused", None)
-    assert "LoRA rank 64 is greater than max_lora_rank 16" in str(found.error)
+    assert "LoRA rank 64" in str(found.error)
+    assert "max_lora_rank 16" in str(found.error)
     hand_over(store, tmp_path / "made", "p-1")
     model.roots["p-1"] = "/somewhere/else"
     found = loader.look()
@@ -288,14 +289,14 @@ def test_a_server_that_is_away_or_hangs_is_tried_until_it_is_well(
         model.health = healthy
         if fault is hang:
             model.load = hang
-            look_until(loader, lambda found: "did not answer /v1/load_lora_adapter" in str(found.error))
+            look_until(loader, lambda found: "/v1/load_lora_adapter" in str(found.error))
             model.load = load_adapter
         assert look_until(loader, lambda found: found.is_ready).serving == "p-1"
         model.health = fault
         found = loader.look()
         assert (found.serving, found.is_ready) == ("p-1", False)
-    said = [each.levelname for each in caplog.records if "going on to try" in each.message or "well" in each.message]
-    assert said == ["WARNING", "INFO", "WARNING"], "each change once"
+    changes = [each.levelname for each in caplog.records if "Loaded" not in each.message]
+    assert changes == ["WARNING", "INFO", "WARNING"], "each change once"
 
 
 def test_a_store_that_is_away_slow_or_throttling_is_tried_and_what_is_here_is_served_meanwhile(
@@ -389,8 +390,8 @@ def test_the_command_follows_a_store_tells_of_itself_and_ends_at_once(
         assert "gumshoe_adapter_loader_ready 1\n" in httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
         assert httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).status_code == 404
         ended = run(*words)
-        assert ended.status == 2
-        assert "another loader is at work in" in ended.err
+        assert (ended.status, ended.code) == (2, "loader.directory-in-use")
+        assert str(tmp_path / "adapters") in ended.err
         model.load = hang_and_tell
         hand_over(store, tmp_path / "made", "p-2")
         wait_until(is_asked.is_set, process, log.read_text)
@@ -421,7 +422,7 @@ def asked_until(
 def test_a_port_that_is_taken_is_told(loader: AdapterLoader) -> None:
     with (
         pages(loader, "127.0.0.1", 0) as url,
-        pytest.raises(UsageError, match="cannot be had"),
+        raises("loader.cannot-listen", url.removeprefix("http://")),
         pages(loader, "127.0.0.1", int(url.rpartition(":")[2])),
     ):
         pass

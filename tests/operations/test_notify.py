@@ -30,19 +30,24 @@ def test_a_run_that_published_says_what_and_why(tmp_path: Path) -> None:
     published(store, "runs/r1/reports", "a", why="adapter passes.")
     published(store, "adapters", "r1")
     found = Outcome.of("r1", str(store), "SUCCEEDED", "")
-    assert (found.adapter, found.text) == ("adapters/r1", "Run r1 published adapters/r1. adapter passes.")
+    assert found.adapter == "adapters/r1"
+    for value in ("r1", "adapters/r1", "adapter passes."):
+        assert value in found.text
 
 
 def test_a_run_that_the_gate_refused_says_why(tmp_path: Path) -> None:
     store = tmp_path / "store"
     published(store, "runs/r1/reports", "a", why="adapter does not pass.")
     found = Outcome.of("r1", str(store), "SUCCEEDED", "")
-    assert found.text == "Run r1 is done, and published no adapter. adapter does not pass."
+    assert found.adapter is None
+    for value in ("r1", "adapter does not pass."):
+        assert value in found.text
 
 
 def test_a_run_that_failed_says_so_whatever_was_published_before(tmp_path: Path) -> None:
     found = Outcome.of("r1", str(tmp_path / "store"), "FAILED", "train-grpo ended with 137")
-    assert found.text == "Run r1 ended as FAILED: train-grpo ended with 137"
+    for value in ("r1", "FAILED", "train-grpo ended with 137"):
+        assert value in found.text
 
 
 def test_a_webhook_is_asked_again_and_told_once(
@@ -56,12 +61,16 @@ def test_a_webhook_is_asked_again_and_told_once(
     assert len(pauses) == 2
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:9/secret-key", "no address"])
+@pytest.mark.parametrize(
+    ("address", "type_of_error"),
+    [("http://127.0.0.1:9/secret-key", "ConnectError"), ("no address", "UnsupportedProtocol")],
+)
 def test_a_webhook_that_is_not_there_fails_nothing_and_its_address_is_not_told(
-    address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    address: str, type_of_error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(WEBHOOK, address)
     tell(Outcome.of("r1", str(tmp_path / "store"), "SUCCEEDED", ""))
     printed = capfd.readouterr()
-    assert "warning: the webhook did not take it" in printed.err
+    assert "warning" in printed.err
+    assert type_of_error in printed.err
     assert "secret-key" not in printed.err + printed.out

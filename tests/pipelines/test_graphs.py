@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from gumshoe.errors import UsageError
 from gumshoe_pipelines.graphs import PIPELINES, Graph, compiled, manifests, read_documents, read_values
+from tests.errors import raises
 
+EMBEDDING = "intfloat/e5-base-v2"
+"""The default of the pipelines."""
 COMPILED = Path(__file__).parents[2] / "pipelines" / "compiled"
 ON_GPU = {"warm-start", "train-grpo", "evaluate-policy"}
 
@@ -165,88 +167,111 @@ def test_parameters_are_read_from_a_file_and_then_from_pairs(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("pairs", "text", "said"),
+    ("pairs", "text", "code", "value"),
     [
-        (["seed"], None, "'seed' is no parameter; write NAME=VALUE"),
-        (["seed=[1"], None, "parameters are to be YAML"),
-        ([], "- a\n", "holds no parameters by name"),
+        (["seed"], None, "pipelines.invalid-parameter-option", "'seed'"),
+        (["seed=[1"], None, "pipelines.invalid-yaml", "[1"),
+        ([], "- a\n", "pipelines.parameters-not-a-mapping", "parameters.yaml"),
+        ([], None, "pipelines.parameters-unreadable", "parameters.yaml"),
     ],
 )
-def test_parameters_that_cannot_be_read(pairs: list[str], text: str | None, said: str, tmp_path: Path) -> None:
-    path = None
+def test_parameters_that_cannot_be_read(
+    pairs: list[str], text: str | None, code: str, value: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "parameters.yaml"
     if text is not None:
-        path = tmp_path / "parameters.yaml"
         path.write_text(text)
-    with pytest.raises(UsageError, match=said):
-        read_values(pairs, path)
+    with raises(code, value):
+        read_values(pairs, None if pairs else path)
 
 
 def test_a_parameter_that_is_missing_is_named_with_what_it_is() -> None:
-    with pytest.raises(UsageError, match="scenarios is missing: Questions with known answers"):
-        compiled("train-agent").checked({"sources": ["a"], "store": "s", "run": "r"})
+    graph = compiled("train-agent")
+    described = graph.parameters["scenarios"]["description"].rstrip(".")
+    with raises("pipelines.missing-parameter", "scenarios", described):
+        graph.checked({"sources": ["a"], "store": "s", "run": "r"})
 
 
 def test_what_yaml_takes_for_a_date_is_told_of() -> None:
-    with pytest.raises(UsageError, match='run is to be a text, and not "2024-05-03", a date; write it in quotes'):
-        compiled("train-agent").checked(read_values(["run=2024-05-03"], None))
+    given = {"sources": ["a"], "scenarios": "b", "store": "s"}
+    with raises("pipelines.unquoted-date", "run", "2024-05-03"):
+        compiled("train-agent").checked({**given, **read_values(["run=2024-05-03"], None)})
+
+
+def test_all_parameters_that_are_wrong_are_told_at_once_each_with_its_code() -> None:
+    given = {"scenarios": "b", "store": "s", "run": "r", "gpus": True, "colour": "blue"}
+    each = ("[pipelines.missing-parameter]", "[pipelines.wrong-parameter-type]", "[pipelines.unknown-parameter]")
+    with raises("pipelines.several-faults", "3", "sources", "gpus", "colour", *each):
+        compiled("train-agent").checked(given)
 
 
 @pytest.mark.parametrize(
-    ("sweep", "said"),
+    ("sweep", "code", "value"),
     [
-        ([], "name one or more"),
-        ([{"name": "a", "settings": {}}, {"name": "a", "settings": {}}], "each otherwise"),
-        ([{"name": "a/", "settings": {}}], "'a/' is no name"),
-        ([{"settings": {}}], "is none; write {name: slow"),
-        ([{"name": "a", "settings": {"optimizer.lerning_rate": 1}}], "lerning_rate"),
+        ([], "pipelines.empty-sweep", "sweep"),
+        ([{"name": "a", "settings": {}}] * 2, "pipelines.duplicate-sweep-name", ": a;"),
+        ([{"name": "a/", "settings": {}}], "pipelines.invalid-sweep-name", "'a/'"),
+        ([{"settings": {}}], "pipelines.invalid-sweep-entry", "{'settings': {}}"),
+        ([{"name": "a", "settings": {"optimizer.lerning_rate": 1}}], "settings.unknown-name", "lerning_rate"),
     ],
 )
-def test_a_sweep_that_cannot_be_is_refused_before_anything_starts(sweep: list[Any], said: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)):
+def test_a_sweep_that_cannot_be_is_refused_before_anything_starts(sweep: list[Any], code: str, value: str) -> None:
+    with raises(code, "sweep: ", value):
         check_arguments({"sweep": sweep, "config": "tiny"}, reach=False)
     check_arguments({"sweep": [{"name": "a", "settings": {"optimizer.learning_rate": 1e-6}}]}, reach=False)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "code", "value"),
     [
-        ({"environment": "wiki"}, "'wiki' is none of email, documents"),
-        ({"sources": ["maildir:s3://bucket/mail"]}, "is not a source of documents"),
-        ({"sources": ["dir:documents"]}, "documents is not to be found from a pod"),
-        ({}, "the worker's image has nothing that embeds documents; set worker_image to the trainer's"),
-        ({"embedding": "none-such/model"}, "the worker's image has nothing that embeds documents"),
+        ({"environment": "wiki"}, "pipelines.unknown-environment", "'wiki'"),
+        ({"sources": ["maildir:s3://bucket/mail"]}, "sources.unknown-form", "maildir:s3://bucket/mail"),
+        ({"sources": ["dir:documents"]}, "pipelines.not-readable-from-pods", "read documents;"),
+        ({"embedding": EMBEDDING}, "pipelines.image-cannot-embed", EMBEDDING),
+        ({"embedding": "none-such/model"}, "pipelines.image-cannot-embed", "none-such/model"),
     ],
 )
-def test_documents_that_cannot_be_are_refused_before_anything_starts(arguments: dict[str, Any], said: str) -> None:
-    given = {"environment": "documents", "sources": ["dir:s3://bucket/documents"]}
-    with pytest.raises(UsageError, match=re.escape(said)):
+def test_documents_that_cannot_be_are_refused_before_anything_starts(
+    arguments: dict[str, Any], code: str, value: str
+) -> None:
+    given = {"environment": "documents", "embedding": "none", "sources": ["dir:s3://bucket/documents"]}
+    with raises(code, value):
         check_arguments({**given, **arguments}, reach=False)
+    unset = {name: given[name] for name in ("environment", "sources")}
+    with raises("pipelines.image-cannot-embed", EMBEDDING):
+        check_arguments(unset, reach=False)
     for fine in ({"embedding": "none"}, {"embedding": "openai:m@http://e"}, {"worker_image": "own"}):
         check_arguments({**given, **fine}, reach=False)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "code", "values"),
     [
-        ({"deploy": "some"}, "'some' is none of none, canary, full"),
-        ({"deploy": "full", "store": "file:///store"}, "pods of a deployment cannot fetch from file:///store"),
-        ({"deploy": "canary", "deployment": {"percent": "x"}}, "percent: x is none"),
-        ({"deployment": {"release": "a"}}, "release is none of name, namespace, percent, values"),
+        ({"deploy": "some"}, "pipelines.unknown-deploy-mode", ["'some'", "none, canary, full"]),
+        ({"deploy": "full", "store": "file:///store"}, "pipelines.store-not-in-s3", ["file:///store"]),
+        ({"deploy": "canary", "deployment": {"percent": "x"}}, "deploy.invalid-target", ["percent", "'x'"]),
+        (
+            {"deployment": {"release": "a"}},
+            "deploy.unknown-target-key",
+            ["release", "name, namespace, percent, values"],
+        ),
     ],
 )
-def test_a_deployment_that_cannot_be_is_refused_before_anything_starts(arguments: dict[str, Any], said: str) -> None:
+def test_a_deployment_that_cannot_be_is_refused_before_anything_starts(
+    arguments: dict[str, Any], code: str, values: list[str]
+) -> None:
     given = {"deploy": "none", "store": "s3://bucket/project", **arguments}
-    with pytest.raises(UsageError, match=re.escape(said)):
+    with raises(code, "deploy: ", *values):
         check_arguments(given, reach=True)
 
 
 def test_samples_that_cannot_be_are_refused_before_anything_starts() -> None:
-    for choice, said in (
-        ({"samples": 1, "choose": "majority"}, "samples: input should be greater than or equal to 2"),
-        ({"samples": 8, "choose": "best", "choose_by": "heuristic"}, "compares with the reference answer"),
-        ({"choose": "majority"}, "samples: field required"),
+    for choice, code, value in (
+        ({"samples": 1, "choose": "majority"}, "rewards.invalid-choice-settings", "or equal to 2"),
+        ({"samples": 8, "choose": "best", "choose_by": "heuristic"}, "rewards.chooser-needs-reference", "'heuristic'"),
+        ({"choose": "majority"}, "rewards.invalid-choice-settings", "samples: field required"),
     ):
-        with pytest.raises(UsageError, match=f"choice: .*{said}"):
+        with raises(code, "choice: ", value):
             check_arguments({"choice": choice}, reach=False)
     check_arguments({"choice": {}}, reach=False)
     check_arguments({"choice": {"samples": 8, "choose": "best", "choose_by": "ruler:m"}}, reach=False)
@@ -255,9 +280,10 @@ def test_samples_that_cannot_be_are_refused_before_anything_starts() -> None:
 def test_demonstrations_that_are_not_there_are_found_before_anything_starts(tmp_path: Path) -> None:
     """Where they are this machine's to read."""
     arguments = {"demonstrations": str(tmp_path / "none.jsonl"), "thresholds": {"min_gains": 0.1}}
-    with pytest.raises(UsageError, match=r"demonstrations: .*none\.jsonl.*; thresholds: min_gains: 0\.1 is none"):
+    each = ("none.jsonl", "[store.not-found]", "min_gains", "[gate.invalid-threshold]")
+    with raises("pipelines.several-faults", "demonstrations: ", "thresholds: ", *each):
         check_arguments(arguments, reach=True)
-    with pytest.raises(UsageError) as elsewhere:
+    with raises("gate.invalid-threshold", "min_gains") as elsewhere:
         check_arguments({**arguments, "demonstrations": "s3://bucket/none.jsonl"}, reach=False)
     assert "demonstrations" not in str(elsewhere.value)
     (tmp_path / "none.jsonl").touch()
@@ -265,5 +291,5 @@ def test_demonstrations_that_are_not_there_are_found_before_anything_starts(tmp_
 
 
 def test_a_pipeline_that_there_is_not() -> None:
-    with pytest.raises(UsageError, match="there is no pipeline 'train'; there are train-agent,"):
+    with raises("pipelines.unknown-pipeline", "'train'", *PIPELINES):
         compiled("train")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.errors import UsageError
+from tests.errors import raises
 
 
 def test_what_nodes_are_told_is_what_their_servers_are_asked_by() -> None:
@@ -60,12 +60,16 @@ def test_steps_have_no_more_gpus_than_they_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "code", "value"),
     [
-        ({"nodes": 0}, "nodes: 0 is none"),
-        ({"nodes": 2, "store": "file:///store"}, "other nodes cannot reach file:///store"),
-        ({"nodes": 2, "settings": {"rollouts.engine": "transformers"}}, "set rollout_servers to 0"),
-        ({"nodes": 2, "job": {"rollout_servers": 0}}, "give job.rollout_servers, or set rollouts.engine"),
+        ({"nodes": 0}, "pipelines.invalid-nodes", "nodes: "),
+        ({"nodes": 2, "store": "file:///store"}, "pipelines.several-faults", "nodes: other nodes cannot read"),
+        (
+            {"nodes": 2, "settings": {"rollouts.engine": "transformers"}},
+            "pipelines.rollout-servers-without-vllm",
+            "transformers",
+        ),
+        ({"nodes": 2, "job": {"rollout_servers": 0}}, "pipelines.no-rollout-servers", "job.rollout_servers"),
         (
             {
                 "nodes": 2,
@@ -75,18 +79,21 @@ def test_steps_have_no_more_gpus_than_they_use() -> None:
                     {"name": "b", "settings": {}},
                 ],
             },
-            "give job.rollout_servers",
+            "pipelines.no-rollout-servers",
+            "job.rollout_servers",
         ),
-        ({"job": {"servers": 1}}, "servers is none of cache, cpus"),
+        ({"job": {"servers": 1}}, "trainjob.unknown-job-key", "servers"),
     ],
 )
-def test_nodes_that_cannot_be_are_refused_before_anything_starts(arguments: dict[str, Any], said: str) -> None:
+def test_nodes_that_cannot_be_are_refused_before_anything_starts(
+    arguments: dict[str, Any], code: str, value: str
+) -> None:
     from gumshoe_pipelines.arguments import check_arguments
 
     given = {"store": "s3://bucket/mail", **arguments}
-    with pytest.raises(UsageError, match=said):
+    with raises(code, value):
         check_arguments(given, reach=False)
-    with pytest.raises(UsageError, match="there is one node here"):
+    with raises("pipelines.single-machine", "got 2"):
         check_arguments({"nodes": 2, "store": "s3://bucket/mail"}, reach=True)
     check_arguments({"nodes": 1, "job": {}, "store": "s3://bucket/mail"}, reach=True)
     for sampled in ({"rollouts.engine": "transformers"}, {"rollouts.servers": ["http://elsewhere:8000"]}):

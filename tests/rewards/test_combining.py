@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gumshoe.errors import UsageError
 from gumshoe.rewards.combining import Scores, Way, check_way, combined, is_flat, on_one_side
+from tests.errors import raises
 from tests.scenarios.questions import QUICK
 
 NAN = math.nan
@@ -136,21 +136,21 @@ def test_a_group_is_flat_under_a_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "weights", "said"),
+    ("way", "weights", "code", "values"),
     [
-        ("mean", None, "no way 'mean' to combine rewards; write one of uniform, weights, std, pca, l2norm"),
-        ("weights", None, "needs weights"),
-        ("weights", {}, "needs weights"),
-        ("pca", {"exact": 1.0, "turns": 1.0}, "takes no weights"),
-        ("weights", {"exact": 1.0}, "weights are given for exact, and the rewards are exact, turns"),
-        ("weights", {"exact": 1.0, "turn": 1.0}, "weights are given for exact, turn, and"),
-        ("weights", {"exact": 1.0, "turns": NAN}, "give each a finite one"),
+        ("mean", None, "rewards.unknown-combination", ["'mean'", "uniform, weights, std, pca, l2norm"]),
+        ("weights", None, "rewards.weights-missing", []),
+        ("weights", {}, "rewards.weights-missing", []),
+        ("pca", {"exact": 1.0, "turns": 1.0}, "rewards.weights-unused", ["pca"]),
+        ("weights", {"exact": 1.0}, "rewards.weights-mismatch", ["got exact for", "exact, turns"]),
+        ("weights", {"exact": 1.0, "turn": 1.0}, "rewards.weights-mismatch", ["got exact, turn for"]),
+        ("weights", {"exact": 1.0, "turns": NAN}, "rewards.weights-not-finite", ["'turns': nan"]),
     ],
 )
 def test_a_way_that_does_not_fit_is_refused_before_it_is_used(
-    way: str, weights: Mapping[str, float] | None, said: str
+    way: str, weights: Mapping[str, float] | None, code: str, values: list[str]
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with raises(code, *values):
         check_way(way, ["exact", "turns"], weights)
 
 

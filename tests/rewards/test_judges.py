@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from gumshoe.embeddings.embedder import EndpointEmbedder
-from gumshoe.errors import UsageError
 from gumshoe.rewards.heuristic import HeuristicJudge
 from gumshoe.rewards.judge import JudgeError, Verdict
 from gumshoe.rewards.judges import EmbeddingJudge, ExactJudge, OpenAIJudge, open_judge
 from gumshoe.rewards.model import JudgeModel, ModelSettings
 from tests.agent import fake_vllm
 from tests.agent.fake_vllm import Act, FakeVLLM, altered, chat_turn, choice, raw, status, together
+from tests.errors import check_error, raises
 from tests.rewards.chat_judge import says, shown, verdict
 from tests.rewards.test_reward import episode, scores
 from tests.scenarios.questions import scenario
@@ -48,29 +48,33 @@ def test_judges_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "code", "values"),
     [
-        ("wise", "'wise' names no judge; write heuristic, exact, openai:MODEL, openai:MODEL@URL or embedding:MODEL"),
-        ("heuristic:4", "the judge heuristic has no settings"),
-        ({"exact": {"case": 1}}, "the judge exact has no settings"),
-        ({"openai": {"model": "a"}, "exact": {}}, "names no judge"),
-        (3, "names no judge"),
-        ({"openai": {"url": "http://a"}}, "the judge openai: model: field required"),
-        ("openai:@http://127.0.0.1:1/v1", "the judge openai: model: string should have at least 1 character"),
-        ("openai:m@http://[::1", "the judge openai: url: input should be a valid URL"),
-        ({"openai": {"model": "a", "patience": 1}}, "patience: extra inputs are not permitted"),
-        ({"openai": {"model": "a", "deadline": -1}}, "deadline: input should be greater than 0"),
-        ({"embedding": {"threshold": 2}}, "the judge embedding: threshold"),
+        (
+            "wise",
+            "judges.unknown-judge",
+            ["'wise'", "heuristic, exact, openai:MODEL, openai:MODEL@URL", "embedding:MODEL"],
+        ),
+        ("heuristic:4", "judges.settings-not-supported", ["heuristic"]),
+        ({"exact": {"case": 1}}, "judges.settings-not-supported", ["exact"]),
+        ({"openai": {"model": "a"}, "exact": {}}, "judges.unknown-judge", ["openai", "exact"]),
+        (3, "judges.unknown-judge", ["'3'"]),
+        ({"openai": {"url": "http://a"}}, "judges.invalid-settings", ["openai: model: field required"]),
+        ("openai:@http://127.0.0.1:1/v1", "judges.invalid-settings", ["openai: model: ", "at least 1 character"]),
+        ("openai:m@http://[::1", "judges.invalid-settings", ["openai: url: ", "valid URL"]),
+        ({"openai": {"model": "a", "patience": 1}}, "judges.invalid-settings", ["patience: extra inputs"]),
+        ({"openai": {"model": "a", "deadline": -1}}, "judges.invalid-settings", ["deadline: ", "greater than 0"]),
+        ({"embedding": {"threshold": 2}}, "judges.invalid-settings", ["embedding: threshold"]),
     ],
 )
-def test_a_name_or_setting_that_is_wrong_is_told_of(named: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_name_or_setting_that_is_wrong_is_told_of(named: Any, code: str, values: list[str]) -> None:
+    with raises(code, *values):
         open_judge(named)
 
 
 def test_openai_itself_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(UsageError, match="OPENAI_API_KEY is not set"):
+    with raises("models.no-api-key", "OPENAI_API_KEY"):
         open_judge("openai:judge-1")
 
 
@@ -126,29 +130,31 @@ def test_an_answer_of_another_form_is_asked_for_again(said: str) -> None:
     assert (asked.model.usage.requests, asked.model.usage.unusable) == (2, 1)
 
 
-FAULTS: list[Act] = [
-    fake_vllm.reset,
-    fake_vllm.cut_body,
-    fake_vllm.cut_json,
-    status(500),
-    status(503),
-    status(429),
-    raw(b"<html>busy</html>", "text/html"),
-    choice(finish_reason="length"),
-    choice(message={"role": "assistant", "content": None, "refusal": "I cannot judge that"}),
-    altered(lambda answer: answer.update(choices=[])),
+FAILED, UNUSABLE = "judges.request-failed", "judges.unusable-answer"
+FAULTS: list[tuple[Act, str]] = [
+    (fake_vllm.reset, FAILED),
+    (fake_vllm.cut_body, FAILED),
+    (fake_vllm.cut_json, UNUSABLE),
+    (status(500), FAILED),
+    (status(503), FAILED),
+    (status(429), FAILED),
+    (raw(b"<html>busy</html>", "text/html"), UNUSABLE),
+    (choice(finish_reason="length"), UNUSABLE),
+    (choice(message={"role": "assistant", "content": None, "refusal": "I cannot judge that"}), UNUSABLE),
+    (altered(lambda answer: answer.update(choices=[])), UNUSABLE),
 ]
 
 
-@pytest.mark.parametrize("act", FAULTS)
-def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_no_verdict(act: Act) -> None:
+@pytest.mark.parametrize(("act", "code"), FAULTS)
+def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_no_verdict(act: Act, code: str) -> None:
     with FakeVLLM(chat=says(verdict)) as server:
         server.inject(act)
         assert judged(judge(server), ASKED.answer)[0].correct
         server.inject(act, times=None)
         asked = judge(server, attempts=2)
-        with pytest.raises(JudgeError, match="the judge base"):
+        with pytest.raises(JudgeError) as raised:
             judged(asked, ASKED.answer)
+    check_error(raised.value, code, "base")
     assert asked.model.usage.failed == 1
     assert len(server.requests) == 2 + 2
 
@@ -157,12 +163,13 @@ def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_no_verdict(act
 def test_nothing_waits_for_ever(act: Act) -> None:
     with FakeVLLM(chat=says(verdict)) as server:
         server.inject(act, times=None)
-        with pytest.raises(JudgeError, match=r"did not answer in 0\.5 seconds"):
+        with pytest.raises(JudgeError) as raised:
             judged(judge(server, deadline=0.5), ASKED.answer)
+    check_error(raised.value, "judges.timeout", "base", "0.5 seconds")
 
 
 def test_a_model_that_is_not_there_is_bad_usage() -> None:
-    with FakeVLLM(models=("other",), chat=says(verdict)) as server, pytest.raises(UsageError, match="check its name"):
+    with FakeVLLM(models=("other",), chat=says(verdict)) as server, raises("models.not-found", "base"):
         judged(judge(server), ASKED.answer)
 
 
@@ -199,14 +206,14 @@ def test_many_at_once_learn_together_what_a_server_does_not_take() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "code"),
     [
-        "The response was filtered: content policy",
-        "'max_completion_tokens' is too large: maximum context length is 8192 tokens",
-        "bad request " + "x" * 400 + " unsupported response_format",
+        ("The response was filtered: content policy", FAILED),
+        ("'max_completion_tokens' is too large: maximum context length is 8192 tokens", "judges.context-full"),
+        ("bad request " + "x" * 400 + " unsupported response_format", FAILED),
     ],
 )
-def test_one_text_that_is_refused_is_no_verdict_and_changes_nothing_for_the_others(said: str) -> None:
+def test_one_text_that_is_refused_is_no_verdict_and_changes_nothing_for_the_others(said: str, code: str) -> None:
     def picky(exchange: fake_vllm.Exchange) -> None:
         if "poison" in exchange.request["messages"][-1]["content"]:
             exchange.reply({"error": {"message": said}}, 400)
@@ -218,8 +225,9 @@ def test_one_text_that_is_refused_is_no_verdict_and_changes_nothing_for_the_othe
         asked = judge(server)
 
         async def both() -> Verdict:
-            with pytest.raises(JudgeError):
+            with pytest.raises(JudgeError) as raised:
                 await asked.verdict(ASKED, "poison: unsupported response_format")
+            check_error(raised.value, code)
             found = await asked.verdict(ASKED, ASKED.answer)
             await asked.aclose()
             return found
@@ -255,7 +263,7 @@ def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
 
 def test_what_cannot_be_used_is_not_kept(tmp_path: Path) -> None:
     cache = tmp_path / "judge.sqlite"
-    with FakeVLLM(chat=lambda _: chat_turn("no")) as server, pytest.raises(JudgeError):
+    with FakeVLLM(chat=lambda _: chat_turn("no")) as server, raises("judges.unusable-answer", "1 attempts"):
         judged(judge(server, cache=cache, attempts=1), ASKED.answer)
     with FakeVLLM(chat=says(verdict)) as server:
         assert judged(judge(server, cache=cache), ASKED.answer)[0].correct
@@ -276,9 +284,11 @@ def test_an_endpoint_that_gives_no_vectors_is_no_verdict() -> None:
     with FakeVLLM() as server:
         server.inject(status(500), times=None)
         likeness = EmbeddingJudge(EndpointEmbedder("base", f"{server.address}/v1", attempts=1), 0.9)
-        with pytest.raises(JudgeError, match="base"):
+        with pytest.raises(JudgeError) as raised:
             asyncio.run(likeness.verdict(ASKED, "x"))
         asyncio.run(likeness.aclose())
+    assert raised.value.code.startswith("embeddings.")
+    assert "base" in raised.value.message
 
 
 def test_a_judge_can_be_the_setting_of_a_reward() -> None:

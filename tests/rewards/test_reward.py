@@ -9,10 +9,10 @@ import pytest
 
 from gumshoe.agent.environment import Deed, Ending, Record
 from gumshoe.agent.trajectory import Segment, Trajectory
-from gumshoe.errors import UsageError
-from gumshoe.rewards.reward import RewardError, RewardNameError, RewardSettings, load_reward
+from gumshoe.rewards.reward import RewardSettings, load_reward
 from tests.agent.fake_vllm import FakeVLLM, letter_counts
 from tests.agent.talk import call
+from tests.errors import raises
 from tests.scenarios.questions import scenario
 
 OWN = "tests.rewards.own"
@@ -114,12 +114,12 @@ def test_answer_similarity_is_the_cosine_and_never_less_than_nothing() -> None:
     with FakeVLLM(embeddings=opposed) as server:
         model = {"model": f"openai:base@{server.address}/v1", "cache": None}
         assert scores("answer_similarity", group[0], model=model) == [0]
-    with pytest.raises(RewardNameError, match=r"answer_similarity: model.*cash: extra inputs are not permitted"):
+    with raises("rewards.invalid-settings", "answer_similarity: model", "cash: extra inputs"):
         scores("answer_similarity", group[0], model={"model": "x", "cash": None})
 
 
 def test_a_judge_that_there_is_none_of_is_refused() -> None:
-    with pytest.raises(UsageError, match="'oracle' names no judge"):
+    with raises("judges.unknown-judge", "'oracle'"):
         scores("exact", episode("a"), judge="oracle")
 
 
@@ -186,29 +186,41 @@ def test_one_s_own_is_named_by_its_module_and_given_its_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "code", "values"),
     [
-        ("lenght", {}, "no reward 'lenght'; there are .*mrr.*, and one's own, named as my_package"),
-        ("os.path:join", {}, "os.path has no reward function 'join'; decorate it"),
-        (f"{OWN}:nothing", {}, "has no reward function 'nothing'"),
-        (f"{OWN}:undecorated", {}, "has no reward function 'undecorated'; decorate it"),
-        (f"{OWN}:lonely", {}, "takes 1 inputs before its settings, and is given two"),
-        ("no_such_module:x", {}, r"no_such_module cannot be imported \(ModuleNotFoundError"),
-        ("tests.rewards.broken:x", {}, r"tests.rewards.broken cannot be imported \(ZeroDivisionError"),
-        ("mrr", {"k": 1}, r"the reward mrr: k: extra inputs are not permitted; it takes no arguments"),
-        ("repetition", {"agian": 1}, r"agian: .*; it takes again \(float, -0\.1 unless given\), again_in_vain"),
-        ("repetition", {"again": "much"}, "again: input should be a valid number"),
-        (f"{OWN}:length", {}, r"unit: field required; it takes times \(float, 1\.0 unless given\), unit \(str\)"),
+        ("lenght", {}, "rewards.unknown-reward", ["'lenght'", "mrr", "my_package"]),
+        ("os.path:join", {}, "rewards.not-a-reward-function", ["os.path", "'join'"]),
+        (f"{OWN}:nothing", {}, "rewards.not-a-reward-function", ["'nothing'"]),
+        (f"{OWN}:undecorated", {}, "rewards.not-a-reward-function", ["'undecorated'", "gumshoe.rewards.reward"]),
+        (f"{OWN}:lonely", {}, "rewards.wrong-signature", [f"{OWN}:lonely", "got 1"]),
+        ("no_such_module:x", {}, "rewards.import-failed", ["no_such_module", "ModuleNotFoundError"]),
+        ("tests.rewards.broken:x", {}, "rewards.import-failed", ["tests.rewards.broken", "ZeroDivisionError"]),
+        ("mrr", {"k": 1}, "rewards.invalid-settings", ["mrr: k: extra inputs"]),
+        (
+            "repetition",
+            {"agian": 1},
+            "rewards.invalid-settings",
+            ["agian: extra", "again (float, -0.1", "again_in_vain"],
+        ),
+        ("repetition", {"again": "much"}, "rewards.invalid-settings", ["again: ", "valid number"]),
+        (
+            f"{OWN}:length",
+            {},
+            "rewards.invalid-settings",
+            ["unit: field required", "times (float, 1.0", "unit (str)"],
+        ),
     ],
 )
-def test_a_wrong_name_or_setting_is_refused_with_what_there_is(name: str, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(RewardNameError, match=said):
+def test_a_wrong_name_or_setting_is_refused_with_what_there_is(
+    name: str, arguments: dict[str, Any], code: str, values: list[str]
+) -> None:
+    with raises(code, *values):
         load_reward(RewardSettings(name=name, arguments=arguments))
 
 
 @pytest.mark.parametrize("value", [None, "1", math.inf, -math.inf, [1.0]])
 def test_what_is_no_number_is_a_defect_and_no_reward(value: object) -> None:
-    with pytest.raises(RewardError, match=r"own:given gave .* for an episode of scenario q1"):
+    with raises("rewards.invalid-value", f"{OWN}:given", repr(value), "scenario q1"):
         scores(f"{OWN}:given", episode("a"), value=value)
 
 
@@ -217,5 +229,5 @@ def test_nan_says_that_a_function_does_not_apply() -> None:
 
 
 def test_a_number_too_few_is_a_defect() -> None:
-    with pytest.raises(RewardError, match="gave 1 numbers for a group of 2"):
+    with raises("rewards.wrong-count", "1 numbers", "group of 2"):
         scores(f"{OWN}:too_few", episode("a"), episode("b"))

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.agent.trajectory import Segment, Trajectory
-from gumshoe.errors import UsageError
 from gumshoe.rewards.judge import JudgeError
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rewards.ruler import GroupScores, Ruler, open_ruler
 from tests.agent import fake_vllm
 from tests.agent.fake_vllm import FakeVLLM, choice, status
+from tests.errors import check_error, raises
 from tests.rewards.chat_judge import by_length, obedient, obeyed, says, shown
 from tests.rewards.test_reward import episode, scores
 from tests.scenarios.questions import QUICK
@@ -140,8 +140,9 @@ def test_a_judge_that_lies_is_asked_again_in_another_order_and_the_group_is_drop
         assert len({tuple(ids_of(request)) for request in server.requests}) == 3, "ids are drawn anew"
     with FakeVLLM(chat=dishonest) as server:
         made = ruler(server, model={"attempts": 3})
-        with pytest.raises(JudgeError, match="no answer that can be used in 3 tries"):
+        with pytest.raises(JudgeError) as raised:
             scored(made, group(*texts))
+        check_error(raised.value, "judges.unusable-answer", "base", "3 attempts")
         assert len(server.requests) == 3
         assert made.model.usage.failed == 1
 
@@ -166,10 +167,12 @@ def test_a_judge_that_fails_once_is_asked_again(act: fake_vllm.Act) -> None:
 def test_a_judge_that_stalls_or_is_dead_drops_the_group() -> None:
     with FakeVLLM(chat=says(by_length)) as server:
         server.inject(fake_vllm.stall, times=None)
-        with pytest.raises(JudgeError, match=r"did not answer in 0\.2 seconds"):
+        with pytest.raises(JudgeError) as raised:
             scored(ruler(server, model={"deadline": 0.2}), group("a", "b"))
-    with pytest.raises(JudgeError, match="failed"):
+        check_error(raised.value, "judges.timeout", "0.2 seconds")
+    with pytest.raises(JudgeError) as raised:
         scored(ruler(server, model={"attempts": 1}), group("a", "b"))
+    check_error(raised.value, "judges.request-failed", "base")
 
 
 def test_the_mean_over_orders_and_how_far_they_differ() -> None:
@@ -208,15 +211,16 @@ def test_a_group_that_is_too_long_is_shortened_in_the_middle_of_results_and_says
             assert f"BEGIN{name}" in text
             assert f"END{name}" in text
         assert "characters left out ..." in text
-        assert "too long to be shown" in short["messages"][0]["content"]
-        assert "too long to be shown" not in whole["messages"][0]["content"]
+        assert "too long" in short["messages"][0]["content"]
+        assert "too long" not in whole["messages"][0]["content"]
         scored(ruler(server, max_characters=1500), group("a" * 900, "b" * 9000))
         turns = [each["turns"][0]["agent"] for each in shown(server.requests[-1])["trajectories"]]
         assert any("characters left out ..." in turn for turn in turns), (
             "of what the agent said too, where that is long"
         )
-        with pytest.raises(JudgeError, match="too long for 1,000 characters"):
+        with pytest.raises(JudgeError) as raised:
             scored(ruler(server, max_characters=1000), group(*(letter * 900 for letter in "abcdef")))
+        check_error(raised.value, "judges.group-too-long", "6 different", "1,000 characters")
 
 
 SLY = {
@@ -264,7 +268,7 @@ def test_the_rubric_is_a_setting_and_settings_are_checked() -> None:
         scored(ruler(server, rubric="Only brevity {counts}."), group("a", "b"))
         assert "Only brevity {counts}." in server.requests[0]["messages"][0]["content"]
     assert str(open_ruler("judge-1@http://127.0.0.1:1/v1").settings.model.url) == "http://127.0.0.1:1/v1"
-    with pytest.raises(UsageError, match="ruler: shuffles: input should be greater than or equal to 1"):
+    with raises("judges.invalid-settings", "ruler: shuffles: ", "equal to 1"):
         open_ruler({"model": {"model": "a", "url": "http://a"}, "shuffles": 0})
 
 
@@ -273,10 +277,10 @@ def test_it_is_a_reward_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
         asked = {"model": {"model": "base", "url": f"{server.address}/v1", "cache": None}}
         short, long = scores("ruler", *group("a", "b" * 2000), judge=asked)
     assert 0 <= long < short <= 1
-    with pytest.raises(UsageError, match="ruler: model: field required"):
+    with raises("judges.invalid-settings", "ruler: model: field required"):
         load_reward(RewardSettings(name="ruler", arguments={"judge": {"shuffles": 1}}))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(UsageError, match="OPENAI_API_KEY is not set"):  # o4-mini is the judge unless another is named
+    with raises("models.no-api-key", "OPENAI_API_KEY"):  # o4-mini is the judge unless another is named
         load_reward(RewardSettings(name="ruler"))
 
 

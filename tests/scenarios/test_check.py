@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gumshoe.mail.audit import MailAudit
 from gumshoe.mail.index import MailIndex
-from gumshoe.mail.schema import IndexFileError, IndexPlaceError
 from gumshoe.scenarios.check import CheckReport, Problem, check_scenarios
-from gumshoe.scenarios.scenario import SPLITS, ScenarioError
+from gumshoe.scenarios.scenario import SPLITS
 from gumshoe.scenarios.sources import read_scenarios
 from tests.documents.pages import make_collection, page
+from tests.errors import raises
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import ANN, BOB, QUICK, about_documents, ids, marks, question, write_questions
 
@@ -87,7 +87,7 @@ WRONG: dict[Problem, Wrong] = {
     "malformed line": Wrong(
         [question(1), {**question(2), "answer": ""}, question(3)],
         2,
-        "answer: string should have at least 1 character",
+        "answer",
         ["q1", "q3"],
     ),
     "id used twice": Wrong([question(1), question(2), question(3, id="q1")], 3, "q.jsonl:1", ["q1", "q2"]),
@@ -327,8 +327,8 @@ def test_of_two_splits_that_overlap_the_one_that_is_learned_from_loses(
     assert [line for line, _ in overlaps] == lost
     assert ids(report.clean) == [f"q{number}" for number in range(1, len(splits) + 1) if number not in lost]
     for line, text in overlaps:
-        assert text.startswith(f"in {splits[line - 1]}, it shares ")
-        assert text.endswith("which is in test") or "test" not in splits
+        assert text.startswith(f"in {splits[line - 1]}, ")
+        assert text.endswith(" in test") or "test" not in splits
 
 
 def test_what_is_dropped_for_another_reason_overlaps_with_nothing(check: Check) -> None:
@@ -383,16 +383,16 @@ def test_of_documents_duplicates_and_overlap_are_found_as_of_mail(check: Check, 
         (6, "document missing"),
         (7, "document missing"),
     ]
-    assert "of the same inbox" not in found(report)[1][2]
+    assert "inbox" not in found(report)[1][2]
     assert [each.document_ids for each in report.clean] == [("d2",), ("d1",), ("d4",), ("d6",)]
     assert report.mended == 1
 
 
 def test_a_check_needs_an_index_that_can_be_read(tmp_path: Path) -> None:
-    with pytest.raises(IndexPlaceError, match="no index"):
+    with raises("scenarios.no-index", tmp_path):
         check_scenarios([], tmp_path)
     (tmp_path / "mail.sqlite").write_bytes(b"not SQLite" * 1000)
-    with pytest.raises(IndexFileError, match="damaged"):
+    with raises("store.index-damaged", tmp_path / "mail.sqlite"):
         check_scenarios([], tmp_path)
 
 
@@ -401,13 +401,13 @@ def test_an_index_whose_messages_are_damaged_is_an_error_and_not_a_finding(tmp_p
     whole = path.read_bytes()
     audit = MailAudit(path.parent)
     path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
-    with pytest.raises(IndexFileError, match="damaged"):
+    with raises("store.index-damaged", path):
         audit.find("<1@example.com>")
 
 
 def test_a_file_that_is_damaged_is_an_error_and_not_a_finding(index: Path, tmp_path: Path) -> None:
     (tmp_path / "q.jsonl.gz").write_bytes(b"not gzip")
-    with pytest.raises(ScenarioError, match="cannot be unpacked"):
+    with raises("scenarios.damaged-file", tmp_path / "q.jsonl.gz"):
         check_scenarios(read_scenarios(str(tmp_path / "q.jsonl.gz")), index)
 
 

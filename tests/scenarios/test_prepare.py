@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.errors import RefusedError
-from gumshoe.scenarios.lineage import Lineage, SeenScenarioError
+from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.prepare import Prepared, prepare
 from gumshoe.scenarios.scenario import SCENARIOS, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
+from tests.errors import raises
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import ids, question, scenario, write_questions
 
@@ -35,7 +35,7 @@ def test_what_is_not_divided_is_and_what_cannot_be_answered_is_dropped(index: Pa
 
 
 def test_where_none_can_be_answered_that_is_said(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match=r"none of the 1 scenarios in .* can be used"):
+    with raises("scenarios.none-usable", "1 scenarios", tmp_path / "questions.jsonl", "1 message missing"):
         prepared(index, tmp_path, [question(COUNT)])
 
 
@@ -55,5 +55,5 @@ def test_an_adapter_in_service_is_tested_on_nothing_that_it_has_seen(index: Path
 def test_a_test_split_that_it_has_seen_is_refused_before_anything_is_trained(index: Path, tmp_path: Path) -> None:
     Lineage(learned_from=ScenarioSet.of([scenario(1)]).record()).write(tmp_path)
     given = [question(number, split="test" if number == 1 else "train") for number in range(9)]
-    with pytest.raises(SeenScenarioError, match="the adapter in service learned from 1 of these 1 scenarios"):
+    with raises("scenarios.seen-in-training", "1 of these 1", "q1"):
         prepared(index, tmp_path / "made", given, tmp_path)

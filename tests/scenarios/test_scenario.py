@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gumshoe.scenarios.scenario import Scenario, ScenarioError, ScenarioSet
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet
+from tests.errors import raises
 from tests.scenarios.questions import ANN, QUICK, about_documents, ids, question, scenario, scenario_sets
 
 JSON_VALUES = st.recursive(
@@ -75,16 +76,16 @@ def test_what_was_sent_on_the_query_date_exists_and_what_was_sent_after_it_does_
         ({"question": " "}, "question"),
         ({"answer": ""}, "answer"),
         ({"answer": 5}, "answer"),
-        ({"message_ids": []}, "either message_ids or document_ids"),
+        ({"message_ids": []}, "message_ids or document_ids"),
         ({"message_ids": [""]}, "message_ids"),
         ({"message_ids": "<1@example.com>"}, "message_ids"),
         ({"message_ids": [["<1@example.com>"]]}, "message_ids"),
         ({"message_ids": [{}]}, "message_ids"),
-        ({"document_ids": ["d1"]}, "either message_ids or document_ids"),
+        ({"document_ids": ["d1"]}, "message_ids or document_ids"),
         ({"inbox_address": None}, "needs inbox_address"),
         ({"inbox_address": None, "query_date": None}, "needs inbox_address and query_date"),
-        ({"inbox_address": "ann"}, "not a whole address"),
-        ({"inbox_address": "Ann Lee <ann@example.com>"}, "not a whole address"),
+        ({"inbox_address": "ann"}, "Value error, 'ann'"),
+        ({"inbox_address": "Ann Lee <ann@example.com>"}, "Value error, 'Ann Lee <ann@example.com>'"),
         ({"inbox_address": 5}, "inbox_address"),
         ({"query_date": "May"}, "query_date"),
         ({"query_date": "2001-02-30"}, "query_date"),
@@ -117,7 +118,7 @@ def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], said: str) -> N
     ],
 )
 def test_a_name_that_is_nearly_that_of_a_field_is_refused(name: str, meant: str) -> None:
-    with pytest.raises(ValidationError, match=f"no field '{name}'; did you mean '{meant}'"):
+    with pytest.raises(ValidationError, match=f"field '{name}'.*'{meant}'"):
         scenario(1, **{name: "x"})
 
 
@@ -196,7 +197,7 @@ def test_questions_in_other_words_are_not_the_same(one: str, other: str) -> None
 
 
 def test_a_set_has_each_id_once() -> None:
-    with pytest.raises(ScenarioError, match="'7'"):
+    with raises("scenarios.duplicate-id", "'7'"):
         ScenarioSet.of([scenario(1, id=7), scenario(2, id="7")])
 
 

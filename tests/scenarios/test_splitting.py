@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.scenarios.splitting import SplitReport, split_scenarios
+from tests.errors import check_error, raises
 from tests.scenarios.questions import QUICK, about_documents, ids, marks, scenario, scenario_sets
 
 shares = st.sampled_from([0, 0.1, 0.25, 0.4]) | st.floats(0, 0.45)
@@ -57,7 +58,7 @@ def checked_split(
     try:
         result, report = split_scenarios(scenarios, validation=validation, test=test, seed=seed, by_inbox=by_inbox)
     except ScenarioError as error:
-        assert "nothing is left for" in str(error)  # noqa: PT017 - not every set can be split
+        check_error(error, "scenarios.empty-split")  # not every set can be split
         assert len(groups) < sum(share > 0 for share in asked_for(validation, test).values())
         return None
     assert (report.groups, report.largest_group, report.dropped) == (len(groups), largest, 0)
@@ -128,7 +129,7 @@ def test_the_splits_that_scenarios_came_in_do_not_matter_but_for_a_test_that_is_
                 scenarios, validation=validation, test=test, seed=seed, by_inbox=by_inbox, keep_test=keep_test
             )
         except ScenarioError as error:
-            found.append(str(error))
+            found.append(error.message_with_code)
         else:
             found.append(str(splits_of(result)))
     assert found[0] == found[1]
@@ -145,7 +146,8 @@ def test_a_kept_test_split_is_untouched_and_nothing_that_overlaps_with_it_is_lef
     largest = max(map(len, components(apart, by_inbox)), default=0)
     try:
         result, report = split_scenarios(made, validation=validation, seed=seed, by_inbox=by_inbox, keep_test=True)
-    except ScenarioError:
+    except ScenarioError as error:
+        check_error(error, "scenarios.empty-split" if tested else "scenarios.no-test-split")
         wanted = [share * len(apart) for share in (1 - validation, validation) if share]
         assert not tested or min(wanted) <= 2 * largest
         return
@@ -175,7 +177,8 @@ def test_shares_of_scenarios_that_share_nothing_are_met_to_the_scenario(
     smallest = min(filter(None, wanted.values()))
     try:
         _, report = split_scenarios(made, validation=validation, test=test, seed=seed)
-    except ScenarioError:
+    except ScenarioError as error:
+        check_error(error, "scenarios.empty-split")
         assert smallest < 1
         return
     for split, number in wanted.items():  # of each, a split gets one at the cost of the others
@@ -264,21 +267,27 @@ def test_a_message_and_a_document_of_one_name_are_one_source() -> None:
 )
 def test_shares_that_leave_nothing_for_training_are_refused(validation: float, test: float) -> None:
     made = ScenarioSet.of(map(scenario, range(40)))
-    with pytest.raises(ScenarioError, match=r"shares of .* leave none for training"):
+    with raises("scenarios.invalid-shares", f"{validation:g}", f"{test:g}"):
         split_scenarios(made, validation=validation, test=test, seed=1)
 
 
 @pytest.mark.parametrize(
-    ("made", "validation", "said"),
+    ("made", "validation", "values"),
     [
-        ([], 0.1, "nothing is left for train and validation"),
-        ([scenario(1)], 0.1, "nothing is left for validation: 1 scenarios make 1 groups"),
-        ([scenario(number, message_ids=["<1@example.com>"]) for number in range(30)], 0.1, "the largest of 30"),
+        ([], 0.1, ["train and validation"]),
+        ([scenario(1)], 0.1, [" validation:", "1 scenarios", "1 groups"]),
+        (
+            [scenario(number, message_ids=["<1@example.com>"]) for number in range(30)],
+            0.1,
+            ["1 groups", "largest of 30"],
+        ),
     ],
     ids=["none", "few", "one group"],
 )
-def test_a_share_that_the_groups_cannot_give_is_refused(made: list[Scenario], validation: float, said: str) -> None:
-    with pytest.raises(ScenarioError, match=said):
+def test_a_share_that_the_groups_cannot_give_is_refused(
+    made: list[Scenario], validation: float, values: list[str]
+) -> None:
+    with raises("scenarios.empty-split", *values):
         split_scenarios(ScenarioSet.of(made), validation=validation, seed=1)
 
 
@@ -296,13 +305,13 @@ def test_a_share_of_nothing_is_an_empty_split() -> None:
 
 
 def test_a_test_split_can_be_kept_only_where_there_is_one() -> None:
-    with pytest.raises(ScenarioError, match="no test split to keep"):
+    with raises("scenarios.no-test-split"):
         split_scenarios(ScenarioSet.of(map(scenario, range(40))), validation=0.1, seed=1, keep_test=True)
 
 
 def test_a_test_split_that_overlaps_with_all_the_rest_leaves_nothing_for_training() -> None:
     made = [scenario(number, message_ids=["<1@example.com>"], split="test" if number else None) for number in range(9)]
-    with pytest.raises(ScenarioError, match="nothing is left for train and validation: 0 scenarios"):
+    with raises("scenarios.empty-split", "train and validation", "0 scenarios"):
         split_scenarios(ScenarioSet.of(made), validation=0.1, seed=1, keep_test=True)
 
 

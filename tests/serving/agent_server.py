@@ -76,6 +76,14 @@ class Running(Answering):
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
 
+def code_of(response: httpx.Response) -> str:
+    """Return the code of a problem that a server answered with."""
+    assert response.headers["content-type"] == "application/problem+json", response.text
+    kind = str(response.json()["type"])
+    assert kind.startswith("urn:gumshoe:error:")
+    return kind.removeprefix("urn:gumshoe:error:")
+
+
 def asked(number: int = 7, **changes: Any) -> dict[str, Any]:
     """A question of Ann's about one message; None leaves a field out."""
     fields = {"question": f"What is in {number}?", "inbox_address": ANN, "query_date": DAY, **changes}

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import Ran
+from tests.errors import check_error
 from tests.http_server import serving
-from tests.serving.agent_server import ANN, BOB, EVE, SECRET, Place, Running, add_key, asked, started
+from tests.serving.agent_server import ANN, BOB, EVE, SECRET, Place, Running, add_key, asked, code_of, started
 from tests.serving.in_process import served, settings_for
 from tests.waiting import Clock
 
@@ -131,14 +132,15 @@ Keys = tuple[Path, dict[str, str]]
 
 @pytest.mark.parametrize("path", ["/invoke", "/invoke/stream", "/feedback", "/principal", "/mcp", "/nothing"])
 def test_who_does_not_say_who_asks_is_told_to(path: str, walled: Running) -> None:
-    for headers in (
-        {},
-        {"Authorization": "Basic YTpi"},
-        {"Authorization": "Bearer"},
-        {"Authorization": "Bearer gum_x"},
+    for headers, code in (
+        ({}, "serving.credentials-missing"),
+        ({"Authorization": "Basic YTpi"}, "serving.credentials-missing"),
+        ({"Authorization": "Bearer"}, "serving.credentials-missing"),
+        ({"Authorization": "Bearer gum_x"}, "serving.unknown-key"),
     ):
         response = walled.client.post(path, json=asked(), headers=headers)
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+        assert code_of(response) == code
     assert walled.client.get("/healthz").status_code == 200
     assert walled.client.get("/").status_code == 200
 
@@ -153,9 +155,11 @@ def test_a_key_reaches_its_inboxes(ask: Ask, keys: Keys) -> None:
     allowed = {("ann", ANN), ("both", ANN), ("both", BOB), ("company", ANN), ("company", BOB)}
     assert reached == {each: 200 if each in allowed else 403 for each in reached}
     assert ask(names["ann"], inbox_address=None).json()["inbox_address"] == ANN, "the one that it may read"
-    assert ask(names["both"], inbox_address=None).status_code == 422
-    assert ask(names["both"], inbox_address="nobody@nowhere.example").text.count("you may not read that inbox") == 1
-    assert ask(names["ann"] + "x").status_code == 401
+    assert code_of(ask(names["both"], inbox_address=None)) == "serving.inbox-missing"
+    there, nowhere = (ask(names["both"], inbox_address=each) for each in (EVE, "nobody@nowhere.example"))
+    assert code_of(there) == code_of(nowhere) == "serving.inbox-forbidden"
+    assert there.json()["detail"] == nowhere.json()["detail"], "the same whether there is such an inbox or not"
+    assert code_of(ask(names["ann"] + "x")) == "serving.unknown-key"
 
 
 def test_a_file_of_keys_holds_none_and_bad_ones_are_refused(
@@ -170,17 +174,29 @@ def test_a_file_of_keys_holds_none_and_bad_ones_are_refused(
     from gumshoe.serving.access import read_keys
 
     assert [(each.name, each.inboxes) for each in read_keys(file)] == [("app", (ANN, "*@example.com"))]
-    assert "has a key of 'app'" in run("serve-key", file, "app", "--inbox", ANN).err
-    assert "'everybody' is no inbox" in run("serve-key", file, "b", "--inbox", "everybody").err
-    for text, said in (
-        ("- name: a\n  key: plain\n  inboxes: [a@b.example]\n", "sha256"),
-        ("a: 1", "holds no list of keys"),
-        ("- [", "cannot be read as YAML"),
-        (yaml.safe_dump([{"name": "a", "sha256": "0" * 64, "inboxes": ["*"]}]), "'*' is no inbox"),
+    again = run("serve-key", file, "app", "--inbox", ANN)
+    assert (again.status, again.code) == (2, "serving.duplicate-key-name")
+    assert "'app'" in again.err
+    wrong = run("serve-key", file, "b", "--inbox", "everybody")
+    assert (wrong.status, wrong.code) == (2, "serving.invalid-inbox-pattern")
+    assert "'everybody'" in wrong.err
+    for text, code, value in (
+        ("- name: a\n  key: plain\n  inboxes: [a@b.example]\n", "serving.key-file-invalid-key", "sha256"),
+        ("a: 1", "serving.key-file-not-a-list", str(file)),
+        ("- [", "serving.key-file-invalid-yaml", str(file)),
+        (
+            yaml.safe_dump([{"name": "a", "sha256": "0" * 64, "inboxes": ["*"]}]),
+            "serving.invalid-inbox-pattern",
+            "'*'",
+        ),
     ):
         file.write_text(text)
         ran = run("serve", "--index", place.index, "--policy", "chat:x", "--keys", file, "--port", 0)
-        assert (ran.status, said in ran.err) == (2, True), ran.err
+        assert (ran.status, ran.code) == (2, code), ran.err
+        assert value in ran.err
+    file.unlink()
+    ran = run("serve", "--index", place.index, "--policy", "chat:x", "--keys", file, "--port", 0)
+    assert (ran.status, ran.code) == (2, "serving.key-file-unreadable"), ran.err
 
 
 def test_a_token_reaches_the_inbox_that_it_names(ask: Ask, provider: tuple[Provider, str]) -> None:
@@ -217,6 +233,7 @@ def with_its_own_key(made: Provider) -> str:
     return jwt.encode(claims, made.other, algorithm="RS256", headers={"jwk": key, "kid": "rsa"})
 
 
+INVALID, UNKNOWN, ALGORITHM = "invalid-token", "unknown-signing-key", "unsupported-algorithm"
 BAD: dict[str, Callable[[Provider], str]] = {
     "expired": lambda made: made.token(exp=int(time.time()) - 3600),
     "without an end": lambda made: made.token(exp=None),
@@ -241,10 +258,21 @@ BAD: dict[str, Callable[[Provider], str]] = {
 }
 
 
+OTHER_CODES = {
+    "a key that is not published": UNKNOWN,
+    "no key": UNKNOWN,
+    "a shared secret that is published": ALGORITHM,
+    "the public key as a secret": ALGORITHM,
+    "unsigned": ALGORITHM,
+    "unsigned, in capitals": ALGORITHM,
+}
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_token_that_is_not_right_is_refused(name: str, ask: Ask, provider: tuple[Provider, str]) -> None:
     response = ask(BAD[name](provider[0]))
     assert response.status_code == 401, response.text
+    assert code_of(response) == f"serving.{OTHER_CODES.get(name, INVALID)}"
     assert EVE not in response.text
 
 
@@ -258,7 +286,8 @@ def test_a_token_that_is_not_right_is_refused(name: str, ask: Ask, provider: tup
 def test_a_token_that_names_no_inbox_reaches_none(
     claims: dict[str, Any], ask: Ask, provider: tuple[Provider, str]
 ) -> None:
-    assert ask(provider[0].token(**claims)).status_code == 403
+    response = ask(provider[0].token(**claims))
+    assert (response.status_code, code_of(response)) == (403, "serving.inbox-forbidden")
 
 
 def test_the_provider_is_not_asked_for_each_token_that_somebody_makes_up(
@@ -273,8 +302,9 @@ def test_the_provider_is_not_asked_for_each_token_that_somebody_makes_up(
     opened = access_with(f"{address}/keys")
     for before in (Published.asked, Published.asked + 1):
         for number in range(20):
-            with pytest.raises(UnauthenticatedError, match="a key that is not published"):
+            with pytest.raises(UnauthenticatedError) as raised:
                 asyncio.run(opened.principal(made.token(made.other, kid=f"made-up-{number}")))
+            assert raised.value.code == "serving.unknown-signing-key"
         assert Published.asked == before + 1
         clock.advance(3601)
 
@@ -311,8 +341,9 @@ def test_a_provider_that_never_comes_to_an_end_is_not_waited_for(
 
     monkeypatch.setattr(access, "_TIMEOUT", 0.3 if path == "slow" else 3600.0)
     made, address = provider
-    with pytest.raises(ProviderSilentError, match="cannot be had now"):
+    with pytest.raises(ProviderSilentError) as raised:
         principal_of(made.token(), f"{address}/{path}")
+    check_error(raised.value, "serving.signing-keys-unavailable")
 
 
 # What a caller or a message may write, to reach Eve's mail with Ann's key.
@@ -415,8 +446,7 @@ def test_a_provider_that_is_silent_is_no_reason_to_let_somebody_in(
     settings = settings_for(place, model={"policy": "chat:x@http://127.0.0.1:9"}, access=access)
     with served(settings, ready=False) as server:
         response = server.client.post("/invoke", json=asked(), headers={"Authorization": f"Bearer {made.token()}"})
-    assert response.status_code == 503
-    assert "cannot be had now" in response.json()["detail"]
+    assert (response.status_code, code_of(response)) == (503, "serving.signing-keys-unavailable")
 
 
 def test_a_log_says_where_access_is_open(server: Running) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from tests.agent.fake_vllm import (
 )
 from tests.agent.talk import call
 from tests.rewards.chat_judge import says, shown
-from tests.serving.agent_server import ANN, DAY, SECRET, Place, Running, asked, started
+from tests.serving.agent_server import ANN, DAY, SECRET, Place, Running, asked, code_of, started
 from tests.serving.in_process import question, service_with
 from tests.serving.test_invoke import events
 from tests.serving.test_mcp import called
@@ -146,10 +147,11 @@ def test_a_sample_that_fails_is_left_out(several: Running, model: FakeVLLM) -> N
     told = several.ask().json()
     assert (told["answer"], told["cost"]["samples"], told["cost"]["failed"]) == ("Body of message 7", 3, 1)
     assert several.metric("gumshoe_model_errors_total", why="failed") == failed + 1
-    assert "1 of 4 samples failed, and are left out" in several.log.read_text()
+    assert re.search(r"1 of 4 samples .*\[inference\.[a-z-]+\]", several.log.read_text())
     model.heal()
     model.inject(status(400), times=None)
-    assert several.ask().status_code == 502
+    failed_answer = several.ask()
+    assert (failed_answer.status_code, code_of(failed_answer)) == (502, "serving.model-failed")
 
 
 DEADLINE = 10_000.0
@@ -213,7 +215,8 @@ def test_the_best_by_a_judge_is_given_and_its_requests_are_counted(
     model.inject(guessing(lambda place: place != 2), times=None)
     told = best.ask().json()
     assert told["answer"] == "Body of message 7"
-    assert told["chosen"] == "scored 0.90, the highest of 4: it quotes"
+    assert "0.90" in told["chosen"]
+    assert "of 4: it quotes" in told["chosen"]
     assert (told["cost"]["judge_requests"], told["cost"]["judge_prompt_tokens"]) == (1, 1000)
     assert best.metric("gumshoe_judge_requests_total") == 1
     assert best.metric("gumshoe_judge_tokens_total", kind="given") == 1000
@@ -229,9 +232,9 @@ def test_where_the_judge_fails_the_first_answer_is_given_and_that_is_told(
     before = best.metric("gumshoe_choices_total", how="first")
     told = best.ask().json()
     assert told["success"]
-    assert told["chosen"] == "the first sample, for the judge chose none"
+    assert "first sample" in told["chosen"]
     assert best.metric("gumshoe_choices_total", how="first") == before + 1
-    assert "ruler:base chose no sample, and the first is taken" in best.log.read_text()
+    assert "ruler:base chose" in best.log.read_text()
     assert "Guess" not in best.log.read_text()
 
 
@@ -254,7 +257,8 @@ def test_where_the_judge_stalls_the_first_answer_is_given_in_time(
             clock.advance(0.02 * DEADLINE)
             told = await late
             assert told.success
-            assert told.chosen == "the first sample, for the judge chose none"
+            assert "first sample" in told.chosen
+            assert service.metrics.choices.labels("first")._value.get() == 1
 
     asyncio.run(answer())
 
@@ -266,23 +270,29 @@ def test_one_sample_is_answered_as_ever(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sets", "said"),
+    ("sets", "code", "value"),
     [
-        (["model.samples=4"], "set model.temperature above 0"),
-        (["model.samples=65", "model.temperature=1"], "less than or equal to 64"),
-        (["model.samples=4", "model.temperature=1", "model.choose=best"], "the best of several needs a judge"),
+        (["model.samples=4"], "serving.invalid-settings", "model.temperature > 0"),
+        (["model.samples=65", "model.temperature=1"], "serving.invalid-settings", "equal to 64"),
+        (["model.samples=4", "model.temperature=1", "model.choose=best"], "rewards.chooser-missing", "ruler:MODEL"),
         (
             ["model.samples=4", "model.temperature=1", "model.choose=best", "model.choose_by=heuristic"],
-            "compares with the reference answer",
+            "rewards.chooser-needs-reference",
+            "'heuristic'",
         ),
-        (["model.choose_by=ruler:m"], "set model.samples to 2 or more"),
-        (["model.samples=8", "model.temperature=1", "limits.concurrency=4"], "raise that, or take fewer samples"),
+        (["model.choose_by=ruler:m"], "serving.invalid-settings", "model.samples >= 2"),
+        (
+            ["model.samples=8", "model.temperature=1", "limits.concurrency=4"],
+            "serving.invalid-settings",
+            "limits.concurrency (4), got 8",
+        ),
     ],
 )
-def test_settings_that_cannot_be_are_refused(sets: list[str], said: str, place: Place, run: Any) -> None:
+def test_settings_that_cannot_be_are_refused(sets: list[str], code: str, value: str, place: Place, run: Any) -> None:
     words = [word for each in sets for word in ("--set", each)]
     ran = run("serve", "--index", place.index, "--policy", "chat:x@http://127.0.0.1:9", "--open", "--port", 0, *words)
-    assert (ran.status, said in ran.err) == (2, True), ran.err
+    assert (ran.status, ran.code) == (2, code), ran.err
+    assert value in ran.err
 
 
 def test_the_command_line_asks_for_several_here_and_tells_what_they_took(
@@ -291,16 +301,19 @@ def test_the_command_line_asks_for_several_here_and_tells_what_they_took(
     monkeypatch.delenv("GUMSHOE_INDEX", raising=False)
     words = ["ask", "What is in 7?", "--inbox", ANN, "--date", DAY]
     served = run(*words, "--url", several.url)
-    assert (served.status, "4 of 4 samples agree; all samples: 4 of 4 ended, 12 turns" in served.err) == (0, True)
+    assert served.status == 0
+    for value in ("4 of 4 samples agree", "4 of 4 ended", "12 turns"):
+        assert value in served.err
     refused = run(*words, "--url", several.url, "--samples", 4)
-    assert (refused.status, "leave --samples out" in refused.err) == (2, True), refused.err
-    for more, said in (
-        (["--samples", 4, "--temperature", 0], "several greedy samples are all alike"),
-        (["--choose", "majority"], "give --samples, 2 to 64"),
-        (["--samples", 4, "--choose", "best"], "the best of several needs a judge"),
+    assert (refused.status, refused.code) == (2, "serving.option-conflict"), refused.err
+    assert "--samples" in refused.err
+    for more, code in (
+        (["--samples", 4, "--temperature", 0], "rewards.greedy-samples"),
+        (["--choose", "majority"], "rewards.samples-missing"),
+        (["--samples", 4, "--choose", "best"], "rewards.chooser-missing"),
     ):
         refused = run(*words, "--index", place.index, *more)
-        assert (refused.status, said in refused.err) == (2, True), refused.err
+        assert (refused.status, refused.code) == (2, code), refused.err
 
 
 @pytest.mark.ci

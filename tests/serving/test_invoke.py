@@ -31,9 +31,11 @@ from tests.agent.fake_vllm import (
     trickle,
 )
 from tests.conftest import free_port
-from tests.serving.agent_server import ANN, DAY, SECRET, Place, Running, asked, started
+from tests.serving.agent_server import ANN, DAY, SECRET, Place, Running, asked, code_of, started
 from tests.serving.in_process import model_at, question, served, service_with, settings_for
 from tests.waiting import Clock, async_wait_until, wait_until
+
+INVALID = "serving.invalid-request"
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -89,19 +91,16 @@ def test_what_the_model_is_given_is_what_training_gives_it(server: Running, mode
     [
         (
             'Call:{"name": "return_final_answer", "arguments": {"answer": "I don\'t know", "message_ids": []}}',
-            "the agent found no answer",
+            "found no answer",
         ),
-        ("Say:I would rather not.", "the agent came to no answer: no call"),
-        (
-            'Call:{"name": "delete_email", "arguments": {}}',
-            "the agent came to no answer: unknown tool",
-        ),
+        ("Say:I would rather not.", ": no call"),
+        ('Call:{"name": "delete_email", "arguments": {}}', ": unknown tool"),
     ],
 )
 def test_who_finds_nothing_says_why(turn: str, reason: str, server: Running) -> None:
     told = server.ask(question=turn).json()
     assert (told["success"], told["source_ids"]) == (False, [])
-    assert told["reason"].startswith(reason)
+    assert reason in told["reason"]
 
 
 def test_sources_that_a_model_invents_are_left_out(server: Running) -> None:
@@ -143,10 +142,10 @@ def test_a_call_with_odd_arguments_is_told_like_any_other(odd: str, server: Runn
 def test_a_stream_that_fails_at_once_says_so_by_its_status_and_later_by_an_event(
     server: Running, model: FakeVLLM
 ) -> None:
-    assert server.client.post("/invoke/stream", json=asked(question="")).status_code == 422
+    assert code_of(server.client.post("/invoke/stream", json=asked(question=""))) == "serving.invalid-request"
     model.inject(status(400))
     failed = server.client.post("/invoke/stream", json=asked())
-    assert (failed.status_code, failed.json()["title"]) == (502, "The model failed")
+    assert (failed.status_code, code_of(failed)) == (502, "serving.model-failed")
     go_on = threading.Event()
     model.inject(held(go_on))
     model.inject(status(400), after=1)
@@ -155,36 +154,57 @@ def test_a_stream_that_fails_at_once_says_so_by_its_status_and_later_by_an_event
         go_on.set()
         name, told = events(response)[-1]
     assert (name, told["status"]) == ("problem", 502)
+    assert told["type"] == "urn:gumshoe:error:serving.model-failed"
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "detail"),
+    ("body", "status_code", "code", "detail"),
     [
-        (b"", 422, "field required"),
-        (b"not json", 422, ""),
-        (b"[" * 60_000, 400, ""),
-        (b'{"question": ' * 4_000, 400, ""),
-        (b'{"question": "' + b"a" * 3000 + b'", "inbox_address": "ann@example.com"}', 422, "at most 2,000 characters"),
-        (b'{"question": "\\ud800", "inbox_address": "ann@example.com"}', 422, "question"),
-        ('{"question": "Où?", "inbox_address": "ann@example.com"}'.encode("latin-1"), 400, ""),
-        (b'{"question": 7, "inbox_address": "ann@example.com"}', 422, "question: input should be a valid string"),
-        (b'{"question": "  ", "inbox_address": "ann@example.com"}', 422, "the question is empty"),
-        (b'{"question": "What?", "inbox_address": "ann"}', 422, "'ann' is not a whole address"),
-        (b'{"question": "What?", "inbox_address": "ann@example.com", "query_date": "1"}', 422, "query_date"),
-        (b'{"question": "What?", "inbox_address": "ann@example.com", "inbox": "bob@example.com"}', 422, "inbox: extra"),
-        (b'{"parameters": {"question": "What?"}, "inbox_address": "ann@example.com"}', 422, "parameters: extra"),
-        (b'{"question": "What?"}', 422, "inbox_address: say whose mail"),
-        (b'{"question": "What?", "inbox_address": "ann@example.com", "query_date": "9999-12-31"}', 422, "is no day"),
-        (b"x" * 70_000, 413, "at most 65,536 bytes"),
+        (b"", 422, INVALID, "field required"),
+        (b"not json", 422, INVALID, ""),
+        (b"[" * 60_000, 400, INVALID, ""),
+        (b'{"question": ' * 4_000, 400, INVALID, ""),
+        (
+            b'{"question": "' + b"a" * 3000 + b'", "inbox_address": "ann@example.com"}',
+            422,
+            "serving.question-too-long",
+            "2,000 characters, got 3,000",
+        ),
+        (b'{"question": "\\ud800", "inbox_address": "ann@example.com"}', 422, INVALID, "question"),
+        ('{"question": "Où?", "inbox_address": "ann@example.com"}'.encode("latin-1"), 400, INVALID, ""),
+        (b'{"question": 7, "inbox_address": "ann@example.com"}', 422, INVALID, "question: input"),
+        (b'{"question": "  ", "inbox_address": "ann@example.com"}', 422, "scenarios.empty-question", ""),
+        (b'{"question": "What?", "inbox_address": "ann"}', 422, "scenarios.invalid-inbox", "'ann'"),
+        (b'{"question": "What?", "inbox_address": "ann@example.com", "query_date": "1"}', 422, INVALID, "query_date"),
+        (
+            b'{"question": "What?", "inbox_address": "ann@example.com", "inbox": "bob@example.com"}',
+            422,
+            INVALID,
+            "inbox: extra",
+        ),
+        (
+            b'{"parameters": {"question": "What?"}, "inbox_address": "ann@example.com"}',
+            422,
+            INVALID,
+            "parameters: extra",
+        ),
+        (b'{"question": "What?"}', 422, "serving.inbox-missing", "inbox_address"),
+        (
+            b'{"question": "What?", "inbox_address": "ann@example.com", "query_date": "9999-12-31"}',
+            422,
+            "scenarios.invalid-query-date",
+            "9999-12-31",
+        ),
+        (b"x" * 70_000, 413, "serving.request-too-large", "65,536 bytes"),
     ],
 )
 def test_what_is_no_question_is_refused_with_what_to_change(
-    body: bytes, code: int, detail: str, server: Running
+    body: bytes, status_code: int, code: str, detail: str, server: Running
 ) -> None:
     response = server.client.post("/invoke", content=body, headers={"Content-Type": "application/json"})
-    assert (response.status_code, response.headers["content-type"]) == (code, "application/problem+json")
+    assert (response.status_code, code_of(response)) == (status_code, code)
     told = response.json()
-    assert told["status"] == code
+    assert told["status"] == status_code
     assert detail in told["detail"]
     assert told["request_id"] == response.headers["x-request-id"]
 
@@ -203,30 +223,28 @@ def test_a_body_without_an_end_is_not_waited_for_to_its_end(server: Running) -> 
     endless = (b"x" * 4096 for _ in range(1 << 20))
     try:
         response = server.client.post("/invoke", content=endless, headers={"Content-Type": "application/json"})
-        assert response.status_code == 413
+        assert (response.status_code, code_of(response)) == (413, "serving.request-too-large")
     except httpx.TransportError:  # it was still sending when the server had closed
         pass
     assert server.ask().is_success
 
 
 @pytest.mark.parametrize(
-    ("act", "code"),
+    "act",
     [
-        (reset, 502),
-        (status(500), 502),
-        (status(404), 502),
-        (cut_json, 502),
-        (altered(fewer_logprobs), 502),
-        (altered(lambda answer: answer.update(model="another")), 502),
+        reset,
+        status(500),
+        status(404),
+        cut_json,
+        altered(fewer_logprobs),
+        altered(lambda answer: answer.update(model="another")),
     ],
     ids=["reset", "500", "404", "cut", "fewer log-probabilities", "another's"],
 )
-def test_a_model_that_fails_is_told_of_as_such_and_not_quoted(
-    act: Act, code: int, server: Running, model: FakeVLLM
-) -> None:
+def test_a_model_that_fails_is_told_of_as_such_and_not_quoted(act: Act, server: Running, model: FakeVLLM) -> None:
     model.inject(act, times=None)
     response = server.ask()
-    assert (response.status_code, response.headers["content-type"]) == (code, "application/problem+json")
+    assert (response.status_code, code_of(response)) == (502, "serving.model-failed")
     assert "Traceback" not in response.text
     assert "127.0.0.1" not in response.text
     model.heal()
@@ -248,7 +266,7 @@ def test_a_model_that_hangs_is_not_waited_for_beyond_the_deadline(
             await asyncio.sleep(0.05)
             assert not late.done()
             clock.advance(101)
-            with pytest.raises(TooSlowError, match="no answer within 3600 seconds"):
+            with pytest.raises(TooSlowError, match="3600 seconds"):
                 await late
             model.heal()
             assert (await service.answer(question(), None, lambda _: None)).success
@@ -261,7 +279,8 @@ def test_a_model_that_hangs_is_told_of_as_such(place: Place, model: FakeVLLM) ->
     model.inject(stall, times=None)
     with served(settings_for(place, model=model_at(place, model.address), limits={"deadline": 0.5})) as server:
         response = server.ask()
-    assert (response.status_code, response.headers["content-type"]) == (504, "application/problem+json")
+    assert (response.status_code, code_of(response)) == (504, "serving.deadline-exceeded")
+    assert "0.5 seconds" in response.json()["detail"]
 
 
 @pytest.mark.parametrize("path", ["/invoke", "/invoke/stream"])
@@ -279,7 +298,7 @@ def test_a_failure_of_its_own_is_told_as_a_problem_and_its_words_in_the_log_alon
     settings = settings_for(place)
 
     async def fail(*_: Any) -> None:
-        raise ValueError("words of its own")
+        raise ValueError("its own words")
 
     monkeypatch.setattr(AnswerService, "answer", fail)
 
@@ -293,9 +312,9 @@ def test_a_failure_of_its_own_is_told_as_a_problem_and_its_words_in_the_log_alon
                     return await client.post(path, json=asked())
 
     response = asyncio.run(ask())
-    assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
-    assert "words of its own" not in response.text
-    assert caplog.text.count("ValueError: words of its own") == 1
+    assert (response.status_code, code_of(response)) == (500, "serving.internal-error")
+    assert "its own words" not in response.text
+    assert caplog.text.count("ValueError: its own words") == 1
 
 
 def test_one_failure_that_passes_is_not_noticed(server: Running, model: FakeVLLM) -> None:
@@ -315,9 +334,10 @@ def test_more_than_may_wait_are_told_to_come_again_and_none_is_lost(server: Runn
             go_on.set()
         answers = [each.result() for each in coming]
     assert Counter(each.status_code for each in answers) == {200: 16, 429: 48}
-    assert all(each.headers["retry-after"] == "1" for each in answers if each.status_code == 429)
+    busy = [each for each in answers if each.status_code == 429]
+    assert all((each.headers["retry-after"], code_of(each)) == ("1", "serving.busy") for each in busy)
     right = [
-        each.json()["answer"] == f"Body of message {1 + number % 20}"
+        each.json()["source_ids"] == [f"<{1 + number % 20}@example.com>"]
         for number, each in enumerate(answers)
         if each.is_success
     ]
@@ -348,11 +368,16 @@ def test_a_client_that_sends_slowly_holds_up_nobody(server: Running) -> None:
 
 
 def test_who_asks_for_another_route_or_host_is_told_so(server: Running) -> None:
-    for method, path, code in (("GET", "/invoke", 405), ("POST", "/elsewhere", 404), ("GET", "/..%2f..%2fetc", 404)):
+    for method, path, status_code, code in (
+        ("GET", "/invoke", 405, "serving.method-not-allowed"),
+        ("POST", "/elsewhere", 404, "serving.not-found"),
+        ("GET", "/..%2f..%2fetc", 404, "serving.not-found"),
+    ):
         response = server.client.request(method, path)
-        assert (response.status_code, response.headers["content-type"]) == (code, "application/problem+json")
+        assert (response.status_code, code_of(response)) == (status_code, code)
     response = server.client.get("/principal", headers={"Host": "evil.example"})
-    assert (response.status_code, response.json()["detail"]) == (421, "this server is not asked as 'evil.example'")
+    assert (response.status_code, code_of(response)) == (421, "serving.host-not-allowed")
+    assert "'evil.example'" in response.json()["detail"]
     for path in ("/healthz", "/readyz", "/metrics"):  # a cluster probes a pod by its address
         assert server.client.get(path, headers={"Host": "10.0.0.7:8000"}).status_code == 200
 
@@ -369,7 +394,7 @@ def test_the_log_tells_of_requests_and_quotes_nothing(server: Running, model: Fa
     assert (told["route"], told["status"], told["principal"], told["policy"]) == ("/invoke", 200, "anybody", "adapter")
     model.inject(lambda exchange: exchange.reply({"message": decoded(exchange.request["prompt"])}, 400))
     assert server.ask().status_code == 502
-    wait_until(lambda: re.search(r"the model failed: http\S+ answered 400", server.log.read_text()))
+    wait_until(lambda: re.search(r"model failed: http\S+ answered 400 \[inference\.[a-z-]+\]", server.log.read_text()))
     odd = server.client.get("/principal", headers={"X-Request-ID": 'x" , "y": "z'})
     assert re.fullmatch(r"[0-9a-f]{16}", odd.headers["x-request-id"])
     assert "What is in" not in server.log.read_text()
@@ -395,10 +420,13 @@ def test_a_server_is_ready_only_while_its_model_has_its_adapter(place: Place) ->
         served(settings_for(place, model=model_at(place, model.address)), ready=False) as server,
     ):
         assert server.client.get("/healthz").status_code == 200
-        wait_until(lambda: "does not serve 'adapter'" in server.client.get("/readyz").text)
-        assert server.client.get("/readyz").status_code == 503
+        wait_until(lambda: "[inference.model-not-served]" in server.client.get("/readyz").text)
+        unready = server.client.get("/readyz")
+        assert (unready.status_code, code_of(unready)) == (503, "serving.not-ready")
+        assert "'adapter'" in unready.json()["detail"]
         refused = server.ask()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert code_of(refused) == "serving.model-unavailable"
         model.models = ("base", "adapter")
         wait_until(lambda: server.client.get("/readyz").status_code == 200)
         assert server.ask().is_success
@@ -424,7 +452,7 @@ def test_two_adapters_share_the_episodes_and_a_session_stays_with_one(
         assert set(asked_for) == {"adapter", "next"}
         assert asked_for["next"] % 3 == 0, "each episode has one policy from its first turn to its last"
         model.models = ("base", "adapter")
-        wait_until(lambda: "next: " in caplog.text.rpartition("does not serve")[0])
+        wait_until(lambda: "next: " in caplog.text.rpartition("[inference.model-not-served]")[0])
         assert server.client.get("/readyz").status_code == 200
         assert {server.ask(session_id=name).json()["policy"] for name in names[:10]} == {"adapter"}
     model.models = ("base", "adapter", "next")
@@ -507,8 +535,8 @@ def test_a_chat_model_that_takes_the_key_no_longer_is_the_model_s_fault(
     with served(settings_for(place, model={"policy": f"chat:base@{model.address}/v1"})) as server:
         model.inject(status(401, {"error": {"message": "you asked: What is in 7?"}}), times=None)
         response = server.ask()
-        assert (response.status_code, response.json()["title"]) == (502, "The model failed")
-        assert "the model failed: the model cannot be asked" in caplog.text
+        assert (response.status_code, code_of(response)) == (502, "serving.model-failed")
+        assert "[models.access-denied]" in caplog.text
         assert "What is in 7?" not in caplog.text
 
 
@@ -520,7 +548,7 @@ def test_a_chat_model_that_is_not_there_is_told_of(place: Place, monkeypatch: py
         with served(settings_for(place, model={"policy": f"chat:base@{model.address}/v1"})) as server:
             model.kill()
             wait_until(lambda: server.client.get("/readyz").status_code == 503)
-            assert "does not answer" in server.client.get("/readyz").json()["detail"]
+            assert "[models.unreachable]" in server.client.get("/readyz").json()["detail"]
     finally:
         model.kill()
 
@@ -535,16 +563,74 @@ def test_the_command_line_asks_a_server(
     assert (ran.status, "Body of message 7" in ran.out) == (0, True), ran.err
     for flag, value in (("--index", "x"), ("--adapter", "latest"), ("--store", "x"), ("--max-turns", 3)):
         ran = run(*words, flag, value)
-        assert (ran.status, f"leave {flag} out" in ran.err) == (2, True), ran.err
-    for url, inbox, status_of, said in (
-        ("http://127.0.0.1:9", ANN, 75, "does not answer"),
-        ("nowhere", ANN, 2, "is no address"),
-        (server.url, "ann", 2, "422"),
-        (f"{server.url}/healthz", ANN, 2, "answered 404"),
-        (model.address, ANN, 2, "does not answer as an agent server does"),
+        assert (ran.status, ran.code) == (2, "serving.option-conflict"), ran.err
+        assert flag in ran.err
+    for url, inbox, status_of, code, value in (
+        ("http://127.0.0.1:9", ANN, 75, "serving.unreachable", "http://127.0.0.1:9"),
+        ("nowhere", ANN, 2, "serving.invalid-url", "nowhere"),
+        (server.url, "ann", 2, "scenarios.invalid-inbox", "422"),
+        (f"{server.url}/healthz", ANN, 2, "serving.not-found", "404"),
+        (model.address, ANN, 2, "serving.not-an-agent-server", model.address),
     ):
         ran = run("ask", "What?", "--url", url, "--inbox", inbox)
-        assert (ran.status, said in ran.err) == (status_of, True), ran.err
+        assert (ran.status, ran.code) == (status_of, code), ran.err
+        assert value in ran.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "answered", "status_of", "code"),
+    [
+        ("urn:gumshoe:error:serving.busy", 429, 75, "serving.busy"),
+        ("urn:gumshoe:error:serving.of-a-newer-server", 422, 2, "serving.of-a-newer-server"),
+        ("urn:gumshoe:error:serving.x] [y", 422, 2, "serving.request-rejected"),
+        ("about:blank", 422, 2, "serving.request-rejected"),
+        (None, 503, 75, "serving.request-rejected"),
+    ],
+)
+def test_the_command_line_passes_on_the_code_of_a_server(
+    kind: str | None, answered: int, status_of: int, code: str, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"title": "Title 1", "detail": "Detail 2"} | ({"type": kind} if kind else {})
+    monkeypatch.setattr(httpx, "post", lambda *_, **__: httpx.Response(answered, json=told))
+    ran = run("ask", "What?", "--url", "http://agent.example")
+    assert (ran.status, ran.code) == (status_of, code), ran.err
+    for value in ("http://agent.example", str(answered), "Title 1", "Detail 2"):
+        assert value in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "value"),
+    [
+        (["ask", "What?"], "serving.no-index-or-url", "--index"),
+        (["ask", "--index", "{index}"], "serving.no-question", "--scenarios"),
+        (
+            ["ask", "What?", "--inbox", ANN, "--index", "{index}", "--adapter", "latest"],
+            "serving.store-missing",
+            "latest",
+        ),
+        (
+            ["ask", "What?", "--inbox", ANN, "--index", "{index}", "--adapter", "{tmp}"],
+            "serving.base-model-unknown",
+            "{tmp}",
+        ),
+        (["serve", "--set", "limits.queue"], "serving.invalid-set-option", "'limits.queue'"),
+        (["serve", "--set", "limits.queue=["], "serving.invalid-set-option", "'limits.queue=['"),
+        (["serve", "--set", "limits=1", "--set", "limits.queue=1"], "serving.invalid-set-option", "limits is a value"),
+        (["serve", "--config", "{tmp}/none.yaml"], "serving.settings-file-not-found", "{tmp}/none.yaml"),
+        (["serve", "--config", "{tmp}/bad.yaml"], "serving.settings-unreadable", "{tmp}/bad.yaml"),
+        (["serve", "--index", "x", "--open", "--set", "port=many"], "serving.invalid-settings", "port: "),
+    ],
+)
+def test_a_command_that_cannot_be_carried_out_says_what_to_change(
+    words: list[str], code: str, value: str, place: Place, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GUMSHOE_INDEX", "GUMSHOE_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "bad.yaml").write_text("limits: [")
+    given = {"index": place.index, "tmp": tmp_path}
+    ran = run(*(each.format(**given) for each in words))
+    assert (ran.status, ran.code) == (2, code), ran.err
+    assert value.format(**given) in ran.err
 
 
 def test_a_port_or_an_index_that_cannot_be_had_is_told_of(
@@ -553,15 +639,20 @@ def test_a_port_or_an_index_that_cannot_be_had_is_told_of(
     port = server.url.rpartition(":")[2]
     policy = ["--policy", "chat:x@http://127.0.0.1:9"]
     taken = run("serve", "--index", place.index, *policy, "--open", "--port", port)
-    assert (taken.status, "choose another --port" in taken.err) == (2, True)
+    assert (taken.status, taken.code) == (2, "serving.port-unavailable")
+    assert port in taken.err
     none = run("serve", "--index", tmp_path / "none", *policy, "--open", "--port", 0)
-    assert (none.status, "KIND/VERSION with --store" in none.err) == (2, True)
-    for tokenizer, said in (
-        (None, "token ids need the model's tokenizer"),
-        (tmp_path / "none", "there is no directory"),
+    assert (none.status, none.code) == (2, "artifacts.no-such-directory")
+    assert str(tmp_path / "none") in none.err
+    for tokenizer, code, value in (
+        (None, "inference.tokenizer-required", "vllm:http://127.0.0.1:9"),
+        (tmp_path / "none", "sources.no-such-model-directory", str(tmp_path / "none")),
     ):
         words = ["--tokenizer", tokenizer] if tokenizer else []
         ran = run("serve", "--index", place.index, "--policy", "vllm:http://127.0.0.1:9", *words, "--open", "--port", 0)
-        assert (ran.status, said in ran.err) == (2, True), ran.err
+        assert (ran.status, ran.code) == (2, code), ran.err
+        assert value in ran.err
     nobody = run("serve", "--index", place.index, *policy)
-    assert (nobody.status, "set access.keys or access.jwks_url, or access.open" in nobody.err) == (2, True)
+    assert (nobody.status, nobody.code) == (2, "serving.invalid-settings")
+    for value in ("access.keys", "access.jwks_url", "access.open"):
+        assert value in nobody.err

@@ -11,7 +11,7 @@ import pytest
 from gumshoe.artifacts.store import Store
 from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import Ran
-from tests.serving.agent_server import ANN, BOB, Place, Running, add_key, asked, started
+from tests.serving.agent_server import ANN, BOB, Place, Running, add_key, asked, code_of, started
 from tests.serving.in_process import model_at, served, settings_for
 from tests.waiting import wait_until
 
@@ -27,7 +27,7 @@ def said(**changes: Any) -> dict[str, Any]:
 
 def test_nothing_is_kept_unless_it_is_switched_on(server: Running) -> None:
     response = server.client.post("/feedback", json=said())
-    assert (response.status_code, "takes no feedback" in response.json()["detail"]) == (404, True)
+    assert (response.status_code, code_of(response)) == (404, "serving.feedback-disabled")
 
 
 def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
@@ -50,16 +50,17 @@ def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
         ):
             response = server.client.post("/feedback", json=judged)
             assert (response.status_code, response.json()) == (202, {"kept": kept})
-        for wrong, why in (
-            ({"query_date": None}, "query_date: "),
-            ({"answer": " \n"}, "answer: "),
-            ({"source_ids": [" "]}, "message_ids.0: "),
-            ({"source_ids": ["<1000@example.com>"]}, "there is no message '<1000@example.com>' in that inbox"),
-            ({"source_ids": ["<99@example.com>"]}, "there is no message '<99@example.com>' in that inbox"),
-            ({"query_date": "2001-05-01"}, "there is no message '<7@example.com>' in that inbox"),
+        for wrong, code, value in (
+            ({"query_date": None}, "serving.query-date-missing", "query_date: "),
+            ({"answer": " \n"}, "serving.invalid-answer", "answer: "),
+            ({"source_ids": [" "]}, "serving.invalid-answer", "message_ids.0: "),
+            ({"source_ids": ["<1000@example.com>"]}, "serving.source-not-found", "'<1000@example.com>'"),
+            ({"source_ids": ["<99@example.com>"]}, "serving.source-not-found", "'<99@example.com>'"),
+            ({"query_date": "2001-05-01"}, "serving.source-not-found", "'<7@example.com>'"),
         ):
             refused = server.client.post("/feedback", json=said(**wrong))
-            assert (refused.status_code, why in refused.json()["detail"]) == (422, True), refused.text
+            assert (refused.status_code, code_of(refused)) == (422, code), refused.text
+            assert value in refused.json()["detail"]
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait() == 0, "its end publishes what is left"
     store = Store(root)
@@ -106,7 +107,8 @@ def test_nobody_keeps_something_about_mail_that_is_not_theirs(place: Place, mode
     key = add_key(tmp_path / "keys", "bob", [BOB])
     access = {"keys": str(tmp_path / "keys")}
     with served(kept_in(place, model, tmp_path / "store", access=access), key=key) as server:
-        assert server.client.post("/feedback", json=said(inbox_address=ANN)).status_code == 403
+        refused = server.client.post("/feedback", json=said(inbox_address=ANN))
+        assert (refused.status_code, code_of(refused)) == (403, "serving.inbox-forbidden")
 
 
 def test_a_store_that_fails_loses_nothing_of_what_waits(
@@ -118,7 +120,7 @@ def test_a_store_that_fails_loses_nothing_of_what_waits(
     root.write_text("no directory")
     with served(kept_in(place, model, root)) as server:
         assert server.client.post("/feedback", json=said()).is_success
-        wait_until(lambda: "cannot be published, and is tried again" in caplog.text)
+        wait_until(lambda: "[store.not-a-directory]" in caplog.text)
         root.unlink()
         wait_until(lambda: root.is_dir() and len(Store(str(root)).list("feedback")) == 1)
     assert len(load_scenarios(str(next(root.rglob("scenarios.jsonl"))))) == 1
@@ -138,4 +140,5 @@ def test_the_index_is_fetched_from_the_store_and_verified(
         file.seek(5000)
         file.write(b"damage")
     ran = run("serve", "--index", local, "--policy", "chat:x", "--open", "--port", 0)
-    assert (ran.status, "is damaged (mail.sqlite" in ran.err) == (1, True), ran.err
+    assert (ran.status, ran.code) == (1, "artifacts.damaged-directory"), ran.err
+    assert "mail.sqlite" in ran.err

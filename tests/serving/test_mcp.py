@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.agent.fake_vllm import FakeVLLM, stall, status
-from tests.serving.agent_server import ANN, BOB, DAY, EVE, SECRET, Place, Running, add_key, started
+from tests.serving.agent_server import ANN, BOB, DAY, EVE, SECRET, Place, Running, add_key, code_of, started
 from tests.serving.in_process import question, settings_for
 from tests.waiting import Clock, async_wait_until, wait_until
 
@@ -69,11 +69,12 @@ def test_what_cannot_be_done_is_told_to_the_model(walled: Running, model: FakeVL
         ("search_inbox", {"keywords": ["body"], "query_date": "9999-12-31"}),
     )
     assert all(each[0] for each in (none, words, failed, empty, late))
-    assert "9999-12-31 is no day to ask on" in late[1]
-    assert "there is no message '<1000@example.com>' in this inbox" in none[1]
+    assert late[1].endswith("[scenarios.invalid-query-date]")
+    assert "9999-12-31" in late[1]
+    assert "'<1000@example.com>'" in none[1]
     assert "keyword" in words[1]
-    assert "the model gave no answer that can be used" in failed[1]
-    assert "the question is empty" in empty[1]
+    assert failed[1].endswith("[serving.model-failed]")
+    assert empty[1].endswith("[scenarios.empty-question]")
 
 
 def test_no_tool_reaches_another_s_mail(walled: Running, model: FakeVLLM) -> None:  # noqa: ARG001 - healthy
@@ -89,7 +90,7 @@ def test_no_tool_reaches_another_s_mail(walled: Running, model: FakeVLLM) -> Non
         ("ask", {"question": "What is in 99?"}),
     )
     assert [each[0] for each in answers[:5]] == [True] * 5
-    assert all("you may not read that inbox" in each[1] for each in answers[:4])
+    assert all(each[1].endswith("[serving.inbox-forbidden]") for each in answers[:4])
     assert not any(SECRET in each[1] or "Mine alone" in each[1] for each in answers)
 
 
@@ -99,6 +100,7 @@ def test_nobody_without_a_key_speaks_to_it(walled: Running) -> None:
     for headers in ({}, {"Authorization": "Bearer gum_nothing"}):
         response = httpx.post(f"{walled.url}/mcp", json=hello, headers={**kinds, **headers}, trust_env=False)
         assert response.status_code == 401
+        assert code_of(response) == ("serving.unknown-key" if headers else "serving.credentials-missing")
 
 
 def test_only_what_asks_something_is_answered(walled: Running) -> None:
@@ -106,6 +108,7 @@ def test_only_what_asks_something_is_answered(walled: Running) -> None:
     for method in ("GET", "DELETE"):
         response = walled.client.request(method, "/mcp", headers={"Accept": "text/event-stream"})
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
+        assert code_of(response) == "serving.method-not-allowed"
 
 
 def test_a_client_that_leaves_frees_the_place_that_it_had(walled: Running, model: FakeVLLM) -> None:

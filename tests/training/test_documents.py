@@ -12,7 +12,6 @@ from gumshoe.agent.environments import World, open_world
 from gumshoe.agent.episode import EpisodeLimits
 from gumshoe.agent.policies import token_speakers
 from gumshoe.agent.policy import Sampling, ScriptedPolicy
-from gumshoe.errors import UsageError
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.training.collecting import Collector, Scoring
@@ -23,6 +22,7 @@ from gumshoe.training.spec import world_of
 from tests.agent.fake_vllm import said_after
 from tests.agent.talk import QWEN2_5, call, make_tokenizer
 from tests.documents.pages import make_collection, page
+from tests.errors import raises
 from tests.scenarios.questions import about_documents
 
 ASKED = [
@@ -65,9 +65,9 @@ def test_an_environment_is_named_in_a_file_and_a_wrong_one_refused(tmp_path: Pat
     file.write_text("environment: {documents: {hits: 4}}\n")
     assert world_of(resolve(str(file), {}, {}).settings, collection).arguments["hits"] == 4
     assert "environment: " in resolve(str(file), {}, {}).as_yaml()
-    with pytest.raises(UsageError, match="names no environment"):
+    with raises("environments.invalid-name", "['documents']"):
         resolve(None, {"environment": "[documents]"}, {})
-    with pytest.raises(UsageError, match="hits: input should be less than or equal to 10"):
+    with raises("environments.invalid-settings", "hits", "10"):
         world_of(resolve(None, {"environment": "{documents: {hits: 11}}"}, {}).settings, collection)
 
 

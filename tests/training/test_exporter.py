@@ -3,11 +3,10 @@
 import socket
 
 import httpx
-import pytest
 
-from gumshoe.errors import UsageError
 from gumshoe.training.exporter import Exporter
 from tests.conftest import free_port
+from tests.errors import raises
 from tests.training.test_records import evaluation, step
 
 
@@ -43,5 +42,7 @@ def test_a_run_that_goes_on_tells_what_it_knows() -> None:
 
 
 def test_a_port_that_is_taken_is_said_to_be() -> None:
-    with socket.create_server(("0.0.0.0", 0)) as other, pytest.raises(UsageError, match=r"output\.metrics_port"):
-        Exporter(other.getsockname()[1], 1)
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        port = other.getsockname()[1]
+        with raises("training.metrics-port-unavailable", "output.metrics_port", port):
+            Exporter(port, 1)

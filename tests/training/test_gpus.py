@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.errors import UsageError
 from gumshoe.training.gpus import Shares, available_processors, share_out
+from tests.errors import raises
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_processors_are_those_of_the_process_and_no_more_than_the_container_s(
 
 
 def test_fewer_gpus_than_trainers_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"there are 2 GPUs for 3 trainers; set optimizer\.processes to no more"):
+    with raises("planning.too-few-gpus", "3 trainers", "optimizer.processes", "at most 2"):
         share_out(["0", "1"], 3, 1)
 
 
@@ -74,11 +74,11 @@ def test_fewer_gpus_than_trainers_are_refused() -> None:
     [
         ("01", 1, 1, 1.0, ""),
         ("0", 1, 1, 0.99, ""),
-        ("0", 1, 1, 1.0, "each of 1 vLLM servers and a trainer on one GPU"),
+        ("0", 1, 1, 1.0, "1 vLLM server and a trainer"),
         ("01", 1, 2, 0.5, ""),
-        ("01", 1, 2, 0.6, "each of 2 vLLM servers on one GPU"),
+        ("01", 1, 2, 0.6, "2 vLLM servers on one GPU"),
         ("012", 1, 2, 1.0, ""),
-        ("01", 2, 4, 0.6, "each of 2 vLLM servers and a trainer on one GPU"),
+        ("01", 2, 4, 0.6, "2 vLLM servers and a trainer"),
         ("0", 1, 8, None, ""),
     ],
 )
@@ -89,5 +89,5 @@ def test_shares_of_one_gpu_that_are_more_than_all_of_it_are_refused(
     if not refused:
         shares.check_memory(given)
         return
-    with pytest.raises(UsageError, match=f"rollouts.gpu_memory .* is what {refused} would take"):
+    with raises("planning.gpu-overcommitted", f"rollouts.gpu_memory {given:g}", refused):
         shares.check_memory(given)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 from gumshoe.agent.environment import Record
-from gumshoe.agent.trajectory import NotTokenExactError, Segment, Trajectory
+from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.collecting import ScoredGroup, StalePolicyError, StepRollouts
+from gumshoe.training.collecting import ScoredGroup, StepRollouts
 from gumshoe.training.settings import OptimizerSettings
+from tests.errors import raises
 from tests.models import random_model
 
 if TYPE_CHECKING:
@@ -449,7 +450,7 @@ def test_dropout_is_no_difference_between_sampler_and_trainer(tmp_path: Path) ->
 def test_when_all_were_sampled_by_other_weights_the_step_fails(tmp_path: Path) -> None:
     made = bench(tmp_path, [step()])
     made.shift = 0.7
-    with pytest.raises(StalePolicyError, match=r"0\.7 nats a token away"):
+    with raises("training.off-policy-step", "0.7 nats"):
         made.trainer.train()
 
 
@@ -485,5 +486,5 @@ def test_what_a_chat_model_wrote_is_refused() -> None:
     from gumshoe.training.grpo import row_of
 
     said = [Segment("prompt", "Q?"), Segment("sampled", "A.")]
-    with pytest.raises(NotTokenExactError, match="gpt is a chat model"):
+    with raises("rollouts.no-token-ids", "gpt"):
         row_of(Trajectory("1", 0, "gpt", "answer", "", said, Record(), 1, 0.0, 0.0), 1.0)

@@ -12,9 +12,10 @@ from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.training import keeping
 from gumshoe.training.keeping import KIND, CheckpointStore
 from gumshoe.training.spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, checkpoints
+from tests.errors import raises
 from tests.waiting import wait_until
 
-NOT_SENT = "a checkpoint is not in the store yet"
+NOT_SENT = "training.checkpoint-not-uploaded"
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -142,7 +143,7 @@ def test_a_place_that_another_run_has_is_refused(uri: str, run: Path) -> None:
     save(run, "checkpoint-1", "step 1")
     with CheckpointStore(uri, 2).sending(run, 1):
         pass
-    with pytest.raises(UsageError, match=r"holds the checkpoints of a run; go on with it \(--resume\)"):
+    with raises("training.checkpoints-exist", Store(uri).uri):
         CheckpointStore(uri, 2).check_free()
 
 
@@ -156,7 +157,7 @@ def test_checkpoints_that_were_pruned_are_not_taken_for_a_run_that_never_was(
     for each in store.list(KIND):
         remove(store, each)
     (other := tmp_path / "other").mkdir()
-    with pytest.raises(UsageError, match=r"were pruned, .* begin a run of another id"):
+    with raises("training.checkpoints-pruned", store.uri):
         CheckpointStore(uri, 2).restore(other)
 
 
@@ -203,7 +204,7 @@ def test_a_last_checkpoint_that_cannot_be_sent_is_told_of_and_is_still_there(run
     (tmp_path / "store").write_text("in its place lies a file")
     save(run, "checkpoint-1", "step 1")
     with (
-        pytest.raises(UnavailableError, match=r"last checkpoint is in .* and not in the store: .* --resume"),
+        raises(NOT_SENT, run, tmp_path / "store"),
         CheckpointStore((tmp_path / "store").as_uri(), 2).sending(run, 1),
     ):
         pass
@@ -242,10 +243,16 @@ def test_a_store_that_fails_at_the_end_does_not_hide_why_the_run_failed(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keeper = CheckpointStore((tmp_path / "store").as_uri(), 2)
-    keeper._store.publish = Mock(side_effect=UnavailableError("it is away"))  # type: ignore[method-assign]
+    keeper._store.publish = Mock(side_effect=UnavailableError("store.unavailable", "it is away"))  # type: ignore[method-assign]
     save(run, "checkpoint-1", "step 1")
-    with pytest.raises(UsageError, match="no such setting"), keeper.sending(run, 1):
-        raise UsageError("no such setting")
-    assert "not in the store: it is away" in " ".join(capsys.readouterr().err.split())
-    with pytest.raises(UnavailableError, match="it is away"), keeper.sending(run, 1):
+
+    def fail() -> None:
+        raise UsageError("settings.unknown-name", "no such setting")
+
+    with raises("settings.unknown-name"), keeper.sending(run, 1):
+        fail()
+    warned = capsys.readouterr().err
+    assert "it is away" in warned
+    assert NOT_SENT in warned
+    with raises(NOT_SENT, run, "it is away"), keeper.sending(run, 1):
         pass

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gumshoe.errors import UsageError
 from gumshoe.training.nodes import OVER, Node
 from tests.conftest import free_port
+from tests.errors import raises
 
 PLACE = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "node-0", "PET_MASTER_PORT": "29400"}
 
@@ -32,15 +32,15 @@ def test_the_place_of_a_machine_is_what_the_runtime_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "code", "value"),
     [
-        ({"PET_NNODES": "two"}, "PET_NNODES is two"),
-        ({"PET_MASTER_PORT": ""}, "set PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT too"),
-        ({"PET_NODE_RANK": "2"}, "PET_NODE_RANK 2 is none of 2 machines; they count from 0"),
+        ({"PET_NNODES": "two"}, "training.invalid-node-environment", "PET_NNODES is two"),
+        ({"PET_MASTER_PORT": ""}, "training.invalid-node-environment", "PET_NNODES is 2"),
+        ({"PET_NODE_RANK": "2"}, "training.invalid-node-rank", "from 0 to 1"),
     ],
 )
-def test_a_place_that_cannot_be_is_refused(changed: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_place_that_cannot_be_is_refused(changed: dict[str, str], code: str, value: str) -> None:
+    with raises(code, value):
         Node.here(PLACE | changed)
 
 
@@ -48,7 +48,7 @@ def test_a_place_that_cannot_be_is_refused(changed: dict[str, str], said: str) -
 def test_trainers_that_machines_cannot_have_as_many_of_each_are_refused(
     processes: int, trainers: int | None, wanted: int
 ) -> None:
-    with pytest.raises(UsageError, match=f"processes {processes} are all trainers together.*set it to {wanted}$"):
+    with raises("training.unequal-nodes", f"is {processes} for 2 machines", f"to {wanted}"):
         Node(0, 2, "node-0", 1, trainers).local(processes)
 
 
@@ -89,7 +89,7 @@ def test_who_waits_for_one_that_is_gone_or_hangs_ends_with_75(gone: int, how: si
         both[gone].send_signal(how)
         _, said = both[1 - gone].communicate()
         assert both[1 - gone].returncode == 75
-        assert "no sign of life for 6 seconds" in said or "the others do not answer" in said
+        assert "[training.trainer-lost]" in said
     finally:
         for each in both:
             each.kill()
@@ -101,7 +101,8 @@ def test_one_that_does_not_come_is_waited_for_no_longer_than_is_set() -> None:
     alone = begun(1, free_port(), 2, "")
     _, said = alone.communicate()
     assert alone.returncode == 75
-    assert "of 2 trainers, not all have come to 127.0.0.1 in 2 seconds" in " ".join(said.split())
+    assert "[training.trainers-missing]" in said
+    assert "127.0.0.1 within 2 seconds" in " ".join(said.split())
 
 
 @pytest.mark.nightly

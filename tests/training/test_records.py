@@ -1,12 +1,13 @@
 """What a run writes down of its steps, and how it goes on from it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gumshoe.errors import UsageError
 from gumshoe.training.records import EvaluationRecord, StepRecord, end_message, keep_until, read_records, write_record
+from tests.errors import raises
 
 
 def step(number: int, **more: Any) -> StepRecord:
@@ -53,21 +54,34 @@ def evaluation(number: int, accuracy: float = 0.5, *, best: bool = True) -> Eval
 
 
 def test_a_step_has_the_line_that_people_know() -> None:
-    assert step(12).line(200, 1865.2) == (
-        "Step 12/200 | Loss 0.52 | Policy 0.51 | KL 0.011 | Reward 0.456 ± 0.31 | Acc 25.0% | "
-        "Trainable 1,234/5,678 (21.7%) | groups 7/8 | rollout 8.1s train 3.2s | ETA 0:31:05"
-    )
+    assert step(12).line(200, 1865.2).split(" | ") == [
+        "Step 12/200",
+        "Loss 0.52",
+        "Policy 0.51",
+        "KL 0.011",
+        "Reward 0.456 ± 0.31",
+        "Acc 25.0%",
+        "Trainable 1,234/5,678 (21.7%)",
+        "groups 7/8",
+        "rollout 8.1s train 3.2s",
+        "ETA 0:31:05",
+    ]
     bare = step(1, kl=None, accuracy=None, groups=0, skipped=True, trainable_tokens=0, tokens=0).line(2, 0)
     assert "| KL - |" in bare
     assert "| Acc - |" in bare
     assert "Trainable 0/0 (0.0%)" in bare
-    assert bare.endswith("skipped: no group is left to learn from, no weight moved")
+    assert "| skipped: " in bare
 
 
 def test_an_evaluation_has_a_line_too() -> None:
-    assert evaluation(20).line() == (
-        "Evaluation after step 20 | Acc 50.0% of 40 | Reward 0.400 | beats the base 62.5% | 12.0s | best so far"
-    )
+    assert evaluation(20).line().split(" | ") == [
+        "Evaluation after step 20",
+        "Acc 50.0% of 40",
+        "Reward 0.400",
+        "beats the base 62.5%",
+        "12.0s",
+        "best so far",
+    ]
 
 
 def test_what_was_written_is_read_again_and_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -88,7 +102,7 @@ def test_a_line_that_is_no_record_is_named(line: str, tmp_path: Path) -> None:
     write_record(path, step(1))
     with path.open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(UsageError, match=r"metrics\.jsonl:2: this is no record of a run"):
+    with raises("training.invalid-record", f"{path}:2"):
         read_records(path)
 
 
@@ -133,7 +147,8 @@ def test_a_run_ends_when_its_last_evaluation_reaches_the_target(
     accuracies: tuple[float, ...], target: float | None, ends: bool
 ) -> None:
     message = end_message(evaluations(*accuracies), target, None)
-    assert message == ("The target of 70.0% is reached." if ends else None)
+    assert (message is not None) is ends
+    assert message is None or "70.0%" in message
 
 
 @pytest.mark.parametrize(
@@ -153,10 +168,13 @@ def test_a_run_ends_when_patience_evaluations_in_a_row_were_not_better(
     accuracies: tuple[float, ...], patience: int | None, best_step: int | None
 ) -> None:
     message = end_message(evaluations(*accuracies), None, patience)
-    wanted = f"No better evaluation in {patience}; the best was after step {best_step}."
-    assert message == (None if best_step is None else wanted)
+    if best_step is None:
+        assert message is None
+    else:
+        assert message is not None
+        assert re.findall(r"\d+", message) == [str(patience), str(best_step)]
 
 
 def test_a_run_without_an_evaluation_goes_on_and_the_target_is_named_before_patience() -> None:
     assert end_message([], 0.5, 1) is None
-    assert end_message(evaluations(0.9, 0.8), 0.8, 1) == "The target of 80.0% is reached."
+    assert "80.0%" in (end_message(evaluations(0.9, 0.8), 0.8, 1) or "")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.vllm_server import ServerError
 from gumshoe.training.sampler import ServedSampler
 from tests.conftest import free_port
+from tests.errors import raises
 
 MODEL = SimpleNamespace(save_pretrained=lambda place: Path(place).mkdir(parents=True))
 
@@ -20,9 +20,10 @@ def test_a_server_that_is_gone_is_waited_for_until_the_run_is_to_end(
 ) -> None:
     monkeypatch.setattr("gumshoe.training.sampler._PAUSE", 0.0)
     chat: Any = None  # nothing is said
-    sampler = ServedSampler((f"http://127.0.0.1:{free_port()}",), chat, 1000, tmp_path)
+    address = f"http://127.0.0.1:{free_port()}"
+    sampler = ServedSampler((address,), chat, 1000, tmp_path)
     asked = count(1)
-    with pytest.raises(ServerError, match="does not answer"):
+    with raises("inference.server-unreachable", address):
         sampler.publish(MODEL, "r1-1-policy-0", lambda: next(asked) == 2)
     assert next(asked) == 3, "it tries no more"
     assert sampler.version == "", "no episode may name it"

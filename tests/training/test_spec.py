@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.errors import UsageError
 from gumshoe.training.settings import DataSettings, TrainSettings
 from gumshoe.training.spec import METADATA, checkpoints, expired_checkpoints, step_of, train_split
+from tests.errors import raises
 from tests.scenarios.questions import question, write_questions
 
 
@@ -34,7 +34,7 @@ def test_a_run_learns_from_one_split_is_chosen_on_another_and_takes_no_more_than
 
 def test_scenarios_without_a_split_to_choose_on_are_refused(tmp_path: Path) -> None:
     scenarios = write_questions(tmp_path / "q.jsonl", [question(1, split="train")])
-    with pytest.raises(UsageError, match="has no scenario of the split validation; divide it first"):
+    with raises("training.empty-split", scenarios, "split validation"):
         train_split(TrainSettings(), scenarios)
 
 

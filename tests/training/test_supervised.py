@@ -134,11 +134,11 @@ def test_every_example_is_seen_once_before_any_is_seen_again() -> None:
 
 @pytest.mark.parametrize("lessons", [[], [example(list(range(20)), 3)]])
 def test_what_cannot_be_learned_from_is_refused(lessons: list[Example]) -> None:
-    with pytest.raises(ValueError, match=r"no examples, or one is longer than a batch of 16 tokens"):
+    with pytest.raises(ValueError, match="at most 16 tokens"):
         learn(random_model(VOCABULARY, 1), lessons, Learning(1, batch_tokens=16))
 
 
 def test_an_example_of_which_nothing_counts_is_refused() -> None:
     """Alone in a batch it would have no loss at all."""
-    with pytest.raises(ValueError, match="of which nothing counts"):
+    with pytest.raises(ValueError, match="weight above 0"):
         learn(random_model(VOCABULARY, 1), [LESSONS[0], Example([1, 2], [1, 0])], Learning(1, 64))

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from gumshoe.agent.chat_format import ChatFormat
 from gumshoe.agent.policies import TINY, load_tokenizer
-from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.training.base import adapter_base
 from gumshoe.training.demonstrations import Demonstration, right_ones, write_demonstrations
 from gumshoe.training.settings import LoraSettings
@@ -24,6 +23,7 @@ from gumshoe.training.spec import CHECKPOINT, METADATA, SHAPE, WARMING, check_st
 from gumshoe.training.warm_start import ADAPTER, DEMONSTRATIONS, DONE, LEARNED, VERDICTS, Plan, WarmStartSpec, order_of
 from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import Ran
+from tests.errors import raises
 from tests.mail.mailbox import make_index, record
 from tests.rewards.chat_judge import says, verdict
 from tests.scenarios.questions import QUICK, question, write_questions
@@ -117,7 +117,7 @@ def test_a_step_is_split_into_passes_that_fit_and_shared_by_the_processes() -> N
     assert plan(7) == (2, 7, 1, 1), "all of them, in passes of the same size"
     assert plan(100, optimizer__processes=2) == (25, 1, 4, 2)
     assert plan(5, optimizer__processes=2) == (3, 1, 2, 2)
-    with pytest.raises(UsageError, match="a step of 1 episodes cannot be shared by 2 processes"):
+    with raises("training.batch-too-small", "1 episodes", "2 processes"):
         plan(1, optimizer__processes=2)
 
 
@@ -189,7 +189,7 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_weights(tmp_path: Path) -
             signal.raise_signal(signal.SIGTERM)
 
     again.passed = passed_and_asked  # type: ignore[method-assign]
-    with pytest.raises(UnavailableError, match="stopped after step 5 of 12; go on with --resume"):
+    with raises("training.stopped", "5 of 12"):
         again.learn()
     assert not (stopped / ADAPTER).exists()
     assert [each.parent.name for each in stopped.glob(f"*/{METADATA}")] == ["checkpoint-5"], "those before are gone"
@@ -243,7 +243,7 @@ def test_verdicts_are_kept_as_they_come_and_none_is_asked_for_twice(
 
     judging.chat = end_at_the_third
     kept = tmp_path / VERDICTS
-    with pytest.raises(UnavailableError, match="asked to end while episodes were judged; go on with --resume"):
+    with raises("training.stopped-while-judging"):
         right_ones(episodes, by_id, judge_at(judging), kept)
     released.set()
     assert (len(kept.read_text().splitlines()), len(asked)) == (2, 3)
@@ -262,7 +262,7 @@ def test_without_a_verdict_it_ends_and_the_others_are_kept(
     answer = judging.chat
     judging.chat = lambda request: answer(request) if len(judging.requests) != 2 else {"choices": []}
     out = tmp_path / "out"
-    with pytest.raises(UnavailableError, match=r"no verdict on an answer of .*; go on with --resume"):
+    with raises("training.no-verdict", "--resume"):
         learned(mail, shown, out, evaluation__judge=judge_at(judging))
     assert len((out / WARMING / VERDICTS).read_text().splitlines()) == 3
     assert len(judging.requests) == 4
@@ -277,7 +277,7 @@ def unfinished(mail: Path, shown: Path, tmp_path_factory: pytest.TempPathFactory
     """A directory in which a warm start was begun, with a judge that did not answer; and that judge."""
     out = tmp_path_factory.mktemp("unfinished")
     judge = {"openai": {"model": "none", "url": "http://127.0.0.1:9/v1", "cache": None, "attempts": 1}}
-    with pytest.raises(UnavailableError, match="no verdict"):
+    with raises("training.no-verdict"):
         learned(mail, shown, out, evaluation__judge=judge)
     return out, judge
 
@@ -285,10 +285,10 @@ def unfinished(mail: Path, shown: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"warm_start__epochs": 3}, r"\(warm_start.epochs\)"),
-        ({"lora__rank": 8, "data__seed": 5}, r"\(lora.rank, data.seed\)"),
-        ({"evaluation__judge": "exact"}, r"\(evaluation.judge\)"),
-        ({"model__name": "COPY", "model__quantization": "nf4"}, r"\(model.name, model.quantization\)"),
+        ({"warm_start__epochs": 3}, "(warm_start.epochs)"),
+        ({"lora__rank": 8, "data__seed": 5}, "(lora.rank, data.seed)"),
+        ({"evaluation__judge": "exact"}, "(evaluation.judge)"),
+        ({"model__name": "COPY", "model__quantization": "nf4"}, "(model.name, model.quantization)"),
     ],
 )
 def test_other_settings_do_not_go_on(
@@ -296,7 +296,7 @@ def test_other_settings_do_not_go_on(
 ) -> None:
     out, judge = unfinished
     more = {name: str(TINY) if value == "COPY" else value for name, value in more.items()}
-    with pytest.raises(UsageError, match=f"was begun with other ones than these {said}; resume it with its own"):
+    with raises("training.other-settings", out, said):
         learned(mail, shown, out, resume=True, **{"evaluation__judge": judge, **more})
 
 
@@ -304,7 +304,7 @@ def test_what_only_says_how_it_runs_may_change(mail: Path, shown: Path, unfinish
     """Such as the passes of a step, for whoever ran out of memory."""
     out, judge = unfinished
     more = {"optimizer__per_device_train_batch_size": 1, "output__save_steps": 7, "rollouts__temperature": 2}
-    with pytest.raises(UnavailableError, match="no verdict"):
+    with raises("training.no-verdict"):
         learned(mail, shown, out, resume=True, evaluation__judge=judge, model__gradient_checkpointing=False, **more)
 
 
@@ -314,21 +314,21 @@ def test_other_episodes_scenarios_mail_or_weights_do_not_go_on(
     out, judge = unfinished
     fewer = written(tmp_path / "fewer.jsonl", [])
     fewer.write_text("".join(shown.read_text().splitlines(keepends=True)[:2]))
-    with pytest.raises(UsageError, match=r"\(the trajectories\)"):
+    with raises("training.other-settings", "(the trajectories)"):
         learned(mail, fewer, out, resume=True, evaluation__judge=judge)
     other = make_mail(tmp_path)
     lines = (other / "scenarios.jsonl").read_text().splitlines(keepends=True)
     (other / "scenarios.jsonl").write_text("".join(lines[1:]))
-    with pytest.raises(UsageError, match=r"\(the scenarios\)"):
+    with raises("training.other-settings", "(the scenarios)"):
         learned(other, shown, out, resume=True, evaluation__judge=judge)
     spec = out / WARMING / "run.json"
     before = spec.read_text()
     try:
         spec.write_text(json.dumps(json.loads(before) | {"start": "0", "searched": "0"}))
-        with pytest.raises(UsageError, match=r"\(the index, the weights that it begins at\)"):
+        with raises("training.other-settings", "(the index, the weights"):
             learned(mail, shown, out, resume=True, evaluation__judge=judge)
         spec.write_text("{}")
-        with pytest.raises(UsageError, match="is not of this version of Gumshoe"):
+        with raises("training.other-version", spec):
             learned(mail, shown, out, resume=True, evaluation__judge=judge)
     finally:
         spec.write_text(before)
@@ -338,29 +338,33 @@ def test_an_unfinished_one_is_gone_on_with_and_nothing_begins_at_it(
     mail: Path, shown: Path, unfinished: tuple[Path, Any], tmp_path: Path
 ) -> None:
     out, judge = unfinished
-    with pytest.raises(UsageError, match=r"holds a warm start that is not at its end; go on with it \(--resume\)"):
+    with raises("training.warm-start-unfinished", out):
         learned(mail, shown, out, evaluation__judge=judge)
-    with pytest.raises(UsageError, match=r"the warm start in .* is not at its end; go on with it"):
+    with raises("adapters.start-unfinished", "lora.start", out):
         check_start(LoraSettings(start=out))
     (tmp_path / "a.txt").touch()
-    with pytest.raises(UsageError, match="holds files; choose another"):
+    with raises("training.directory-not-empty", tmp_path):
         learned(mail, shown, tmp_path)
-    with pytest.raises(UsageError, match="holds no warm start to go on with; leave --resume out"):
+    with raises("training.nothing-to-resume", tmp_path):
         learned(mail, shown, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "code", "values"),
     [
-        ({"lora__target_modules": ["lm_head"]}, "an adapter on lm_head would never be trained"),
-        ({"model__max_context": 100_000}, "model.max_context 100,000 is more than the 8,192 tokens"),
-        ({"optimizer__processes": 5}, "a step of 4 episodes cannot be shared by 5 processes"),
+        ({"lora__target_modules": ["lm_head"]}, "settings.lm-head-not-trained", ("lora.target_modules",)),
+        (
+            {"model__max_context": 100_000},
+            "training.context-exceeds-model",
+            ("model.max_context 100,000", "8,192 tokens"),
+        ),
+        ({"optimizer__processes": 5}, "training.batch-too-small", ("4 episodes", "5 processes")),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_loaded(
-    mail: Path, shown: Path, tmp_path: Path, more: dict[str, Any], said: str
+    mail: Path, shown: Path, tmp_path: Path, more: dict[str, Any], code: str, values: tuple[str, ...]
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with raises(code, *values):
         learned(mail, shown, tmp_path, **more)
 
 
@@ -426,7 +430,8 @@ def test_killed_wherever_it_is_it_goes_on_to_the_same_weights(
     assert (again.status, "at its end" in again.err) == (0, True)
     assert json.loads(again.out) == json.loads(finished.out)
     other = gumshoe(*typed, "--out", out, "--resume", "--set", "warm_start.epochs=9")
-    assert (other.status, "(warm_start.epochs)" in other.err) == (2, True)
+    assert (other.status, other.code) == (2, "training.other-settings")
+    assert "(warm_start.epochs)" in other.err
 
 
 @pytest.mark.nightly

@@ -22,10 +22,6 @@ _PROBES = ("plain", 'two\nlines, "quoted" & <b>', " spaces ", "{}")
 _TURNS = ('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', "<think>\nwell\n</think>\n\nYes.", "Yes.")
 
 
-class ChatTemplateError(UsageError):
-    """A tokenizer's chat template cannot be used for token-exact episodes."""
-
-
 class UnusableCallError(Exception):
     """A turn holds no call that can be carried out."""
 
@@ -74,7 +70,7 @@ class ChatFormat:
     """A tokenizer's chat template, checked to be fit for token-exact episodes.
 
     Raises:
-        ChatTemplateError: the template rewrites earlier turns, changes results, or has calls of another form than
+        UsageError: the template rewrites earlier turns, changes results, or has calls of another form than
             `<tool_call>` with JSON; or a turn's ids depend on what comes after it. Its message names the tokenizer.
     """
 
@@ -91,7 +87,10 @@ class ChatFormat:
         """The text that ends a turn."""
         stop = tokenizer.convert_tokens_to_ids(self._glue.end)
         if not isinstance(stop, int) or tokenizer.decode([stop]) != self._glue.end:
-            raise ChatTemplateError(f"{_name(tokenizer)} has no one token {self._glue.end!r} that ends a turn")
+            raise UsageError(
+                "rollouts.no-stop-token",
+                f"{_name(tokenizer)} ends turns with {self._glue.end!r}, which is not a single token of the tokenizer",
+            )
         self.stop_ids: tuple[int, ...] = (stop,)
         """Sampling one of these ends a turn."""
         self._check_joints()
@@ -147,9 +146,10 @@ class ChatFormat:
             glue = self.glue(probe)
             whole = self._encode(prompt.text + turn.text + self.end + glue.text)
             if whole.ids != (*prompt.ids, *turn.ids, *self.stop_ids, *glue.ids):
-                raise ChatTemplateError(
-                    f"{_name(self._tokenizer)} ends turns with {self.end!r}, a token that takes in the space beside "
-                    "it, so that turns have no ids of their own; use a tokenizer where it stands alone"
+                raise UsageError(
+                    "rollouts.stop-token-absorbs-spaces",
+                    f"{_name(self._tokenizer)} ends turns with {self.end!r}, a token that absorbs adjacent spaces, so "
+                    "turns cannot be tokenized separately; use a tokenizer whose stop token does not",
                 )
 
 
@@ -217,17 +217,18 @@ def _name(tokenizer: Tokenizer) -> str:
     return f"the chat template of {tokenizer.name_or_path or 'this tokenizer'}"
 
 
-def _rewrites(tokenizer: Tokenizer) -> ChatTemplateError:
-    return ChatTemplateError(
-        f"{_name(tokenizer)} rewrites turns or results (as Qwen3's does with its thinking), so that no glue between "
-        "turns can be derived; use one that only appends, such as Qwen2.5's"
+def _rewrites(tokenizer: Tokenizer) -> UsageError:
+    return UsageError(
+        "rollouts.template-rewrites-history",
+        f"{_name(tokenizer)} rewrites earlier turns or tool results (as Qwen3's does with thinking); use a template "
+        "that only appends, such as Qwen2.5's",
     )
 
 
 def _derive(tokenizer: Tokenizer) -> _Glue:
     """The glue, found by rendering conversations and checked on several."""
     if not tokenizer.chat_template:
-        raise ChatTemplateError(f"{_name(tokenizer)} is missing; give the tokenizer one")
+        raise UsageError("rollouts.no-chat-template", f"{_name(tokenizer)} does not exist; add one to the tokenizer")
     system, user = {"role": "system", "content": "S"}, {"role": "user", "content": "U"}
 
     def render(*messages: dict[str, str], header: bool) -> str:
@@ -236,12 +237,18 @@ def _derive(tokenizer: Tokenizer) -> _Glue:
                 [system, user, *messages], tools=[_TOOL], tokenize=False, add_generation_prompt=header
             )
         except Exception as error:  # noqa: BLE001 - a template is somebody's program, and may raise anything
-            raise ChatTemplateError(f"{_name(tokenizer)} cannot render tool results ({error})") from None
+            raise UsageError(
+                "rollouts.template-render-failed",
+                f"{_name(tokenizer)} cannot render a conversation with tools: {error}",
+            ) from None
         return str(rendered)
 
     start = render(header=True)
     if "<tool_call>" not in start:
-        raise ChatTemplateError(f"{_name(tokenizer)} does not ask for calls in <tool_call> tags; use one that does")
+        raise UsageError(
+            "rollouts.template-no-tool-calls",
+            f"{_name(tokenizer)} does not ask for calls in <tool_call> tags; use a template that does",
+        )
     first = _turn(_TURNS[0])
     head, mark, after = render(first, _result(_MARK), header=True).partition(_MARK)
     opened = head.removeprefix(start + _TURNS[0])
@@ -253,7 +260,10 @@ def _derive(tokenizer: Tokenizer) -> _Glue:
     closed = ended.removeprefix(start + _TURNS[0])
     end = closed.strip()
     if not end or not opened.startswith(closed):
-        raise ChatTemplateError(f"{_name(tokenizer)} closes a turn differently once a result follows")
+        raise UsageError(
+            "rollouts.template-turn-end-varies",
+            f"{_name(tokenizer)} ends a turn differently if a tool result follows; use a template that only appends",
+        )
     glue = _Glue(end, opened[opened.index(end) + len(end) :], after)
     for turns in ((turn, again) for turn in _TURNS for again in _TURNS):
         said, expected = [], start
@@ -264,7 +274,10 @@ def _derive(tokenizer: Tokenizer) -> _Glue:
                 raise _rewrites(tokenizer)
     for probe in _PROBES:
         if render(first, _result(probe), header=True) != start + _TURNS[0] + glue.end + glue.text(probe):
-            raise ChatTemplateError(f"{_name(tokenizer)} changes the text of a tool's result")
+            raise UsageError(
+                "rollouts.template-changes-results",
+                f"{_name(tokenizer)} changes the text of tool results; use a template that inserts them unchanged",
+            )
     return glue
 
 

@@ -10,7 +10,7 @@ from gumshoe.agent.trajectory import Segment, TokenUsage
 from gumshoe.endpoint import check_known, is_too_long
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from openai import APIStatusError, AsyncOpenAI
 
 _NOT_FOUND = 404
 
@@ -79,14 +79,15 @@ class ChatSpeaker:
                     max_completion_tokens=self._sampling.max_tokens,
                 )
         except TimeoutError:
-            raise PolicyError(f"{self._model} did not answer in {self._deadline:g} seconds") from None
+            said = f"{self._model} did not answer in {self._deadline:g} seconds"
+            raise PolicyError("models.timeout", said) from None
         except APIStatusError as error:
             if is_too_long(error):
                 return None
             check_known(self._model, error)
-            raise PolicyError(f"{self._model} answered {error.status_code}", str(error)) from None
+            raise _status_error(self._model, error) from None
         except (APIError, ValueError) as error:  # openai passes on what JSON's parser says
-            raise PolicyError(f"{self._model} failed: {type(error).__name__}", str(error)) from None
+            raise _no_answer(self._model, error) from None
         try:
             message = answer.choices[0].message
             text = (
@@ -94,7 +95,7 @@ class ChatSpeaker:
             )  # halves of code points cannot be sent back
             calls = [_kept(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []]
         except (AttributeError, IndexError, TypeError):
-            raise PolicyError(f"{self._model} answered with what is no turn of a chat") from None
+            raise PolicyError("models.invalid-answer", f"{self._model}: the answer is not a chat completion") from None
         return text, calls, _billed(answer)
 
 
@@ -113,9 +114,23 @@ async def check_chat(client: "AsyncOpenAI", model: str) -> None:
         if error.status_code == _NOT_FOUND:  # it lists none, and is there
             return
         check_known(model, error)
-        raise PolicyError(f"{client.base_url} answered {error.status_code}", str(error)) from None
+        raise _status_error(str(client.base_url), error) from None
     except (APIError, ValueError) as error:
-        raise PolicyError(f"{client.base_url} does not answer: {type(error).__name__}", str(error)) from None
+        raise _no_answer(str(client.base_url), error) from None
+
+
+def _status_error(name: str, error: "APIStatusError") -> PolicyError:
+    """Return the error for a model or an address that answered with an error status."""
+    return PolicyError("models.request-failed", f"{name} answered {error.status_code}", str(error))
+
+
+def _no_answer(name: str, error: Exception) -> PolicyError:
+    """Return the error for a model or an address that cannot be reached, or whose answer cannot be read."""
+    from openai import APIConnectionError
+
+    if isinstance(error, APIConnectionError):
+        return PolicyError("models.unreachable", f"{name} does not answer: {type(error).__name__}", str(error))
+    return PolicyError("models.invalid-answer", f"{name}: unreadable answer: {type(error).__name__}", str(error))
 
 
 def _billed(answer: Any) -> TokenUsage | None:

@@ -74,7 +74,7 @@ def run(
     from gumshoe.agent.run import Settings
 
     if not top_p:
-        raise UsageError("a --top-p of 0 leaves no token to sample; 1 leaves all")
+        raise UsageError("rollouts.top-p-zero", "--top-p must be > 0, got 0; use 1 to sample from all tokens")
     settings = Settings(
         index=index,
         scenarios=scenarios,
@@ -104,7 +104,9 @@ def run(
         causes = ", ".join(f"{count:,} {cause}" for cause, count in report.causes.items())
         scenario, first = next(iter(report.dropped_groups.items()))
         raise UnavailableError(
-            f"{report.dropped:,} groups were dropped ({causes}); run this again for them. Of {scenario}: {first}"
+            "rollouts.groups-dropped",
+            f"{report.dropped:,} groups were dropped ({causes}); run the command again to retry them. "
+            f"First: {scenario}: {first}",
         )
 
 
@@ -160,7 +162,10 @@ def show(
         each for each in found if each.scenario == wanted or (each.scenario == name and str(each.sample) == number)
     ]
     if not chosen:
-        raise UsageError(f"{path} holds no trajectory of {wanted!r}; without an id this lists those it has")
+        raise UsageError(
+            "rollouts.trajectory-not-found",
+            f"{path} has no trajectory of {wanted!r}; run the command without an id to list all",
+        )
     if json:
         print_json([asdict(each) for each in chosen])
         return

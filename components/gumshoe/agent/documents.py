@@ -70,7 +70,9 @@ class DocumentsEnvironment(SearchEnvironment):
         longest: Annotated[int, Field(ge=200)] = 12_000,
     ) -> None:
         if scenario.message_ids or scenario.inbox_address is not None:
-            raise ScenarioError(f"scenario {scenario.id} is not about documents: it is about somebody's mail")
+            raise ScenarioError(
+                "environments.not-about-documents", f"scenario {scenario.id} is not about documents: it has an inbox"
+            )
         self.toolbox = Toolbox([self.search_documents, self.read_document, self.return_final_answer])
         self._index, self._max_turns = index, max_turns
         self._reasoning, self._hits, self._longest = reasoning, hits, longest

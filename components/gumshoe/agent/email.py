@@ -37,9 +37,13 @@ class EmailEnvironment(SearchEnvironment):
 
     def __init__(self, index: MailIndex, scenario: Scenario, max_turns: int) -> None:
         if scenario.document_ids:
-            raise ScenarioError(f"scenario {scenario.id} is not about mail: its sources are documents")
+            raise ScenarioError(
+                "environments.not-about-mail", f"scenario {scenario.id} is not about mail: its sources are documents"
+            )
         if scenario.inbox_address is None or scenario.visible_before is None:
-            raise ScenarioError(f"scenario {scenario.id} is not about mail: it has no inbox, or no date")
+            raise ScenarioError(
+                "environments.no-inbox", f"scenario {scenario.id} is not about mail: it has no inbox or no date"
+            )
         self.toolbox = Toolbox([self.search_inbox, self.read_email, self.return_final_answer])
         self._index, self._max_turns = index, max_turns
         self._inbox, self._until = scenario.inbox_address, scenario.visible_before
@@ -92,7 +96,7 @@ class EmailEnvironment(SearchEnvironment):
             end = int(self._until.timestamp())
             before = end if before is None else min(before, end)
             if after is not None and after >= before:
-                raise SearchArgumentError(f"sent_after {sent_after} is later than today; write an earlier day")
+                raise ToolError(f"sent_after {sent_after} is later than today; write an earlier day")
             hits = self._index.search(
                 self._inbox,
                 keywords,

@@ -32,10 +32,6 @@ FINAL_ANSWER = "return_final_answer"
 """The tool that ends a conversation, in every environment."""
 
 
-class EnvironmentNameError(UsageError):
-    """There is no such environment, or it takes no such settings."""
-
-
 class Index(Protocol):
     """What the episodes of an environment share: read-only, and used from several threads."""
 
@@ -81,7 +77,7 @@ class EnvironmentSettings(BaseModel):
         """From a word, or from a mapping of one name to its settings; text may be either, in YAML.
 
         Raises:
-            EnvironmentNameError: it is neither.
+            UsageError: it is neither.
         """
         if isinstance(word, cls):
             return word
@@ -98,9 +94,10 @@ class EnvironmentSettings(BaseModel):
                 ((name, arguments),) = named.items()
                 if isinstance(name, str) and isinstance(arguments, dict | None):
                     return cls(name=name, arguments=arguments or {})
-        raise EnvironmentNameError(
-            f"{word!r} names no environment; write email, documents, package.module:Class, or one with its settings, "
-            "as {documents: {reasoning: false}}"
+        raise UsageError(
+            "environments.invalid-name",
+            f"not an environment: {word!r}; use email, documents, package.module:Class, or one with settings, e.g. "
+            "{documents: {reasoning: false}}",
         )
 
 
@@ -195,8 +192,8 @@ def open_world(directory: Path, named: EnvironmentSettings | None = None) -> Wor
     """The index in a directory, and the environments over it, as they are named or else as the index tells.
 
     Raises:
-        EnvironmentNameError: there is no such environment, or its settings are others; the message says what there is.
-        UsageError: the directory holds no index that Gumshoe knows, and no environment is named.
+        UsageError: there is no such environment, or its settings are others; the message says what there is. Or the
+            directory holds no index that Gumshoe knows, and no environment is named.
         GumshoeError: the index is damaged.
     """
     wanted = named or EnvironmentSettings(name=kind_of_index(directory))
@@ -204,28 +201,33 @@ def open_world(directory: Path, named: EnvironmentSettings | None = None) -> Wor
     try:
         settings = settings_of(cast(Any, kind).__init__)
     except NameError as error:
-        raise EnvironmentNameError(
-            f"the environment {wanted.name}: {error}; import what its settings' types are named by when it runs, too"
+        raise UsageError(
+            "environments.unresolved-type",
+            f"environment {wanted.name}: cannot resolve the type of a setting: {error}; import the type at runtime, "
+            "not only under TYPE_CHECKING",
         ) from None
     try:
         arguments = checked(settings, wanted.arguments)
     except ValidationError as error:
-        raise EnvironmentNameError(f"the environment {wanted.name}: {faults(settings, error)}") from None
+        raise UsageError(
+            "environments.invalid-settings", f"environment {wanted.name}: {faults(settings, error)}"
+        ) from None
     return World(wanted.name, kind, kind.open_index(directory), arguments, frozenset(wanted.arguments))
 
 
 def _found(name: str) -> EnvironmentClass:
     place, _, attribute = BUILT_IN.get(name, name).rpartition(":")
     if not place:
-        raise EnvironmentNameError(
-            f"there is no environment {name!r}; there are {', '.join(BUILT_IN)}, and one's own, named as "
-            "my_package.module:Class"
+        raise UsageError(
+            "environments.unknown",
+            f"unknown environment: {name!r}; use {', '.join(BUILT_IN)}, or your own as my_package.module:Class",
         )
-    kind = imported(f"the environment {name}", place, attribute, EnvironmentNameError)
+    kind = imported(f"environment {name}", place, attribute, "environments.import-failed")
     missing = [each for each in ("open_index", "find_source", "has_inboxes") if not hasattr(kind, each)]
     if not isinstance(kind, type) or missing:
-        raise EnvironmentNameError(
-            f"the environment {name}: {place} has no class {attribute!r} with {', '.join(missing) or 'instances'}; "
-            "gumshoe.agent.environments.EnvironmentClass says what it is to have"
+        raise UsageError(
+            "environments.invalid-class",
+            f"environment {name}: {place} has no class {attribute!r} with {', '.join(missing) or 'instances'}; see "
+            "gumshoe.agent.environments.EnvironmentClass",
         )
     return cast(EnvironmentClass, kind)

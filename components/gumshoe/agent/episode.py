@@ -129,7 +129,9 @@ async def run_episode(
             ending = "context full"
             break
         if version and said.version != version:
-            raise PolicyError(f"the policy changed within an episode, from {version} to {said.version}")
+            raise PolicyError(
+                "rollouts.policy-changed", f"the policy changed during an episode: from {version} to {said.version}"
+            )
         version = said.version
         segments += said.segments
         turns += 1

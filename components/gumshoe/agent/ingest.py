@@ -50,7 +50,7 @@ def ingested(sources: Sequence[str], environment: str, embedding: str, directory
         facts = DocumentIndex(directory).stats()
         said = f"{facts['documents']:,} documents in {facts['chunks']:,} chunks indexed"
         return Ingested(facts["documents"], said, facts)
-    raise UsageError(f"there is no environment {environment!r}; there are {', '.join(INGESTED)}")
+    raise UsageError("environments.unknown", f"unknown environment: {environment!r}; use {' or '.join(INGESTED)}")
 
 
 def _is_of(facts: dict[str, Any], sources: Sequence[str], options: Any) -> bool:

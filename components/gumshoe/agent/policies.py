@@ -85,7 +85,7 @@ class PolicyName:
             model, _, url = rest.partition("@")
             if model and (not url or _is_address(url)):
                 return cls(kind, model, (url,) if url else ())
-        raise UsageError(f"{word!r} names no policy; write {FORMS}")
+        raise UsageError("inference.invalid-policy", f"not a policy: {word!r}; use {FORMS}")
 
     @property
     def takes_tokenizer(self) -> bool:
@@ -138,7 +138,9 @@ def is_tiny(model: Path | str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UsageError(f"{path} does not say what the model was before ({error}); merge it again") from None
+        raise UsageError(
+            "inference.merge-record-damaged", f"cannot read the base model's name from {path}: {error}; merge it again"
+        ) from None
 
 
 @asynccontextmanager
@@ -152,12 +154,14 @@ async def open_policy(
     """What begins conversations with a policy, as long as the block runs. `requests` bounds those to vLLM servers.
 
     Raises:
-        UsageError: it cannot be had as it was named, or the tokenizer is not that of the server's model.
-        ChatTemplateError: the tokenizer's template is not fit for it.
+        UsageError: the policy cannot be used as it was named, the tokenizer is not that of the server's model, or its
+            chat template is not usable.
         PolicyError: its server does not answer.
     """
     if tokenizer is not None and not name.takes_tokenizer:
-        raise UsageError(f"a {name.kind} policy takes no tokenizer of yours; leave --tokenizer out")
+        raise UsageError(
+            "inference.tokenizer-not-accepted", f"a {name.kind} policy does not accept a tokenizer; remove --tokenizer"
+        )
     if name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None) as client:
             yield lambda environment, _: nullcontext(ChatSpeaker(client, name.model, *_told(environment), sampling))
@@ -170,7 +174,10 @@ async def open_policy(
             yield speak
         return
     if tokenizer is None and name.kind == "vllm":
-        raise UsageError("token ids need the model's tokenizer; say where it is with --tokenizer")
+        raise UsageError(
+            "inference.tokenizer-required",
+            "a vllm policy requires the model's tokenizer; set --tokenizer to its directory or hub name",
+        )
     codec = await asyncio.to_thread(load_tokenizer, tokenizer or name.model)
     chat = await asyncio.to_thread(ChatFormat, codec)
     if name.kind == "vllm":
@@ -186,11 +193,16 @@ async def open_policy(
 
         here = TransformersPolicy(name.model, name.adapter, version=name.version)
     except ModuleNotFoundError as error:
-        raise UsageError(f"a policy in this process needs {error.name}; install torch and gumshoe[cpu]") from None
+        raise UsageError(
+            "inference.transformers-not-installed",
+            f"in-process inference requires {error.name}: pip install torch 'gumshoe-agents[cpu]'",
+        ) from None
     highest = max(codec.get_vocab().values())
     if highest >= here.vocabulary:
         raise UsageError(
-            f"this tokenizer has ids up to {highest}, and {name.model} knows {here.vocabulary}; give the model's own"
+            "inference.tokenizer-mismatch",
+            f"the tokenizer has ids up to {highest}, but {name.model} has only {here.vocabulary} tokens; use the "
+            "model's own tokenizer",
         )
     yield token_speakers(here, chat, sampling, limits.max_context)
 
@@ -250,7 +262,9 @@ def _engine() -> str:
     if not chosen:
         return "vllm" if is_installed() else "transformers"
     if chosen not in ("vllm", "transformers"):
-        raise UsageError(f"{ENGINE} must be vllm or transformers, got {chosen!r}; correct or unset it")
+        raise UsageError(
+            "inference.invalid-engine", f"{ENGINE} must be vllm or transformers, got {chosen!r}; correct or unset it"
+        )
     return chosen
 
 
@@ -266,7 +280,7 @@ def _rank(adapter: Path) -> int:
 async def _tell_when_it_ends(server: VLLMServer) -> None:
     while server.is_running():
         await asyncio.sleep(1)
-    _log.warning("vLLM has ended; %s", server.last_words())
+    _log.warning("vLLM exited; %s", server.last_words())
 
 
 def load_tokenizer(place: Path | str) -> Any:
@@ -283,7 +297,10 @@ def load_tokenizer(place: Path | str) -> Any:
         return PreTrainedTokenizerFast.from_pretrained(found.name, local_files_only=found.local_files_only)
     except Exception as error:  # noqa: BLE001 - what is wrong with its files comes as KeyError and others
         said = " ".join(str(error).split())
-        raise UsageError(f"there is no tokenizer at {place} ({said}); name a model's directory or its name") from None
+        raise UsageError(
+            "inference.tokenizer-unreadable",
+            f"cannot load a tokenizer from {place}: {said}; use a model's directory or its hub name",
+        ) from None
 
 
 def _probe(chat: ChatFormat) -> tuple[int, ...]:

@@ -16,8 +16,9 @@ class PolicyError(UnavailableError):
     `plain` is the message without what a server said, which may quote what it was asked.
     """
 
-    def __init__(self, plain: str, said: str = "") -> None:
-        super().__init__(f"{plain} ({said})" if said else plain)
+    def __init__(self, code: str, plain: str, said: str = "") -> None:
+        super().__init__(code, f"{plain} ({said})" if said else plain)
+        self.args = (code, plain, said)  # what pickle passes to this method
         self.plain = plain
 
 

@@ -28,7 +28,7 @@ class Progress:
     """Groups."""
     sampled_tokens: int = 0
     causes: Counter[str] = field(default_factory=Counter)
-    """Why groups were dropped, by the kind of failure."""
+    """Why groups were dropped, by error code."""
 
 
 @dataclass(slots=True)
@@ -79,8 +79,8 @@ class RolloutEngine:
             return Group(scenario.id, tuple(await asyncio.gather(*episodes)))
         except UnavailableError as error:
             self.progress.dropped += 1
-            self.progress.causes[type(error).__name__] += 1
-            return Group(scenario.id, dropped=f"{type(error).__name__}: {error}")
+            self.progress.causes[error.code] += 1
+            return Group(scenario.id, dropped=error.message_with_code)
         finally:
             for episode in episodes:
                 episode.cancel()

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     try:
         found = launch(arguments)
     except GumshoeError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {error.message_with_code}\n")
         sys.exit(error.exit_status)
     os.execve(found.command[0], found.command, found.environment)  # noqa: S606 - vLLM gets the pod's signals itself
 

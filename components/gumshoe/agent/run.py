@@ -67,7 +67,7 @@ class RolloutReport:
     dropped: int
     """Groups that were left out."""
     causes: dict[str, int]
-    """Why, by the kind of failure."""
+    """Why, by error code."""
     dropped_groups: dict[str, str]
     """The last failure of each, by its scenario's id."""
     scenarios: str
@@ -82,7 +82,9 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance, world: W
         PolicyError: the policy does not answer at all.
     """
     if path.suffix == ".gz":
-        raise UsageError(f"{path} would be packed, and lines cannot be added to that; leave .gz out")
+        raise UsageError(
+            "rollouts.compressed-output", f"cannot append to a .gz file: {path}; use an uncompressed output path"
+        )
     name = PolicyName.parse(settings.policy)
     chosen = chosen_scenarios(settings)
     world = as_taught(world or open_world(settings.index, settings.environment), name)
@@ -166,8 +168,8 @@ def chosen_scenarios(settings: Settings) -> ScenarioSet:
         scenarios = scenarios.only(as_split(settings.split))
     chosen = ScenarioSet(scenarios.scenarios[: settings.limit])
     if not chosen:
-        of = f" of the split {settings.split}" if settings.split else ""
-        raise UsageError(f"{settings.scenarios} holds no scenario{of}; choose another")
+        of = f" in the split {settings.split}" if settings.split else ""
+        raise UsageError("rollouts.no-scenarios", f"{settings.scenarios} has no scenarios{of}; choose another")
     return chosen
 
 
@@ -187,9 +189,9 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
                 if next(lines, None) is not None or not _is_cut(path):
                     raise
     except DAMAGED as error:
-        raise TrajectoryFileError(f"{path}: it cannot be unpacked ({error})") from None
+        raise TrajectoryFileError("rollouts.damaged-gzip", f"cannot decompress {path}: {error}") from None
     except NotFoundError as error:
-        raise TrajectoryFileError(str(error)) from None
+        raise TrajectoryFileError(error.code, str(error)) from None
 
 
 def _is_cut(path: Path) -> bool:
@@ -235,8 +237,9 @@ def _repaired(
     smaller = [count for owner, count in counts.items() if count < samples and owner != last]
     if smaller:
         raise TrajectoryFileError(
-            f"{path} has groups of {max(smaller)}, and {samples} samples are asked for; choose another file, or "
-            "as many samples as it was begun with"
+            "rollouts.other-group-size",
+            f"{path} has groups of {max(smaller)} samples, but {samples} were requested; use another file, or the "
+            "number of samples that it was started with",
         )
     if not whole.issuperset(owners):
         partial = path.with_name(f".{path.name}.partial")
@@ -262,10 +265,15 @@ def _owners(file: BinaryIO, path: Path, policy: str, noted: dict[str, Any]) -> l
         found = Trajectory.from_json(line, f"{path}:{number}")
         owners.append(sys.intern(found.scenario))
         if found.policy not in (policy, ""):
-            raise TrajectoryFileError(f"{path} holds trajectories of {found.policy}; choose another file for {policy}")
+            raise TrajectoryFileError(
+                "rollouts.other-policy",
+                f"{path} contains trajectories of another policy: {found.policy}; use another file for {policy}",
+            )
         others = [f"{name} {value}" for name, value in found.settings.items() if noted.get(name, value) != value]
         if others:
             raise TrajectoryFileError(
-                f"{path} holds trajectories that were run with {', '.join(others)}; choose another file, or run it so"
+                "rollouts.other-settings",
+                f"{path} contains trajectories with other settings: {', '.join(others)}; use another file, or the "
+                "same settings",
             )
     return owners

@@ -102,7 +102,8 @@ class ToolThreads:
         for call, begun in self._begun.copy().items():
             if begun < latest and self._begun.pop(call, None) is not None:
                 self._add_thread()
-                error = ToolFailedError(f"{call.name} did not answer in {self._deadline:g} seconds")
+                said = f"tool {call.name} did not answer in {self._deadline:g} seconds"
+                error = ToolFailedError("rollouts.tool-timeout", said)
                 _tell(call, (None, error))
         if self._open:
             self._look_later()

@@ -15,10 +15,6 @@ class TrajectoryFileError(UsageError):
     """A file of trajectories cannot be read as one."""
 
 
-class NotTokenExactError(UsageError):
-    """A trajectory has no token ids, so that nothing can be trained on it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A run of tokens of one origin.
@@ -80,11 +76,15 @@ class Trajectory:
         """[tokens]: all that the policy saw and sampled, in order.
 
         Raises:
-            NotTokenExactError: a chat model wrote it.
+            UsageError: a chat model wrote it.
         """
         found = [token for segment in self.segments for token in segment.ids]
         if self.segments and not found:
-            raise NotTokenExactError(f"{self.policy} is a chat model; nothing can be trained on what it wrote")
+            raise UsageError(
+                "rollouts.no-token-ids",
+                f"a trajectory of the chat model {self.policy} has no token ids to train on; use a vllm, transformers "
+                "or local policy",
+            )
         return found
 
     @property
@@ -122,11 +122,13 @@ class Trajectory:
             record, usage = Record(**fields.pop("record")), fields.pop("usage", None)
             made = cls(**fields, segments=segments, record=record, usage=TokenUsage(**usage) if usage else None)
             if not isinstance(made.settings, dict):
-                raise TypeError("its settings are no object")
+                raise TypeError("settings must be an object")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise TrajectoryFileError(f"{where}: this is not a trajectory ({error})") from None
+            raise TrajectoryFileError(
+                "rollouts.invalid-trajectory", f"{where}: not a trajectory: {type(error).__name__}: {error}"
+            ) from None
         if made.ending not in get_args(Ending):
-            raise TrajectoryFileError(f"{where}: there is no ending {made.ending!r}")
+            raise TrajectoryFileError("rollouts.invalid-trajectory", f"{where}: unknown ending: {made.ending!r}")
         return made
 
 

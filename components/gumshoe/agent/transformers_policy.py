@@ -59,10 +59,13 @@ class TransformersPolicy:
                 loaded = PeftModel.from_pretrained(loaded, str(adapter))
         except (OSError, ValueError) as error:
             said = " ".join(str(error).split())
-            raise UsageError(f"{model} cannot be loaded{f' with {adapter}' if adapter else ''} ({said})") from None
+            raise UsageError(
+                "inference.model-not-loadable", f"cannot load {model}{f' with {adapter}' if adapter else ''}: {said}"
+            ) from None
         if set(getattr(loaded.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}:
             raise UsageError(
-                f"{model} has layers that do not attend to all tokens; give it to vLLM, and name its server"
+                "inference.unsupported-attention",
+                f"{model} has layers without full attention, which in-process inference does not support; use vllm:URL",
             )
         self._begin(loaded.to(device).eval(), version or (f"{model}#{adapter}" if adapter else str(model)))
 
@@ -129,7 +132,9 @@ class TransformersPolicy:
             await asyncio.to_thread(self._sample, [turn for _, turn, _ in waiting], stop)
         except Exception as error:  # noqa: BLE001 - who waits is told
             # Torch's own: out of memory, a device that is gone.
-            failure = PolicyError(f"{self._version} failed", str(error)) if isinstance(error, RuntimeError) else error
+            failure = error
+            if isinstance(error, RuntimeError):
+                failure = PolicyError("inference.generation-failed", f"{self._version} failed to generate", str(error))
             for _, _, answer in waiting:
                 if not answer.done():
                     answer.set_exception(failure)

@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 
 
 class _TryAgainError(Exception):
-    """The same request may succeed the next time; `plain` and `said` are as those of a PolicyError."""
+    """The same request may succeed the next time; `code`, `plain` and `said` are as those of a PolicyError."""
 
-    def __init__(self, plain: str, said: str = "") -> None:
+    def __init__(self, code: str, plain: str, said: str = "") -> None:
         super().__init__(f"{plain} ({said})" if said else plain)
-        self.plain, self.said = plain, said
+        self.code, self.plain, self.said = code, plain, said
 
 
 class _GoneError(_TryAgainError):
@@ -178,15 +178,18 @@ class VLLMPolicy:
                 names = [each["id"] for each in served]
                 longest = min((each["max_model_len"] for each in served if each.get("max_model_len")), default=context)
             except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-                raise PolicyError(f"{client.base_url} does not answer as vLLM does ({error})") from None
+                raise _no_answer(client, error) from None
             if self._model not in names:
                 raise UsageError(
-                    f"{client.base_url} does not serve {self._model!r}; it has {', '.join(names)}: write vllm:URL#NAME"
+                    "inference.model-not-served",
+                    f"{client.base_url} does not serve {self._model!r}: it serves {', '.join(names)}; use "
+                    "vllm:URL#NAME",
                 )
             if longest < context:
                 raise UsageError(
-                    f"{client.base_url} takes {longest} tokens, and an episode may have {context}; ask for less "
-                    f"(--max-context {longest}), or start it with --max-model-len {context}"
+                    "inference.context-too-small",
+                    f"{client.base_url} accepts {longest} tokens, but an episode may have {context}; use "
+                    f"--max-context {longest}, or start the server with --max-model-len {context}",
                 )
 
     async def check_vocabulary(self, tokenizer: "Vocabulary", text: str, needed: Sequence[int]) -> None:
@@ -208,17 +211,18 @@ class VLLMPolicy:
                 answer = response.json()
                 theirs = dict(zip(answer["token_strs"] or (), answer["tokens"], strict=True))
             except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-                raise PolicyError(f"{client.base_url} does not answer as vLLM does ({error})") from None
+                raise _no_answer(client, error) from None
             other = [
-                f"{token!r} is {number} there"
+                f"its id of {token!r} is {number}"
                 for token, number in theirs.items()
                 if tokenizer.convert_tokens_to_ids(token) != number
             ]
-            missing = [f"there is no {number} there" for number in needed if number not in theirs.values()]
+            missing = [f"it has no token {number}" for number in needed if number not in theirs.values()]
             if theirs and (other or missing):
                 raise UsageError(
-                    f"{client.base_url} serves {self._model!r} with another vocabulary than this tokenizer's "
-                    f"({(other + missing)[0]}); give the tokenizer of the model that it serves"
+                    "inference.tokenizer-mismatch",
+                    f"{client.base_url} serves {self._model!r} with a vocabulary that differs from this tokenizer's: "
+                    f"{(other + missing)[0]}; use the tokenizer of the served model",
                 )
 
     async def check_logprobs(self, prompt_ids: Sequence[int], stop_ids: Sequence[int]) -> None:
@@ -235,11 +239,12 @@ class VLLMPolicy:
             try:
                 probed = self._checked(await self._tried(client, request), request, greedy)
             except _TryAgainError as error:
-                raise PolicyError(error.plain, error.said) from None
+                raise PolicyError(error.code, error.plain, error.said) from None
             if min(probed.logprobs) < _SURE:
                 raise UsageError(
-                    f"{client.base_url} gives log-probabilities of another distribution than it samples from; start it "
-                    "with --logprobs-mode processed_logprobs"
+                    "inference.logprobs-not-processed",
+                    f"{client.base_url} returns log-probabilities of a distribution that it does not sample from; "
+                    "start the server with --logprobs-mode processed_logprobs",
                 )
 
     async def _answer(self, request: dict[str, Any], member: "_Member | None") -> Any:
@@ -266,7 +271,8 @@ class VLLMPolicy:
                 with attempt:
                     answer = await self._post(request, self._server_of(member))
         except _TryAgainError as error:
-            raise PolicyError(f"{self._model}: {error.plain}, after {tries} tries", error.said) from None
+            plain = f"{self._model}: {error.plain}, after {tries} tries"
+            raise PolicyError(error.code, plain, error.said) from None
         return answer
 
     def _gone_for(self) -> float:
@@ -282,7 +288,7 @@ class VLLMPolicy:
 
     def _note_there(self, client: httpx.AsyncClient) -> None:
         if self._told:
-            _log.warning("%s is back after %.0f seconds", client.base_url, self._gone_for())
+            _log.warning("%s is reachable again after %.0f seconds", client.base_url, self._gone_for())
         self._gone_since, self._told = None, False
 
     def _has_another(self) -> bool:
@@ -319,22 +325,32 @@ class VLLMPolicy:
             async with asyncio.timeout(self._limits.deadline):
                 response = await client.post("/v1/completions", content=orjson.dumps(request), headers=_JSON)
         except TimeoutError:
-            raise _TryAgainError(f"{client.base_url} did not answer in {self._limits.deadline:g} seconds") from None
-        except httpx.RequestError as error:
+            raise _TryAgainError(
+                "inference.timeout", f"{client.base_url} did not answer in {self._limits.deadline:g} seconds"
+            ) from None
+        except httpx.TransportError as error:
             kind = _GoneError if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else _TryAgainError
-            raise kind(f"{client.base_url} failed ({type(error).__name__}: {error})") from None
+            raise kind(
+                "inference.server-unreachable", f"{client.base_url} does not answer: {type(error).__name__}: {error}"
+            ) from None
+        except httpx.RequestError as error:
+            raise _TryAgainError(
+                "inference.invalid-answer",
+                f"cannot read the answer of {client.base_url}: {type(error).__name__}: {error}",
+            ) from None
         code = response.status_code
         if code in _GONE or (code == httpx.codes.NOT_FOUND and _NO_MODEL in response.text):
-            raise _GoneError(f"{client.base_url} answered {code}", response.text[:200])
+            problem = "inference.server-unavailable" if code in _GONE else "inference.model-not-served"
+            raise _GoneError(problem, f"{client.base_url} answered {code}", response.text[:200])
         self._note_there(client)
         if code in _TRY_AGAIN or (code >= httpx.codes.INTERNAL_SERVER_ERROR and code not in _NEVER):
-            raise _TryAgainError(f"{client.base_url} answered {code}", response.text[:200])
+            raise _TryAgainError("inference.server-error", f"{client.base_url} answered {code}", response.text[:200])
         if code != httpx.codes.OK:
-            raise PolicyError(f"{client.base_url} answered {code}", response.text[:500])
+            raise PolicyError("inference.request-rejected", f"{client.base_url} answered {code}", response.text[:500])
         try:
             return response.json()
         except ValueError:
-            raise _TryAgainError(f"{client.base_url} answered what is not JSON") from None
+            raise _TryAgainError("inference.invalid-answer", f"the answer of {client.base_url} is not JSON") from None
 
     def _checked(self, answer: Any, request: dict[str, Any], sampling: Sampling) -> Completion:
         """The answer, if it is whole and from the policy that was asked.
@@ -349,21 +365,24 @@ class VLLMPolicy:
             if not (_are_ids(ids) and _are_ids(prompt_ids) and isinstance(logprobs, list)):
                 raise TypeError
         except (KeyError, TypeError, ValueError):
-            raise PolicyError(f"{self._model}: the answer lacks token ids or log-probabilities; is it vLLM?") from None
+            raise PolicyError(
+                "inference.token-ids-missing",
+                f"{self._model}: the answer has no token ids or log-probabilities; use a current vLLM server",
+            ) from None
         stops = request["stop_token_ids"]
         faults = {
-            f"it came from {model!r}": model != self._model,
-            "its prompt is another": prompt_ids != request["prompt"],
-            f"it has {len(logprobs)} log-probabilities for {len(ids)} tokens": len(logprobs) != len(ids),
-            "it is empty": not ids,
-            "a log-probability is missing": not all(map(_is_number, logprobs)),
-            f"it ended with {finish!r}": finish not in ("stop", "length"),
-            "it is longer than asked": len(ids) > sampling.max_tokens,
-            "it stopped at no stop token": finish == "stop" and (not ids or ids[-1] not in stops),
+            f"model is {model!r}": model != self._model,
+            "prompt_token_ids are not those of the request": prompt_ids != request["prompt"],
+            f"{len(logprobs)} log-probabilities for {len(ids)} tokens": len(logprobs) != len(ids),
+            "token_ids is empty": not ids,
+            "token_logprobs has a value that is not a finite number": not all(map(_is_number, logprobs)),
+            f"finish_reason is {finish!r}": finish not in ("stop", "length"),
+            f"{len(ids)} tokens, but max_tokens is {sampling.max_tokens}": len(ids) > sampling.max_tokens,
+            "the last token is not in stop_token_ids": finish == "stop" and (not ids or ids[-1] not in stops),
         }
         wrong = [fault for fault, holds in faults.items() if holds]
         if wrong:
-            raise PolicyError(f"{self._model}: the answer cannot be used: {', '.join(wrong)}")
+            raise PolicyError("inference.invalid-answer", f"{self._model}: unusable answer: {'; '.join(wrong)}")
         return Completion(tuple(ids), tuple(map(float, logprobs)), finish, model)
 
 
@@ -392,6 +411,14 @@ class _Member:
     ) -> Completion:
         """As `VLLMPolicy.sample`."""
         return await self._policy._sampled(prompt_ids, sampling, stop_ids, self)
+
+
+def _no_answer(client: httpx.AsyncClient, error: Exception) -> PolicyError:
+    """Return the error for a server that cannot be reached, or does not answer as vLLM does."""
+    if isinstance(error, httpx.TransportError):
+        said = f"{client.base_url} does not answer: {type(error).__name__}: {error}"
+        return PolicyError("inference.server-unreachable", said)
+    return PolicyError("inference.not-vllm", f"{client.base_url} does not answer as a vLLM server: {error}")
 
 
 class Vocabulary(Protocol):

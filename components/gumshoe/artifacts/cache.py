@@ -74,7 +74,8 @@ class Cache:
             yield
         except (OSError, sqlite3.Error) as error:
             raise StorageError(
-                f"{self._path} cannot be used as a cache ({error}); choose another file, or delete it"
+                "store.cache-unusable",
+                f"cannot use {self._path} as a cache: {error}; choose another file, or delete this one",
             ) from None
 
 

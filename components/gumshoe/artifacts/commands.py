@@ -62,7 +62,7 @@ def publish(
     """
     pairs = [text.partition("=") for text in setting or ()]
     if wrong := [text for text, pair in zip(setting or (), pairs, strict=True) if not pair[0] or not pair[1]]:
-        raise UsageError(f"--setting {wrong[0]!r}: write it as NAME=VALUE")
+        raise UsageError("artifacts.invalid-setting", f"--setting must be NAME=VALUE, got {wrong[0]!r}")
     settings = {name: value for name, _, value in pairs}
     published = _store(store, deadline).publish(
         directory, kind, version, made_from=made_from or (), settings=settings, image=image, latest=latest
@@ -177,13 +177,15 @@ def verify(
         faults = _store(store, deadline).verify(reference)
         name = reference
     else:
-        raise UsageError("name a published artifact (KIND/VERSION with --store), or a fetched one (--dir)")
+        raise UsageError(
+            "artifacts.unclear-target", "name either a published artifact (KIND/VERSION and --store) or --dir alone"
+        )
     if json:
         print_json({"artifact": name, "damaged": faults})
     for path, reason in faults.items():
         err.print(f"[red]{printable(path)}[/]: {reason}", soft_wrap=True)
     if faults:
-        raise RefusedError(f"{name} is damaged: {len(faults)} files")
+        raise RefusedError("artifacts.verification-failed", f"{name} is damaged: {len(faults)} files differ")
     if not json:
         out.print(f"{printable(name)}: every byte is as published", soft_wrap=True)
 
@@ -274,7 +276,9 @@ def _retention(text: str) -> tuple[str, timedelta]:
     try:
         return kind, timedelta(days=float(days))
     except ValueError:
-        raise UsageError(f"--retention {text!r} is not a kind and days; write it as reports=30") from None
+        raise UsageError(
+            "artifacts.invalid-retention", f"--retention must be KIND=DAYS, e.g. reports=30, got {text!r}"
+        ) from None
 
 
 def _as_json(lineage: "Lineage") -> dict[str, object]:

@@ -12,22 +12,6 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.A)
 
 
-class DatasetError(GumshoeError):
-    """A dataset of the Hugging Face hub could not be loaded."""
-
-
-class DatasetNameError(UsageError, DatasetError):
-    """What is given as a dataset's name is none."""
-
-
-class DatasetUnavailableError(UnavailableError, DatasetError):
-    """The hub does not answer."""
-
-
-class ModelPlaceError(UsageError):
-    """A model is neither in that directory nor on the hub."""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
     """Where a model's files are, as the functions named `from_pretrained` take it."""
@@ -46,14 +30,17 @@ def find_model(place: Path | str, file: str) -> ModelPlace:
     cache holds a copy, which is used where the hub gives none (HF_HUB_OFFLINE is set, or there is no network).
 
     Raises:
-        ModelPlaceError: it is not there.
+        UsageError: it is not there.
     """
     directory = Path(place).expanduser()
     if directory.is_dir():
         return ModelPlace(str(directory), local_files_only=True)
     name = str(place)
     if isinstance(place, Path) or name[:1] in {".", "~"} or not _HUB_NAME.fullmatch(name):
-        raise ModelPlaceError(f"there is no directory {name}; name a model's directory, or its name on the hub")
+        raise UsageError(
+            "sources.no-such-model-directory",
+            f"the directory {name} does not exist; name a model's directory, or its name on the hub",
+        )
 
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
@@ -65,9 +52,10 @@ def find_model(place: Path | str, file: str) -> ModelPlace:
             return ModelPlace(name, local_files_only=True)
         offline = isinstance(error, OfflineModeIsEnabled)
         said = "HF_HUB_OFFLINE is set" if offline else str(error).strip().partition("\n")[0]
-        raise ModelPlaceError(
-            f"{name} is no directory here, is not in the cache, and the hub does not give it ({said}); name a model's "
-            "directory, or check its name, the network, and HF_TOKEN if it is private"
+        raise UsageError(
+            "sources.model-not-found",
+            f"model {name} is neither a directory nor in the local cache, and the hub does not provide it: {said}; "
+            "name a directory, or check the name, the network, and HF_TOKEN if it is private",
         ) from None
     return ModelPlace(name, local_files_only=False)
 
@@ -78,7 +66,7 @@ def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
     They are read as they are asked for: iterate inside `dataset_errors_explained`.
 
     Raises:
-        DatasetError: there is no such dataset or split, or the hub does not give it.
+        GumshoeError: there is no such dataset or split, or the hub does not give it.
     """
     name, named = _parts(uri)
     import datasets  # takes seconds to import
@@ -93,7 +81,7 @@ def dataset_commit(uri: str) -> str:
     """The commit that `hf:DATASET` stands at on the hub.
 
     Raises:
-        DatasetError: there is no such dataset, or the hub does not tell.
+        GumshoeError: there is no such dataset, or the hub does not tell.
     """
     name, _ = _parts(uri)
     with dataset_errors_explained(uri):
@@ -104,7 +92,7 @@ def local_dataset(uri: str) -> str | None:
     """The directory that `hf:DATASET` names, where it is one.
 
     Raises:
-        DatasetNameError: it names nothing.
+        UsageError: it names nothing.
     """
     name, _ = _parts(uri)
     return name if Path(name).is_dir() else None
@@ -114,7 +102,7 @@ def split_names(uri: str) -> list[str]:
     """The splits of `hf:DATASET`, or the one that `hf:DATASET@SPLIT` names.
 
     Raises:
-        DatasetError: there is no such dataset, or the hub does not tell.
+        GumshoeError: there is no such dataset, or the hub does not tell.
     """
     name, named = _parts(uri)
     if named:
@@ -142,7 +130,7 @@ def _parts(uri: str) -> tuple[str, str]:
     if "/" in split:  # a directory may have an @ in its path
         name, split = place, ""
     if not name.strip():
-        raise DatasetNameError(f"{uri!r} names no dataset; write hf:OWNER/NAME, or hf:DIRECTORY")
+        raise UsageError("sources.no-dataset-name", f"{uri!r} names no dataset; use hf:OWNER/NAME or hf:DIRECTORY")
     return name, split
 
 
@@ -174,17 +162,23 @@ def _limit_wait(request: Any) -> None:
 
 @contextmanager
 def dataset_errors_explained(uri: str) -> Iterator[None]:
-    """Turn what loading or reading a dataset raises into DatasetError."""
+    """Turn what loading or reading a dataset raises into a GumshoeError."""
     import httpx
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined] # of the client that the hub's library has
+    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined] # of its client
 
     try:
         yield
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
-        said = f"{uri}: the dataset cannot be loaded ({type(error).__name__}: {error})"
+        said = f"{uri}: cannot load the dataset: {type(error).__name__}: {error}"
         answer = getattr(error, "response", None)
         if isinstance(error, httpx.TransportError) or (answer is not None and answer.status_code >= 500):
-            raise DatasetUnavailableError(f"{said}; check the network, or try again later") from error
-        raise DatasetError(
-            f"{said}; check its name and split, HF_TOKEN if it is private, and that HF_HUB_OFFLINE is not set"
-        ) from error
+            raise UnavailableError(
+                "sources.hub-unavailable", f"{said}; check the network, or try again later"
+            ) from error
+        if isinstance(error, OfflineModeIsEnabled):
+            raise GumshoeError("sources.hub-offline", f"{said}; unset HF_HUB_OFFLINE, or name a directory") from error
+        if answer is not None:
+            raise GumshoeError(
+                "sources.dataset-not-found", f"{said}; check its name, and HF_TOKEN if it is private"
+            ) from error
+        raise GumshoeError("sources.dataset-unreadable", f"{said}; check its split and its files") from error

@@ -24,7 +24,7 @@ def file_size(uri: str) -> int:
     """
     found = list_uri(uri)
     if len(found) != 1 or found[0].key not in {uri, split_uri(uri)[2]}:  # a file:// URI is listed as its path
-        raise InvalidUriError(f"{uri} is a directory; name one file")
+        raise InvalidUriError("store.is-a-directory", f"{uri} is a directory; name one file")
     return found[0].size
 
 

@@ -34,10 +34,6 @@ class ForeignManifestError(InvalidManifestError):
     """A manifest is another program's."""
 
 
-class InvalidDirectoryError(UsageError):
-    """A directory cannot be published as it is."""
-
-
 def _safe_path(path: str) -> str:
     parts = PurePosixPath(path).parts
     unsafe = not parts or ".." in parts or path.startswith("/") or "\\" in path or "\0" in path
@@ -51,9 +47,8 @@ def _safe_path(path: str) -> str:
 def _safe_segment(name: str) -> str:
     if not _NAME.fullmatch(name) or name.startswith(DATA_PREFIX) or name in {MANIFEST, LATEST, "latest"}:
         raise ValueError(
-            f"{name!r} is not a valid name: use letters, digits, '.', '_' and '-', starting with a letter or "
-            f"digit, at most 128 of them; 'latest', '{LATEST}', '{MANIFEST}' and names that start with "
-            f"'{DATA_PREFIX}' are taken"
+            f"{name!r} is not a valid name; use at most 128 letters, digits, '.', '_' and '-', starting with a letter "
+            f"or digit; 'latest', '{LATEST}', '{MANIFEST}' and names that start with '{DATA_PREFIX}' are reserved"
         )
     return name
 
@@ -73,7 +68,7 @@ def check_kind(kind: str) -> str:
     try:
         return _safe_kind(kind)
     except ValueError as error:
-        raise InvalidNameError(str(error)) from None
+        raise InvalidNameError("artifacts.invalid-name", str(error)) from None
 
 
 def split_reference(reference: str) -> tuple[str, str]:
@@ -83,12 +78,14 @@ def split_reference(reference: str) -> tuple[str, str]:
         InvalidNameError: it is not of that form.
     """
     kind, slash, version = reference.strip("/").rpartition("/")
+    if not slash:
+        raise InvalidNameError(
+            "artifacts.invalid-reference", f"{reference!r} names no kind; use KIND/VERSION, e.g. adapters/latest"
+        )
     try:
-        if not slash:
-            raise ValueError(f"{reference!r} names no kind: write it as KIND/VERSION, such as adapters/latest")
         return _safe_kind(kind), version if version == "latest" else _safe_segment(version)
     except ValueError as error:
-        raise InvalidNameError(str(error)) from None
+        raise InvalidNameError("artifacts.invalid-name", str(error)) from None
 
 
 def is_reference(text: str) -> bool:
@@ -109,7 +106,7 @@ def join_reference(kind: str, version: str) -> str:
     try:
         return f"{_safe_kind(kind)}/{_safe_segment(version)}"
     except ValueError as error:
-        raise InvalidNameError(str(error)) from None
+        raise InvalidNameError("artifacts.invalid-name", str(error)) from None
 
 
 def _safe_reference(reference: str) -> str:
@@ -170,7 +167,10 @@ class Manifest(BaseModel):
         """
         place = reference.removesuffix(self.reference)
         if not place.endswith("/"):
-            raise InvalidManifestError(f"{where} is the manifest of {self.reference}")
+            raise InvalidManifestError(
+                "artifacts.misplaced-manifest",
+                f"{where} is the manifest of {self.reference}, not of {reference}; publish the artifact again",
+            )
         names = {"kind": place + self.kind, "made_from": tuple(place + each for each in self.made_from)}
         return self.model_copy(update=names)
 
@@ -187,19 +187,31 @@ class Manifest(BaseModel):
         try:
             ours = str(json.loads(text).get("format", "")).startswith("gumshoe.")
         except (ValueError, AttributeError, RecursionError):
-            raise InvalidManifestError(f"{where} is not a valid manifest: it is not a JSON object") from None
+            raise InvalidManifestError(
+                "artifacts.invalid-manifest", f"{where} is not a valid manifest: not a JSON object"
+            ) from None
         if not ours:
-            raise ForeignManifestError(f"{where} is not a valid manifest: format: it is another program's")
+            raise ForeignManifestError(
+                "artifacts.foreign-manifest",
+                f"{where} is not an artifact's manifest: another program wrote it",
+            )
         try:
             manifest = cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"])) or "document"
-            raise InvalidManifestError(f"{where} is not a valid manifest: {field}: {first['msg']}") from None
+            raise InvalidManifestError(
+                "artifacts.invalid-manifest", f"{where} is not a valid manifest: {field}: {first['msg']}"
+            ) from None
         except InvalidNameError as error:
-            raise InvalidManifestError(f"{where} is not a valid manifest: made_from: {error}") from None
+            raise InvalidManifestError(
+                "artifacts.invalid-manifest", f"{where} is not a valid manifest: made_from: {error}"
+            ) from None
         if manifest.content != content_digest(manifest.files):
-            raise InvalidManifestError(f"{where} contradicts itself: its content digest is not that of its files")
+            raise InvalidManifestError(
+                "artifacts.inconsistent-manifest",
+                f"{where} is inconsistent: its content digest is not that of its files; publish the artifact again",
+            )
         return manifest
 
 
@@ -227,28 +239,31 @@ def artifact_files(directory: Path) -> dict[str, Path]:
     A `manifest.json` at the top, left by an earlier `fetch`, is not one of them.
 
     Raises:
-        InvalidDirectoryError: there is nothing in it, or something that cannot be published.
+        UsageError: there is nothing in it, or something that cannot be published.
     """
     if not directory.is_dir():
-        raise InvalidDirectoryError(f"{directory} is not a directory")
+        raise UsageError("artifacts.not-a-directory", f"{directory} is not a directory; name the directory to publish")
     found: dict[str, Path] = {}
     for path in sorted(directory.rglob("*")):
         inside = path.relative_to(directory).as_posix()
         if path.is_symlink() and not path.is_file():
-            raise InvalidDirectoryError(f"{path} is a link to a directory or to nothing; copy what it points to here")
+            raise UsageError(
+                "artifacts.unsupported-link",
+                f"{path} is a link to a directory or to nothing; replace it with what it points to",
+            )
         if path.is_dir():
             continue
         if not path.is_file():
-            raise InvalidDirectoryError(f"{path} is neither a file nor a directory; remove it")
+            raise UsageError("artifacts.special-file", f"{path} is neither a file nor a directory; remove it")
         if inside == MANIFEST:
-            Manifest.from_json(path.read_bytes(), f"{path} (a name that the artifact's own manifest needs)")
+            Manifest.from_json(path.read_bytes(), f"{path} (a name reserved for the artifact's manifest)")
             continue
         try:
             found[_safe_path(inside)] = path
         except ValueError as error:
-            raise InvalidDirectoryError(f"{path}: {error}; rename it") from None
+            raise UsageError("artifacts.invalid-file-name", f"{path}: {error}; rename it") from None
     if not found:
-        raise InvalidDirectoryError(f"{directory} is empty; there is nothing to publish")
+        raise UsageError("artifacts.empty-directory", f"{directory} contains no files; name the directory to publish")
     return found
 
 

@@ -26,10 +26,6 @@ _AHEAD_BYTES = 64 << 20  # of them all; one that is larger is read alone
 _LARGEST = 256 << 20  # bytes of a file, which is read whole
 
 
-class SourceError(UsageError):
-    """A source cannot be read as what it is said to be."""
-
-
 @dataclass(slots=True)
 class Unreadable:
     """Something in a source that could not be read as what the source is to hold."""
@@ -67,11 +63,11 @@ def split_source(uri: str, kinds: Container[str], of: str, forms: str) -> tuple[
     `forms` that there are.
 
     Raises:
-        SourceError: the URI is of none of these kinds.
+        UsageError: the URI is of none of these kinds.
     """
     kind, _, place = uri.partition(":")
     if not place or kind not in kinds:
-        raise SourceError(f"{uri!r} is not a source of {of}; write {forms}")
+        raise UsageError("sources.unknown-form", f"{uri!r} is not a source of {of}; use {forms}")
     return kind, place
 
 
@@ -79,25 +75,25 @@ def open_source(uri: str, openers: Mapping[str, Callable[[str, str], Opened]], o
     """The source that a URI names; what opens one of a kind is given the URI and its place.
 
     Raises:
-        SourceError: the URI is of none of these kinds, or nothing of that kind lies there.
+        UsageError: the URI is of none of these kinds, or nothing of that kind lies there.
         StorageError, UnavailableError: the place could not be looked into.
     """
     kind, place = split_source(uri, openers, of, forms)
     try:
         return openers[kind](uri, place)
     except (NotFoundError, InvalidUriError) as error:
-        raise SourceError(f"{uri}: {error}") from None
+        raise UsageError(error.code, f"{uri}: {error}") from None
 
 
 def files_below(uri: str, place: str) -> tuple[Storage, list[Entry]]:
     """The storage at a directory, and every file below it, in order of path. `uri` is what an error names.
 
     Raises:
-        SourceError: there is no such directory.
+        UsageError: there is no such directory.
         InvalidUriError, StorageError, UnavailableError: it could not be looked into.
     """
     if "://" not in place and not Path(place).is_dir():
-        raise SourceError(f"{uri}: there is no directory {place}")
+        raise UsageError("sources.no-such-directory", f"{uri}: the directory {place} does not exist; check the path")
     storage = open_storage(place)
     return storage, [entry for entry in storage.entries() if entry.key and not entry.key.endswith("/")]
 
@@ -107,14 +103,16 @@ def read_files(storage: Storage, entries: Iterable[Entry]) -> Iterator[tuple[Ent
 
     def content(entry: Entry) -> bytes | StorageError:
         if entry.size > _LARGEST:
-            return StorageError(f"it has {entry.size:,} bytes; one that is read whole may have {_LARGEST:,}")
+            return StorageError(
+                "sources.file-too-large", f"{entry.key} has {entry.size:,} bytes; the maximum is {_LARGEST:,}"
+            )
         try:
             with storage.open(entry.key) as file:
                 return file.read()
         except StorageError as error:  # no permission, or gone since it was listed: the others still count
             return error
         except OSError as error:
-            return StorageError(str(error))
+            return StorageError("store.file-unreadable", f"cannot read {entry.key}: {error.strerror or error}")
 
     if "://" not in storage.uri:
         yield from ((entry, content(entry)) for entry in entries)
@@ -174,6 +172,10 @@ def read_model(kind: type[Told], path: Path, of: str) -> Told | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror})") from None
+        raise UsageError(
+            "store.file-unreadable", f"cannot read {path}: {error.strerror}; check the path and its permissions"
+        ) from None
     except ValidationError as error:
-        raise UsageError(f"{path} says nothing of {of} ({faults_of(error)})") from None
+        raise UsageError(
+            "sources.invalid-metadata", f"{path} does not describe {of}: {faults_of(error)}; create it again"
+        ) from None

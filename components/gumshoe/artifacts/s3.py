@@ -70,10 +70,6 @@ _DROPPED = (
 )
 
 
-class CredentialsError(StorageError):
-    """There are no credentials, or the server does not know them."""
-
-
 class AccessDeniedError(StorageError):
     """The credentials are known and do not allow it."""
 
@@ -82,35 +78,34 @@ class NoSuchBucketError(StorageError):
     """The bucket does not exist."""
 
 
-class WrongRegionError(StorageError):
-    """The bucket lies in another region than the one that was asked."""
-
-
-class ClockSkewError(StorageError):
-    """This machine's clock differs too much from the server's."""
-
-
-class ObjectChangedError(StorageError):
-    """The object was replaced while it was being read."""
-
-
 def explain(error: Exception, bucket: str, key: str) -> Exception:
     """The error that tells a user what went wrong with a bucket and key, and what to do."""
     where = f"s3://{bucket}/{key}"
     if isinstance(error, failures.NoCredentialsError | failures.PartialCredentialsError):
-        return CredentialsError(
-            f"{where}: no S3 credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-            "AWS_PROFILE, or give this pod's service account a role"
+        return StorageError(
+            "store.no-credentials",
+            f"{where}: no S3 credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or "
+            "give this pod's service account a role",
         )
     if isinstance(error, failures.ClientError):
         return _explain_answer(error, bucket, where)
     if isinstance(error, failures.FlexibleChecksumError):
-        return DamagedError(f"{where}: other bytes came than are stored; run this again ({error})")
+        return DamagedError(
+            "store.checksum-mismatch", f"{where}: the received bytes do not match their checksum: {error}; try again"
+        )
+    if isinstance(error, failures.ParamValidationError):
+        return StorageError(
+            "store.invalid-bucket-or-key",
+            f"{where}: not a bucket and key that S3 allows: {' '.join(str(error).split())}; correct the URI",
+        )
     if isinstance(error, failures.BotoCoreError) and not isinstance(error, _DROPPED):
-        return StorageError(f"{where}: {error}")
+        return StorageError(
+            "store.client-misconfigured", f"{where}: {error}; check the AWS settings (AWS_* and ~/.aws)"
+        )
     return UnavailableError(
-        f"{where}: the server did not answer ({type(error).__name__}: {error}); check AWS_ENDPOINT_URL and the "
-        "network, then run this again"
+        "store.unreachable",
+        f"{where}: the server did not answer: {type(error).__name__}: {error}; check AWS_ENDPOINT_URL and the "
+        "network, then try again",
     )
 
 
@@ -120,33 +115,52 @@ def _explain_answer(error: failures.ClientError, bucket: str, where: str) -> Exc
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     if code == "NoSuchBucket":
-        return NoSuchBucketError(f"{where}: there is no bucket {bucket!r}; create it, or check its name and endpoint")
+        return NoSuchBucketError(
+            "store.no-such-bucket",
+            f"{where}: bucket {bucket!r} does not exist; create it, or check its name and AWS_ENDPOINT_URL",
+        )
     if code in _MISSING:
-        return NotFoundError(f"nothing lies at {where}; check the name")
-    if code in {
-        "InvalidAccessKeyId",
-        "SignatureDoesNotMatch",
-        "ExpiredToken",
-        "InvalidToken",
-        "ExpiredTokenException",
-    }:
-        return CredentialsError(
-            f"{where}: the server does not accept these credentials ({code}); check AWS_ACCESS_KEY_ID, "
-            "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or sign in again"
+        return NotFoundError("store.not-found", f"{where} does not exist; check the name")
+    if code == "InvalidAccessKeyId":
+        return StorageError(
+            "store.unknown-access-key",
+            f"{where}: the server does not know this access key ({code}); check AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL",
+        )
+    if code == "SignatureDoesNotMatch":
+        return StorageError(
+            "store.wrong-secret-key",
+            f"{where}: the secret key is not that of this access key ({code}); check AWS_SECRET_ACCESS_KEY",
+        )
+    if code in {"ExpiredToken", "ExpiredTokenException"}:
+        return StorageError(
+            "store.expired-credentials",
+            f"{where}: the credentials have expired ({code}); sign in again, or set a new AWS_SESSION_TOKEN",
+        )
+    if code == "InvalidToken":
+        return StorageError(
+            "store.invalid-session-token",
+            f"{where}: the server does not accept the session token ({code}); check AWS_SESSION_TOKEN",
         )
     if code == "RequestTimeTooSkewed":
-        return ClockSkewError(f"{where}: this machine's clock is wrong ({said}); set it (NTP), then run this again")
+        return StorageError(
+            "store.clock-skew", f"{where}: this machine's clock is wrong: {said}; set it with NTP, then try again"
+        )
     if code in _REGION and (code not in {"301", "400"} or "x-amz-bucket-region" in headers):
         region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region", "another region")
-        return WrongRegionError(f"{where}: bucket {bucket!r} lies in {region}; set AWS_REGION to it ({code})")
+        return StorageError(
+            "store.wrong-region", f"{where}: bucket {bucket!r} is in {region} ({code}); set AWS_REGION to that region"
+        )
     if code in _DENIED:
         return AccessDeniedError(
+            "store.access-denied",
             f"{where}: access denied ({error.operation_name}); these credentials need s3:ListBucket on the bucket, "
-            "and s3:GetObject, s3:PutObject and s3:DeleteObject below it"
+            "and s3:GetObject, s3:PutObject and s3:DeleteObject on its objects",
         )
     if code in _BUSY or (isinstance(status, int) and status >= 500):
-        return UnavailableError(f"{where}: the server is busy or failing ({code} {said}); run this again later")
-    return StorageError(f"{where}: {error.operation_name} failed: {code} {said}")
+        return UnavailableError(
+            "store.server-failing", f"{where}: the server is overloaded or failing: {code} {said}; try again later"
+        )
+    return StorageError("store.request-refused", f"{where}: the server refused {error.operation_name}: {code} {said}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +193,9 @@ class S3Storage:
                     ),
                 )
         except ValueError as error:
-            raise InvalidUriError(f"AWS_ENDPOINT_URL: {error}; write it as https://HOST:PORT") from error
+            raise InvalidUriError(
+                "store.invalid-endpoint", f"AWS_ENDPOINT_URL is not a URL: {error}; use https://HOST:PORT"
+            ) from error
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
@@ -214,7 +230,9 @@ class S3Storage:
             if offset and _code(error) in {"InvalidRange", "416"}:
                 return {"Body": io.BytesIO(), "ETag": tag}  # all of it has been read
             if tag and _code(error) in _CONDITION_FAILED:
-                raise ObjectChangedError(f"{self.uri}/{key} was replaced while it was read; start again") from None
+                raise StorageError(
+                    "store.object-changed", f"{self.uri}/{key} was replaced while it was read; start again"
+                ) from None
             raise
         answer["Body"]._raw_stream = _AsItComes(answer["Body"]._raw_stream)
         return answer
@@ -253,7 +271,9 @@ class S3Storage:
                     deadline.check()  # which is why it failed, or was cancelled, once it is over
                     raise
                 except OSError as error:
-                    raise StorageError(f"{files[key]} could not be read: {error.strerror or error}") from error
+                    raise StorageError(
+                        "store.file-unreadable", f"cannot read {files[key]}: {error.strerror or error}"
+                    ) from error
 
     def create(self, key: str, data: bytes) -> bool:
         return self._write_if(key, data, {"IfNoneMatch": "*"})
@@ -287,8 +307,10 @@ class S3Storage:
                 )
             for refused in answer.get("Errors", []):
                 where = f"s3://{self._bucket}/{refused.get('Key')}"
-                kind = AccessDeniedError if refused.get("Code") in _DENIED else StorageError
-                raise kind(f"{where} could not be deleted: {refused.get('Code')} {refused.get('Message')}")
+                said = f"cannot delete {where}: {refused.get('Code')} {refused.get('Message')}"
+                if refused.get("Code") in _DENIED:
+                    raise AccessDeniedError("store.access-denied", f"{said}; these credentials need s3:DeleteObject")
+                raise StorageError("store.request-refused", said)
 
     def retention(self) -> Retention:
         """What the bucket keeps of objects that are deleted.

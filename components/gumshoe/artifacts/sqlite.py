@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import apsw
 
-from gumshoe.errors import GumshoeError
+from gumshoe.errors import GumshoeError, UnavailableError
 
 
 def open_read_only(path: Path) -> apsw.Connection:
@@ -17,11 +17,13 @@ def open_read_only(path: Path) -> apsw.Connection:
 
 
 @contextmanager
-def damage_explained(path: Path, damaged: type[GumshoeError], unreadable: type[GumshoeError]) -> Iterator[None]:
-    """Turn SQLite's errors about a file into `damaged`, those of its disk into `unreadable`, which say what to do."""
+def damage_explained(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors about an index into GumshoeError, and those of its disk into UnavailableError."""
     try:
         yield
     except (apsw.IOError, apsw.CantOpenError, apsw.NoMemError) as error:
-        raise unreadable(f"{path} cannot be read ({error}); try again") from error
+        raise UnavailableError("store.index-unreadable", f"cannot read {path}: {error}; try again") from error
     except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
-        raise damaged(f"{path} is damaged ({error}); fetch it again, or build it again") from error
+        raise GumshoeError(
+            "store.index-damaged", f"{path} is damaged: {error}; fetch the index again, or build it again"
+        ) from error

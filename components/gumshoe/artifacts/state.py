@@ -16,7 +16,7 @@ def state_of(uris: Iterable[str]) -> str:
 
     Raises:
         UsageError, NotFoundError: nothing lies at one of them.
-        StorageError, DatasetError, UnavailableError: one could not be looked at.
+        GumshoeError: one could not be looked at.
     """
     digest = hashlib.sha256()
     for uri in uris:

@@ -1,5 +1,6 @@
 """Where bytes lie: one small interface over a directory and an S3 bucket, and reading by URI."""
 
+import errno
 import fcntl
 import io
 import os
@@ -19,6 +20,7 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 _LOCK_SECONDS = 60  # a conditional write holds its lock for milliseconds
 _PARTIAL = (".gumshoe-", ".partial")  # how the name of a file that is not finished begins and ends
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class StorageError(GumshoeError):
@@ -35,10 +37,6 @@ class DamagedError(UnavailableError):
 
 class InvalidUriError(UsageError):
     """A URI is not of a form that Gumshoe reads."""
-
-
-class InUseError(UsageError):
-    """Another process writes to a file."""
 
 
 class DeadlineError(UnavailableError):
@@ -79,8 +77,9 @@ class Deadline:
         """Raises DeadlineError once the time is over."""
         if self.is_over:
             raise DeadlineError(
-                f"not done after {self.seconds:g} seconds, the deadline for the whole operation; "
-                "run it again to go on from here, or allow it more time"
+                "store.deadline-exceeded",
+                f"not finished within the deadline of {self.seconds:g} seconds; run it again to resume, or set a "
+                "longer deadline",
             )
 
 
@@ -157,20 +156,24 @@ def split_uri(uri: str) -> tuple[str, str, str]:
     """
     if "://" not in uri:
         if not uri:
-            raise InvalidUriError("an empty path names nothing; write a path, file:///PATH or s3://BUCKET/KEY")
+            raise InvalidUriError("store.empty-path", "the path is empty; use a path, file:///PATH or s3://BUCKET/KEY")
         return "file", "", uri
     scheme, rest = uri.split("://", 1)
     if scheme == "s3":
         bucket, _, key = rest.partition("/")
         if not bucket:
-            raise InvalidUriError(f"{uri!r} names no bucket; write s3://BUCKET/KEY")
+            raise InvalidUriError("store.no-bucket-name", f"{uri!r} names no bucket; use s3://BUCKET/KEY")
         return "s3", bucket, key.strip("/")
     if scheme == "file":
         parts = urlsplit(uri)
         if parts.netloc not in {"", "localhost"} or not parts.path:
-            raise InvalidUriError(f"{uri!r} names a host; write file:///PATH, with three slashes")
+            raise InvalidUriError(
+                "store.invalid-file-uri", f"{uri!r} is not a local path; use file:///PATH, with three slashes"
+            )
         return "file", "", unquote(parts.path)
-    raise InvalidUriError(f"{uri!r} has the scheme {scheme!r}; Gumshoe reads file:// and s3://")
+    raise InvalidUriError(
+        "store.unknown-scheme", f"{uri!r} has an unknown scheme: {scheme!r}; use file://, s3:// or a path"
+    )
 
 
 def open_uri(uri: str, limits: Limits | None = None) -> BinaryIO:
@@ -211,7 +214,7 @@ def list_uri(uri: str, limits: Limits | None = None) -> list[Entry]:
         entries = FileStorage(Path(path)).entries()
         found = [replace(entry, key=str(Path(path) / entry.key)) for entry in entries]
     if not found:
-        raise NotFoundError(f"nothing lies at {uri}; check the path")
+        raise NotFoundError("store.not-found", f"{uri} does not exist; check the path")
     return found
 
 
@@ -269,7 +272,7 @@ def held_file(path: Path) -> Iterator[BinaryIO]:
     """A file to read and to add to, made where it is missing, that is held until the block, or this process, ends.
 
     Raises:
-        InUseError: another process holds it.
+        UsageError: another process holds it.
     """
     with path.open("a+b") as file:
         try:
@@ -279,8 +282,8 @@ def held_file(path: Path) -> Iterator[BinaryIO]:
         except (BlockingIOError, FileNotFoundError):
             ours = False
         if not ours:
-            raise InUseError(
-                f"{path} is being written by another process; wait until that ends, or choose another file"
+            raise UsageError(
+                "store.file-in-use", f"another process is writing {path}; wait until it ends, or choose another file"
             )
         yield file
 
@@ -397,15 +400,17 @@ def writable_directory(place: str) -> Path:
         UsageError: it cannot be made, or takes none.
     """
     if not place:
-        raise UsageError("the directory's name is empty; name one, or . for this one")
+        raise UsageError("store.empty-path", "the directory's name is empty; name one, or use . for this one")
     directory = Path(place)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
     except FileExistsError:
-        raise UsageError(f"{directory} is a file; name a directory") from None
+        raise UsageError("store.not-a-directory", f"{directory} is a file; name a directory") from None
     except OSError as error:
-        raise UsageError(f"{directory} cannot be written to ({error.strerror}); choose another place") from None
+        raise UsageError(
+            "store.directory-not-writable", f"cannot write to {directory}: {error.strerror}; choose another directory"
+        ) from None
     return directory
 
 
@@ -415,14 +420,21 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise NotFoundError(f"nothing lies at {path}; check the path") from None
+        raise NotFoundError("store.not-found", f"{path} does not exist; check the path") from None
     except PermissionError:
-        raise StorageError(f"no permission for {path}; check its owner and mode") from None
+        raise StorageError("store.no-permission", f"no permission for {path}; check its owner and mode") from None
     except IsADirectoryError:
-        raise StorageError(f"{path} is a directory; name a file in it") from None
+        raise StorageError("store.is-a-directory", f"{path} is a directory; name a file in it") from None
+    except (NotADirectoryError, FileExistsError) as error:
+        raise StorageError(
+            "store.not-a-directory", f"{path}: {error.strerror}, a file is in the way; choose another path"
+        ) from error
     except OSError as error:
         free = shutil.disk_usage(_existing(path)).free
-        raise StorageError(f"{path}: {error.strerror or error} ({free >> 20} MiB free on its disk)") from error
+        raise StorageError(
+            "store.disk-full" if error.errno in _NO_ROOM else "store.file-error",
+            f"{path}: {error.strerror or error} ({free >> 20} MiB free on its disk); check the path and the disk",
+        ) from error
 
 
 def _existing(path: Path) -> Path:

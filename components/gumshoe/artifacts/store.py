@@ -71,14 +71,6 @@ class CorruptArtifactError(GumshoeError):
     """Stored bytes are not those that were published."""
 
 
-class ChangedError(GumshoeError):
-    """Files changed while they were being published."""
-
-
-class UnsupportedStoreError(GumshoeError):
-    """The store cannot keep what artifacts promise."""
-
-
 @dataclass(frozen=True, slots=True)
 class Published:
     """An artifact that is in the store, and whether this call put it there."""
@@ -130,10 +122,9 @@ class Store:
         interrupted is taken up where it ended. With `latest`, the kind's newest version is noted.
 
         Raises:
-            InvalidNameError, InvalidDirectoryError: nothing was sent.
+            UsageError: the name or the directory is invalid; nothing was sent.
             VersionTakenError: the version has other content.
-            ChangedError: a file changed meanwhile; nothing became visible.
-            StorageError, UnavailableError: the store failed; nothing became visible.
+            GumshoeError: a file changed meanwhile, or the store failed; nothing became visible.
         """
         deadline = Deadline(self.limits.deadline)
         reference = join_reference(kind, version)
@@ -157,7 +148,8 @@ class Store:
         existing = self.find(reference)
         if existing is None and any(self.storage.entries(f"{reference}/{PRUNED}")):
             raise VersionTakenError(
-                f"{self.uri}: {reference} was published before, and pruned; a version is used once, so choose another"
+                "artifacts.version-pruned",
+                f"{self.uri}: {reference} was published before and pruned; a version is used once, so choose another",
             )
         if existing is None:
             self._require_conditional_writes()
@@ -165,12 +157,16 @@ class Store:
             if changed := [inside for inside, path in files.items() if _identity(path) != before[inside]]:
                 # What was sent may differ from its digest, and would be taken for sent by the next publisher.
                 self.storage.delete(f"{reference}/{manifest.data}/{inside}" for inside in changed)
-                raise ChangedError(f"files in {directory} changed while they were published; publish it again")
+                raise GumshoeError(
+                    "artifacts.changed-while-publishing",
+                    f"{directory} changed while it was published: {changed[0]}; publish it again",
+                )
             existing = self._make_visible(manifest)
         if existing.content != manifest.content:
             raise VersionTakenError(
-                f"{self.uri}: {reference} was published before, with other content; a version is used once, "
-                "so choose another"
+                "artifacts.version-taken",
+                f"{self.uri}: {reference} was published before with other content; a version is used once, so choose "
+                "another",
             )
         if latest:
             self._note_latest(existing, deadline)
@@ -192,7 +188,10 @@ class Store:
         there = {entry.key: entry.size for entry in self.storage.entries(folder)}
         for entry in manifest.files:
             if there.get(folder + entry.path) != entry.size:
-                raise ChangedError(f"{self.uri}/{folder}{entry.path} did not arrive whole; publish it again")
+                raise GumshoeError(
+                    "artifacts.incomplete-upload",
+                    f"{self.uri}/{folder}{entry.path} is incomplete after the upload; publish it again",
+                )
 
     def _make_visible(self, manifest: Manifest) -> Manifest:
         """The last write. Returns the manifest that is visible now, which another publisher may have won."""
@@ -200,7 +199,10 @@ class Store:
             return manifest
         winner = self.find(manifest.reference)  # ours, where only the answer to the write was lost
         if winner is None:
-            raise StorageError(f"{self.uri}: {manifest.reference} was removed while it was published; publish it again")
+            raise StorageError(
+                "artifacts.removed-while-publishing",
+                f"{self.uri}: {manifest.reference} was removed while it was published; publish it again",
+            )
         return winner
 
     def _require_conditional_writes(self) -> None:
@@ -208,9 +210,10 @@ class Store:
         for _ in range(2):
             if not self.storage.create(_MARKER, b"This store honours conditional writes.\n"):
                 return
-        raise UnsupportedStoreError(
+        raise GumshoeError(
+            "store.no-conditional-writes",
             f"{self.uri} ignores If-None-Match, so a published version could be overwritten; use a store with "
-            "conditional writes (AWS S3, MinIO since 2024-11, Ceph since Squid)"
+            "conditional writes (AWS S3, MinIO since 2024-11, Ceph since Squid)",
         )
 
     def _note_latest(self, manifest: Manifest, deadline: Deadline) -> None:
@@ -243,11 +246,16 @@ class Store:
         if version == "latest":
             latest = self.latest(kind)
             if latest is None:
-                raise NotFoundError(f"{self.uri} holds no {kind}; publish one, or see `gumshoe artifacts list`")
+                raise NotFoundError(
+                    "artifacts.nothing-published",
+                    f"{self.uri} contains no {kind}; publish one, or run `gumshoe artifacts list`",
+                )
             version = latest
         found = self.find(f"{kind}/{version}")
         if found is None:
-            raise NotFoundError(f"{self.uri} holds no {kind}/{version}; see `gumshoe artifacts list`")
+            raise NotFoundError(
+                "artifacts.not-found", f"{self.uri} contains no {kind}/{version}; run `gumshoe artifacts list`"
+            )
         return found
 
     def find(self, reference: str) -> Manifest | None:
@@ -278,7 +286,9 @@ class Store:
         except NotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
-            raise InvalidManifestError(f"{self.uri}/{kind}/{LATEST} is damaged; publish a version again") from None
+            raise InvalidManifestError(
+                "artifacts.damaged-latest", f"{self.uri}/{kind}/{LATEST} is damaged; publish a version again"
+            ) from None
 
     def list(self, kind: str | None = None) -> list[Manifest]:
         """Everything published, or everything of a kind, the oldest first."""
@@ -349,7 +359,10 @@ class Store:
         manifest = self.manifest(reference)
         directory = directory.absolute()
         if not directory.name:
-            raise DestinationError(f"{directory} is not a directory of its own; choose another")
+            raise DestinationError(
+                "artifacts.destination-is-root",
+                f"cannot fetch into {directory}: it is the root of the file system; choose a directory below it",
+            )
         with suppress(DestinationError, FileNotFoundError):  # another process may be at work there: see below
             if _is_whole(directory, manifest):
                 return Fetched(manifest, directory, downloaded=0)
@@ -430,8 +443,9 @@ class Store:
                 return downloaded
             path.unlink()
         raise CorruptArtifactError(
-            f"{self.uri}/{key} is damaged: {_DOWNLOADS} downloads did not give the bytes that were published; "
-            "publish it again under a new version"
+            "artifacts.damaged-in-store",
+            f"{self.uri}/{key} is damaged: {_DOWNLOADS} downloads differ from what was published; publish it again "
+            "under a new version",
         )
 
 
@@ -450,11 +464,14 @@ def fetched_directory(place: str, store: str | None, *, verify: bool = False) ->
             _, damaged = verify_directory(directory)
             if damaged:
                 told = ", ".join(f"{path}: {reason}" for path, reason in damaged.items())
-                raise GumshoeError(f"{directory} is damaged ({told}); fetch it again")
+                raise GumshoeError("artifacts.damaged-directory", f"{directory} is damaged: {told}; fetch it again")
         yield directory
         return
     if store is None or not is_reference(place):
-        raise UsageError(f"there is no directory {place}; name another, or KIND/VERSION with --store")
+        raise UsageError(
+            "artifacts.no-such-directory",
+            f"the directory {place} does not exist; name another, or KIND/VERSION with --store",
+        )
     with TemporaryDirectory(prefix="gumshoe-fetched-") as scratch:
         yield Store(store).fetch(place, Path(scratch) / "files").directory
 
@@ -467,7 +484,10 @@ def verify_directory(directory: Path) -> tuple[Manifest, dict[str, str]]:
     """
     path = directory / MANIFEST
     if not path.is_file():
-        raise DestinationError(f"{directory} holds no {MANIFEST}; name a directory that `fetch` made")
+        raise DestinationError(
+            "artifacts.not-an-artifact",
+            f"{directory} contains no {MANIFEST}; name a directory that `gumshoe artifacts fetch` created",
+        )
     manifest = Manifest.from_json(path.read_bytes(), str(path))
     with progress("Verifying", total=manifest.size, in_bytes=True) as advance:
         return manifest, damaged_files(directory, manifest, advance)
@@ -484,14 +504,21 @@ def _is_whole(directory: Path, wanted: Manifest) -> bool:
     if directory.is_dir() and not any(directory.iterdir()):
         return False
     if not (directory / MANIFEST).is_file():
-        raise DestinationError(f"{directory} is there already and is not an artifact; choose another directory")
+        raise DestinationError(
+            "artifacts.destination-exists",
+            f"{directory} exists already and is not an artifact; choose another directory",
+        )
     manifest, faults = verify_directory(directory)
     if manifest.content != wanted.content or manifest.reference != wanted.reference:
-        raise DestinationError(f"{directory} holds {manifest.reference}; choose another directory, or remove it")
+        raise DestinationError(
+            "artifacts.destination-is-another-artifact",
+            f"{directory} contains {manifest.reference}; choose another directory, or remove this one",
+        )
     if faults and (foreign := [path for path in _foreign_files(directory, manifest) if path != directory / MANIFEST]):
         raise DestinationError(
-            f"{directory} is damaged and cannot be repaired while {foreign[0]} is in it, which the artifact does not "
-            "have; move that elsewhere"
+            "artifacts.destination-has-other-files",
+            f"{directory} is damaged and cannot be repaired while it contains {foreign[0]}, which is not part of the "
+            "artifact; move that file elsewhere",
         )
     return not faults
 

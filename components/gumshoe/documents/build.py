@@ -16,7 +16,6 @@ from pathlib import Path
 import apsw
 
 from gumshoe.artifacts.manifest import file_digest
-from gumshoe.artifacts.reading import SourceError
 from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.artifacts.storage import directory_lock, explained, write_atomically
 from gumshoe.documents.chunking import CountTokens, estimate_tokens
@@ -31,9 +30,6 @@ from gumshoe.documents.schema import (
     TABLES,
     VERSION,
     ArrayForm,
-    DocumentIndexBusyError,
-    DocumentIndexError,
-    DocumentIndexPlaceError,
     FileFacts,
     IndexFacts,
     chunk_texts,
@@ -41,7 +37,7 @@ from gumshoe.documents.schema import (
 from gumshoe.documents.sources import Source, open_source
 from gumshoe.documents.vectors import PLAN, write_vectors
 from gumshoe.embeddings.embedder import DEFAULT, CountsTokens, Embedder, open_embedder
-from gumshoe.errors import UsageError
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.terminal import progress
 
 NO_EMBEDDING = "none"
@@ -94,30 +90,33 @@ def build_index(
     place of the one that the options name.
 
     Raises:
-        SourceError: a source is not there, or not what it is said to be, or holds no documents.
-        UsageError: an option cannot be used, there is no such model, or what indexes is not installed.
-        DocumentIndexPlaceError: there is an index already.
-        DocumentIndexBusyError: another build is under way.
+        UsageError: a source does not exist, has another format, or holds no documents; an option is invalid, the model
+            does not exist, a library is not installed, or the directory has an index already.
+        UnavailableError: another build is under way.
         StorageError: the directory cannot be written to.
-        EmbeddingError: there are no vectors to be had.
+        EmbeddingError: the chunks cannot be embedded.
     """
     started = time.monotonic()
     check_installed("indexing", _LIBRARIES)
     options = options or BuildOptions()
     opened = [open_source(uri) for uri in sources]
     if not opened:
-        raise UsageError("there is no source to index; name one or more")
+        raise UsageError("documents.no-sources", "no source to index; name one or more, e.g. dir:manuals")
     check_language(options.language)
     if options.tokens < SMALLEST:
-        raise UsageError(f"a chunk of {options.tokens} tokens says too little; allow {SMALLEST} or more")
+        raise UsageError(
+            "documents.invalid-chunk-size", f"tokens per chunk must be >= {SMALLEST}, got {options.tokens}"
+        )
     with explained(directory), directory_lock(directory, wait=None) as lock:
         if lock is None:
-            raise DocumentIndexBusyError(
-                f"another build is writing to {directory}; wait for it, or choose another directory"
+            raise UnavailableError(
+                "documents.index-busy",
+                f"another build is writing to {directory}; wait for it, or choose another directory",
             )
         if (directory / FACTS).exists() and not replace:
-            raise DocumentIndexPlaceError(
-                f"{directory} holds an index already; choose another directory, or replace it (--replace)"
+            raise UsageError(
+                "documents.index-exists",
+                f"{directory} already holds an index; choose another directory, or overwrite it with --replace",
             )
         if embedder is None and options.embedding != NO_EMBEDDING:
             embedder = open_embedder(options.embedding)
@@ -150,13 +149,15 @@ def _folders(directory: Path) -> list[Path]:
 def _token_counter(options: BuildOptions, embedder: object) -> CountTokens:
     """
     Raises:
-        UsageError: the model does not read so many tokens.
+        UsageError: the model does not read that many tokens.
     """
     if not isinstance(embedder, CountsTokens):
         return estimate_tokens
     if options.tokens > embedder.longest:
         raise UsageError(
-            f"{options.embedding} reads {embedder.longest} tokens of a text; let chunks have so many at most (--tokens)"
+            "documents.invalid-chunk-size",
+            f"tokens per chunk must be <= {embedder.longest} (the input limit of {options.embedding}), got "
+            f"{options.tokens}",
         )
     counting = embedder
     return lambda texts: counting.count_tokens(texts, "passage")
@@ -174,7 +175,11 @@ def _build(
         report = BuildReport(gatherer.counts, content=gatherer.digest(VERSION, asdict(options)))
         if not gatherer.counts.chunks:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in gatherer.counts.unreadable.items())
-            raise SourceError(f"there is no document to index in {', '.join(each.uri for each in sources)} ({listed})")
+            raise UsageError(
+                "documents.no-documents",
+                f"no document to index in {', '.join(each.uri for each in sources)} ({listed or 'empty'}); check the "
+                "sources",
+            )
         arrays = gatherer.write_words(partial)
         database.execute(INDEXES)
     if embedder is not None:
@@ -222,7 +227,7 @@ def _writing(path: Path) -> Iterator[apsw.Connection]:
     """A new database, written without a journal: until it is moved into place, nobody else reads it.
 
     Raises:
-        DocumentIndexError: there is no room for it.
+        GumshoeError: the disk is full, or fails.
     """
     try:
         database = apsw.Connection(str(path))
@@ -236,8 +241,9 @@ def _writing(path: Path) -> Iterator[apsw.Connection]:
         finally:
             database.close()
     except (apsw.FullError, apsw.IOError, apsw.CantOpenError) as error:
-        raise DocumentIndexError(
-            f"{path} could not be written ({error}); make room on its disk, then run this again"
+        raise GumshoeError(
+            "documents.index-not-written",
+            f"cannot write {path} ({error}); free space on its disk, then run the command again",
         ) from None
 
 

@@ -198,13 +198,15 @@ def _print_stats(facts: dict[str, Any]) -> None:
 def _filters(given: list[str]) -> dict[str, str]:
     """
     Raises:
-        UsageError: one is not of the form NAME=VALUE.
+        UsageError: a filter is not of the form NAME=VALUE, or a name is used twice.
     """
     found: dict[str, str] = {}
     for each in given:
         name, sign, value = each.partition("=")
         if not (name and sign) or name in found:
-            raise UsageError(f"--filter {each!r} cannot be used; write NAME=VALUE, once for each name")
+            raise UsageError(
+                "documents.invalid-filter", f"--filter must be NAME=VALUE, once for each name, got {each!r}"
+            )
         found[name] = value
     return found
 

@@ -91,7 +91,7 @@ def _text(name: str, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise TypeError(f"{name} is {type(value).__name__}")
+        raise TypeError(f"{name} must be a string, got {type(value).__name__}")
     return str(value)
 
 

@@ -20,19 +20,13 @@ from gumshoe.documents.document import Document
 from gumshoe.documents.lexical import Analyzer
 from gumshoe.documents.queries import QueryVectors
 from gumshoe.documents.ranking import DENSE_WEIGHT, Fusion, Ranked, Ranker
-from gumshoe.documents.schema import (
-    DATABASE,
-    DocumentIndexError,
-    chunk_texts,
-    damage_explained,
-    open_files,
-)
+from gumshoe.documents.schema import DATABASE, chunk_texts, damage_explained, open_files
 from gumshoe.documents.snippet import make_snippet
 from gumshoe.embeddings.embedder import Embedder, open_embedder
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.message import clean, clean_line
 
-__all__ = ["DocumentHit", "DocumentIndex", "DocumentNotFoundError", "SearchArgumentError"]
+__all__ = ["DocumentHit", "DocumentIndex", "DocumentNotFoundError"]
 
 MOST = 100
 """Results of a search, at most."""
@@ -53,10 +47,6 @@ _OF_THAT_ID = """
 
 class DocumentNotFoundError(GumshoeError):
     """The index holds no document of that id."""
-
-
-class SearchArgumentError(UsageError):
-    """An argument of a search cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +74,9 @@ class DocumentIndex:
     `embedder` is used in place of the one that the index names.
 
     Raises on opening:
-        DocumentIndexPlaceError: there is none.
-        DocumentIndexError: it is damaged, or another version of Gumshoe built it.
+        UsageError: the directory has no index.
+        GumshoeError: the index is damaged, or another version of Gumshoe built it.
+        UnavailableError: the disk does not answer.
     """
 
     def __init__(self, directory: Path | str, embedder: Embedder | None = None) -> None:
@@ -125,19 +116,19 @@ class DocumentIndex:
         searched by words. `fusion` is by score or by rank, as `fuse` does it.
 
         Raises:
-            SearchArgumentError: an argument cannot be used; the message says what to write instead.
-            UsageError: the embedding model is not there, or not the one that the index was built with.
-            EmbeddingError: there is no vector of the query to be had.
-            DocumentIndexError: the index is damaged.
+            UsageError: an argument is invalid, no document has the metadata to filter by, or the embedding model is
+                missing or not the one that the index was built with.
+            EmbeddingError: the query cannot be embedded.
+            GumshoeError: the index is damaged.
         """
         if not isinstance(query, str):
-            raise SearchArgumentError("the query is not text; write what to look for")
+            raise _invalid_argument(f"query must be a string, got {query!r}")
         if not isinstance(limit, int) or not 1 <= limit <= MOST:
-            raise SearchArgumentError(f"limit is {limit!r}; use a number from 1 to {MOST}")
+            raise _invalid_argument(f"limit must be an integer from 1 to {MOST}, got {limit!r}")
         if not 0 <= dense_weight <= 1:
-            raise SearchArgumentError(f"dense_weight is {dense_weight!r}; use a number from 0 to 1")
+            raise _invalid_argument(f"dense_weight must be a number from 0 to 1, got {dense_weight!r}")
         if fusion not in ("score", "rank"):
-            raise SearchArgumentError(f"fusion is {fusion!r}; use score or rank")
+            raise _invalid_argument(f"fusion must be score or rank, got {fusion!r}")
         asked = clean_line(query[:_LONGEST_QUERY])
         wanted = tuple(
             sorted((str(name), clean_line(str(value)).casefold()) for name, value in (filters or {}).items())
@@ -171,8 +162,9 @@ class DocumentIndex:
         """One document, by its id or by that of a document that was left out because it says the same.
 
         Raises:
-            DocumentNotFoundError: there is none.
-            DocumentIndexError: the index is damaged.
+            DocumentNotFoundError: the index has no such document.
+            UsageError: the id is not a string.
+            GumshoeError: the index is damaged.
         """
         return self._found(_ALL, document_id)
 
@@ -180,18 +172,21 @@ class DocumentIndex:
         """As `read`, without the text, which may be long.
 
         Raises:
-            DocumentNotFoundError, DocumentIndexError: as `read`.
+            DocumentNotFoundError, UsageError, GumshoeError: as `read`.
         """
         return self._found(_HEADS, document_id)
 
     def _found(self, fields: str, document_id: str) -> Document:
         if not isinstance(document_id, str):
-            raise SearchArgumentError("document_id is not text; write an id as a search shows it")
+            raise _invalid_argument(f"document_id must be a string, got {document_id!r}")
         wanted = clean(document_id).strip()
         with self._explained():
             row = next(self._connection().execute(f"{fields} {_OF_THAT_ID}", {"id": wanted}), None)
         if row is None:
-            raise DocumentNotFoundError(f"there is no document {wanted!r} in this index")
+            raise DocumentNotFoundError(
+                "documents.document-not-found",
+                f"no document {wanted!r} in this index; use an id that a search shows, without #n",
+            )
         kept_id, title, text, url, metadata = row
         return Document(kept_id, title, text, url, json.loads(metadata))
 
@@ -199,7 +194,7 @@ class DocumentIndex:
         """All documents, in the order in which they were read.
 
         Raises:
-            DocumentIndexError: the index is damaged.
+            GumshoeError: the index is damaged.
         """
         with self._explained():
             for kept_id, title, text, url, metadata in self._connection().execute(_ALL):
@@ -236,8 +231,9 @@ class DocumentIndex:
             having[[document for (document,) in rows]] = True
             allowed &= having
             if not having.any() and name not in (known := self.stats()["metadata"]):
-                raise SearchArgumentError(
-                    f"documents have no metadata {name!r} to filter by; they have {', '.join(known) or 'none'}"
+                raise UsageError(
+                    "documents.unknown-filter",
+                    f"cannot filter by {name!r}: no document has this metadata; they have {', '.join(known) or 'none'}",
                 )
         return allowed
 
@@ -261,15 +257,18 @@ class DocumentIndex:
         dense, first = self._ranker.dense, np.zeros(1, np.int64)
         if dense is None or len(vector) != dense.dimensions or dense.scores(vector, first)[0] < _ALIKE:
             raise UsageError(
-                f"{embedder.name} is not the model that this index was built with ({self._options['embedding']}); have "
-                "that one back under its name, or build the index again (--replace)"
+                "documents.other-embedding-model",
+                f"{embedder.name} is not the model that built this index ({self._options['embedding']}); restore that "
+                "model under its name, or build the index again with --replace",
             )
 
     def _connection(self) -> apsw.Connection:
         """This thread's connection, made on its first use, and made anew after a fork."""
         if getattr(self._local, "process", None) != os.getpid():
             if not self.path.is_file():
-                raise DocumentIndexError(f"{self.path} was replaced since it was opened; open the index again")
+                raise GumshoeError(
+                    "documents.index-replaced", f"{self.path} was replaced since it was opened; open the index again"
+                )
             database = open_read_only(self.path)
             database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             self._local.database, self._local.process = database, os.getpid()
@@ -278,3 +277,7 @@ class DocumentIndex:
 
     def _explained(self) -> AbstractContextManager[None]:
         return damage_explained(self.path)
+
+
+def _invalid_argument(message: str) -> UsageError:
+    return UsageError("documents.invalid-argument", message)

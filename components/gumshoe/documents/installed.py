@@ -12,4 +12,7 @@ def check_installed(doing: str, libraries: tuple[str, ...]) -> None:
     """
     missing = [name for name in libraries if find_spec(name) is None]
     if missing:
-        raise UsageError(f"{doing} needs {', '.join(missing)}; install with: pip install 'gumshoe[documents]'")
+        raise UsageError(
+            "documents.missing-dependency",
+            f"{doing} requires {', '.join(missing)}: pip install 'gumshoe-agents[documents]'",
+        )

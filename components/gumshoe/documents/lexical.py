@@ -47,7 +47,7 @@ def check_language(code: str) -> None:
         UsageError: it is not the code of a language.
     """
     if not re.fullmatch(r"[a-z]{2,3}", code):
-        raise UsageError(f"{code!r} is not the code of a language; write one of ISO 639, such as en")
+        raise UsageError("documents.invalid-language", f"language must be an ISO 639 code such as en, got {code!r}")
 
 
 class Analyzer:

@@ -12,8 +12,8 @@ def index_place(place: str, store: str | None) -> Iterator[DocumentIndex]:
     """The index in a directory, or `KIND/VERSION` of a store, which is fetched for as long as the block runs.
 
     Raises:
-        UsageError: it is neither.
-        GumshoeError: it is damaged, or the store does not answer.
+        UsageError: the place is neither.
+        GumshoeError: the index is damaged, or the store does not answer.
     """
     with fetched_directory(place, store) as directory:
         yield DocumentIndex(directory)

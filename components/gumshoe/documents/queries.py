@@ -29,7 +29,7 @@ class QueryVectors:
         """[dimensions]: of length 1.
 
         Raises:
-            EmbeddingError: there is none to be had.
+            EmbeddingError: the query cannot be embedded.
         """
         with self._lock:
             coming = self._known.get(query)

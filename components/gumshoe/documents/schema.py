@@ -71,22 +71,6 @@ VECTORS, SIGNS, CENTER = "vectors.f2", "signs.u8", "center.f4"
 """The parts of `vectors.DenseSide`."""
 
 
-class DocumentIndexError(GumshoeError):
-    """An index of documents is damaged, or cannot be written."""
-
-
-class DocumentIndexPlaceError(UsageError, DocumentIndexError):
-    """A directory holds no index of documents where one is needed, or one where none may be."""
-
-
-class DocumentIndexUnreadableError(UnavailableError, DocumentIndexError):
-    """The disk that an index of documents lies on does not answer."""
-
-
-class DocumentIndexBusyError(UnavailableError, DocumentIndexError):
-    """Another process is writing an index of documents to the same place."""
-
-
 class ArrayForm(BaseModel):
     """The form of an array in a file of its own: numbers of one type, one after another."""
 
@@ -133,7 +117,7 @@ class IndexFiles:
         """An array, mapped into memory: shared by all processes that have it open, and read as it is used."""
         form = self.facts.files[name].array
         if form is None:
-            raise DocumentIndexError(f"{self.folder / name} is no array; build the index again")
+            raise GumshoeError("store.index-damaged", f"{self.folder / name} is not an array; build the index again")
         if 0 in form.shape:
             return np.zeros(form.shape, form.dtype)
         return np.asarray(np.memmap(self.folder / name, form.dtype, "r", shape=form.shape))
@@ -148,9 +132,9 @@ def open_files(directory: Path) -> IndexFiles:
     """The files of an index.
 
     Raises:
-        DocumentIndexPlaceError: there is no index.
-        DocumentIndexError: it is damaged, or another version of Gumshoe built it.
-        DocumentIndexUnreadableError: the disk does not answer.
+        UsageError: the directory has no index.
+        GumshoeError: the index is damaged, or another version of Gumshoe built it.
+        UnavailableError: the disk does not answer.
     """
     facts = read_facts(directory)
     folder = directory / facts.folder
@@ -158,9 +142,14 @@ def open_files(directory: Path) -> IndexFiles:
         for name, said in facts.files.items():
             path = folder / name
             if not path.is_file() or path.stat().st_size != said.size or file_digest(path) != said.sha256:
-                raise DocumentIndexError(f"{path} is damaged or missing; fetch the index again, or build it again")
+                raise GumshoeError(
+                    "store.index-damaged",
+                    f"{path} is damaged or missing; fetch the index again, or build it again",
+                )
     except OSError as error:
-        raise DocumentIndexUnreadableError(f"{folder} cannot be read ({error.strerror}); try again") from error
+        raise UnavailableError(
+            "store.index-unreadable", f"cannot read {folder} ({error.strerror}); try again"
+        ) from error
     return IndexFiles(facts, folder)
 
 
@@ -168,27 +157,29 @@ def read_facts(directory: Path) -> IndexFacts:
     """What `index.json` says.
 
     Raises:
-        DocumentIndexPlaceError, DocumentIndexError, DocumentIndexUnreadableError: as `open_files`.
+        UsageError, GumshoeError, UnavailableError: as `open_files`.
     """
     path = directory / FACTS
     if not path.is_file():
-        raise DocumentIndexPlaceError(
-            f"there is no index of documents in {directory}; build one with `gumshoe documents index`"
+        raise UsageError(
+            "documents.no-index", f"no document index in {directory}; build one with `gumshoe documents index`"
         )
     try:
         told = json.loads(path.read_bytes())
         version = told.get("schema_version") if isinstance(told, dict) else None
         if version != VERSION and isinstance(version, int):
-            raise DocumentIndexError(
-                f"{path} was written by another version of Gumshoe (schema {version}, not {VERSION}); build it again"
+            raise GumshoeError(
+                "documents.index-version",
+                f"{path} has schema {version}, this version of Gumshoe needs {VERSION}; build the index again",
             )
         return IndexFacts.model_validate(told)
     except OSError as error:
-        raise DocumentIndexUnreadableError(f"{path} cannot be read ({error.strerror}); try again") from error
-    except ValidationError as error:
-        raise DocumentIndexError(f"{path} is damaged ({faults_of(error)}); fetch it again, or build it again") from None
+        raise UnavailableError("store.index-unreadable", f"cannot read {path} ({error.strerror}); try again") from error
     except ValueError as error:
-        raise DocumentIndexError(f"{path} is damaged ({error}); fetch it again, or build it again") from None
+        fault = faults_of(error) if isinstance(error, ValidationError) else error
+        raise GumshoeError(
+            "store.index-damaged", f"{path} is damaged ({fault}); fetch it again, or build it again"
+        ) from None
 
 
 def chunk_texts(database: apsw.Connection, first: int) -> Iterator[str]:
@@ -203,5 +194,5 @@ def chunk_text(context: str, text: str) -> str:
 
 
 def damage_explained(path: Path) -> AbstractContextManager[None]:
-    """Turn SQLite's errors about an index into DocumentIndexError, or DocumentIndexUnreadableError for its disk."""
-    return sqlite.damage_explained(path, DocumentIndexError, DocumentIndexUnreadableError)
+    """Turn SQLite's errors about an index into GumshoeError, or UnavailableError if its disk fails."""
+    return sqlite.damage_explained(path)

@@ -14,11 +14,12 @@ from typing import Any
 from gumshoe.artifacts import reading
 from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset
 from gumshoe.artifacts.lines import file_size
-from gumshoe.artifacts.reading import SourceError, Unreadable, files_below, read_files, read_json_lines
+from gumshoe.artifacts.reading import Unreadable, files_below, read_files, read_json_lines
 from gumshoe.artifacts.storage import Entry, Storage
 from gumshoe.documents.document import Document, make_document, one_form, page_id
 from gumshoe.documents.scraping.extraction import Extractor, Kind, extractor
 from gumshoe.documents.scraping.failure import PageFailure
+from gumshoe.errors import UsageError
 from gumshoe.mail.message import clean, clean_line
 from gumshoe.mail.text import decode
 
@@ -57,7 +58,7 @@ def open_source(uri: str) -> Source:
     """The source that a URI names.
 
     Raises:
-        SourceError: the URI is of no known form, or nothing of that kind lies there.
+        UsageError: the URI is of no known form, or nothing of that kind lies there.
         StorageError, UnavailableError: the place could not be looked into.
     """
     openers: dict[str, Callable[[str, str], Source]] = {"jsonl": _Jsonl.at, "dir": _Tree.at, "hf": _Dataset.named}
@@ -68,7 +69,7 @@ def split_source(uri: str) -> tuple[str, str]:
     """The kind of a source and its place.
 
     Raises:
-        SourceError: the URI is of no known form.
+        UsageError: the URI is of no known form.
     """
     return reading.split_source(uri, _KINDS, "documents", FORMS)
 
@@ -115,7 +116,7 @@ def parse_records(records: Iterable[tuple[str, Any] | Unreadable]) -> Iterator[D
             continue
         where, record = found
         if not isinstance(record, dict):
-            yield Unreadable(where, "not a document record", f"it is {type(record).__name__}, not an object")
+            yield Unreadable(where, "not a document record", f"must be an object, got {type(record).__name__}")
             continue
         try:
             if is_of_medquad(record):
@@ -134,7 +135,7 @@ def _generic(record: dict[str, Any], where: str) -> Document | Unreadable:
     given = next((record[name] for name in ("id", "_id", "document_id") if record.get(name) is not None), None)
     nested = record.get("metadata")
     if nested is not None and not isinstance(nested, dict):
-        raise TypeError(f"metadata is {type(nested).__name__}")
+        raise TypeError(f"metadata must be an object, got {type(nested).__name__}")
     others = {name: value for name, value in record.items() if name not in _OWN_FIELDS}
     document = make_document(
         given, record.get("title"), record.get("text"), record.get("url"), {**(nested or {}), **others}
@@ -184,14 +185,14 @@ def _page_key(record: Mapping[str, Any]) -> str:
     """The address of a record's page. Without one, what tells a page from others is what it is about."""
     url, title = _first(record, _PAGE), _first(record, _TITLE)
     if not url and not title:
-        raise NoPageError(f"it has no {' or '.join(_PAGE)}, and no {' or '.join(_TITLE)}")
+        raise NoPageError(f"none of {', '.join((*_PAGE, *_TITLE))} is set")
     return one_form(url) or f"{_first(record, _OF_PAGE['source'])} {title}"
 
 
 def _first(record: Mapping[str, Any], names: Iterable[str]) -> str:
     value = next((record[name] for name in names if record.get(name)), "")
     if not isinstance(value, str):
-        raise TypeError(f"{'/'.join(names)} is {type(value).__name__}")
+        raise TypeError(f"{'/'.join(names)} must be a string, got {type(value).__name__}")
     return clean(value).strip()
 
 
@@ -218,7 +219,7 @@ def _several(record: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     given = next((record[name] for name in names if record.get(name)), "")
     listed = given if isinstance(given, list) else [given]
     if not all(isinstance(each, str) for each in listed):
-        raise TypeError(f"{'/'.join(names)} is no text, and no list of texts")
+        raise TypeError(f"{'/'.join(names)} must be a string or a list of strings")
     return [value for each in listed for part in each.split(_SEVERAL) if (value := clean_line(part))]
 
 
@@ -236,7 +237,7 @@ class _Tree:
         storage, entries = files_below(uri, place)
         files = [each for each in entries if not any(part.startswith(".") for part in each.key.split("/"))]
         if not files:
-            raise SourceError(f"{uri}: there are no files in it; check the directory")
+            raise UsageError("documents.empty-directory", f"{uri} contains no files; check the directory")
         return cls(uri, sum(each.size for each in files), storage, files)
 
     def read(self, advance: Callable[[int], object]) -> Iterator[Document | Unreadable]:
@@ -253,7 +254,7 @@ class _Tree:
                 where = f"{self.storage.uri}/{entry.key}"
                 advance(entry.size)
                 if not isinstance(raw, bytes):
-                    yield Unreadable(where, "cannot be opened", str(raw))
+                    yield Unreadable(where, "cannot be opened", raw.message_with_code)
                 elif kind := _PAGES.get(kinds[entry.key]):
                     pages = pages or held.enter_context(extractor(1, _SECONDS))
                     yield _read_page(pages, raw, kind, entry.key, where)

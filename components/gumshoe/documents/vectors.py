@@ -91,7 +91,7 @@ def write_vectors(
     `texts` gives the texts from a chunk on. What an earlier run with the same plan made, and then was killed, is kept.
 
     Raises:
-        EmbeddingError: there are no vectors to be had.
+        EmbeddingError: the chunks cannot be embedded.
     """
     kept = _embed(partial, plan, texts, chunks, embedder, advance)
     vectors = np.memmap(partial / VECTORS, np.float16, "r").reshape(chunks, -1)

@@ -87,7 +87,11 @@ class SentenceEmbedder:
 
     def __init__(self, model: Path | str, device: str | None = None) -> None:
         if find_spec("sentence_transformers") is None:
-            raise UsageError("embeddings need torch and gumshoe[embeddings]; install them, or name openai:MODEL@URL")
+            raise UsageError(
+                "embeddings.not-installed",
+                "embeddings require sentence-transformers: pip install torch 'gumshoe-agents[embeddings]', or use "
+                "openai:MODEL@URL",
+            )
         place = find_model(_packaged() if model == OFFLINE else model, "modules.json")
         self.name, self._family = _identity(place), Path(str(model)).name
 
@@ -98,7 +102,10 @@ class SentenceEmbedder:
         try:
             self._model: Any = SentenceTransformer(place.name, device=device, local_files_only=place.local_files_only)
         except (OSError, ValueError) as error:
-            raise UsageError(f"{model} cannot be loaded ({' '.join(str(error).split())})") from None
+            raise UsageError(
+                "embeddings.model-not-loaded",
+                f"cannot load the embedding model {model}: {' '.join(str(error).split())}; name another model",
+            ) from None
         self._lock = threading.Lock()
         self._room = _TOKENS.get(self._model.device.type, _TOKENS_ON_GPU)
 
@@ -130,7 +137,10 @@ class SentenceEmbedder:
                     return self._encode(list(texts), use, batch)
                 except torch.OutOfMemoryError as error:
                     if batch == 1:
-                        raise EmbeddingError(f"one text does not fit into the memory of the device ({error})") from None
+                        raise EmbeddingError(
+                            "embeddings.out-of-memory",
+                            f"one text does not fit into the device's memory: {error}; use a smaller model",
+                        ) from None
                     self._room //= 2
                     torch.cuda.empty_cache()
 
@@ -191,21 +201,35 @@ class EndpointEmbedder:
 
     async def _part(self, client: "AsyncOpenAI", texts: list[str]) -> list[Any]:
         """[texts]: the vectors of one request, in order."""
-        from openai import APIError, APIStatusError
+        from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
         try:
             async with asyncio.timeout(self._deadline):  # the client's own is for each read
                 answer = await client.embeddings.create(model=self._model, input=texts, encoding_format="float")
             placed = {each.index: each.embedding for each in answer.data}
-        except TimeoutError:
-            raise EmbeddingError(f"{self.name} gave no vectors in {self._deadline:g} seconds") from None
+        except (TimeoutError, APITimeoutError):
+            raise EmbeddingError(
+                "embeddings.timeout", f"{self.name} returned no vectors within {self._deadline:g} seconds; try again"
+            ) from None
         except APIStatusError as error:
             check_known(self.name, error)
-            raise EmbeddingError(f"{self.name} failed ({error})") from None
+            raise EmbeddingError(
+                "embeddings.endpoint-failed", f"{self.name} failed: {error}; see the server's log, or try again"
+            ) from None
+        except APIConnectionError as error:
+            raise EmbeddingError(
+                "embeddings.unreachable", f"{self.name} cannot be reached: {error}; check its address, or try again"
+            ) from None
         except (APIError, ValueError, AttributeError, TypeError) as error:
-            raise EmbeddingError(f"{self.name} failed ({error})") from None
+            raise EmbeddingError(
+                "embeddings.invalid-response",
+                f"{self.name} returned an invalid response: {error}; check that it serves /v1/embeddings",
+            ) from None
         if set(placed) != set(range(len(texts))):
-            raise EmbeddingError(f"{self.name} gave {len(placed)} vectors for {len(texts)} texts")
+            raise EmbeddingError(
+                "embeddings.invalid-response",
+                f"{self.name} returned {len(placed)} vectors for {len(texts)} texts; check the server",
+            )
         return [placed[index] for index in range(len(texts))]
 
 
@@ -279,7 +303,7 @@ NamedEmbedder = Annotated[Embedder, BeforeValidator(named_embedder)]
 def _packaged() -> Path:
     spec = find_spec(OFFLINE.replace("-", "_"))
     if spec is None or spec.origin is None:
-        raise UsageError(f"{OFFLINE} is not installed; install the package of that name")
+        raise UsageError("embeddings.not-installed", f"{OFFLINE} is not installed: pip install {OFFLINE}")
     return Path(spec.origin).parent / "model"
 
 
@@ -297,8 +321,12 @@ def _of_length_one(rows: list[Any], name: str) -> Vectors:
         found = np.asarray(rows, dtype=np.float32)
         lengths = np.linalg.norm(found, axis=-1, keepdims=True)
     except (ValueError, TypeError) as error:
-        raise EmbeddingError(f"{name} gave what are no vectors ({error})") from None
+        raise EmbeddingError(
+            "embeddings.invalid-vectors", f"{name} returned no valid vectors: {error}; check the model"
+        ) from None
     if found.ndim != 2 or not all(math.isfinite(each) and each > 0 for each in lengths.ravel()):
-        raise EmbeddingError(f"{name} gave vectors that are empty, or not finite")
+        raise EmbeddingError(
+            "embeddings.invalid-vectors", f"{name} returned vectors that are empty or not finite; check the model"
+        )
     vectors: Vectors = found / lengths
     return vectors

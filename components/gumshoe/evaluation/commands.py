@@ -106,11 +106,14 @@ def run_evaluation(
     from gumshoe.rewards.choosing import chosen_of
 
     if not top_p:
-        raise UsageError("a --top-p of 0 leaves no token to sample; 1 leaves all")
+        raise UsageError("rollouts.top-p-zero", "--top-p must be > 0, got 0; use 1 to sample from all tokens")
     if temperature is None:
         temperature = 0.0 if samples == 1 else 1.0
     if samples > 1 and not temperature:
-        raise UsageError("several greedy samples are all alike; give a --temperature above 0")
+        raise UsageError(
+            "rewards.greedy-samples",
+            f"--samples {samples} needs --temperature > 0, got 0: greedy samples are identical",
+        )
     choice = chosen_of(samples, choose, choose_by, temperature or None)
     policies = tuple(map(NamedPolicy.parse, policy))
     rollout = Settings(
@@ -210,8 +213,8 @@ def run_gate(
         print_json(found)
     elif found.passed:
         out.print(printable(found.why), soft_wrap=True)
-    if not found.passed:
-        raise RefusedError(found.why)
+    if found.code is not None:
+        raise RefusedError(found.code, found.why)
 
 
 def _prices(given: list[str], names: list[str]) -> dict[str, "Price"]:
@@ -225,7 +228,10 @@ def _prices(given: list[str], names: list[str]) -> dict[str, "Price"]:
             if not (0 <= prompt < float("inf") and 0 <= completion < float("inf")):
                 raise ValueError
         except ValueError:
-            raise UsageError(f"--price {text} is no price; write [NAME=]PROMPT/COMPLETION, such as 2.5/10") from None
+            raise UsageError(
+                "evaluation.invalid-price",
+                f"--price must be [NAME=]PROMPT/COMPLETION in dollars >= 0, e.g. 2.5/10; got {text}",
+            ) from None
         found |= dict.fromkeys([name] if name else names, Price(prompt=prompt, completion=completion))
     return found
 
@@ -233,7 +239,7 @@ def _prices(given: list[str], names: list[str]) -> dict[str, "Price"]:
 def _adapter(text: str) -> tuple[str, Path]:
     name, _, place = text.partition("=")
     if not (name and place):
-        raise UsageError(f"--adapter {text} names no policy; write NAME=DIR")
+        raise UsageError("evaluation.invalid-adapter-option", f"--adapter must be NAME=DIR, got {text}")
     return name, Path(place)
 
 

@@ -18,8 +18,9 @@ def compared(candidate: PolicyResult, baseline: PolicyResult, level: float = 0.9
     questions = list(candidate.correct_map)
     if set(questions) != set(baseline.correct_map):
         raise UsageError(
-            f"{candidate.name} answered {len(questions):,} questions and {baseline.name} "
-            f"{len(baseline.correct_map):,}, and they are not the same; evaluate both on the same scenarios"
+            "gate.other-questions",
+            f"{candidate.name} and {baseline.name} answered different questions: {len(questions):,} and "
+            f"{len(baseline.correct_map):,}; evaluate both on the same scenarios",
         )
     ours = np.array([np.mean(candidate.correct_map[each]) for each in questions])
     theirs = np.array([np.mean(baseline.correct_map[each]) for each in questions])

@@ -155,19 +155,28 @@ def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
     names = [each.name for each in settings.policies]
     twice = next((each for each in names if names.count(each) > 1), None)
     if twice is not None:
-        raise UsageError(f"two policies would be called {twice!r}; name them, as in first={settings.policies[0].word}")
+        raise UsageError(
+            "evaluation.duplicate-policy-name",
+            f"two policies have the name {twice!r}; name each one, e.g. first={settings.policies[0].word}",
+        )
     if not 1 <= len(settings.judges) <= 2:
-        raise UsageError(f"{len(settings.judges)} judges were named; name one, or two to compare them")
+        raise UsageError("evaluation.wrong-judge-count", f"expected 1 or 2 judges, got {len(settings.judges)}")
     for what, named in (("price", set(settings.prices)), ("adapter", {name for name, _ in settings.adapters})):
         unknown = next((each for each in named if each not in names), None)
         if unknown is not None:
-            raise UsageError(f"there is no policy {unknown!r} for that {what}; there are {', '.join(names)}")
+            raise UsageError(
+                "evaluation.option-for-unknown-policy",
+                f"--{what} names the unknown policy {unknown!r}; use one of {', '.join(names)}",
+            )
     takes_tokenizer, unseen = [], set[str]()
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
         takes_tokenizer.append(policy.takes_tokenizer)
         if policy.kind == "vllm" and settings.rollout.tokenizer is None:
-            raise UsageError(f"{each.name} takes token ids, and needs its model's tokenizer; name it with --tokenizer")
+            raise UsageError(
+                "inference.tokenizer-required",
+                f"{each.name} ({each.word}) needs its model's tokenizer: add --tokenizer",
+            )
         own = [place for name, place in settings.adapters if name == each.name]
         merged = [Path(policy.base).expanduser()] if policy.kind in ("local", "transformers") else []
         for place in [*own, *([policy.adapter] if policy.adapter else []), *merged]:
@@ -176,9 +185,15 @@ def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
                 lineage.check_unseen(scenarios, each.name)
                 unseen.add(each.name)
             elif place in own:
-                raise UsageError(f"{place} does not say what {each.name} learned from; leave that adapter out")
+                raise UsageError(
+                    "evaluation.lineage-missing",
+                    f"no record of what {each.name} was trained on in {place}; remove this --adapter",
+                )
     if settings.rollout.tokenizer is not None and not any(takes_tokenizer):
-        raise UsageError("none of these policies takes a tokenizer of yours; leave --tokenizer out")
+        raise UsageError(
+            "inference.tokenizer-not-accepted",
+            f"no policy of {', '.join(names)} takes a --tokenizer; remove that option",
+        )
     return unseen
 
 
@@ -202,12 +217,15 @@ def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet
         try:
             before = dict(json.loads(path.read_bytes()))
         except (ValueError, TypeError):
-            raise UsageError(f"{path} is damaged; choose another directory") from None
+            raise UsageError(
+                "evaluation.state-damaged", f"{path} is not valid JSON; use another --out directory"
+            ) from None
     other = [name for name, value in noted.items() if before.get(name, value) != value]
     if other:
         raise UsageError(
-            f"{directory} holds an evaluation with other {' and '.join(other)}; choose another directory, or evaluate "
-            "as it was begun"
+            "evaluation.settings-changed",
+            f"{directory} holds an evaluation with different settings: {', '.join(other)}; use another directory, or "
+            "the same settings",
         )
     with explained(directory):
         write_atomically(path, io.BytesIO(json.dumps(before | noted, indent=2).encode() + b"\n"))
@@ -221,7 +239,7 @@ async def _rolled_out(
     """All episodes of each policy.
 
     Raises:
-        UnavailableError: some could not be had.
+        UnavailableError: some have no answer.
     """
     found: dict[str, list[Trajectory]] = {}
     failures: list[str] = []
@@ -234,12 +252,14 @@ async def _rolled_out(
             report = await run_to_file(own, path, advance, world)
         if report.dropped:
             scenario, cause = next(iter(report.dropped_groups.items()))
-            failures.append(f"{each.name} has no answer to {report.dropped:,} questions (of {scenario}: {cause})")
+            failures.append(f"{each.name} did not answer {report.dropped:,} questions, e.g. {scenario}: {cause}")
             continue
         episodes = [episode for episode in read_trajectories(path) if episode.scenario in order]
         found[each.name] = sorted(episodes, key=lambda episode: (order[episode.scenario], episode.sample))
     if failures:
-        raise UnavailableError(f"{'; '.join(failures)}; run this again for them, what was answered is kept")
+        raise UnavailableError(
+            "evaluation.questions-unanswered", f"{'; '.join(failures)}; run the command again for the missing answers"
+        )
     return found
 
 
@@ -289,8 +309,9 @@ async def _chosen(
     failed = [choice.failed for _, choice in found if choice.failed]
     if failed:
         raise UnavailableError(
-            f"of {len(failed):,} questions {settings.by} chose no sample of {policy} ({failed[0]}); run this again for "
-            "them, what was answered and chosen is kept"
+            "evaluation.choices-missing",
+            f"{settings.by} chose no sample of {policy} for {len(failed):,} questions, e.g.: {failed[0]}; run the "
+            "command again for them",
         )
     return dict(found)
 
@@ -363,8 +384,9 @@ async def _judged(
     if missing:
         judge, why = missing[0]
         raise UnavailableError(
-            f"{len(missing):,} answers of {policy} have no verdict of {judge} ({why}); run this again for them, what "
-            "was answered and judged is kept"
+            "evaluation.verdicts-missing",
+            f"{judge} gave no verdict on {len(missing):,} answers of {policy}, e.g.: {why}; run the command "
+            "again for them",
         )
     return [Prediction.of(policy, by_id[each.scenario], each, verdicts, reward) for each, verdicts, reward in found]
 

@@ -33,12 +33,15 @@ class GateSettings:
         """By name; those that are not named are the defaults.
 
         Raises:
-            UsageError: there is no such threshold, or one is no number.
+            UsageError: a name is unknown, or a value is not a number.
         """
         known = [each.name for each in fields(cls)]
         for name, value in thresholds.items():
             if name not in known or not isinstance(value, int | float) or isinstance(value, bool):
-                raise UsageError(f"{name}: {value} is none; there are {', '.join(known)}, each a number")
+                raise UsageError(
+                    "gate.invalid-threshold",
+                    f"invalid threshold {name}: {value!r}; set {', '.join(known)} to numbers",
+                )
         return cls(**thresholds)
 
 
@@ -48,9 +51,16 @@ class Decision(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     passed: bool
+    code: str | None = None
+    """Why it did not pass: the code of the first threshold that was missed; null if it passed."""
     why: str
     """One paragraph."""
     comparison: Comparison
+
+    @property
+    def why_with_code(self) -> str:
+        """The reasons and, if it did not pass, the code at their end, as users see them."""
+        return f"{self.why} [{self.code}]" if self.code else self.why
 
 
 def compared_places(
@@ -62,29 +72,32 @@ def compared_places(
     chosen otherwise. That tells what the samples buy, and not which policy is better.
 
     Raises:
-        UsageError: these were of other questions, or another index, or otherwise run or judged.
+        UsageError: their questions, index, settings or judges differ.
     """
     ours, theirs = candidate[0], baseline[0]
     across = across_samples and all(map(_has_one_answer, (ours, theirs))) and bool(ours.choice or theirs.choice)
-    alike: list[tuple[str, object, object]] = [
-        ("answering from the index", ours.index[:16], theirs.index[:16]),
-        ("judged by", ours.judges[0].name, theirs.judges[0].name),
-        ("run in the environment", _written(candidate[1].environment), _written(baseline[1].environment)),
+    environments = _written(candidate[1].environment), _written(baseline[1].environment)
+    alike: list[tuple[str, str, object, object]] = [
+        ("gate.other-index", "different indexes", ours.index[:16], theirs.index[:16]),
+        ("gate.other-judge", "different judges", ours.judges[0].name, theirs.judges[0].name),
+        ("gate.other-environment", "different environments", *environments),
     ]
     if not across:
-        alike.append(("asked for samples:", ours.samples, theirs.samples))
-        alike.append(("answered with", _choice(ours), _choice(theirs)))
-    alike.append(("run with", _decisive(ours, across), _decisive(theirs, across)))
-    for what, mine, other in alike:
+        alike += [
+            ("gate.other-sample-count", "different numbers of samples", ours.samples, theirs.samples),
+            ("gate.other-choice", "different ways to choose among samples", _choice(ours), _choice(theirs)),
+        ]
+    decisive = _decisive(ours, across), _decisive(theirs, across)
+    alike.append(("gate.other-settings", "different settings", *decisive))
+    names = f"{candidate[1].name} and {baseline[1].name}"
+    for code, what, mine, other in alike:
         if mine != other:
-            raise UsageError(
-                f"{candidate[1].name} was {what} {mine}, and {baseline[1].name} {other}; evaluate both alike"
-            )
+            raise UsageError(code, f"{names} were evaluated with {what}: {mine} and {other}; evaluate both alike")
     if ours.scenarios.content != theirs.scenarios.content:
         raise UsageError(
-            f"{candidate[1].name} was evaluated on {len(ours.scenarios.ids):,} scenarios and {baseline[1].name} on "
-            f"{len(theirs.scenarios.ids):,}, and they are not the same, or not word for word; evaluate both on the "
-            "same file and split"
+            "gate.other-scenarios",
+            f"{names} were evaluated on different scenarios ({len(ours.scenarios.ids):,} and "
+            f"{len(theirs.scenarios.ids):,}); evaluate both on the same file and split",
         )
     return compared(candidate[1], baseline[1], level)
 
@@ -96,7 +109,7 @@ def _has_one_answer(evaluation: EvaluationResult) -> bool:
 
 def _choice(evaluation: EvaluationResult) -> str:
     choice = evaluation.choice
-    return f"the {choice.way} of them by {choice.by}" if choice else "each of them"
+    return f"{choice.way} by {choice.by}" if choice else "none"
 
 
 def _decisive(evaluation: EvaluationResult, across: bool) -> str:
@@ -117,34 +130,36 @@ def decided(candidate: Place, baseline: Place, settings: GateSettings) -> Decisi
     for evaluation, policy in (candidate, baseline):
         if evaluation.split != "test":
             raise UsageError(
-                f"{policy.name} was evaluated on {evaluation.split or 'all splits'}, with what is there to learn from "
-                "or to choose on; a gate needs the test split"
+                "gate.not-test-split",
+                f"{policy.name} was evaluated on the split {evaluation.split or 'all'}, which training or selection "
+                "may have used; evaluate it on the test split",
             )
         if not evaluation.is_whole:
             raise UsageError(
-                f"{policy.name} was evaluated on part of a split alone, with --limit; a gate needs the whole of it"
+                "gate.partial-split", f"{policy.name} was evaluated on part of the test split; evaluate without --limit"
             )
     found = compared_places(candidate, baseline, settings.level)
     gain, unusable = found.accuracy, candidate[1].metrics["unusable"].value
-    faults = []
-    if not gain.low > settings.min_lower:
-        faults.append(
-            f"the lower end of the {settings.level:.0%} interval, {gain.low:+.1%}, does not lie above "
-            f"{settings.min_lower:.1%}"
-        )
+    faults: dict[str, str] = {}
     if gain.difference < settings.min_gain - 1e-9:
-        faults.append(f"the gain of {gain.difference:+.1%} is under {settings.min_gain:.1%}")
+        faults["gate.gain-too-small"] = f"the gain {gain.difference:+.1%} is below {settings.min_gain:.1%}"
+    if not gain.low > settings.min_lower:
+        interval = f"the lower end {gain.low:+.1%} of the {settings.level:.0%} interval"
+        faults["gate.lower-bound-too-low"] = f"{interval} is not above {settings.min_lower:.1%}"
     if found.p_value > settings.max_p:
-        faults.append(f"by McNemar's exact test p = {found.p_value:.2g}, over {settings.max_p:g}")
+        faults["gate.not-significant"] = f"p = {found.p_value:.2g} (McNemar's exact test) is above {settings.max_p:g}"
     if unusable > settings.max_unusable + 1e-9:
-        faults.append(f"{unusable:.1%} of its episodes end with an unusable call, over {settings.max_unusable:.1%}")
-    verdict = f"{found.candidate} passes" if not faults else f"{found.candidate} does not pass: {', and '.join(faults)}"
+        share = f"the share {unusable:.1%} of episodes that end with an unusable call"
+        faults["gate.too-many-unusable"] = f"{share} is above {settings.max_unusable:.1%}"
+    missed = "; ".join(faults.values())
+    verdict = f"{found.candidate} does not pass: {missed}" if faults else f"{found.candidate} passes"
     why = (
-        f"{verdict}. Of {found.questions:,} questions it answers {gain.candidate:.1%} correctly and {found.baseline} "
-        f"{gain.baseline:.1%}: a difference of {gain.difference:+.1%}, with a paired {settings.level:.0%} interval "
-        f"from {gain.low:+.1%} to {gain.high:+.1%}. It won {found.wins:,} questions and lost {found.losses:,} "
-        f"(McNemar's exact test: p = {found.p_value:.2g}). {unusable:.1%} of its episodes end with an unusable call."
+        f"{verdict}. Of {found.questions:,} questions, {found.candidate} answers {gain.candidate:.1%} correctly and "
+        f"{found.baseline} {gain.baseline:.1%}: a difference of {gain.difference:+.1%}, with a paired "
+        f"{settings.level:.0%} interval from {gain.low:+.1%} to {gain.high:+.1%}. {found.candidate} won {found.wins:,} "
+        f"questions and lost {found.losses:,} (McNemar's exact test: p = {found.p_value:.2g}). {unusable:.1%} of its "
+        "episodes end with an unusable call."
     )
     if not candidate[1].is_unseen:
-        why += " What it learned from is not known."
-    return Decision(passed=not faults, why=why, comparison=found)
+        why += f" What {found.candidate} was trained on is not known."
+    return Decision(passed=not faults, code=next(iter(faults), None), why=why, comparison=found)

@@ -19,10 +19,6 @@ from gumshoe.rewards.scoring import Judged
 from gumshoe.scenarios.scenario import Scenario
 
 
-class PredictionError(UsageError):
-    """A file of predictions cannot be read as one."""
-
-
 class Verdicts(BaseModel):
     """What one judge says of an answer."""
 
@@ -162,14 +158,16 @@ def read_predictions(path: Path) -> list[Prediction]:
     """The predictions of a file.
 
     Raises:
-        PredictionError: a line is none; it says which.
+        UsageError: a line is not a prediction; the message says which.
     """
     found = []
     for number, line in enumerate(read_lines(str(path)), 1):
         try:
             found.append(Prediction.model_validate_json(line))
         except ValidationError as error:
-            raise PredictionError(f"{path}:{number}: this is no prediction ({faults_of(error)})") from None
+            raise UsageError(
+                "evaluation.invalid-prediction", f"{path}:{number}: not a prediction: {faults_of(error)}"
+            ) from None
     return found
 
 

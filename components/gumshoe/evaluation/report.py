@@ -59,7 +59,7 @@ def _page(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[str]:
     result = evaluated.result
     page = template.generate(
         result=result,
-        version=version("gumshoe"),
+        version=version("gumshoe-agents"),
         rows=list(dict.fromkeys(name for each in result.policies for name in each.metrics)),
         described=described,
         written=written,

@@ -212,16 +212,21 @@ def read_result(place: str) -> tuple[EvaluationResult, PolicyResult]:
         found = EvaluationResult.model_validate_json(path.read_bytes())
     except OSError as error:
         raise UsageError(
-            f"there is no evaluation at {where} ({error.strerror}); name a directory that `gumshoe evaluate` wrote, or "
-            f"its {METRICS_FILE}"
+            "evaluation.not-found",
+            f"no evaluation at {where}: {error.strerror}; name a directory that `gumshoe evaluate` wrote, or its "
+            f"{METRICS_FILE}",
         ) from None
     except ValidationError as error:
-        raise UsageError(f"{path} is no {METRICS_FILE} of gumshoe ({faults_of(error)})") from None
+        raise UsageError(
+            "evaluation.invalid-metrics-file", f"{path} is not a {METRICS_FILE} of gumshoe: {faults_of(error)}"
+        ) from None
     names = [each.name for each in found.policies]
     if not name and len(names) == 1:
         name = names[0]
     chosen = next((each for each in found.policies if each.name == name), None)
     if chosen is None:
-        said = f"no policy {name!r}" if name else "several policies"
-        raise UsageError(f"{path} holds {said}; write {where}#NAME with one of {', '.join(names)}")
+        hint = f"write {where}#NAME with one of {', '.join(names)}"
+        if name:
+            raise UsageError("evaluation.policy-not-found", f"{path} has no policy {name!r}; {hint}")
+        raise UsageError("evaluation.policy-not-named", f"{path} has {len(names)} policies; {hint}")
     return found, chosen

@@ -68,7 +68,7 @@ def paired_difference(candidate: Numbers, baseline: Numbers, *, level: float = 0
         ValueError: they are of different lengths.
     """
     if len(candidate) != len(baseline):
-        raise ValueError(f"{len(candidate)} and {len(baseline)} numbers are no pairs")
+        raise ValueError(f"expected pairs, got {len(candidate)} and {len(baseline)} numbers")
     return bootstrap(np.asarray(candidate, np.float64) - np.asarray(baseline, np.float64), level=level, seed=seed)
 
 
@@ -92,7 +92,7 @@ def pass_at(k: int, correct: int, samples: int) -> float:
         ValueError: there are fewer samples than k.
     """
     if not 0 < k <= samples:
-        raise ValueError(f"pass@{k} needs {k} samples or more, and at least one; there are {samples}")
+        raise ValueError(f"pass@{k} needs 1 <= k <= samples, got {samples} samples")
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
@@ -104,7 +104,7 @@ def cohens_kappa(one: Sequence[bool], other: Sequence[bool]) -> float:
         ValueError: they judged different numbers of answers.
     """
     if len(one) != len(other):
-        raise ValueError(f"{len(one)} and {len(other)} verdicts are no pairs")
+        raise ValueError(f"expected pairs, got {len(one)} and {len(other)} verdicts")
     if not one:
         return math.nan
     agreed = sum(mine == theirs for mine, theirs in zip(one, other, strict=True)) / len(one)

@@ -55,7 +55,7 @@ class MeasuringLimits(BaseModel):
         try:
             return cls.model_validate(dict(given))
         except ValidationError as error:
-            raise UsageError(f"limits: {faults_of(error)}") from None
+            raise UsageError("evaluation.invalid-limits", f"invalid limits: {faults_of(error)}") from None
 
 
 def measured(
@@ -153,7 +153,7 @@ def keep(directory: Path, decision: Decision, store: str, run: str) -> str:
         StorageError, UnavailableError: the store failed.
     """
     version = content_digest(describe(artifact_files(directory)))[:12]
-    settings = {"passed": decision.passed, "why": decision.why}
+    settings = {"passed": decision.passed, "code": decision.code, "why": decision.why}
     return Store(store).publish(directory, f"runs/{run}/reports", version, settings=settings).manifest.reference
 
 
@@ -168,7 +168,7 @@ def _summary(decision: Decision, result: EvaluationResult) -> str:
         [
             f"# {'Passed' if decision.passed else 'Not passed'}",
             "",
-            decision.why,
+            decision.why_with_code,
             "",
             f"| {len(result.scenarios.ids):,} questions | {' | '.join(names)} |",
             f"|---|{'---|' * len(names)}",

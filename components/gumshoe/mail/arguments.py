@@ -14,30 +14,38 @@ Order = Literal["relevance", "date"]
 
 
 class SearchArgumentError(UsageError):
-    """An argument of a search that cannot be carried out; the message says what to write instead."""
+    """An argument of a search that cannot be carried out. Models read these messages: their wording must not change."""
 
 
 def check_choices(limit: Any, order: Any) -> None:
     """Raises SearchArgumentError unless these are a number of results and an order."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
-        raise SearchArgumentError(f"limit is {limit!r}; write a whole number from 1 to {MAX_LIMIT}")
+        raise SearchArgumentError(
+            "mail.invalid-limit", f"limit is {limit!r}; write a whole number from 1 to {MAX_LIMIT}"
+        )
     if order not in get_args(Order):
-        raise SearchArgumentError(f"order is {order!r}; write 'relevance' or 'date'")
+        raise SearchArgumentError("mail.invalid-order", f"order is {order!r}; write 'relevance' or 'date'")
 
 
 def check_keywords(keywords: Any) -> list[str]:
     """The keywords, if they are a list of texts that is neither empty nor endless."""
     if not isinstance(keywords, list | tuple) or not all(isinstance(keyword, str) for keyword in keywords):
-        raise SearchArgumentError('keywords is not a list of texts; write it as ["first", "second words"]')
+        raise SearchArgumentError(
+            "mail.invalid-keywords", 'keywords is not a list of texts; write it as ["first", "second words"]'
+        )
     if not 1 <= len(keywords) <= MAX_KEYWORDS:
-        raise SearchArgumentError(f"there are {len(keywords)} keywords; write 1 to {MAX_KEYWORDS}")
+        raise SearchArgumentError(
+            "mail.keyword-count", f"there are {len(keywords)} keywords; write 1 to {MAX_KEYWORDS}"
+        )
     return list(keywords)
 
 
 def check_address(name: str, text: Any) -> str:
     """The normal form of a whole address."""
     if not isinstance(text, str) or not re.fullmatch(r"\S+@\S+", address := normal_address(text)):
-        raise SearchArgumentError(f"{name} is {text!r}; write a whole address, such as ann@example.com")
+        raise SearchArgumentError(
+            "mail.invalid-address", f"{name} is {text!r}; write a whole address, such as ann@example.com"
+        )
     return address
 
 
@@ -45,7 +53,7 @@ def check_period(after: Any, before: Any) -> tuple[int | None, int | None]:
     """Seconds since 1970 of the two ends of a period, None where it is open."""
     start, end = _moment("sent_after", after), _moment("sent_before", before)
     if start is not None and end is not None and start >= end:
-        raise SearchArgumentError(f"sent_after {after} is not earlier than sent_before {before}")
+        raise SearchArgumentError("mail.empty-period", f"sent_after {after} is not earlier than sent_before {before}")
     return start, end
 
 
@@ -59,4 +67,6 @@ def _moment(name: str, value: Any) -> int | None:
             moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
         return to_utc(moment)[0]
     except (ValueError, AttributeError, OverflowError):
-        raise SearchArgumentError(f"{name} is {value!r}, which is no date; write it as YYYY-MM-DD") from None
+        raise SearchArgumentError(
+            "mail.invalid-date", f"{name} is {value!r}, which is no date; write it as YYYY-MM-DD"
+        ) from None

@@ -6,10 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gumshoe.artifacts.sqlite import open_read_only
+from gumshoe.artifacts.sqlite import damage_explained, open_read_only
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import shown_date
-from gumshoe.mail.schema import damage_explained
 
 _NAMED = """
     SELECT messages.message, message_id, sent FROM messages
@@ -43,8 +42,8 @@ class MailAudit:
     """Looks ids up in a whole index, whosever inbox they lie in.
 
     Raises on opening:
-        IndexPlaceError: there is no index.
-        IndexFileError: it is damaged, or another version of Gumshoe built it.
+        UsageError: there is no index.
+        GumshoeError: it is damaged, or another version of Gumshoe built it.
     """
 
     def __init__(self, index: Path) -> None:
@@ -58,7 +57,7 @@ class MailAudit:
         dropped duplicate, and those that came under an id that was used already.
 
         Raises:
-            IndexFileError: the file is damaged.
+            GumshoeError: the file is damaged.
         """
         bare = message_id.strip("<>")
         with damage_explained(self._path):

@@ -21,18 +21,9 @@ import orjson
 from gumshoe.artifacts.private import mark
 from gumshoe.artifacts.reading import Unreadable
 from gumshoe.artifacts.storage import directory_lock, explained, is_partial
-from gumshoe.errors import UsageError
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.message import ParsedMessage, Recipient, clean
-from gumshoe.mail.schema import (
-    INDEXES,
-    TABLES,
-    VERSION,
-    IndexBusyError,
-    IndexFileError,
-    IndexPlaceError,
-    address_term,
-    index_file,
-)
+from gumshoe.mail.schema import INDEXES, TABLES, VERSION, address_term, index_file
 from gumshoe.mail.sources import Source, open_source
 from gumshoe.terminal import progress
 
@@ -83,22 +74,25 @@ def build_index(
     have the old one open go on reading it, and a `MailIndex` opens no other in its place.
 
     Raises:
-        SourceError: a source is not there, or not what it is said to be; nothing was begun.
-        IndexPlaceError: there is an index already.
-        IndexBusyError: another build is under way.
-        StorageError: the directory cannot be written to.
+        UsageError: a source is not there, or not what it is said to be; or there is an index already.
+        UnavailableError: another build is under way.
+        GumshoeError: the index cannot be written.
     """
     started = time.monotonic()
     opened = [open_source(uri) for uri in sources]
     if not opened:
-        raise UsageError("there is no source to index; name one or more")
+        raise UsageError("mail.no-sources", "no source was given; name one or more sources to index")
     final = index_file(directory)
     with explained(directory), directory_lock(directory, wait=None) as lock:
         if lock is None:
-            raise IndexBusyError(f"another build is writing to {directory}; wait for it, or choose another directory")
+            raise UnavailableError(
+                "mail.index-busy",
+                f"another process is building an index in {directory}; wait for it, or choose another directory",
+            )
         if final.exists() and not replace:
-            raise IndexPlaceError(
-                f"{directory} holds an index already; choose another directory, or replace it (--replace)"
+            raise UsageError(
+                "mail.index-exists",
+                f"{directory} contains an index already; choose another directory, or replace it with --replace",
             )
         partial = final.with_name(f".{final.name}.partial")
         partial.unlink(missing_ok=True)
@@ -148,8 +142,8 @@ def _build(sources: list[Source], path: Path, options: BuildOptions, started: fl
         database.execute("COMMIT")
         return builder.report
     except (apsw.FullError, apsw.IOError, apsw.CantOpenError) as error:
-        raise IndexFileError(
-            f"{path} could not be written ({error}); make room on its disk, then run this again"
+        raise GumshoeError(
+            "mail.index-not-written", f"cannot write {path}: {error}; free space on its disk, then try again"
         ) from None
     finally:
         database.close()

@@ -18,8 +18,8 @@ from typing import Any
 
 import apsw
 
-from gumshoe.artifacts.sqlite import open_read_only
-from gumshoe.errors import GumshoeError
+from gumshoe.artifacts.sqlite import damage_explained, open_read_only
+from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.arguments import (
     MAX_KEYWORD,
     Order,
@@ -30,15 +30,7 @@ from gumshoe.mail.arguments import (
     check_period,
 )
 from gumshoe.mail.message import Recipient, clean, shown_date
-from gumshoe.mail.schema import (
-    TOKENIZER,
-    VERSION,
-    IndexFileError,
-    IndexPlaceError,
-    address_term,
-    damage_explained,
-    index_file,
-)
+from gumshoe.mail.schema import TOKENIZER, VERSION, address_term, index_file
 
 SNIPPET_WORDS = 24
 
@@ -144,14 +136,16 @@ class MailIndex:
     """An index, opened read-only. One may be used by many threads, and survives a fork.
 
     Raises on opening:
-        IndexPlaceError: there is none.
-        IndexFileError: it is damaged, or another version of Gumshoe built it.
+        UsageError: there is none.
+        GumshoeError: it is damaged, or another version of Gumshoe built it.
     """
 
     def __init__(self, directory: Path) -> None:
         self.path = index_file(directory)
         if not self.path.is_file():
-            raise IndexPlaceError(f"there is no index in {directory}; build one with `gumshoe mail index`")
+            raise UsageError(
+                "mail.no-index", f"{directory} contains no mail index; build one with `gumshoe mail index`"
+            )
         self._file = _identity(self.path)
         self._local = threading.local()
         # The file never changes, and the episodes of a group, or the turns of one, ask for the same.
@@ -165,8 +159,9 @@ class MailIndex:
         with self._explained():
             schema = self._connection().execute("SELECT value FROM build WHERE name = 'schema'").get
         if schema != str(VERSION):
-            raise IndexFileError(
-                f"{self.path} was built by another version of Gumshoe (schema {schema}, not {VERSION}); build it again"
+            raise GumshoeError(
+                "mail.index-version",
+                f"{self.path} was built by another version of Gumshoe (schema {schema}, not {VERSION}); build it again",
             )
 
     def search(
@@ -190,7 +185,7 @@ class MailIndex:
 
         Raises:
             SearchArgumentError: an argument cannot be used; the message says what to write instead.
-            IndexFileError: the file is damaged.
+            GumshoeError: the file is damaged.
         """
         phrases = [self._phrase(keyword) for keyword in check_keywords(keywords)]
         after, before = check_period(sent_after, sent_before)
@@ -233,11 +228,13 @@ class MailIndex:
         Raises:
             MessageNotFoundError: the inbox holds no such message, wherever else it may be.
             SearchArgumentError: an argument is not of the right form.
-            IndexFileError: the file is damaged.
+            GumshoeError: the file is damaged.
         """
         owner = check_address("inbox", inbox)
         if not isinstance(message_id, str):
-            raise SearchArgumentError("message_id is not text; write an id as a search shows it")
+            raise SearchArgumentError(
+                "mail.invalid-message-id", "message_id is not text; write an id as a search shows it"
+            )
         return self._message(owner, clean(message_id).strip())
 
     def _find_message(self, owner: str, exact: str) -> Message:
@@ -246,7 +243,10 @@ class MailIndex:
             values = {"inbox": self._address(owner), "exact": exact, "bare": bare, "bracketed": f"<{bare}>"}
             found = next(self._connection().execute(_READ, values), None)
             if found is None:
-                raise MessageNotFoundError(f"there is no message {exact!r} in this inbox")
+                raise MessageNotFoundError(
+                    "mail.message-not-found",
+                    f"message {exact!r} does not exist in this inbox; use an id from `gumshoe mail search`",
+                )
             number, kept_id, sent, offset, sender, sender_name, subject, body = found
             listed = self._connection().execute(
                 _VISIBLE.format(message=":message"), {"message": number, "inbox": values["inbox"]}
@@ -261,7 +261,7 @@ class MailIndex:
 
         Raises:
             SearchArgumentError: the inbox is not a whole address.
-            IndexFileError: the file is damaged.
+            GumshoeError: the file is damaged.
         """
         owner = check_address("inbox", inbox)
         with self._explained():
@@ -294,10 +294,14 @@ class MailIndex:
         """A keyword as a quoted phrase of the query language: nothing in it is an operator."""
         words = clean(keyword)
         if len(words) > MAX_KEYWORD:
-            raise SearchArgumentError(f"a keyword has {len(words)} characters; use at most {MAX_KEYWORD}")
+            raise SearchArgumentError(
+                "mail.keyword-too-long", f"a keyword has {len(words)} characters; use at most {MAX_KEYWORD}"
+            )
         tokenize = self._connection().fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
         if not tokenize(words.encode(), apsw.FTS5_TOKENIZE_QUERY, None):
-            raise SearchArgumentError(f"keyword {words!r} has no letter or digit to search for; use words")
+            raise SearchArgumentError(
+                "mail.keyword-without-words", f"keyword {words!r} has no letter or digit to search for; use words"
+            )
         return '"' + words.replace('"', '""') + '"'
 
     def _find_address(self, text: str) -> int | None:
@@ -333,7 +337,9 @@ class MailIndex:
         """This thread's connection, made on its first use, and made anew after a fork."""
         if getattr(self._local, "process", None) != os.getpid():
             if _identity(self.path) != self._file:
-                raise IndexFileError(f"{self.path} was replaced since it was opened; open it again")
+                raise GumshoeError(
+                    "mail.index-replaced", f"{self.path} was replaced after it was opened; open it again"
+                )
             database = open_read_only(self.path)
             database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             self._local.scorer = scorer = _Scorer()

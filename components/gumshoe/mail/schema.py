@@ -1,10 +1,7 @@
 """The tables of an index, and the form in which addresses and keywords reach its full-text search."""
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 
-from gumshoe.artifacts import sqlite
-from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.message import ADDRESS_MARK
 
 FILE_NAME = "mail.sqlite"
@@ -56,30 +53,9 @@ CREATE INDEX other_ids_id ON other_ids (message_id);
 """
 
 
-class IndexFileError(GumshoeError):
-    """An index is damaged, or cannot be written."""
-
-
-class IndexPlaceError(UsageError, IndexFileError):
-    """A directory holds no index where one is needed, or one where none may be."""
-
-
-class IndexUnreadableError(UnavailableError, IndexFileError):
-    """The disk that an index lies on does not answer."""
-
-
-class IndexBusyError(UnavailableError, IndexFileError):
-    """Another process is writing an index to the same place."""
-
-
 def index_file(directory: Path) -> Path:
     """Where an index lies in its directory."""
     return directory / FILE_NAME
-
-
-def damage_explained(path: Path) -> AbstractContextManager[None]:
-    """Turn SQLite's errors about an index into IndexFileError, those of its disk into IndexUnreadableError."""
-    return sqlite.damage_explained(path, IndexFileError, IndexUnreadableError)
 
 
 def address_term(address: int) -> str:

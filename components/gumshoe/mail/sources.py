@@ -12,8 +12,9 @@ from typing import Any
 from gumshoe.artifacts import reading
 from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset
 from gumshoe.artifacts.lines import DAMAGED, file_size, read_lines
-from gumshoe.artifacts.reading import SourceError, Unreadable, files_below, read_files, read_json_lines
+from gumshoe.artifacts.reading import Unreadable, files_below, read_files, read_json_lines
 from gumshoe.artifacts.storage import Entry, Storage
+from gumshoe.errors import UsageError
 from gumshoe.mail.message import (
     ROLES,
     ParsedMessage,
@@ -49,7 +50,7 @@ def open_source(uri: str) -> Source:
     """The source that a URI names.
 
     Raises:
-        SourceError: the URI is of no known form, or nothing of that kind lies there.
+        UsageError: the URI is of no known form, or nothing of that kind lies there.
         StorageError, UnavailableError: the place could not be looked into.
     """
     openers: dict[str, Callable[[str, str], Source]] = {
@@ -66,7 +67,7 @@ def split_source(uri: str) -> tuple[str, str]:
     """The kind of a source and its place.
 
     Raises:
-        SourceError: the URI is of no known form.
+        UsageError: the URI is of no known form.
     """
     return reading.split_source(uri, _KINDS, "mail", FORMS)
 
@@ -98,7 +99,7 @@ class _Tree:
     @classmethod
     def of(cls, uri: str, storage: Storage, files: list[Entry]) -> "_Tree":
         if not files:
-            raise SourceError(f"{uri}: there are no message files in it; check the directory")
+            raise UsageError("mail.no-messages", f"{uri} contains no message files; check the directory")
         return cls(uri, sum(entry.size for entry in files), storage, files)
 
     def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
@@ -106,7 +107,9 @@ class _Tree:
             where = f"{self.storage.uri}/{entry.key}"
             advance(entry.size)
             yield (
-                parse_message(raw, where) if isinstance(raw, bytes) else Unreadable(where, "cannot be opened", str(raw))
+                parse_message(raw, where)
+                if isinstance(raw, bytes)
+                else Unreadable(where, "cannot be opened", raw.message_with_code)
             )
 
 
@@ -131,9 +134,11 @@ class _Mbox:
         try:
             first = next(read_lines(place), b"")
         except DAMAGED as error:
-            raise SourceError(f"{uri}: it cannot be unpacked ({error}); check the file") from None
+            raise UsageError("mail.not-gzip", f"{uri}: cannot unpack the file: {error}; check the file") from None
         if total and not first.startswith(b"From "):
-            raise SourceError(f"{uri}: its first line does not start with 'From ', so it is not an mbox")
+            raise UsageError(
+                "mail.unreadable-mbox", f"{uri} is not an mbox: its first line does not start with 'From '"
+            )
         return cls(uri, total, place)
 
     def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:

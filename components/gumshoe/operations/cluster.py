@@ -19,21 +19,21 @@ _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # whe
 
 
 class ClusterError(GumshoeError):
-    """A cluster refuses."""
+    """Report that a cluster refuses a request."""
 
-    def __init__(self, said: str, status: int | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, code: str, message: str, status: int | None = None) -> None:
+        super().__init__(code, message)
         self.status = status
-        """The answer's, where there was one."""
+        """HTTP status of the answer, if there was one."""
 
 
 class ClusterUnavailableError(UnavailableError):
-    """A cluster does not answer, or is not well."""
+    """Report that a cluster does not answer, or answers with a server error."""
 
-    def __init__(self, said: str, pause: float | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, code: str, message: str, pause: float | None = None) -> None:
+        super().__init__(code, message)
         self.pause = pause
-        """Seconds that it wants to be left alone for, where it said so."""
+        """Seconds to wait before the next request, if the cluster says so."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Cluster:
         """
         return cls(namespace or _own_namespace(context), context)
 
-    def ask(self, method: Callable[..., Any], *arguments: Any, what: str = "it", **named: Any) -> Any:
+    def ask(self, method: Callable[..., Any], *arguments: Any, what: str = "the resource", **named: Any) -> Any:
         """Call a method of the published client.
 
         Raises:
@@ -78,7 +78,7 @@ class Cluster:
         """See whether the cluster answers, before anything is asked of it that has no deadline of its own."""
         from kubernetes import client
 
-        self.ask(client.VersionApi(self._client).get_code, what="an API")
+        self.ask(client.VersionApi(self._client).get_code, what="the version of the API")
 
     @cached_property
     def core(self) -> "client.CoreV1Api":
@@ -116,7 +116,7 @@ class Cluster:
         return self._client.sanitize_for_serialization(answer)
 
     @contextmanager
-    def explained(self, what: str = "it") -> Iterator[None]:
+    def explained(self, what: str = "the resource") -> Iterator[None]:
         """
         Raises:
             ClusterError, ClusterUnavailableError: as `ask`.
@@ -128,26 +128,50 @@ class Cluster:
             yield
         except ApiException as error:
             said = _said(error)
-            if error.status in (401, 403):
+            if error.status == 401:
                 raise ClusterError(
-                    f"Kubernetes refuses ({error.status}{said}); use a context, or a service account, that may do this",
-                    error.status,
+                    "cluster.unauthenticated",
+                    f"Kubernetes does not accept these credentials: 401{said}; log in again, or use another context or "
+                    "service account",
+                    401,
+                ) from None
+            if error.status == 403:
+                raise ClusterError(
+                    "cluster.access-denied",
+                    f"Kubernetes denies access: 403{said}; use a context or a service account that has this right",
+                    403,
                 ) from None
             if error.status == 404:
-                raise ClusterError(f"namespace {self.namespace} does not have {what} (404{said})", 404) from None
+                raise ClusterError(
+                    "cluster.not-found",
+                    f"{what} does not exist in namespace {self.namespace}: 404{said}; check the namespace and the name",
+                    404,
+                ) from None
             if error.status is None or error.status >= 500 or error.status == 429:
                 raise ClusterUnavailableError(
-                    f"Kubernetes is not well ({error.status}{said}); try again", _pause(error)
+                    "cluster.api-unhealthy",
+                    f"the Kubernetes API failed: {error.status}{said}; try again later",
+                    _pause(error),
                 ) from None
-            raise ClusterError(f"Kubernetes refuses ({error.status}{said})", error.status) from None
+            raise ClusterError(
+                "cluster.request-rejected", f"Kubernetes rejected the request: {error.status}{said}", error.status
+            ) from None
         except urllib3.exceptions.HTTPError as error:
             reason = getattr(error, "reason", None) or error
-            kind = "in time" if isinstance(reason, urllib3.exceptions.TimeoutError) else f"({short(reason)})"
+            if _is_timeout(reason):
+                raise ClusterUnavailableError(
+                    "cluster.timeout",
+                    "the Kubernetes API did not answer in time; check the context and the network, then try again",
+                ) from None
             raise ClusterUnavailableError(
-                f"Kubernetes does not answer {kind}; check the context, and that you can reach it"
+                "cluster.unreachable",
+                f"the Kubernetes API cannot be reached: {short(reason)}; check the context and the network",
             ) from None
         except (ValueError, AttributeError, TypeError) as error:  # what the client makes of other documents
-            raise ClusterError(f"what answers is no Kubernetes ({short(error)}); check the context") from None
+            raise ClusterError(
+                "cluster.not-kubernetes",
+                f"the server is not a Kubernetes API: {short(error)}; check the server address of the context",
+            ) from None
 
 
 def _own_namespace(context: str | None) -> str:
@@ -157,14 +181,18 @@ def _own_namespace(context: str | None) -> str:
     places = kubeconfig()
     if places is None:
         if context is not None:
-            raise UsageError(f"there is no kubeconfig with the context {context}; set KUBECONFIG")
+            raise UsageError(
+                "cluster.no-kubeconfig", f"no kubeconfig found for context {context}; set KUBECONFIG to the file's path"
+            )
         return _IN_POD.read_text(encoding="utf-8").strip()
     with _configured():
         contexts, active = config.list_kube_config_contexts(places)
     chosen = active if context is None else next((each for each in contexts if each["name"] == context), None)
     if chosen is None:
         known = ", ".join(each["name"] for each in contexts)
-        raise UsageError(f"there is no context {context} in the kubeconfig; there are {known}")
+        raise UsageError(
+            "cluster.unknown-context", f"context {context} does not exist in the kubeconfig; use one of: {known}"
+        )
     return str(chosen["context"].get("namespace") or "default")
 
 
@@ -179,7 +207,10 @@ def kubeconfig() -> str | None:
         return places
     if _IN_POD.exists():
         return None
-    raise UsageError(f"there is no kubeconfig at {places}, and this is no pod; set KUBECONFIG to a cluster's")
+    raise UsageError(
+        "cluster.no-kubeconfig",
+        f"no kubeconfig found at {places}, and this process does not run in a pod; set KUBECONFIG to the file's path",
+    )
 
 
 @contextmanager
@@ -193,7 +224,18 @@ def _configured() -> Iterator[None]:
     try:
         yield
     except (ConfigException, OSError, ValueError) as error:
-        raise UsageError(f"there is no way to Kubernetes ({short(error)}); set KUBECONFIG") from None
+        raise UsageError(
+            "cluster.invalid-kubeconfig",
+            f"the kubeconfig cannot be used: {short(error)}; correct it, or set KUBECONFIG",
+        ) from None
+
+
+def _is_timeout(reason: object) -> bool:
+    """Return whether a deadline passed; urllib3 counts connections that were refused as timeouts too."""
+    import urllib3
+
+    timeout, refused = urllib3.exceptions.TimeoutError, urllib3.exceptions.NewConnectionError
+    return isinstance(reason, timeout) and not isinstance(reason, refused)
 
 
 def _pause(error: Any) -> float | None:

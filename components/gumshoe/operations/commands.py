@@ -87,7 +87,9 @@ def deploy_(
     found = None
     if adapter is not None:
         if store is None:
-            raise UsageError(f"say which store {adapter} was published in, with --store or $GUMSHOE_STORE")
+            raise UsageError(
+                "deploy.store-not-named", f"no store is named for adapter {adapter}; set --store or $GUMSHOE_STORE"
+            )
         found = find_adapter(store, adapter)
     if dry_run:
         changes, kept = _seen(name, namespace, context, chart)
@@ -149,7 +151,11 @@ def list_(
     """List the deployments of a namespace: adapters and what they take, health, and since when."""
     if context.invoked_subcommand:
         if namespace or kube_context or json:
-            raise UsageError(f"write the options behind it: gumshoe deployments {context.invoked_subcommand} …")
+            raise UsageError(
+                "deploy.misplaced-option",
+                "options must follow the subcommand; write `gumshoe deployments "
+                f"{context.invoked_subcommand} NAME --namespace …`",
+            )
         return
     releases = _releases(namespace, kube_context)
     found = [releases.get(each.name) for each in releases.newest()]
@@ -257,18 +263,30 @@ def _given(files: list[Path], sets: list[str]) -> dict[str, Any]:
         try:
             read = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UsageError(f"{file} cannot be read ({' '.join(str(error).split())}); name a YAML file") from None
+            raise UsageError(
+                "deploy.values-unreadable",
+                f"cannot read values from {file}: {' '.join(str(error).split())}; name a YAML file in UTF-8",
+            ) from None
         if not isinstance(read, dict):
-            raise UsageError(f"{file} holds no values by name; write them as the chart's values.yaml has them")
+            raise UsageError(
+                "deploy.values-not-a-mapping",
+                f"{file} must be a mapping of chart values, got {type(read).__name__}; write it like the chart's "
+                "values.yaml",
+            )
         values = merged(values, read)
     for each in sets:
         name, equals, text = each.partition("=")
         if not equals or not name.strip():
-            raise UsageError(f"{each!r} is no value; write NAME=VALUE, as serving.gpus=2")
+            raise UsageError(
+                "deploy.invalid-set-option", f"--set must be NAME=VALUE, got {each!r}; write e.g. --set serving.gpus=2"
+            )
         try:
             value: Any = yaml.safe_load(text) if text else ""
         except yaml.YAMLError as error:
-            raise UsageError(f"{each!r} is no value: {' '.join(str(error).split())}") from None
+            raise UsageError(
+                "deploy.invalid-set-option",
+                f"the value of --set {each!r} is not valid YAML: {' '.join(str(error).split())}; quote or correct it",
+            ) from None
         for part in reversed(name.strip().split(".")):
             value = {part: value}
         values = merged(values, value)
@@ -276,7 +294,10 @@ def _given(files: list[Path], sets: list[str]) -> dict[str, Any]:
         try:
             to_json.dumps(group)
         except TypeError as error:
-            raise UsageError(f"{name}: {error}; write a date in quotes") from None
+            raise UsageError(
+                "deploy.value-not-json",
+                f"{name} contains a value that JSON does not have: {error}; put dates in quotes",
+            ) from None
     return {name: group for name, group in values.items() if group is not None}
 
 
@@ -287,7 +308,9 @@ def _releases(namespace: str | None, context: str | None, chart: Path | None = N
 
         return Releases(Cluster.of(namespace, context), chart)
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed, which deployments need; install gumshoe[deploy]") from None
+        raise UsageError(
+            "cluster.missing-dependency", f"deployments require {error.name}: pip install 'gumshoe-agents[deploy]'"
+        ) from None
 
 
 def _changes(
@@ -313,7 +336,8 @@ def _seen(
     except (UsageError, ClusterUnavailableError) as error:
         if context is not None:
             raise
-        err.print(f"No cluster can be asked ({escape(str(error))}); this is for a first deployment.", soft_wrap=True)
+        reason = escape(error.message_with_code)
+        err.print(f"No cluster can be asked: {reason}. This is for a first deployment.", soft_wrap=True)
         return Deployments(Releases(Cluster(namespace or "default"), chart), waiting), None
 
 

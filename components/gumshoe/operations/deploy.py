@@ -16,7 +16,7 @@ from gumshoe.artifacts.storage import NotFoundError
 from gumshoe.artifacts.store import CorruptArtifactError, Store
 from gumshoe.errors import UsageError
 from gumshoe.operations.cluster import Cluster
-from gumshoe.operations.readiness import NotReadyError, wait_until_ready
+from gumshoe.operations.readiness import DeploymentNotReadyError, wait_until_ready
 from gumshoe.operations.releases import Kept, Release, Releases, check_name
 from gumshoe.terminal import err
 
@@ -75,13 +75,21 @@ class Target:
         """
         known = {each.name for each in fields(cls)}
         if wrong := set(told) - known:
-            raise UsageError(f"{', '.join(sorted(wrong))} is none of {', '.join(sorted(known))}")
+            raise UsageError(
+                "deploy.unknown-target-key",
+                f"deployment has no key {', '.join(sorted(wrong))}; use {', '.join(sorted(known))}",
+            )
         made = cls(**told)
+        for key, kind, wanted in (
+            ("name", str, "a string"),
+            ("namespace", str, "a string"),
+            ("values", dict, "a mapping"),
+        ):
+            if not isinstance(value := getattr(made, key), kind):
+                raise UsageError("deploy.invalid-target", f"{key} must be {wanted}, got {value!r}")
         check_name(made.name)
-        if not isinstance(made.name, str) or not isinstance(made.namespace, str) or not isinstance(made.values, dict):
-            raise UsageError("write name and namespace as texts, and values as the chart's values.yaml has them")
         if not isinstance(made.percent, int | float) or not 0 <= made.percent <= 100:
-            raise UsageError(f"percent: {made.percent} is none; write a number from 0 to 100")
+            raise UsageError("deploy.invalid-target", f"percent must be a number from 0 to 100, got {made.percent!r}")
         return made
 
 
@@ -129,7 +137,10 @@ def find_adapter(store: str, version: str) -> PublishedAdapter:
     """
     kept = Store(store)
     if not kept.uri.startswith("s3://"):
-        raise UsageError(f"{kept.uri} is not to be reached from a cluster; publish the adapter to s3://BUCKET/PREFIX")
+        raise UsageError(
+            "deploy.store-not-in-s3",
+            f"a cluster cannot read from {kept.uri}; publish the adapter to a store in S3, s3://BUCKET/PREFIX",
+        )
     manifest = kept.manifest(f"{KIND}/{version}")
     shape = _shape(kept, manifest)
     ranks = [shape.get("r", 0), *(shape.get("rank_pattern") or {}).values()]
@@ -141,14 +152,20 @@ def find_adapter(store: str, version: str) -> PublishedAdapter:
 def _shape(store: Store, manifest: Manifest) -> dict[str, Any]:
     entry = next((each for each in manifest.files if each.path == _CONFIG), None)
     if entry is None:
-        raise UsageError(f"{manifest.reference} is no adapter: it has no {_CONFIG}; name another")
+        raise UsageError(
+            "deploy.not-an-adapter",
+            f"{manifest.reference} is not an adapter: it has no {_CONFIG}; name another version",
+        )
     try:
         with store.storage.open(f"{manifest.reference}/{manifest.data}/{_CONFIG}") as file:
             found = json.loads(file.read())
     except (NotFoundError, ValueError):
         found = None
     if not isinstance(found, dict):
-        raise CorruptArtifactError(f"{store.uri}/{manifest.reference}: its {_CONFIG} is damaged; publish it again")
+        raise CorruptArtifactError(
+            "deploy.adapter-config-corrupt",
+            f"{_CONFIG} of {store.uri}/{manifest.reference} is missing or not valid JSON; publish the adapter again",
+        )
     return found
 
 
@@ -165,25 +182,33 @@ def values_for(adapter: PublishedAdapter, before: Values, given: Values, known: 
     is_on_hub = "/" in adapter.base_model and not adapter.base_model.startswith(("/", "."))
     uri, is_given = str(model.get("uri") or ""), bool(_part(given, "model").get("uri"))
     if not uri and not is_on_hub:
+        base = adapter.base_model or "which its configuration does not name"
         raise UsageError(
-            f"{adapter.version} is for {adapter.base_model or 'a base model that it does not name'}; say where a "
-            "cluster finds that, with --set model.uri=s3://… or hf://…"
+            "deploy.base-model-not-located",
+            f"a cluster cannot find the base model of {adapter.version}: {base}; name its place with --set "
+            "model.uri=s3://… or hf://…",
         )
     if not uri:
         model["uri"] = f"hf://{adapter.base_model}"
     elif is_on_hub and not is_given and uri.startswith("hf://") and _repository(uri) != adapter.base_model:
         raise UsageError(
-            f"{adapter.version} is for {adapter.base_model}, and {uri} is served; where that is the same model, or is "
-            f"to be replaced, say so with --set model.uri=… (hf://{adapter.base_model})"
+            "deploy.other-base-model",
+            f"{adapter.version} is for {adapter.base_model}, but the deployment serves {uri}; to replace the base "
+            f"model, or if both are the same, add --set model.uri=… (hf://{adapter.base_model})",
         )
     if agent.setdefault("store", adapter.store) != adapter.store and not agent.get("tokenizer"):
         raise UsageError(
-            f"{adapter.version} lies in {adapter.store}, and the agent server fetches from {agent['store']}; publish "
-            "it there, or set agent.store where the index is in the former too"
+            "deploy.other-store",
+            f"{adapter.version} is in {adapter.store}, but the agent server reads from {agent['store']}; publish it "
+            "there, or set agent.store if the index is in the adapter's store too",
         )
     rank = next((each for each in _RANKS if each >= adapter.rank), None)
     if rank is None:
-        raise UsageError(f"{adapter.version} has rank {adapter.rank}; vLLM takes {_RANKS[-1]} at most")
+        raise UsageError(
+            "deploy.rank-too-high",
+            f"{adapter.version} has LoRA rank {adapter.rank}, but vLLM supports at most {_RANKS[-1]}; train it with a "
+            "lower rank",
+        )
     if rank > own.get("maxRank", known["adapter"]["maxRank"]):
         own["maxRank"] = rank
     return values
@@ -215,8 +240,8 @@ class Deployments:
 
         Raises:
             UsageError: it cannot be served so; nothing was changed.
-            ClusterError, ReleaseError: the cluster, or Helm, refuses.
-            NotReadyError: it is not ready in time.
+            GumshoeError: the cluster, or Helm, refuses.
+            DeploymentNotReadyError: it is not ready in time.
         """
         kept = self.releases.find(name)
         values = self.planned(name, kept, adapter, given, percent)
@@ -237,16 +262,29 @@ class Deployments:
 
         Raises:
             UsageError: there is nothing that a canary could be beside, or it is in service itself.
-            ValuesError: the chart refuses them; the message names the key.
+            UsageError: the chart rejects them; the message names the key.
         """
         was = Serving.of(kept.values) if kept else Serving("")
-        if percent is not None and (kept is None or adapter is None):
-            lacks = f"there is no deployment {name} for it to be beside" if kept is None else "no adapter is named"
-            raise UsageError(f"a canary is another adapter beside the one in service, and {lacks}")
+        if percent is not None and kept is None:
+            raise UsageError(
+                "deploy.canary-without-deployment",
+                f"a canary needs an adapter in service beside it, but deployment {name} does not exist; deploy without "
+                "--canary first",
+            )
+        if percent is not None and adapter is None:
+            raise UsageError(
+                "deploy.canary-without-adapter", f"no adapter is named for the canary of {name}; add --adapter VERSION"
+            )
         if kept is None and adapter is None:
-            raise UsageError(f"there is no deployment {name} yet; name its adapter, as --adapter latest")
+            raise UsageError(
+                "deploy.first-without-adapter",
+                f"deployment {name} does not exist yet; name its adapter, e.g. --adapter latest",
+            )
         if percent is not None and adapter and was.adapter == adapter.version:
-            raise UsageError(f"{adapter.version} is in service in {name}; a canary is another adapter")
+            raise UsageError(
+                "deploy.canary-already-in-service",
+                f"{adapter.version} is already in service in {name}; name another adapter for the canary",
+            )
         before = kept.values if kept else {}
         if adapter is None:
             values = merged(before, given)
@@ -255,7 +293,11 @@ class Deployments:
             own = {"name": adapter.version, "uri": adapter.uri}
             if percent is not None:
                 if kept and not self.goes_on(kept, values):
-                    raise UsageError("a canary is of the same base model and serving.mode as the adapter in service")
+                    raise UsageError(
+                        "deploy.canary-of-other-base-model",
+                        f"the canary {adapter.version} needs the base model and serving.mode of {was.adapter}, which "
+                        "is in service; deploy it without --canary",
+                    )
                 values |= {"canary": {**own, "percent": percent}, "previous": {}}
             elif was.adapter != adapter.version:
                 goes_on = kept is not None and self.goes_on(kept, values)
@@ -283,7 +325,10 @@ class Deployments:
         kept = self._own(name)
         was = Serving.of(kept.values)
         if not was.percent:
-            raise UsageError(f"{name} has no canary; `gumshoe deploy {name} --adapter VERSION --canary 10` makes one")
+            raise UsageError(
+                "deploy.no-canary",
+                f"{name} has no canary; start one with `gumshoe deploy {name} --adapter VERSION --canary 10`",
+            )
         self._load(kept, kept.values, was.canary, model_alone=True)
         values = _replaced(kept.values, "canary", {"previous": _place(kept.values["adapter"]), "canary": {}})
         return self._put(name, values, said(Serving.of(values)))
@@ -309,9 +354,9 @@ class Deployments:
             values = _replaced(kept.values, "previous", {"canary": idle, "previous": {}})
         else:
             raise UsageError(
-                f"{name} has no adapter but {was.adapter}; `gumshoe deploy {name} --adapter VERSION` serves another, "
-                f"and `gumshoe rollback {name} --revision N` goes back to a revision that `gumshoe deployments show "
-                f"{name}` lists"
+                "deploy.nothing-to-roll-back",
+                f"{name} has no adapter besides {was.adapter}; deploy another, or use `gumshoe rollback {name} "
+                f"--revision N` with a revision from `gumshoe deployments show {name}`",
             )
         return self._put(name, values, said(Serving.of(values)))
 
@@ -320,9 +365,10 @@ class Deployments:
         kept = self.releases.get(name)
         if kept.release.chart_version != self.releases.chart_version:
             raise UsageError(
-                f"{name} is of the chart {kept.release.chart_version}, and this one is {self.releases.chart_version}, "
-                f"which would change more than adapters: name that chart's directory with --chart, or run `gumshoe "
-                f"deploy {name}` first"
+                "deploy.other-chart-version",
+                f"{name} uses chart {kept.release.chart_version}, but this is chart {self.releases.chart_version}, "
+                f"which would change more than adapters; name the old chart with --chart, or run `gumshoe deploy "
+                f"{name}` first",
             )
         return kept
 
@@ -366,18 +412,22 @@ class Deployments:
     def _wait(self, name: str, back: int | None, *, model_alone: bool = False) -> None:
         """
         Raises:
-            NotReadyError: it is not ready in time; it went back to that revision where that is wished for.
+            DeploymentNotReadyError: it is not ready in time; it went back to that revision where that is wished for.
         """
         kept = self.releases.get(name)
         try:
             wait_until_ready(kept, self.releases.cluster, self.waiting.seconds, model_alone=model_alone)
-        except NotReadyError as error:
+        except DeploymentNotReadyError as error:
             if back is None or back == kept.release.revision:
                 raise
             if not self.waiting.goes_back:
-                raise NotReadyError(f"{error}; `gumshoe rollback {name} --revision {back}` goes back") from None
+                raise DeploymentNotReadyError(
+                    error.code, f"{error}; to go back, run `gumshoe rollback {name} --revision {back}`"
+                ) from None
             self.releases.rollback(name, back)
-            raise NotReadyError(f"{error}; it went back to revision {back}") from None
+            raise DeploymentNotReadyError(
+                "deploy.rolled-back", f"{error}; {name} was rolled back to revision {back}"
+            ) from None
 
 
 def put_into_service(published: str, store: str, how: str, target: Target) -> str:
@@ -386,7 +436,7 @@ def put_into_service(published: str, store: str, how: str, target: Target) -> st
 
     Raises:
         UsageError: it cannot be deployed so.
-        ClusterError, ReleaseError, NotReadyError: it was not.
+        GumshoeError: it was not.
     """
     if how == "none":
         return ""

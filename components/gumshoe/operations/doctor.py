@@ -15,7 +15,7 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.operations.cluster import Cluster, kubeconfig
 from gumshoe.operations.preflight import access, nodes, outside, parts, queues
 from gumshoe.operations.preflight.asking import Asked, NotAllowedError, Object
-from gumshoe.operations.preflight.finding import Finding, State, skipped, warning
+from gumshoe.operations.preflight.finding import Finding, State, from_error, skipped
 
 API = "api"
 _OF_CLUSTER: dict[str, Callable[[Asked], Iterator[Finding]]] = {
@@ -102,7 +102,7 @@ def examine(wanted: Wanted) -> Diagnosis:
         UsageError: there is no such check, no such context or no such kind of store, or there is nothing to look at.
     """
     if unknown := sorted({*wanted.only} - {*CHECKS}):
-        raise UsageError(f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+        raise UsageError("doctor.unknown-check", f"unknown check {', '.join(unknown)}; use one of {', '.join(CHECKS)}")
     if wanted.store:
         split_uri(wanted.store)
     names = [each for each in CHECKS if not wanted.only or each in wanted.only]
@@ -131,7 +131,10 @@ def _asked(wanted: Wanted) -> Asked | None:
         if wanted.namespace or wanted.context or wanted.only:
             raise
         if not (wanted.store or wanted.kfp):
-            raise UsageError(f"{error}; or name a --store or --kfp, which are looked at without one") from None
+            raise UsageError(
+                "doctor.nothing-to-check",
+                f"{error}; or name --store or --kfp, which are checked without a cluster",
+            ) from None
         return None
     cluster = Cluster.of(wanted.namespace, wanted.context)
     return Asked(cluster, wanted.seconds * _SHARE, wanted.gpus, wanted.nodes, wanted.tolerations)
@@ -177,11 +180,12 @@ class _Running:
             for each in self.check():
                 self._found.append(each)
         except NotAllowedError as error:
-            self._found.append(warning(str(error), "take a context that may, or let the preflight Job look"))
+            mend = "take a context that may, or let the preflight Job look"
+            self._found.append(from_error(State.WARNING, error, mend))
         except UnavailableError as error:
-            self._found.append(Finding(State.UNANSWERED, str(error)))
+            self._found.append(from_error(State.UNANSWERED, error))
         except GumshoeError as error:
-            self._found.append(Finding(State.PROBLEM, str(error)))
+            self._found.append(from_error(State.PROBLEM, error))
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # what others send in place of documents
             self._found.append(
                 Finding(State.PROBLEM, f"what answers is not what was asked ({type(error).__name__}: {error})")

@@ -84,7 +84,9 @@ def doctor_(
         )
         found = examine(wanted)
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed, which this needs; install gumshoe[deploy]") from None
+        raise UsageError(
+            "cluster.missing-dependency", f"gumshoe doctor requires {error.name}: pip install 'gumshoe-agents[deploy]'"
+        ) from None
     if json:
         print_json(_described(found))
     else:
@@ -100,7 +102,10 @@ def _toleration(text: str) -> dict[str, Any]:
     """
     found = _TOLERATION.fullmatch(text)
     if found is None:
-        raise UsageError(f"--toleration {text!r} is none; write KEY, KEY=VALUE or KEY=VALUE:NoSchedule")
+        raise UsageError(
+            "doctor.invalid-toleration",
+            f"--toleration must be KEY, KEY=VALUE or KEY=VALUE:EFFECT, got {text!r}; write e.g. nvidia.com/gpu",
+        )
     value = found["value"]
     made = {"key": found["key"], "operator": "Exists"} if value is None else {"key": found["key"], "value": value}
     return made | ({"effect": found["effect"]} if found["effect"] else {})
@@ -115,7 +120,13 @@ def _described(found: "Diagnosis") -> dict[str, Any]:
                 "check": checked.name,
                 "state": checked.state,
                 "findings": [
-                    {"state": each.state, "text": each.text, "mend": each.mend, "commands": list(each.commands)}
+                    {
+                        "state": each.state,
+                        "text": each.text,
+                        "mend": each.mend,
+                        "commands": list(each.commands),
+                        "code": each.code or None,
+                    }
                     for each in checked.findings
                 ],
             }
@@ -145,7 +156,7 @@ def _show_check(checked: "Checked") -> None:
 
 def _show_finding(name: str, finding: "Finding") -> None:
     begin = f"{_MARKS[finding.state]} [bold]{name}[/]{' ' * (_NAME_WIDTH - len(name))} "
-    for line in _lines(finding.text):
+    for line in _lines(f"{finding.text} [{finding.code}]" if finding.code else finding.text):
         out.print(f"{begin}{printable(line)}", soft_wrap=True)
         begin = " " * _INDENT
     begin = f"{' ' * _INDENT}[dim]→[/] "

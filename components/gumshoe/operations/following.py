@@ -114,7 +114,9 @@ class Following:
                 if kind == "ERROR":
                     if found.get("code") == 410:
                         return None
-                    raise ClusterUnavailableError(f"Kubernetes ended a watch: {found.get('message')}")
+                    raise ClusterUnavailableError(
+                        "cluster.watch-failed", f"Kubernetes ended a watch: {found.get('message')}; try again"
+                    )
                 version = found["metadata"]["resourceVersion"]
                 if kind != "BOOKMARK":
                     self.events.put(Seen(None if kind == "DELETED" else found))

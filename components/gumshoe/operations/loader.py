@@ -197,9 +197,9 @@ class AdapterLoader:
             if latest is not None:
                 join_reference(ADAPTERS, latest)  # it becomes a path
         except (InvalidNameError, InvalidManifestError) as error:
-            raise TroubleError("corrupt", str(error)) from None
+            raise TroubleError("corrupt", error.message_with_code) from None
         except (StorageError, UnavailableError) as error:
-            raise TroubleError("store", str(error)) from None
+            raise TroubleError("store", error.message_with_code) from None
         self._is_store_seen = True
         if latest is None:  # nothing there yet; or nothing any longer, and what is served stays
             return
@@ -249,9 +249,9 @@ class AdapterLoader:
             self._see_wanted()
             if self._status.wanted != version:  # it was removed, since there is a newer one
                 raise TroubleError("store", f"{version} was replaced while it was fetched") from None
-            raise TroubleError("corrupt", f"{version} is not loaded: {error}") from None
+            raise TroubleError("corrupt", f"{version} is not loaded: {error.message_with_code}") from None
         except (StorageError, UnavailableError) as error:
-            raise TroubleError("store", f"{version} cannot be fetched: {error}") from None
+            raise TroubleError("store", f"{version} cannot be fetched: {error.message_with_code}") from None
         except (DestinationError, OSError) as error:
             raise TroubleError("disk", f"{version} cannot be kept: {error}") from None
         self._moves()

@@ -42,6 +42,9 @@ def adapter_loader(
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
     with directory_lock(writable_directory(str(directory)), None) as lock:
         if lock is None:
-            raise UsageError(f"another loader is at work in {directory}; give each server a directory of its own")
+            raise UsageError(
+                "loader.directory-in-use",
+                f"another adapter loader uses {directory}; give each vLLM server its own --directory",
+            )
         with AdapterLoader(uri, server, directory, Pace(look=every)) as loader, pages(loader, host, port):
             loader.follow(threading.Event())

@@ -25,7 +25,7 @@ def pages(loader: AdapterLoader, host: str, port: int) -> Iterator[str]:
     """Answer while the block runs: the address.
 
     Raises:
-        UsageError: the address cannot be had.
+        UsageError: the address cannot be used.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -46,7 +46,9 @@ def pages(loader: AdapterLoader, host: str, port: int) -> Iterator[str]:
     try:
         server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
-        raise UsageError(f"{host}:{port} cannot be had ({error.strerror}); choose another --port") from None
+        raise UsageError(
+            "loader.cannot-listen", f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
+        ) from None
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="pages", daemon=True)
     thread.start()

@@ -28,11 +28,17 @@ def lines_of(
     """
     labels = selector_of(kept, part)
     if not labels:
-        raise UsageError(f"the vLLM of {kept.release.name} is not the chart's own; look at its log where it runs")
+        raise UsageError(
+            "deploy.external-model-server",
+            f"{kept.release.name} uses vLLM servers that the chart does not run; read their logs where they run",
+        )
     wanted = ",".join(f"{name}={value}" for name, value in labels.items())
     pods = cluster.ask(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=wanted).items
     if not pods:
-        raise UsageError(f"{kept.release.name} has no pods of the {part} yet; see `gumshoe deployments show`")
+        raise UsageError(
+            "deploy.no-pods",
+            f"{kept.release.name} has no {part} pods yet; see `gumshoe deployments show {kept.release.name}`",
+        )
     options = {"tail_lines": tail, "previous": previous}
     if not follow:
         for pod in pods:
@@ -64,7 +70,7 @@ def _opened(cluster: Cluster, pod: Any, options: dict[str, Any], quiet: float) -
             if rest:
                 yield rest.decode(errors="replace")
     except (ClusterError, ClusterUnavailableError) as error:
-        yield f"({error})"
+        yield f"({error.message_with_code})"
 
 
 def _is_done(state: Any) -> bool:

@@ -96,7 +96,8 @@ class _Ending:
         """
         if self.is_asked:
             raise UnavailableError(
-                "it was asked to end; the run goes on from its last checkpoint when it is tried again"
+                "trainjob.interrupted",
+                "the step received SIGTERM and stopped the training; run it again to continue from the last checkpoint",
             )
 
 
@@ -107,7 +108,8 @@ def _remove(asked: TrainingJob, objects: Objects, say: Callable[[str], object]) 
         try:
             objects.remove(each["kind"], each["metadata"]["name"])
         except GumshoeError as error:
-            say(f"{each['kind']} {each['metadata']['name']} could not be removed ({error}); it goes with this pod")
+            what = f"{each['kind']} {each['metadata']['name']}"
+            say(f"{what} could not be removed ({error.message_with_code}); it goes with this pod")
 
 
 @dataclass(slots=True)
@@ -176,8 +178,9 @@ class _Run:
             return False
         if event.job is None or event.job["metadata"]["uid"] != self._uid:
             raise UnavailableError(
-                f"TrainJob {self.asked.name} was deleted by somebody else; the run goes on from its last checkpoint "
-                "when it is tried again"
+                "trainjob.deleted",
+                f"TrainJob {self.asked.name} was deleted by another user or program; run the step again to continue "
+                "from the last checkpoint",
             )
         return self._see(event)
 
@@ -276,17 +279,19 @@ class _Run:
             return
         if now > self._until:
             raise UnavailableError(
-                f"{self.asked.name} is not at its end after {self.asked.seconds / 3600:g} hours and was deleted; the "
-                "run goes on from its last checkpoint when it is tried again"
+                "trainjob.time-limit",
+                f"TrainJob {self.asked.name} did not finish within {self.asked.seconds / 3600:g} hours and was "
+                "deleted; run the step again to continue from the last checkpoint",
             )
         most = self._patience.stalled if self._has_run else self._patience.starting
         if now - self._moved > most:
-            what = "made no progress" if self._has_run else "did not begin"
+            what = "made no progress" if self._has_run else "did not start"
             waited = "; ".join(f"{who}: {why}" for who, why in self._told.items())
             raise UnavailableError(
-                f"{self.asked.name} {what} for {most / 60:g} minutes and was deleted"
+                "trainjob.stalled" if self._has_run else "trainjob.not-started",
+                f"TrainJob {self.asked.name} {what} within {most / 60:g} minutes and was deleted"
                 + (f" ({waited})" if waited else "")
-                + "; the run goes on from its last checkpoint when it is tried again"
+                + "; run the step again to continue from the last checkpoint",
             )
 
     def _look(self) -> None:
@@ -297,7 +302,7 @@ class _Run:
         try:
             troubles = self._troubles()
         except (ClusterError, ClusterUnavailableError) as error:
-            self._tell("pods", f"they cannot be looked at ({error})")
+            self._tell("pods", f"they cannot be looked at ({error.message_with_code})")
             return
         self._told.pop("pods", None)
         for role in ("trainer", "rollout"):
@@ -344,7 +349,9 @@ class _Run:
                 words = self._words(pod) or words
         status = f" with exit status {code}" if code else ""
         told = f"the training failed{status} ({short(said)}); the last lines of {pod}:\n" + "\n".join(words)
-        return UnavailableError(told) if code == UnavailableError.exit_status else GumshoeError(told)
+        if code == UnavailableError.exit_status:
+            return UnavailableError("trainjob.temporary-failure", told)
+        return GumshoeError("trainjob.failed", told)
 
     def _words(self, pod: str) -> list[str]:
         log = self._cluster.core.read_namespaced_pod_log

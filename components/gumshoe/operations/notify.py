@@ -39,7 +39,7 @@ class Outcome:
             if kept.latest(f"runs/{run}/reports"):
                 why = str(kept.manifest(f"runs/{run}/reports/latest").settings.get("why", ""))
         except GumshoeError as unreadable:
-            why = f"the store cannot be read: {unreadable}"
+            why = f"the store cannot be read: {unreadable.message_with_code}"
         if state != "SUCCEEDED":
             told = f"Run {run} ended as {state}: {error or 'see its steps'}"
         elif adapter:

@@ -99,8 +99,9 @@ class Objects:
                 self._delete(kind, name, propagation_policy="Foreground", uid=meta["uid"])
             _wait(_LOOK, self.check)
         raise UnavailableError(
-            f"{kind} {name} of before is still there {self.patience.gone / 60:g} minutes after it was deleted; see "
-            f"what holds it (kubectl get {kind.lower()} {name} -o yaml), and try again"
+            "cluster.object-not-deleted",
+            f"the old {kind} {name} still exists {self.patience.gone / 60:g} minutes after it was deleted; look for "
+            f"finalizers (kubectl get {kind.lower()} {name} -o yaml), then try again",
         )
 
     def find(self, kind: str, name: str) -> Manifest | None:

@@ -28,8 +28,8 @@ _MODEL_KNOBS = Knobs(
 )
 
 
-class NotReadyError(UnavailableError):
-    """A deployment is not ready in time."""
+class DeploymentNotReadyError(UnavailableError):
+    """Report that a deployment is not ready in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def wait_until_ready(kept: Kept, cluster: Cluster, seconds: float, *, model_alon
     """Look again and again; with `model_alone` only vLLM is waited for.
 
     Raises:
-        NotReadyError: it is not ready in time; the message says why not.
+        DeploymentNotReadyError: it is not ready in time; the message says why not.
         ClusterError: the cluster refuses.
         ClusterUnavailableError: the cluster has not answered for as long.
     """
@@ -91,9 +91,10 @@ def wait_until_ready(kept: Kept, cluster: Cluster, seconds: float, *, model_alon
                 time.sleep(_EVERY)
                 continue
             if time.monotonic() > until:
-                raise NotReadyError(
-                    f"{kept.release.name} is not ready after {seconds / 60:g} minutes: {health.text}; what served "
-                    "before goes on as long as its pods do; `gumshoe deployments` shows how it goes on"
+                raise DeploymentNotReadyError(
+                    "deploy.not-ready",
+                    f"{kept.release.name} is not ready after {seconds / 60:g} minutes: {health.text}; pods that served "
+                    "before keep serving; watch it with `gumshoe deployments`",
                 )
             time.sleep(min(_EVERY, max(0.0, until - time.monotonic()) + 0.05))
 

@@ -27,18 +27,6 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if
 _STALE = "another operation"  # how Helm says that an operation is going on, or was killed
 
 
-class ReleaseError(GumshoeError):
-    """Helm could not do it."""
-
-
-class ReleaseBusyError(UnavailableError):
-    """Somebody else is changing a release."""
-
-
-class ValuesError(UsageError):
-    """The chart refuses its values."""
-
-
 @dataclass(frozen=True, slots=True)
 class Release:
     """One revision of a release."""
@@ -77,7 +65,9 @@ class Releases:
 
     def __init__(self, cluster: Cluster, chart: Path | None = None) -> None:
         if find_spec("helm_python") is None:
-            raise UsageError("deployments need Helm's library; install gumshoe[deploy]")
+            raise UsageError(
+                "cluster.missing-dependency", "deployments require helm-python: pip install 'gumshoe-agents[deploy]'"
+            )
         self.cluster = cluster
         self._place = chart or own_chart()
 
@@ -106,7 +96,10 @@ class Releases:
         except HelmNotFoundError:
             return None
         if status.get("chart_name") != CHART:
-            raise UsageError(f"release {name} is of the chart {status.get('chart_name')}; choose another name")
+            raise UsageError(
+                "deploy.release-of-other-chart",
+                f"Helm release {name} belongs to chart {status.get('chart_name')}; choose another name",
+            )
         objects = [each for each in yaml.load_all(status.get("manifest") or "", _LOADER) if each]
         return Kept(_release(status), self.values(name, status["revision"]), objects)
 
@@ -118,7 +111,10 @@ class Releases:
         found = self.find(name)
         if found is None:
             known = ", ".join(each.name for each in self.newest()) or "none"
-            raise UsageError(f"namespace {self.cluster.namespace} has no deployment {name}; there are: {known}")
+            raise UsageError(
+                "deploy.no-such-deployment",
+                f"deployment {name} does not exist in namespace {self.cluster.namespace}; deployments there: {known}",
+            )
         return found
 
     def history(self, name: str) -> list[Release]:
@@ -134,7 +130,7 @@ class Releases:
         """See whether the chart takes such values, before anything is changed.
 
         Raises:
-            ValuesError: it does not; the message names the key.
+            UsageError: it does not; the message names the key.
         """
         self._told(lambda: self._chart.render(values, name=name, namespace=self.cluster.namespace))
 
@@ -142,9 +138,9 @@ class Releases:
         """Install a release with these values, or change it to them.
 
         Raises:
-            ValuesError: the chart refuses them.
-            ReleaseBusyError: somebody else is at it.
-            ClusterError, ReleaseError: the cluster, or Helm, refuses.
+            UsageError: the chart rejects them.
+            UnavailableError: another change is in progress.
+            GumshoeError: the cluster, or Helm, refuses.
         """
         kept = self.find(name)
         if kept and kept.release.status.startswith("pending-"):
@@ -168,15 +164,16 @@ class Releases:
         """Take a release up whose last change was killed: Helm takes no other until it is rolled back.
 
         Raises:
-            ReleaseBusyError: the change may be going on.
+            UnavailableError: the change may still be in progress.
         """
         age = (datetime.now(UTC) - pending.updated).total_seconds()
         if age < _SECONDS + _MARGIN:
             minutes = (_SECONDS + _MARGIN - age) / 60
-            raise ReleaseBusyError(
-                f"somebody else is changing {pending.name}, or was killed as they did; try again in {minutes:.0f} "
-                f"minutes, or go back now with `gumshoe rollback {pending.name} --revision N`, of those that `gumshoe "
-                f"deployments show {pending.name}` lists"
+            raise UnavailableError(
+                "deploy.change-in-progress",
+                f"another change of {pending.name} is in progress or was killed: {pending.status}; try again in "
+                f"{minutes:.0f} minutes, or run `gumshoe rollback {pending.name} --revision N` with a revision from "
+                f"`gumshoe deployments show {pending.name}`",
             )
         whole = (each for each in self.history(pending.name) if each.status in ("deployed", "superseded"))
         self.rollback(pending.name, next(whole, pending).revision)
@@ -186,11 +183,14 @@ class Releases:
 
         Raises:
             UsageError: there is no such revision.
-            ClusterError, ReleaseError: the cluster, or Helm, refuses.
+            GumshoeError: the cluster, or Helm, refuses.
         """
         known = [each.revision for each in self.history(name)]
         if revision not in known:
-            raise UsageError(f"{name} has no revision {revision}; Helm keeps {', '.join(map(str, known))}")
+            raise UsageError(
+                "deploy.no-such-revision",
+                f"revision {revision} of {name} does not exist; use one of {', '.join(map(str, known))}",
+            )
         self._told(lambda: self._helm.rollback(name, version=revision, timeout=round(_SECONDS)))
 
     def remove(self, name: str) -> None:
@@ -251,14 +251,17 @@ def check_name(name: str) -> None:
         UsageError: Helm takes no such name.
     """
     if not _RELEASE.fullmatch(name):
-        raise UsageError(f"{name!r} is no name of a release; use lower-case letters, digits and dashes, at most 53")
+        raise UsageError(
+            "deploy.invalid-name",
+            f"{name!r} is not a valid name of a Helm release; use at most 53 lower-case letters, digits and dashes",
+        )
 
 
 def check_keys(values: dict[str, Any]) -> None:
     """See whether the chart that comes with Gumshoe knows such values, as far as that can be told without the others.
 
     Raises:
-        ValuesError: it does not; the message names the key.
+        UsageError: it does not; the message names the key.
     """
     if find_spec("helm_python") is None:
         return
@@ -267,7 +270,7 @@ def check_keys(values: dict[str, Any]) -> None:
     try:
         Chart.load(own_chart()).validate_schema(values)
     except HelmError as error:
-        raise ValuesError(f"the chart refuses its values: {_fault(str(error))}") from None
+        raise _rejected_values(error) from None
 
 
 def own_chart() -> Path:
@@ -280,7 +283,10 @@ def own_chart() -> Path:
     for place in (package / "charts" / "agent", package.parents[1] / "charts" / "agent"):
         if (place / "Chart.yaml").is_file():
             return place
-    raise UsageError("this installation has no chart; name its directory with --chart")
+    raise UsageError(
+        "deploy.no-chart",
+        "this installation of Gumshoe does not contain the Helm chart; name its directory with --chart",
+    )
 
 
 def _in_time(call: Callable[[], T]) -> T:
@@ -300,7 +306,10 @@ def _in_time(call: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     if not results:
-        raise ClusterUnavailableError(f"Helm came to no end in {_SECONDS:.0f} seconds; see whether the cluster is well")
+        raise ClusterUnavailableError(
+            "deploy.helm-timeout",
+            f"Helm did not finish within {_SECONDS:.0f} seconds; check that the cluster responds, then try again",
+        )
     return results[0]
 
 
@@ -312,26 +321,41 @@ def _explained(error: Exception, cluster: Cluster) -> Exception:
     if isinstance(error, HelmNotFoundError):
         return error
     if _STALE in said:
-        return ReleaseBusyError("somebody else began to change it at the same time; try again")
+        return UnavailableError(
+            "deploy.change-in-progress", "another change of the release started at the same time; try again"
+        )
     if isinstance(error, HelmRenderError | HelmValuesError) or "execution error at" in said or "schema" in said:
-        return ValuesError(f"the chart refuses its values: {_fault(said)}")
+        return _rejected_values(error)
     if isinstance(error, HelmChartLoadError):
-        return UsageError(f"the chart cannot be read ({short(said)}); name its directory with --chart")
+        return UsageError(
+            "deploy.chart-unreadable", f"the chart cannot be read: {short(said)}; name its directory with --chart"
+        )
     if isinstance(error, HelmKubeError) or "connection re" in said or "EOF" in said or "i/o timeout" in said:
-        return ClusterUnavailableError(f"Kubernetes is not well ({short(said)}); try again")
+        return ClusterUnavailableError(
+            "cluster.api-unhealthy", f"the Kubernetes API failed: {short(said)}; try again later"
+        )
     if "onflict" in said:
-        return ReleaseError(
-            f"somebody else changed what the chart manages ({short(said)}); take that back first, or set the chart's "
-            "value to it, as with `kubectl scale` and --set agent.replicas=N"
+        return GumshoeError(
+            "deploy.conflict",
+            f"another program changed fields that the chart manages: {short(said)}; undo that change, or set the "
+            "chart's value to it, e.g. --set agent.replicas=N after `kubectl scale`",
         )
     if "forbidden" in said:
-        return ClusterError(f"Kubernetes refuses ({short(said)}); use a context, or a service account, that may do it")
+        return ClusterError(
+            "cluster.access-denied",
+            f"Kubernetes denies access: {short(said)}; use a context or a service account that has this right",
+        )
     if "no matches for kind" in said:
         return ClusterError(
-            f"namespace {cluster.namespace} is of a cluster without something that the chart needs ({short(said)}); "
-            "install KServe, or whatever else the kind is of"
+            "deploy.missing-resource-kind",
+            f"the cluster of namespace {cluster.namespace} lacks a resource kind that the chart needs: {short(said)}; "
+            "install KServe, or the component that provides the kind",
         )
-    return ReleaseError(f"Helm could not do it: {short(said)}")
+    return GumshoeError("deploy.helm-failed", f"Helm failed: {short(said)}")
+
+
+def _rejected_values(error: Exception) -> UsageError:
+    return UsageError("deploy.values-rejected", f"the chart rejects the values: {_fault(str(error))}; correct them")
 
 
 def _fault(said: str) -> str:

@@ -93,22 +93,32 @@ class Job:
         """
         known = {each.name for each in fields(cls)}
         if wrong := set(told) - known:
-            raise UsageError(f"{', '.join(sorted(wrong))} is none of {', '.join(sorted(known))}")
+            raise UsageError(
+                "trainjob.unknown-job-key", f"job has no key {', '.join(sorted(wrong))}; use {', '.join(sorted(known))}"
+            )
         made = cls(**{name: _whole(value) for name, value in told.items()})
         for name, least in (("rollout_servers", 0), ("rollout_gpus", 0), ("cpus", 1)):
             value = getattr(made, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UsageError(f"{name}: {value} is none; write a whole number from {least}")
+                raise UsageError("trainjob.invalid-number", f"{name} must be an integer >= {least}, got {value!r}")
         if made.rollout_gpus and made.rollout_gpus & (made.rollout_gpus - 1):
             raise UsageError(
-                f"rollout_gpus: vLLM spreads no model over {made.rollout_gpus} GPUs; write a power of two (1, 2, 4, 8)"
+                "trainjob.gpus-not-a-power-of-two",
+                f"rollout_gpus must be a power of two (1, 2, 4, 8), over which vLLM splits a model, got "
+                f"{made.rollout_gpus}",
             )
         for name in ("queue", "priority", "cache", "runtime"):
             value = getattr(made, name)
             if not isinstance(value, str) or not _NAME.fullmatch(value):
-                raise UsageError(f"{name}: {value!r} is no name in Kubernetes")
+                raise UsageError(
+                    "trainjob.invalid-name",
+                    f"{name} must be a Kubernetes name, got {value!r}; use lower-case letters, digits, dots and dashes",
+                )
         if not isinstance(made.memory, str) or (made.memory and not re.fullmatch(r"\d+(\.\d+)?[KMGT]i?", made.memory)):
-            raise UsageError(f"memory: {made.memory!r} is none; write it as 256Gi")
+            raise UsageError(
+                "trainjob.invalid-memory",
+                f"memory must be a Kubernetes quantity, got {made.memory!r}; write e.g. 256Gi",
+            )
         return made
 
 

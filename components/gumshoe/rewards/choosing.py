@@ -55,7 +55,7 @@ class ChoiceSettings(BaseModel):
         try:
             _named(self)
         except UsageError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(error) from None
         return self
 
     @classmethod
@@ -70,7 +70,10 @@ class ChoiceSettings(BaseModel):
         try:
             return cls.model_validate(dict(settings))
         except ValidationError as error:
-            raise UsageError(f"one of several samples: {faults_of(error)}") from None
+            raise UsageError(
+                code_of(error, "rewards.invalid-choice-settings"),
+                f"invalid settings for several samples: {faults_of(error)}",
+            ) from None
 
     @property
     def by(self) -> str:
@@ -102,12 +105,17 @@ def chosen_of(
     """
     if choose is None:
         if choose_by is not None:
-            raise UsageError("--choose-by says who chooses; say how with --choose majority or --choose best")
+            raise UsageError(
+                "rewards.choice-missing", "--choose-by needs --choose: add --choose majority or --choose best"
+            )
         return None
     if samples < 2:
-        raise UsageError(f"--choose takes one of several samples; give --samples, 2 to {MOST}")
+        raise UsageError("rewards.samples-missing", f"--choose needs several samples: set --samples to 2..{MOST}")
     if temperature == 0:
-        raise UsageError("several greedy samples are all alike; give a --temperature above 0")
+        raise UsageError(
+            "rewards.greedy-samples",
+            f"--samples {samples} needs --temperature > 0, got 0: greedy samples are identical",
+        )
     given = {"samples": samples, "choose": choose, "choose_by": choose_by, "temperature": temperature}
     return ChoiceSettings.of({name: value for name, value in given.items() if value is not None})
 
@@ -174,7 +182,7 @@ class Majority:
             async with asyncio.timeout(seconds):
                 alike = await _alike(judge, question, asked_on, [each for each in said if each is not None])
         except (JudgeError, TimeoutError) as error:
-            return _without(str(error) or f"the answers were not compared within {seconds:g} seconds", usage)
+            return _without(_failure_of(error) or f"the answers were not compared within {seconds:g} seconds", usage)
         place, why = _most_agreed(group, said, alike)
         return _counted(Choice(place, why), usage)
 
@@ -202,7 +210,8 @@ class BestOf:
             async with asyncio.timeout(seconds):
                 found = await ruler.scores(group)
         except (JudgeError, TimeoutError) as error:
-            return _without(str(error) or f"the judge did not answer within {seconds:g} seconds", ruler.model.usage)
+            said = _failure_of(error) or f"the judge did not answer within {seconds:g} seconds"
+            return _without(said, ruler.model.usage)
         place = max(range(len(group)), key=lambda each: (found.scores[each], *_preferred(group[each], each)))
         why = f"scored {found.scores[place]:.2f}, the highest of {len(group)}: {found.explanations[place]}"
         return _counted(Choice(place, why), ruler.model.usage)
@@ -259,13 +268,20 @@ async def answered(
         try:
             choice = await chooser.choose(*asked, group, left)
         except UsageError as error:
-            choice = Choice(0, "", str(error))
+            choice = Choice(0, "", error.message_with_code)
         if choice.failed:
             first = next((place for place, each in enumerate(answers) if each.success), 0)
             choice, how = replace(choice, place=first, why="the first sample, for the judge chose none"), "first"
     cost = cost_of(group, choice, failed=len(failures))
     chosen = replace(answers[choice.place], seconds=time.monotonic() - began, cost=cost, chosen=choice.why)
     return Sampled(chosen, how, choice.failed, tuple(failures))
+
+
+def code_of(error: ValidationError, default: str) -> str:
+    """Return the code of the first GumshoeError that a validator raised inside a ValueError, or else the default."""
+    raised = [each["ctx"]["error"] for each in error.errors() if each["type"] == "value_error"]
+    causes = [cause for each in raised for cause in each.args if isinstance(cause, GumshoeError)]
+    return causes[0].code if causes else default
 
 
 def cost_of(group: Sequence[Trajectory], choice: Choice, failed: int = 0) -> Cost:
@@ -291,22 +307,29 @@ def _named(settings: ChoiceSettings) -> tuple[str, dict[str, Any]]:
     if settings.choose == "majority":
         name, given = named_settings("heuristic" if settings.choose_by is None else settings.choose_by)
         if name not in _COMPARE:
-            told = "; ruler chooses the best, and no majority" if name == _RULER else ""
-            raise UsageError(f"{name!r} does not compare answers; write one of {', '.join(_COMPARE)}{told}")
+            hint = "; ruler chooses the best sample" if name == _RULER else ""
+            raise UsageError(
+                "rewards.cannot-compare", f"{name!r} does not compare answers; use one of {', '.join(_COMPARE)}{hint}"
+            )
         if name == "openai":
             given = {"cache": None, **given}
             _checked(name, ModelSettings, given)
         return name, given
     if settings.choose_by is None:
-        raise UsageError("the best of several needs a judge; name it: ruler:MODEL or ruler:MODEL@URL")
+        raise UsageError(
+            "rewards.chooser-missing", "choosing the best sample needs a judge; use ruler:MODEL or ruler:MODEL@URL"
+        )
     name, given = named_settings(settings.choose_by)
     if name in _COMPARE:
         raise UsageError(
-            f"{name!r} compares with the reference answer, which nobody has who is to answer; the best of several is "
-            "chosen by ruler:MODEL or ruler:MODEL@URL"
+            "rewards.chooser-needs-reference",
+            f"{name!r} needs the reference answer, which is not known here; use ruler:MODEL or ruler:MODEL@URL",
         )
     if name != _RULER:
-        raise UsageError(f"{name!r} does not judge without the reference answer; write ruler:MODEL or ruler:MODEL@URL")
+        raise UsageError(
+            "rewards.unknown-chooser",
+            f"{name!r} cannot choose the best sample; use ruler:MODEL or ruler:MODEL@URL",
+        )
     model = given.get("model", {})
     model = model_named(model) if isinstance(model, str) else model
     if isinstance(model, Mapping):  # an answer from a cache has no cost to tell of, and would be kept on disk
@@ -319,7 +342,11 @@ def _checked(name: str, kind: type[BaseModel], given: dict[str, Any]) -> None:
     try:
         kind.model_validate(given)
     except ValidationError as error:
-        raise UsageError(f"{name}: {faults_of(error)}") from None
+        raise UsageError("judges.invalid-settings", f"invalid settings of {name}: {faults_of(error)}") from None
+
+
+def _failure_of(error: JudgeError | TimeoutError) -> str:
+    return error.message_with_code if isinstance(error, JudgeError) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +464,11 @@ async def _ended(
             _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
         ended, failures = [], list[GumshoeError]()
         for each in running:
-            failure = each.exception() if each.done() else LateError("it took too long")
+            failure = (
+                each.exception()
+                if each.done()
+                else LateError("rewards.sample-timeout", "the sample did not end in time")
+            )
             if failure is None:
                 ended.append(each.result())
             elif isinstance(failure, GumshoeError):

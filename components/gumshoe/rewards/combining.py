@@ -32,17 +32,19 @@ def check_way(way: str, names: Sequence[str], weights: Mapping[str, float] | Non
     """
     known: dict[str, Way] = {each: each for each in get_args(Way)}
     if way not in known:
-        raise UsageError(f"there is no way {way!r} to combine rewards; write one of {', '.join(known)}")
-    if (way == "weights") != bool(weights):
-        said = "needs weights, such as {exact: 1, turns: 0.1}" if way == "weights" else "takes no weights"
-        raise UsageError(f"to combine rewards by {way} {said}")
+        raise UsageError("rewards.unknown-combination", f"combine must be one of {', '.join(known)}; got {way!r}")
+    if way == "weights" and not weights:
+        raise UsageError("rewards.weights-missing", "combine: weights needs weights, e.g. {exact: 1, turns: 0.1}")
+    if weights and way != "weights":
+        raise UsageError("rewards.weights-unused", f"combine: {way} takes no weights, got {dict(weights)}; remove them")
     if weights and set(weights) != set(names):
         raise UsageError(
-            f"weights are given for {', '.join(sorted(weights))}, and the rewards are {', '.join(sorted(names))}; give "
-            "each its weight, 0 for one that is only to be shown"
+            "rewards.weights-mismatch",
+            f"weights must name each reward: got {', '.join(sorted(weights))} for the rewards "
+            f"{', '.join(sorted(names))}; use 0 for a reward that is only logged",
         )
     if weights and not all(map(np.isfinite, weights.values())):
-        raise UsageError(f"the weights {dict(weights)} are not all numbers; give each a finite one")
+        raise UsageError("rewards.weights-not-finite", f"weights must be finite numbers, got {dict(weights)}")
     return known[way]
 
 

@@ -85,7 +85,7 @@ def score(
         for rule, count in rules.most_common():
             out.print(f"  {count:>6,} {escape(rule)}")
         _print_usage(made)
-    _refuse_failures(failed, "answers have no verdict", next((each.why for each in found if each.correct is None), ""))
+    _refuse_missing_verdicts([each.why for each in found if each.correct is None])
 
 
 @app.command()
@@ -139,7 +139,8 @@ def ruler(
         if shuffles > 1:
             out.print(f"position bias: a trajectory's scores spread by {spread:.3f} over {shuffles} orders")
         _print_usage(made)
-    _refuse_failures(len(dropped), "groups were dropped", dropped[0] if dropped else "")
+    if dropped:
+        raise UnavailableError("judges.groups-dropped", f"{len(dropped):,} groups have no scores, e.g.: {dropped[0]}")
 
 
 @app.command()
@@ -197,7 +198,7 @@ def calibrate(
                 soft_wrap=True,
             )
         _print_usage(made)
-    _refuse_failures(len(found.failures), "answers have no verdict", next(iter(found.failures), ""))
+    _refuse_missing_verdicts(found.failures)
 
 
 def _judge(word: str, threshold: float | None, model: dict[str, Any]) -> "Judge":
@@ -208,7 +209,9 @@ def _judge(word: str, threshold: float | None, model: dict[str, Any]) -> "Judge"
     given = model | ({} if threshold is None else {"threshold": threshold})
     refused = ", ".join(f"--{each.replace('_', '-')}" for each in given if each not in takes and each != "cache")
     if refused:
-        raise UsageError(f"the judge {name} has no {refused}; leave that out, or take another judge")
+        raise UsageError(
+            "judges.option-not-supported", f"the judge {name} does not take {refused}; remove it, or use another judge"
+        )
     return open_judge({name: settings | {each: value for each, value in given.items() if each in takes}})
 
 
@@ -222,7 +225,7 @@ def _model(
 ) -> dict[str, Any]:
     """The settings of a model that the options give."""
     if cache and no_cache:
-        raise UsageError("--cache and --no-cache exclude each other")
+        raise UsageError("judges.cache-conflict", "--cache and --no-cache exclude each other; use one of them")
     kept = {"cache": None} if no_cache else {"cache": cache} if cache else {}
     bounds = {"concurrency": concurrency, "deadline": deadline}
     given = {"prompt_price": prompt_price, "completion_price": completion_price, **bounds}
@@ -275,9 +278,11 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); name a text file in UTF-8") from None
+        raise UsageError("judges.rubric-unreadable", f"cannot read {path}: {error}; name a UTF-8 text file") from None
 
 
-def _refuse_failures(count: int, what: str, first: str) -> None:
-    if count:
-        raise UnavailableError(f"{count:,} {what}; {first}")
+def _refuse_missing_verdicts(failures: list[str]) -> None:
+    if failures:
+        raise UnavailableError(
+            "judges.verdicts-missing", f"{len(failures):,} answers have no verdict, e.g.: {failures[0]}"
+        )

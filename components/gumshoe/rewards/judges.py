@@ -96,7 +96,7 @@ class EmbeddingJudge:
         try:
             one, other = await asyncio.to_thread(self._embedder.embed, [answer, asked.answer], "similarity")
         except EmbeddingError as error:
-            raise JudgeError(str(error)) from None
+            raise JudgeError(error.code, error.message) from None
         likeness = float(one @ other)
         return Verdict(likeness >= self._threshold, f"similarity {likeness:.3f}, {self._threshold:g} is enough")
 
@@ -118,7 +118,9 @@ def open_judge(named: Any) -> Judge:
     try:
         match name:
             case "heuristic" | "exact" if settings:
-                raise UsageError(f"the judge {name} has no settings; write {name} alone")
+                raise UsageError(
+                    "judges.settings-not-supported", f"the judge {name} takes no settings; write {name} alone"
+                )
             case "heuristic":
                 return HeuristicJudge()
             case "exact":
@@ -129,9 +131,12 @@ def open_judge(named: Any) -> Judge:
                 wanted = EmbeddingSettings.model_validate(settings)
                 return EmbeddingJudge(open_embedder(wanted.model, wanted.cache), wanted.threshold)
     except ValidationError as error:
-        raise UsageError(f"the judge {name}: {faults_of(error)}") from None
+        raise UsageError(
+            "judges.invalid-settings", f"invalid settings of the judge {name}: {faults_of(error)}"
+        ) from None
     raise UsageError(
-        f"{name!r} names no judge; write heuristic, exact, openai:MODEL, openai:MODEL@URL or embedding:MODEL"
+        "judges.unknown-judge",
+        f"unknown judge {name!r}; use heuristic, exact, openai:MODEL, openai:MODEL@URL or embedding:MODEL",
     )
 
 
@@ -145,7 +150,9 @@ def named_settings(named: Any) -> tuple[str, dict[str, Any]]:
         try:
             named = yaml.safe_load(named)
         except yaml.YAMLError as error:
-            raise UsageError(f"the judge {named} cannot be read as YAML ({' '.join(str(error).split())})") from None
+            raise UsageError(
+                "judges.invalid-yaml", f"the judge {named} is not valid YAML: {' '.join(str(error).split())}"
+            ) from None
     if isinstance(named, Mapping) and len(named) == 1:
         name, settings = next(iter(named.items()))
     else:

@@ -159,16 +159,23 @@ class JudgeModel:
                         user, reply = question(attempt.retry_state.attempt_number - 1)
                         return await self._answer(version, system, user, reply, check)
         except TimeoutError:
-            failure = f"did not answer in {deadline:g} seconds"
+            failure = JudgeError("judges.timeout", f"the judge {name} did not answer within {deadline:g} seconds")
         except _UnusableError as error:
-            failure = f"gave no answer that can be used in {self.settings.attempts} tries; the last: {error}"
+            attempts = self.settings.attempts
+            failure = JudgeError(
+                "judges.unusable-answer",
+                f"the judge {name} gave no usable answer in {attempts} attempts; the last: {error}",
+            )
         except APIStatusError as error:
             check_known(name, error)
-            failure = f"has no room for this; show it less ({error})" if is_too_long(error) else f"failed ({error})"
+            if is_too_long(error):
+                failure = JudgeError("judges.context-full", f"the request is too long for the judge {name}: {error}")
+            else:
+                failure = JudgeError("judges.request-failed", f"the request to the judge {name} failed: {error}")
         except APIError as error:
-            failure = f"failed ({error})"
+            failure = JudgeError("judges.request-failed", f"the request to the judge {name} failed: {error}")
         self.usage.failed += 1
-        raise JudgeError(f"the judge {name} {failure}")
+        raise failure
 
     def _count(self, state: RetryCallState) -> None:
         from openai import APIError

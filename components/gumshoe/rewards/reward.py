@@ -32,14 +32,6 @@ BUILT_IN = ("gumshoe.rewards.functions",)
 """Modules whose reward functions are named without their module."""
 
 
-class RewardNameError(UsageError):
-    """There is no such reward function, or it takes no such settings."""
-
-
-class RewardError(GumshoeError):
-    """A reward function gave what is no reward: a defect in it."""
-
-
 class RewardSettings(BaseModel):
     """A reward function as a configuration names it."""
 
@@ -94,7 +86,7 @@ class Reward:
         """[group]: a number each; NaN where it does not apply.
 
         Raises:
-            RewardError: the function gave something else.
+            GumshoeError: the function gave something else, which is a defect in it.
             Exception: whatever it raises; UnavailableError where a judge gave no answer.
         """
         if self.function.of_group:
@@ -103,7 +95,10 @@ class Reward:
         else:
             values = await all_of(_awaited(self.function(each, scenario, **self.settings)) for each in group)
         if len(values) != len(group):
-            raise RewardError(f"the reward {self.name} gave {len(values)} numbers for a group of {len(group)}")
+            raise GumshoeError(
+                "rewards.wrong-count",
+                f"the reward {self.name} returned {len(values)} numbers for a group of {len(group)} trajectories",
+            )
         return [self._checked(value, scenario) for value in values]
 
     async def aclose(self) -> None:
@@ -117,9 +112,10 @@ class Reward:
     def _checked(self, value: Any, scenario: Scenario) -> float:
         if isinstance(value, Real) and not math.isinf(value):
             return float(value)
-        raise RewardError(
-            f"the reward {self.name} gave {value!r} for an episode of scenario {scenario.id}; it must give a finite "
-            "number, or NaN where it does not apply"
+        raise GumshoeError(
+            "rewards.invalid-value",
+            f"the reward {self.name} returned {value!r} for an episode of scenario {scenario.id}; return a finite "
+            "number, or NaN if the reward does not apply",
         )
 
 
@@ -138,19 +134,22 @@ def load_reward(wanted: RewardSettings) -> Reward:
     """The reward function of that name, with these settings.
 
     Raises:
-        RewardNameError: there is none, or its settings are others; the message says what there is.
+        UsageError: it does not exist, or its settings are wrong; the message says what exists.
     """
     function = _found(wanted.name)
     try:
         settings = function.settings
     except NameError as error:
-        raise RewardNameError(
-            f"the reward {wanted.name}: {error}; import what its settings' types are named by when it runs, too"
+        raise UsageError(
+            "rewards.unresolved-type",
+            f"the reward {wanted.name}: {error}; import the types of its settings at run time too",
         ) from None
     try:
         return Reward(wanted.name, function, checked(settings, wanted.arguments))
     except ValidationError as error:
-        raise RewardNameError(f"the reward {wanted.name}: {faults(settings, error)}") from None
+        raise UsageError(
+            "rewards.invalid-settings", f"invalid settings of the reward {wanted.name}: {faults(settings, error)}"
+        ) from None
 
 
 def built_in() -> dict[str, RewardFunction]:
@@ -165,20 +164,22 @@ def _found(name: str) -> RewardFunction:
         return known[name]
     place, _, attribute = name.rpartition(":")
     if not place:
-        raise RewardNameError(
-            f"there is no reward {name!r}; there are {', '.join(sorted(known))}, and one's own, named as "
-            "my_package.rewards:name"
+        raise UsageError(
+            "rewards.unknown-reward",
+            f"unknown reward {name!r}; use {', '.join(sorted(known))}, or your own as my_package.rewards:name",
         )
-    function = imported(f"the reward {name}", place, attribute, RewardNameError)
+    function = imported(f"the reward {name}", place, attribute, "rewards.import-failed")
     if not isinstance(function, RewardFunction):
-        raise RewardNameError(
-            f"the reward {name}: {place} has no reward function {attribute!r}; decorate it with "
-            "gumshoe.rewards.reward.reward, or group_reward"
+        raise UsageError(
+            "rewards.not-a-reward-function",
+            f"{place} has no reward function {attribute!r}; decorate it with gumshoe.rewards.reward.reward or "
+            "group_reward",
         )
     if function.inputs != 2:
-        raise RewardNameError(
-            f"the reward {name} takes {function.inputs} inputs before its settings, and is given two: a trajectory "
-            "or a group, and the scenario"
+        raise UsageError(
+            "rewards.wrong-signature",
+            f"the reward {name} must take 2 arguments before its settings (a trajectory or a group, and the scenario), "
+            f"got {function.inputs}",
         )
     return function
 

@@ -153,7 +153,7 @@ def open_ruler(named: Any) -> Ruler:
     try:
         return Ruler(RulerSettings.model_validate(settings))
     except ValidationError as error:
-        raise UsageError(f"ruler: {faults_of(error)}") from None
+        raise UsageError("judges.invalid-settings", f"invalid settings of ruler: {faults_of(error)}") from None
 
 
 NamedRuler = Annotated[Ruler, BeforeValidator(open_ruler)]
@@ -205,7 +205,10 @@ def _shortened(beginning: list[Any], shown: list[list[Any]], most: int) -> tuple
             made = [[_cut(turn, who, longest) for turn in each] for each in (beginning, *shown)]
             if len(as_data(made)) <= most:
                 return made[0], made[1:], True
-    raise JudgeError(f"a group of {len(shown)} different trajectories is too long for {most:,} characters")
+    raise JudgeError(
+        "judges.group-too-long",
+        f"a group of {len(shown)} different trajectories does not fit in {most:,} characters (max_characters)",
+    )
 
 
 def _cut(turn: dict[str, str], who: tuple[str, ...], longest: int) -> dict[str, str]:

@@ -24,10 +24,6 @@ Thing = TypeVar("Thing")
 Result = TypeVar("Result")
 
 
-class LabelledAnswerError(UsageError):
-    """A line is no labelled answer."""
-
-
 class LabelledAnswer(BaseModel):
     """An answer of which somebody has said whether it is right."""
 
@@ -110,7 +106,7 @@ async def judge_one(trajectory: Trajectory, scenario: Scenario, judge: Judge) ->
     try:
         verdict = await judge.verdict(scenario, answer)
     except JudgeError as error:
-        return Judged(*about, answer, None, str(error))
+        return Judged(*about, answer, None, error.message_with_code)
     return Judged(*about, answer, verdict.correct, verdict.why, verdict.rule)
 
 
@@ -124,14 +120,17 @@ async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[Score
     for each in read_trajectories(path):
         groups[each.scenario].append(each)
     if not any(len(group) > 1 for group in groups.values()):
-        raise UsageError(f"{path} has no group of two or more; roll it out with --samples 4, say")
+        raise UsageError(
+            "judges.no-groups",
+            f"{path} has no scenario with 2 or more trajectories; run the rollout with e.g. --samples 4",
+        )
 
     async def scored(group: list[Trajectory]) -> ScoredGroup:
         samples = [each.sample for each in group]
         try:
             return ScoredGroup(group[0].scenario, samples, await ruler.scores(group))
         except JudgeError as error:
-            return ScoredGroup(group[0].scenario, samples, None, str(error))
+            return ScoredGroup(group[0].scenario, samples, None, error.message_with_code)
 
     whole = [group for group in groups.values() if len(group) > 1]
     return await at_once(scored, whole, advance)
@@ -145,7 +144,7 @@ async def calibrate(answers: Sequence[LabelledAnswer], judge: Judge, advance: Ad
         try:
             verdict = await judge.verdict(each, each.given)
         except JudgeError as error:
-            return each, None, str(error)
+            return each, None, error.message_with_code
         return each, verdict.correct, f"{verdict.rule}: {verdict.why}" if verdict.rule else verdict.why
 
     for each, said, why in await at_once(judged, answers, advance):
@@ -163,7 +162,7 @@ def read_labelled(place: str) -> list[LabelledAnswer]:
     """The labelled answers of a JSONL file.
 
     Raises:
-        LabelledAnswerError: a line is none, or there is none; it says which.
+        UsageError: a line is not a labelled answer, or the file has none; the message says which.
     """
     found = []
     for number, line in enumerate(read_lines(place), 1):
@@ -172,9 +171,11 @@ def read_labelled(place: str) -> list[LabelledAnswer]:
         try:
             found.append(LabelledAnswer.model_validate_json(line))
         except ValidationError as error:
-            raise LabelledAnswerError(f"{place}:{number}: this is no labelled answer ({faults_of(error)})") from None
+            raise UsageError(
+                "judges.invalid-labelled-answer", f"{place}:{number}: not a labelled answer: {faults_of(error)}"
+            ) from None
     if not found:
-        raise LabelledAnswerError(f"{place} holds no labelled answer")
+        raise UsageError("judges.no-labelled-answers", f"{place} has no labelled answers")
     return found
 
 
@@ -183,7 +184,9 @@ def _scenarios_of(found: Iterable[Trajectory], scenarios: str, path: Path) -> di
     unknown = next((each.scenario for each in found if each.scenario not in by_id), None)
     if unknown is not None:
         raise UsageError(
-            f"{path} has an episode of scenario {unknown}, which {scenarios} does not hold; name its own file"
+            "judges.unknown-scenario",
+            f"{path} has an episode of scenario {unknown}, which is not in {scenarios}; name the scenarios file that "
+            "was rolled out",
         )
     return by_id
 

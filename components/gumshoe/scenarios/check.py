@@ -69,7 +69,7 @@ def check_scenarios(
     lines as they are checked.
 
     Raises:
-        IndexPlaceError, IndexFileError: there is no index that can be read.
+        GumshoeError: the index does not exist, or cannot be read.
     """
     checker = _Checker(_Documents(index) if kind_of_index(index) == "documents" else _Mail(index))
     report = CheckReport()

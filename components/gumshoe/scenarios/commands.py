@@ -77,7 +77,10 @@ def load(
     taken, left_out = selection.apply(load_scenarios(source, unusable))
     left_out += unusable
     if not taken:
-        raise UsageError(f"none of the scenarios in {source} is left ({_listed(left_out)}); ask for less")
+        raise UsageError(
+            "scenarios.none-selected",
+            f"no scenario in {source} passes the filters (left out: {_listed(left_out)}); loosen them",
+        )
     _write(path, taken)
     if json:
         print_json({**_facts(taken), "left_out": dict(left_out)})
@@ -113,7 +116,10 @@ def split_command(
     from gumshoe.scenarios.splitting import split_scenarios
 
     if keep_test and test is not None:
-        raise UsageError("--keep-test keeps the test split that is there, and --test makes another; give one of them")
+        raise UsageError(
+            "scenarios.conflicting-options",
+            "--keep-test (keep the existing test split) and --test (make a new one) exclude each other; use one",
+        )
     _check_free(path, replace)
     scenarios = load_scenarios(source)
     share = 0.15 if test is None else test
@@ -156,14 +162,16 @@ def check(
     from gumshoe.scenarios.sources import read_scenarios
 
     if path is not None and not drop:
-        raise UsageError("--out is where --drop writes; give both or neither")
+        raise UsageError(
+            "scenarios.conflicting-options", "--out has no effect without --drop; add --drop, or leave out --out"
+        )
     if drop:
         path = path or _clean_path(source)
         _check_free(path, replace)
     with progress("Checking") as advance:
         report = check_scenarios(read_scenarios(source), index, advance)
     if not report.lines:
-        raise UsageError(f"{source}: there are no scenarios in it")
+        raise UsageError("scenarios.no-scenarios", f"{source} holds no scenarios; check the source")
     lost = report.lines - len(report.clean)
     written = path if report.clean else None
     if written is not None:
@@ -183,11 +191,15 @@ def check(
             _print_set(report.clean, written)
             out.print(f"{lost:,} dropped, {report.mended:,} with other ids than before")
     if drop and written is None:
-        raise RefusedError(f"nothing is right in {source}, so {path} was not written")
+        raise RefusedError(
+            "scenarios.none-usable",
+            f"no scenario in {source} is usable, so {path} was not written; see the findings above",
+        )
     if report.findings and not drop:
         raise RefusedError(
-            f"{lost + report.mended:,} of {report.lines:,} scenarios are not right as they stand; "
-            "mend them, or write the others to a file with --drop"
+            "scenarios.check-failed",
+            f"{lost + report.mended:,} of {report.lines:,} scenarios have problems; correct them, or write the others "
+            "to a file with --drop",
         )
 
 
@@ -196,7 +208,9 @@ def _limit(text: str) -> tuple["Split", int]:
 
     name, _, number = text.partition("=")
     if not number.isdecimal():
-        raise UsageError(f"--limit {text!r} is not a split and a number; write it as train=500")
+        raise UsageError(
+            "scenarios.invalid-limit", f"--limit must be a split and a number, e.g. train=500, got {text!r}"
+        )
     return as_split(name), int(number)
 
 
@@ -204,23 +218,30 @@ def _ids(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); write one id a line, in UTF-8") from None
+        raise UsageError(
+            "scenarios.ids-unreadable", f"cannot read {path} ({error}); write one id per line, in UTF-8"
+        ) from None
 
 
 def _clean_path(source: str) -> Path:
     """`questions.clean.jsonl` for `questions.jsonl` or `questions.jsonl.gz`."""
     place = source.removeprefix("jsonl:")
     if "://" in place or place.startswith("hf:"):
-        raise UsageError(f"{source} is not a file beside which to write; say where with --out")
+        raise UsageError(
+            "scenarios.no-output-path", f"{source} is not a local file, so --drop has no default path; use --out FILE"
+        )
     name = Path(place).name.removesuffix(".gz").removesuffix(".jsonl")
     return Path(place).with_name(f"{name}.clean.jsonl")
 
 
 def _check_free(path: Path, replace: bool) -> None:
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} is {'a directory' if path.is_dir() else 'in no directory'}; name a file to write")
+        fault = "is a directory" if path.is_dir() else "is in a directory that does not exist"
+        raise UsageError("scenarios.invalid-output", f"output path {path} {fault}; name a file in a directory")
     if path.exists() and not replace:
-        raise UsageError(f"{path} is there already; choose another name, or replace it (--replace)")
+        raise UsageError(
+            "scenarios.output-exists", f"{path} already exists; choose another name, or overwrite it with --replace"
+        )
 
 
 def _write(path: Path, scenarios: "ScenarioSet") -> None:

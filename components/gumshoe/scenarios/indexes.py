@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from gumshoe.mail.schema import IndexPlaceError, index_file
+from gumshoe.errors import UsageError
+from gumshoe.mail.schema import index_file
 
 IndexKind = Literal["email", "documents"]
 
@@ -12,7 +13,7 @@ def kind_of_index(directory: Path) -> IndexKind:
     """What an index is of: mail, or documents.
 
     Raises:
-        IndexPlaceError: there is none.
+        UsageError: the directory has no index.
     """
     if index_file(directory).exists():
         return "email"
@@ -20,6 +21,7 @@ def kind_of_index(directory: Path) -> IndexKind:
 
     if is_document_index(directory):
         return "documents"
-    raise IndexPlaceError(
-        f"there is no index in {directory}; build one with `gumshoe mail index` or `gumshoe documents index`"
+    raise UsageError(
+        "scenarios.no-index",
+        f"no index in {directory}; build one with `gumshoe mail index` or `gumshoe documents index`",
     )

@@ -13,10 +13,6 @@ from gumshoe.scenarios.scenario import ScenarioRecord, ScenarioSet
 LINEAGE = "scenarios.json"
 
 
-class SeenScenarioError(UsageError):
-    """A policy is to be tested on what it learned from, or was chosen on."""
-
-
 class Lineage(BaseModel):
     """What an adapter learned from, and what it was chosen on."""
 
@@ -50,15 +46,16 @@ class Lineage(BaseModel):
     def check_unseen(self, scenarios: ScenarioSet, policy: str) -> None:
         """
         Raises:
-            SeenScenarioError: some of the scenarios have been seen; it says how many, and which.
+            UsageError: the policy has seen some of the scenarios; it says how many, and names one.
         """
         if self.before is not None:
             self.before.check_unseen(scenarios, policy)
-        for deed, record in (("learned from", self.learned_from), ("was chosen on", self.chosen_on)):
+        for was_trained, record in ((True, self.learned_from), (False, self.chosen_on)):
             questions = set(record.questions) if record else set[str]()
             seen = [each.id for each in scenarios if each.digest in questions]
             if seen:
-                raise SeenScenarioError(
-                    f"{policy} {deed} {len(seen):,} of these {len(scenarios):,} scenarios, {seen[0]} among them; what "
-                    "it scores there says nothing about new questions: test it on others, such as --split test"
+                raise UsageError(
+                    "scenarios.seen-in-training" if was_trained else "scenarios.seen-in-selection",
+                    f"{policy} was {'trained' if was_trained else 'selected'} on {len(seen):,} of these "
+                    f"{len(scenarios):,} scenarios, e.g. {seen[0]}; evaluate it on other scenarios, e.g. --split test",
                 )

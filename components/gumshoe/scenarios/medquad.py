@@ -46,7 +46,7 @@ class Gatherer:
         question = re.sub(r"[\s?]+$", "?", _text(record, "question"))
         key = " ".join(re.findall(r"\w+", question.casefold()))
         if not key:
-            raise ValueError("question: there are no words in it")
+            raise ValueError("question has no words")
         kind, page = _text(record, "question_type", "qtype"), page_of(record)
         gathered = self._found.setdefault(key, _Gathered(where, question, kind))
         gathered.answers.setdefault(answer)
@@ -72,5 +72,5 @@ class Gatherer:
 def _text(record: Mapping[str, Any], *names: str) -> str:
     value = next((record[name] for name in names if record.get(name)), "")
     if not isinstance(value, str):
-        raise TypeError(f"{'/'.join(names)} is {type(value).__name__}")
+        raise TypeError(f"{'/'.join(names)} must be a string, got {type(value).__name__}")
     return value.strip()

@@ -44,7 +44,8 @@ def prepare(
 
     Raises:
         RefusedError: none can be answered.
-        SeenScenarioError: the adapter has seen some of a test split that is there.
+        UsageError: the adapter has seen some of a test split that is there (`scenarios.seen-in-training`,
+            `scenarios.seen-in-selection`).
         UsageError: they cannot be read, or divided so.
     """
     lineage = None if current is None else Lineage.read(current)
@@ -52,7 +53,11 @@ def prepare(
     scenarios = report.clean
     if not scenarios:
         why = ", ".join(f"{count:,} {problem}" for problem, count in report.counts.items())
-        raise RefusedError(f"none of the {report.lines:,} scenarios in {source} can be used ({why or 'it is empty'})")
+        raise RefusedError(
+            "scenarios.none-usable",
+            f"none of the {report.lines:,} scenarios in {source} is usable: {why or 'the source is empty'}; "
+            "correct them, or check that the index is the right one",
+        )
     has_test, has_validation = (bool(scenarios.only(split)) for split in ("test", "validation"))
     if not (has_test and has_validation):
         seen = lineage.questions if lineage else frozenset[str]()

@@ -93,11 +93,11 @@ class Scenario(BaseModel):
         for name in self.model_extra or {}:
             meant = get_close_matches(name.lower(), type(self).model_fields, n=1, cutoff=0.9)
             if meant:
-                raise ValueError(f"there is no field {name!r}; did you mean {meant[0]!r}?")
+                raise ValueError(f"unknown field {name!r}; did you mean {meant[0]!r}?")
         try:
             self.to_json().encode()
         except ValueError as error:
-            raise ValueError(f"it holds what cannot be written as JSON ({error})") from None
+            raise ValueError(f"cannot be written as JSON ({error})") from None
         return self
 
     @classmethod
@@ -107,17 +107,20 @@ class Scenario(BaseModel):
         About documents there is no inbox, and a date only where it matters.
 
         Raises:
-            ScenarioError: the question is empty, the address is none, or no day comes after the date.
+            ScenarioError: the question is empty, the address is malformed, or no day comes after the date.
         """
         text = question.strip()
         try:
             inbox = None if inbox_address is None else _address(inbox_address)
         except ValueError as error:
-            raise ScenarioError(str(error)) from None
+            raise ScenarioError("scenarios.invalid-inbox", str(error)) from None
         if not text:
-            raise ScenarioError("the question is empty; ask something")
+            raise ScenarioError("scenarios.empty-question", "the question is empty; write one")
         if query_date == date.max:
-            raise ScenarioError(f"{query_date} is no day to ask on; give the day of the question")
+            raise ScenarioError(
+                "scenarios.invalid-query-date",
+                f"query date {query_date} is out of range; use the day on which the question is asked",
+            )
         return cls.model_construct(
             id="asked", question=text, answer="", inbox_address=inbox, query_date=query_date, message_ids=()
         )
@@ -183,7 +186,9 @@ class ScenarioSet:
         seen: set[str] = set()
         for scenario in self.scenarios:
             if scenario.id in seen:
-                raise ScenarioError(f"two scenarios have the id {scenario.id!r}; give each its own")
+                raise ScenarioError(
+                    "scenarios.duplicate-id", f"two scenarios have the id {scenario.id!r}; give each its own"
+                )
             seen.add(scenario.id)
 
     @classmethod
@@ -232,12 +237,12 @@ def as_split(name: str) -> Split:
     """The split of that name.
 
     Raises:
-        ScenarioError: there is none.
+        ScenarioError: there is no such split.
     """
     for split in SPLITS:
         if name == split:
             return split
-    raise ScenarioError(f"there is no split {name!r}; write one of {', '.join(SPLITS)}")
+    raise ScenarioError("scenarios.unknown-split", f"split {name!r} does not exist; use one of {', '.join(SPLITS)}")
 
 
 def seeded(seed: int, text: str) -> str:

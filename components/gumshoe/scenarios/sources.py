@@ -40,8 +40,8 @@ def read_scenarios(source: str) -> Iterator[Line]:
     Records of MedQuAD come last, gathered by question, and are in no split.
 
     Raises:
-        ScenarioError: there is no such file, or it is damaged; the dataset's splits have other names.
-        DatasetError, StorageError, UnavailableError: it could not be read.
+        ScenarioError: the file does not exist, or is damaged; the dataset's splits have other names.
+        GumshoeError: the file or the dataset could not be read.
     """
     records = _rows(source) if source.startswith("hf:") else _lines(source.removeprefix("jsonl:"))
     gatherer = medquad.Gatherer()
@@ -69,22 +69,27 @@ def load_scenarios(source: str, left_out: Counter[str] | None = None) -> Scenari
     """
     places: dict[str, str] = {}
     scenarios, faults = [], []
+    has_malformed = False
     for line in read_scenarios(source):
         if line.left_out:
             if left_out is not None:
                 left_out[medquad.NO_ANSWER] += line.left_out
         elif line.scenario is None:
+            has_malformed = True
             faults.append(f"{line.where}: {line.fault}")
         elif first := places.get(line.scenario.id):
-            faults.append(f"{line.where}: the id {line.scenario.id!r} is that of {first}; give each its own")
+            faults.append(f"{line.where}: the id {line.scenario.id!r} is already used at {first}; give each its own")
         else:
             places[line.scenario.id] = line.where
             scenarios.append(line.scenario)
     if faults:
         more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
-        raise ScenarioError("\n".join([*faults[:_SHOWN], *more]))
+        raise ScenarioError(
+            "scenarios.malformed-line" if has_malformed else "scenarios.duplicate-id",
+            "\n".join([*faults[:_SHOWN], *more]),
+        )
     if not scenarios:
-        raise ScenarioError(f"{source}: there are no scenarios in it")
+        raise ScenarioError("scenarios.no-scenarios", f"{source} holds no scenarios; check the source")
     return ScenarioSet.of(scenarios)
 
 
@@ -96,7 +101,7 @@ def _lines(place: str) -> Iterator[_Found]:
     try:
         file_size(place)  # refuses what is not one file
     except NotFoundError as error:
-        raise ScenarioError(str(error)) from None
+        raise ScenarioError(error.code, error.message) from None
     number = 0
     try:
         for number, line in enumerate(read_lines(place), 1):
@@ -104,14 +109,16 @@ def _lines(place: str) -> Iterator[_Found]:
                 where = f"{place}:{number}"
                 yield where, _parsed(line, where), None
     except DAMAGED as error:
-        raise ScenarioError(f"{place}: it cannot be unpacked after line {number} ({error}); fetch it again") from None
+        raise ScenarioError(
+            "scenarios.damaged-file", f"{place} cannot be unpacked after line {number} ({error}); fetch it again"
+        ) from None
 
 
 def _parsed(line: bytes, where: str) -> Any:
     try:
         return json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # covers bytes that are not UTF-8
-        return Line(where, None, f"not JSON ({error}); write one object a line, in UTF-8")
+        return Line(where, None, f"not JSON ({error}); write one object per line, in UTF-8")
 
 
 def _rows(uri: str) -> Iterator[_Found]:
@@ -119,8 +126,9 @@ def _rows(uri: str) -> Iterator[_Found]:
     unknown = sorted(set(names) - set(SPLITS))
     if unknown:
         raise ScenarioError(
-            f"{uri} has splits that no scenario can be in ({', '.join(unknown)}); name one of {', '.join(SPLITS)}, "
-            f"as {uri.removesuffix('@').removesuffix('@' + names[0])}@test"
+            "scenarios.unknown-dataset-split",
+            f"{uri} has splits that scenarios cannot be in: {', '.join(unknown)}; name one of {', '.join(SPLITS)}, "
+            f"e.g. {uri.removesuffix('@').removesuffix('@' + names[0])}@test",
         )
     for name in names:
         place = uri if uri.endswith(f"@{name}") else f"{uri.removesuffix('@')}@{name}"
@@ -131,7 +139,7 @@ def _rows(uri: str) -> Iterator[_Found]:
 
 def _line(record: Any, where: str, split: Split | None) -> Line:
     if not isinstance(record, dict):
-        return Line(where, None, f"{_KINDS[type(record)]}, not an object; write one object a line")
+        return Line(where, None, f"{_KINDS[type(record)]}, not an object; write one object per line")
     said = {name: value for name, value in record.items() if value is not None}
     if split is not None and not said.get("split"):
         said["split"] = split
@@ -150,7 +158,7 @@ def _explained(error: Any) -> str:
     if not field_name:
         return str(said)
     given = str(error["input"])
-    return f"{field_name}: {said} (it is {given[:60] + '…' if len(given) > 60 else given!r})"
+    return f"{field_name}: {said} (got {given[:60] + '…' if len(given) > 60 else given!r})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,16 +48,19 @@ def split_scenarios(
     same splits in whatever order.
 
     Raises:
-        ScenarioError: the shares cannot be had.
+        ScenarioError: the shares are out of range, or a split would be empty.
     """
     if not (0 <= validation < 1 and 0 <= test < 1 and validation + test < 1):
         raise ScenarioError(
-            f"shares of {validation:g} for validation and {test:g} for test leave none for training; "
-            "write numbers from 0 whose sum is below 1"
+            "scenarios.invalid-shares",
+            f"the shares for validation ({validation:g}) and test ({test:g}) must each be >= 0 and add up to less "
+            "than 1",
         )
     kept = scenarios.only("test") if keep_test else ScenarioSet(())
     if keep_test and not kept:
-        raise ScenarioError("there is no test split to keep; leave --keep-test out, and give --test a share")
+        raise ScenarioError(
+            "scenarios.no-test-split", "no scenario is in the test split; use --test SHARE instead of --keep-test"
+        )
     held = {tie for scenario in kept for tie in ties(scenario, by_inbox=by_inbox)}
     tested = {scenario.id for scenario in kept}
     free = [
@@ -84,8 +87,9 @@ def split_scenarios(
     empty = [split for split in SPLITS if shares[split] > 0 and not counts[split]]
     if empty:
         raise ScenarioError(
-            f"nothing is left for {' and '.join(empty)}: {len(free):,} scenarios make {len(groups):,} groups that must "
-            f"stay together, the largest of {largest}; ask for other shares, or add scenarios"
+            "scenarios.empty-split",
+            f"no scenarios left for {' and '.join(empty)}: {len(free):,} scenarios in {len(groups):,} groups that must "
+            f"stay together, the largest of {largest:,}; use other shares, or add scenarios",
         )
     dropped = len(scenarios) - len(result)
     return result, SplitReport({split: counts[split] for split in SPLITS}, len(groups), largest, dropped)

@@ -39,7 +39,11 @@ _log = logging.getLogger(__name__)
 
 
 class UnauthenticatedError(Exception):
-    """Who asks is not known; the message says why, and nothing of what is right."""
+    """Report that the caller is not known. The message says why, and nothing of what would be right."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ForbiddenError(Exception):
@@ -47,7 +51,7 @@ class ForbiddenError(Exception):
 
 
 class ProviderSilentError(UnavailableError):
-    """The keys that tokens are signed with cannot be had."""
+    """Report that the keys that tokens are signed with are not available."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,9 @@ class _Either:
 
     async def principal(self, credentials: str | None) -> Principal:
         if not credentials:
-            raise UnauthenticatedError("say who asks: send a key or a token as Authorization: Bearer ...")
+            raise UnauthenticatedError(
+                "serving.credentials-missing", "Send a key or a token: Authorization: Bearer ..."
+            )
         if self.keys is not None and (self.tokens is None or credentials.startswith(_KEY)):
             return self.keys.principal(credentials)
         if self.tokens is None:
@@ -143,16 +149,21 @@ def read_keys(path: Path) -> list[Key]:
     try:
         listed = yaml.safe_load(path.read_text(encoding="utf-8")) or []
         if not isinstance(listed, list):
-            raise UsageError(f"{path} holds no list of keys; write one with `gumshoe serve-key`")
+            raise UsageError(
+                "serving.key-file-not-a-list", f"{path} is not a list of keys; write it with `gumshoe serve-key`"
+            )
         keys = [Key.model_validate(each) for each in listed]
         for each in keys:
             _checked_patterns(each.inboxes)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}); write one with `gumshoe serve-key`") from None
+        raise UsageError(
+            "serving.key-file-unreadable",
+            f"cannot read the key file {path}: {error.strerror}; write one with `gumshoe serve-key`",
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as YAML: {error}") from None
+        raise UsageError("serving.key-file-invalid-yaml", f"{path} is not valid YAML: {error}") from None
     except ValidationError as error:
-        raise UsageError(f"{path} holds what is no key ({faults_of(error)})") from None
+        raise UsageError("serving.key-file-invalid-key", f"{path} has an invalid key: {faults_of(error)}") from None
     return keys
 
 
@@ -166,7 +177,10 @@ def add_key(path: Path, name: str, inboxes: Iterable[str]) -> str:
     patterns = _checked_patterns(inboxes)
     known = read_keys(path) if path.exists() else []
     if any(each.name == name for each in known):
-        raise UsageError(f"{path} has a key of {name!r}; choose another name, or take that out")
+        raise UsageError(
+            "serving.duplicate-key-name",
+            f"{path} already has a key named {name!r}; use another name, or remove that key",
+        )
     key = _KEY + secrets.token_urlsafe(32)
     line = {"name": name, "sha256": _hashed(key), "inboxes": list(patterns)}
     path.touch(mode=0o600)
@@ -183,7 +197,7 @@ class _Keys:
         hashed = _hashed(credentials)
         found = [each for each in self._keys if hmac.compare_digest(each.sha256, hashed)]  # all of them, always
         if not found:
-            raise UnauthenticatedError("this key is not known")
+            raise UnauthenticatedError("serving.unknown-key", "This key is not known.")
         return Principal(found[0].name, _checked_patterns(found[0].inboxes))
 
 
@@ -217,9 +231,13 @@ class _PublishedKeys:
                     self._tried = time.monotonic()
                     await self._fetch()
         if time.monotonic() - self._fetched >= _STALE:
-            raise ProviderSilentError("the keys that tokens are signed with cannot be had now")
+            raise ProviderSilentError(
+                "serving.signing-keys-unavailable", "the signing keys of tokens are not available; try again later"
+            )
         if name not in self._keys:
-            raise UnauthenticatedError("the token is signed with a key that is not published")
+            raise UnauthenticatedError(
+                "serving.unknown-signing-key", "The token is signed with a key that is not published."
+            )
         return self._keys[name]
 
     def _is_fresh(self, name: str) -> bool:
@@ -242,7 +260,7 @@ class _PublishedKeys:
             listed = jwt.PyJWKSet.from_dict(json.loads(content)).keys
             found = {str(each.key_id): each for each in listed if each.key_type != "oct"}
         except (httpx.HTTPError, OSError, ValueError, jwt.PyJWTError, AttributeError, TypeError) as error:
-            _log.warning("the keys at %s cannot be had (%s: %s)", self.url, type(error).__name__, error)
+            _log.warning("cannot fetch the signing keys at %s: %s: %s", self.url, type(error).__name__, error)
             return
         self._keys, self._fetched = found, time.monotonic()
 
@@ -257,7 +275,9 @@ class _Tokens:
         try:
             header = jwt.get_unverified_header(credentials)
             if header.get("alg") not in settings.algorithms:  # never the header's own choice
-                raise UnauthenticatedError("the token is signed in a way that is not taken")
+                raise UnauthenticatedError(
+                    "serving.unsupported-algorithm", "The token is signed with an algorithm that is not allowed."
+                )
             key = await self.published.key(str(header.get("kid")))
             claims = jwt.decode(
                 credentials,
@@ -269,7 +289,9 @@ class _Tokens:
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
         except jwt.PyJWTError as error:
-            raise UnauthenticatedError(f"the token is not taken: {str(error).lower()}") from None
+            raise UnauthenticatedError(
+                "serving.invalid-token", f"The token is not valid: {str(error).lower()}."
+            ) from None
         own = _claimed(claims, settings)
         return Principal(str(claims["sub"]), (*own, *_checked_patterns(settings.inboxes)))
 
@@ -296,7 +318,10 @@ def _checked_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
     found = tuple(each.strip().lower() for each in patterns)
     for each in found:
         if not re.fullmatch(r"[^@\s]+@[^@\s]+", each):
-            raise UsageError(f"{each!r} is no inbox; write an address, or a pattern such as *@example.com")
+            raise UsageError(
+                "serving.invalid-inbox-pattern",
+                f"not an address or pattern: {each!r}; write e.g. ann@example.com or *@example.com",
+            )
     return found
 
 

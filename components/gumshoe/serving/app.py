@@ -19,6 +19,7 @@ from gumshoe.agent.answer import Answer, Cost, Step
 from gumshoe.errors import faults_of
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 from gumshoe.serving.access import ForbiddenError, Principal
+from gumshoe.serving.ask import PROBLEM_TYPE
 from gumshoe.serving.keeping import Keeper
 from gumshoe.serving.problems import KINDS, RefusedRequestError, answer_to, explained, log_unexpected, problem
 from gumshoe.serving.service import AnswerService
@@ -61,17 +62,22 @@ class Judged(BaseModel):
     question: str = Field(min_length=1)
     inbox_address: str | None = Field(None, max_length=320, description="As it was asked with.")
     query_date: date | None = Field(None, description="As it was answered.")
-    answer: str = Field(max_length=10_000, description="As it was given.")
+    answer: str = Field(max_length=10_000, description="The answer returned by /invoke.")
     source_ids: list[Id] = Field(default_factory=list, max_length=20)
     right: bool = Field(description="Whether the answer is right.")
-    right_answer: str | None = Field(None, max_length=10_000, description="What would have been, where it is known,")
-    right_source_ids: list[Id] = Field(default_factory=list, max_length=20, description="and where it stands.")
+    right_answer: str | None = Field(None, max_length=10_000, description="Correct answer, if known.")
+    right_source_ids: list[Id] = Field(
+        default_factory=list, max_length=20, description="IDs of the messages or documents that contain it."
+    )
 
 
 class Problem(BaseModel):
     """What went wrong (RFC 9457)."""
 
-    type: str
+    type: str = Field(
+        pattern=f"^{PROBLEM_TYPE}",
+        description=f"`{PROBLEM_TYPE}` and the error's code, which `gumshoe explain CODE` explains.",
+    )
     title: str
     status: int
     detail: str
@@ -119,17 +125,21 @@ _EITHER = {
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": title, "content": {"application/problem+json": {}}}
     for status, title in {
-        400: "It is not JSON",
-        401: "Who asks is not known",
-        403: "That inbox is not to be read",
-        413: "It is too large",
-        422: "It is not a question",
-        429: "Too many ask at once",
-        502: "The model failed",
-        503: "There is no model now",
-        504: "The model was too slow",
+        400: "Invalid request",
+        401: "Authentication required",
+        403: "Forbidden",
+        413: "Request too large",
+        422: "Invalid request",
+        429: "Too many requests",
+        502: "Model failed",
+        503: "Not available",
+        504: "Timeout",
     }.items()
 }
+
+
+def _invalid(code: str, detail: str) -> RefusedRequestError:
+    return RefusedRequestError(code, 422, "Invalid request", detail)
 
 
 def scenario_for(
@@ -139,22 +149,22 @@ def scenario_for(
 
     Raises:
         ForbiddenError: they may not.
-        RefusedRequestError: it is no question, or names no inbox where it is to, or one where there is none.
+        RefusedRequestError: it is not a valid question, or it lacks an inbox or names one that does not exist here.
     """
     who: Principal = request.state.principal
     settings, has_inboxes = service.settings, service.world.has_inboxes
     most = settings.limits.question
     named = inbox or (who.only_inbox if has_inboxes else None)
     if has_inboxes and named is None:
-        raise RefusedRequestError(422, "It is not a question", "inbox_address: say whose mail; you may read several")
+        raise _invalid("serving.inbox-missing", "inbox_address: required, because you may read several inboxes")
     if not has_inboxes and named is not None:
-        raise RefusedRequestError(422, "It is not a question", "inbox_address: no inbox is read here; leave it out")
+        raise _invalid("serving.inbox-not-supported", "inbox_address: this server answers from documents; leave it out")
     if len(question) > most:
-        raise RefusedRequestError(422, "It is not a question", f"question: it has at most {most:,} characters")
+        raise _invalid("serving.question-too-long", f"question: at most {most:,} characters, got {len(question):,}")
     try:
         asked = Scenario.asked(question, named, service.world.asked_on(day))
     except ScenarioError as error:
-        raise RefusedRequestError(422, "It is not a question", str(error)) from None
+        raise _invalid(error.code, error.message) from None
     if has_inboxes and not who.may_read(str(asked.inbox_address)):
         raise ForbiddenError
     if settings.log_questions:
@@ -233,10 +243,10 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
         try:
             learned = Scenario.model_validate({"id": name, **fields, "answer": answer, f"{what}_ids": sources})
         except ValidationError as error:
-            raise RefusedRequestError(422, "It is not an answer", faults_of(error)) from None
+            raise _invalid("serving.invalid-answer", faults_of(error)) from None
         missing = await service.missing(learned)
         if missing:
-            raise RefusedRequestError(422, "It is not an answer", f"there is no {what} {missing[0]!r}{where}")
+            raise _invalid("serving.source-not-found", f"{what} {missing[0]!r} does not exist{where}")
         return learned
 
     @app.post("/feedback", status_code=202)
@@ -244,9 +254,11 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
         """Keep a question with its right answer and where that stands, to learn from; without both nothing is kept."""
         scenario = scenario_for(request, judged.question, judged.inbox_address, judged.query_date, service)
         if service.world.has_inboxes and judged.query_date is None:
-            raise RefusedRequestError(422, "It is not a question", "query_date: say as of which day it was answered")
+            raise _invalid("serving.query-date-missing", "query_date: required, the day as of which it was answered")
         if not settings.keeping.feedback:
-            raise RefusedRequestError(404, "Not kept", "this server takes no feedback; its operator can switch it on")
+            raise RefusedRequestError(
+                "serving.feedback-disabled", 404, "Feedback disabled", "The operator can enable it: keeping.feedback."
+            )
         answer, sources = judged.right_answer, judged.right_source_ids
         if judged.right:
             answer, sources = judged.answer, judged.source_ids
@@ -285,7 +297,7 @@ def _add_operations(app: FastAPI, service: AnswerService) -> None:
         trouble = service.trouble
         service.metrics.ready.set(not trouble)
         if trouble:
-            raise RefusedRequestError(503, "Not ready", trouble)
+            raise RefusedRequestError("serving.not-ready", 503, "Not ready", trouble)
         return JSONResponse({"status": "ready", "policies": [each.name.version for each in service.candidates]})
 
     @app.get("/metrics", response_class=Response)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from datetime import date
@@ -25,9 +26,12 @@ from gumshoe.rewards import choosing
 from gumshoe.rewards.choosing import ChoiceSettings
 from gumshoe.scenarios.scenario import Scenario
 
+PROBLEM_TYPE = "urn:gumshoe:error:"
+"""What the type of a problem begins with, before its code."""
 _METADATA = "metadata.json"  # of an adapter: what made it
 _PATIENCE = 300.0  # seconds for an agent server's answer
 _BUSY = 429
+_CODE = re.compile(re.escape(PROBLEM_TYPE) + r"([a-z][a-z-]*\.[a-z0-9][a-z0-9-]*)")
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +58,10 @@ class LocalModel:
         place, version = Path(self.adapter), self.adapter
         if not place.is_dir():
             if self.store is None:
-                raise UsageError(f"{self.adapter} is no directory; for a published adapter, say where with --store")
+                raise UsageError(
+                    "serving.store-missing",
+                    f"{self.adapter} is not a directory; for a published adapter, set --store",
+                )
             here = Path(held.enter_context(TemporaryDirectory(prefix="gumshoe-adapter-"))) / "adapter"
             fetched = Store(self.store).fetch(f"adapters/{self.adapter}", here)
             place, version = fetched.directory, fetched.manifest.version
@@ -114,7 +121,7 @@ async def answered(
                 return answer
             sampled = await choosing.answered(run, choice, chooser, (scenario.question, scenario.query_date))
     if sampled.trouble:
-        _log.warning("the first sample is taken, for there is no choice: %s", sampled.trouble)
+        _log.warning("no sample was chosen; using the first one: %s", sampled.trouble)
     return sampled.answer
 
 
@@ -138,14 +145,20 @@ def served(url: str, key: str | None, question: str, inbox: str | None, day: dat
         if response.is_success:
             return TypeAdapter(Answer).validate_json(response.content)
         told = response.json()
-        said = f"{url} answered {response.status_code}: {told['title']}, {told['detail']}"
+        said = f"{url} answered {response.status_code}: {told['title']}: {told['detail']}"
+        found = _CODE.fullmatch(str(told.get("type")))
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise UsageError(f"{url} is no address ({error}); write http://HOST:PORT") from None
+        raise UsageError("serving.invalid-url", f"--url {url} is not valid: {error}; write http://HOST:PORT") from None
     except httpx.HTTPError as error:
-        raise UnavailableError(f"{url} does not answer ({type(error).__name__}: {error}); is it running?") from None
+        raise UnavailableError(
+            "serving.unreachable", f"{url} does not answer: {type(error).__name__}: {error}; check that it is running"
+        ) from None
     except (ValidationError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{url} does not answer as an agent server does; check the address") from None
-    raise UnavailableError(said) if response.is_server_error or response.status_code == _BUSY else UsageError(said)
+        raise UsageError("serving.not-an-agent-server", f"{url} is not an agent server; check the address") from None
+    code = found[1] if found else "serving.request-rejected"
+    if response.is_server_error or response.status_code == _BUSY:
+        raise UnavailableError(code, said)
+    raise UsageError(code, said)
 
 
 def _base_of(adapter: Path) -> str:
@@ -153,4 +166,4 @@ def _base_of(adapter: Path) -> str:
     try:
         return str(json.loads((adapter / _METADATA).read_bytes())["settings"]["model"]["name"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{adapter} does not say what its base model is; name it with --model") from None
+        raise UsageError("serving.base-model-unknown", f"{adapter} does not name its base model; set --model") from None

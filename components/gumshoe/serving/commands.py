@@ -91,7 +91,9 @@ def run(
         from gumshoe.serving.settings import read_settings
         from gumshoe.serving.telemetry import log_as_json, told
     except ModuleNotFoundError as error:
-        raise UsageError(f"an agent server needs {error.name}; install gumshoe[serve]") from None
+        raise UsageError(
+            "serving.not-installed", f"gumshoe serve requires {error.name}: pip install 'gumshoe-agents[serve]'"
+        ) from None
 
     flags: dict[str, Any] = _nested(sets or [])
     given = {
@@ -160,11 +162,15 @@ def _nested(sets: list[str]) -> dict[str, Any]:
     for each in sets:
         name, equals, value = each.partition("=")
         if not equals:
-            raise UsageError(f"{each!r} is no setting; write NAME=VALUE, as limits.queue=10")
+            raise UsageError(
+                "serving.invalid-set-option", f"--set must be NAME=VALUE, e.g. limits.queue=10; got {each!r}"
+            )
         try:
             _put(found, name.strip(), yaml.safe_load(value))
         except yaml.YAMLError as error:
-            raise UsageError(f"{each!r} is no setting: {error}") from None
+            raise UsageError(
+                "serving.invalid-set-option", f"--set {each!r}: the value is not valid YAML: {error}"
+            ) from None
     return found
 
 
@@ -173,7 +179,9 @@ def _put(found: dict[str, Any], name: str, value: Any) -> None:
     for group in groups:
         inner = found.setdefault(group, {})
         if not isinstance(inner, dict):
-            raise UsageError(f"{name} is no setting: {group} is one itself")
+            raise UsageError(
+                "serving.invalid-set-option", f"cannot set {name}: {group} is a value, not a group of settings"
+            )
         found = inner
     found[last] = value
 
@@ -237,9 +245,11 @@ def run_question(
         given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
         if given:
             flag = "--" + min(given).replace("_", "-")
-            raise UsageError(f"an agent server has its own index and model; leave {flag} out, or --url")
+            raise UsageError(
+                "serving.option-conflict", f"{flag} cannot be used with --url: the server has its own index and model"
+            )
     elif index is None:
-        raise UsageError("say where to look: in an index (--index), or by an agent server (--url)")
+        raise UsageError("serving.no-index-or-url", "set --index to ask here, or --url to ask an agent server")
     known = None
     if scenarios is not None and question is None and inbox is None:
         from gumshoe.scenarios.sources import load_scenarios
@@ -249,7 +259,7 @@ def run_question(
         question, inbox = known.question, known.inbox_address
         err.print(f"{printable(inbox)} asks: {printable(question)}" if inbox else printable(question), soft_wrap=True)
     if question is None:
-        raise UsageError("ask a question (QUESTION; of somebody's mail with --inbox), or one of a file (--scenarios)")
+        raise UsageError("serving.no-question", "no question given: write QUESTION, or use --scenarios FILE")
     asked_on = known.query_date if known and known.query_date else day.date() if day else None
     from gumshoe.serving.ask import LocalModel, Question, answered, served
 
@@ -276,7 +286,7 @@ def run_question(
         if known is not None:
             err.print(f"The answer that is known: {printable(known.answer)}", soft_wrap=True)
     if not found.success:
-        raise RefusedError(found.reason)
+        raise RefusedError("serving.no-answer", f"no answer: {found.reason}")
 
 
 def _print_answer(found: "Answer") -> None:

@@ -87,7 +87,7 @@ class Front:
             scope["state"]["principal"] = who
             scope["state"]["told"]["principal"] = who.name
         if route == "/mcp" and scope["method"] != "POST":  # or a stream is opened that never says anything
-            raise HTTPException(405, "MCP is spoken by POST here", {"Allow": "POST"})
+            raise HTTPException(405, "Use POST for MCP.", {"Allow": "POST"})
         body = await self._body(receive, headers)
         leaving = asyncio.create_task(_left(receive))
         work = asyncio.ensure_future(self.app(scope, _replayed(body, leaving), answer))
@@ -108,11 +108,15 @@ class Front:
         allowed = access.allowed_hosts or (_HERE if access.open else ())
         name = re.sub(r":\d+$", "", host).lower()
         if allowed and name not in allowed:
-            raise RefusedRequestError(421, "Another host", f"this server is not asked as {name!r}")
+            raise RefusedRequestError(
+                "serving.host-not-allowed", 421, "Host not allowed", f"Host header {name!r} is not allowed."
+            )
 
     async def _body(self, receive: Receive, headers: Headers) -> bytes:
         most = self.settings.limits.body
-        too_large = RefusedRequestError(413, "Too large", f"a request has at most {most:,} bytes")
+        too_large = RefusedRequestError(
+            "serving.request-too-large", 413, "Request too large", f"A request may have at most {most:,} bytes."
+        )
         if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > most:
             raise too_large
         parts, size = [], 0
@@ -121,7 +125,12 @@ class Front:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise RefusedRequestError(400, "Incomplete", "the request ended before its body did")
+                        raise RefusedRequestError(
+                            "serving.request-incomplete",
+                            400,
+                            "Incomplete request",
+                            "The request ended before its body.",
+                        )
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > most:
@@ -129,7 +138,12 @@ class Front:
                     if not message.get("more_body"):
                         return b"".join(parts)
         except TimeoutError:
-            raise RefusedRequestError(408, "Too slow", f"its body did not come within {_READ:g} seconds") from None
+            raise RefusedRequestError(
+                "serving.request-too-slow",
+                408,
+                "Request too slow",
+                f"The body did not arrive within {_READ:g} seconds.",
+            ) from None
 
 
 def _replayed(body: bytes, leaving: "asyncio.Task[Message]") -> Receive:

@@ -108,6 +108,7 @@ class Keeper:
                 mark(Path(place), {inbox for kept in lines.values() for inbox, _ in kept.values() if inbox is not None})
                 self.store.publish(Path(place), KIND, version)
         except (GumshoeError, OSError) as error:
-            _log.warning("what was kept cannot be published, and is tried again: %s", error)
+            said = error.message_with_code if isinstance(error, GumshoeError) else error
+            _log.warning("cannot publish what was kept, trying again later: %s", said)
             with self._lock:
                 self._lines = {file: kept | self._lines[file] for file, kept in lines.items()}

@@ -135,5 +135,5 @@ def _told_of() -> Iterator[None]:
         raise ToolError(str(error)) from None
     except Exception as error:  # noqa: BLE001 - the SDK would tell the client what it says
         log_unexpected(error)
-        _, title, detail = explained(error)
-        raise ToolError(f"{title}: {detail}") from None
+        code, _, title, detail = explained(error)
+        raise ToolError(f"{title}: {detail} [{code}]") from None

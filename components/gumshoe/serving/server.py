@@ -85,7 +85,7 @@ async def routes_to(service: AnswerService, access: Access, keeper: Keeper) -> A
     settings = service.settings
     if settings.access.open:
         what = "every mailbox in" if service.world.has_inboxes else "all of"
-        _log.warning("access is open: whoever reaches this server may read %s its index", what)
+        _log.warning("access is open: anyone who can reach this server can read %s its index", what)
     app = make_app(settings, service, keeper)
     tools = make_mcp(service)
     mounted = tools.streamable_http_app(
@@ -105,13 +105,15 @@ async def routes_to(service: AnswerService, access: Access, keeper: Keeper) -> A
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     """
     Raises:
-        UsageError: the port cannot be had.
+        UsageError: the port is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise UsageError(f"{host}:{port} cannot be listened at ({error.strerror}); choose another --port") from None
+        raise UsageError(
+            "serving.port-unavailable", f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from None
     # Inherited by what is accepted; asyncio sets it for sockets that say that they are TCP, and this one does not.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listening:

@@ -53,7 +53,7 @@ class Candidate:
     name: PolicyName
     share: float
     speak: OpenSpeaker | None = None
-    trouble: str = "it is not opened yet"
+    trouble: str = "not opened yet"
     """Why it cannot answer; empty where it can."""
 
 
@@ -170,8 +170,11 @@ class AnswerService:
             raise
         except (PolicyError, UsageError) as error:  # the latter where a chat model's server takes the key no longer
             self.metrics.model_errors.labels("failed").inc()
-            failure = error if isinstance(error, PolicyError) else PolicyError("the model cannot be asked", str(error))
-            _log.warning("the model failed: %s", failure if self.settings.log_questions else failure.plain)
+            failure = error
+            if not isinstance(failure, PolicyError):
+                failure = PolicyError(error.code, "the model rejected the request", str(error))
+            said = failure.message if self.settings.log_questions else failure.plain
+            _log.warning("the model failed: %s [%s]", said, failure.code)
             raise failure from None
 
     async def call(self, scenario: Scenario, call: Call) -> str:
@@ -201,7 +204,7 @@ class AnswerService:
             async with asyncio.timeout(deadline):
                 return await work
         except TimeoutError:
-            raise TooSlowError(f"there was no answer within {deadline:g} seconds") from None
+            raise TooSlowError(f"No answer within {deadline:g} seconds.") from None
 
     async def _in_turn(self, scenario: Scenario, session: str | None, tell: Callable[[Step], object]) -> Answer:
         began = time.monotonic()
@@ -247,10 +250,11 @@ class AnswerService:
         if found.failures:
             first = found.failures[0]
             said = str(first) if self.settings.log_questions else getattr(first, "plain", type(first).__name__)
-            _log.warning("%s of %s samples failed, and are left out: %s", len(found.failures), choice.samples, said)
+            failed = len(found.failures)
+            _log.warning("%s of %s samples failed and are left out: %s [%s]", failed, choice.samples, said, first.code)
         if found.trouble:
             said = found.trouble if self.settings.log_questions else "what it said is not logged"
-            _log.warning("%s chose no sample, and the first is taken: %s", choice.by, said)
+            _log.warning("%s chose no sample; using the first one: %s", choice.by, said)
         return found.answer
 
     async def _episode(
@@ -333,7 +337,9 @@ async def _model(settings: ServeSettings, held: AsyncExitStack) -> tuple[PolicyN
         return await held.enter_async_context(started(name, _episode_limits(settings))), name.base
     if name.kind == "vllm":
         if model.tokenizer is None:
-            raise UsageError("token ids need the model's tokenizer; say where it is with --tokenizer")
+            raise UsageError(
+                "inference.tokenizer-required", f"{model.policy} needs its model's tokenizer: add --tokenizer"
+            )
         await asyncio.to_thread(lambda: ChatFormat(load_tokenizer(str(model.tokenizer))))  # or it is told of too late
     return name, model.tokenizer
 
@@ -364,10 +370,10 @@ async def _kept_open(
                     candidate.speak = await held.enter_async_context(_opened(candidate.name, tokenizer, settings))
                 candidate.trouble = ""
             except GumshoeError as error:
-                candidate.trouble = str(error)
+                candidate.trouble = error.message_with_code
             except Exception as error:  # noqa: BLE001 - or nobody would look again
-                _log.exception("%s cannot be looked at", candidate.name.version)
-                candidate.trouble = f"it cannot be looked at ({type(error).__name__})"
+                _log.exception("cannot check %s", candidate.name.version)
+                candidate.trouble = f"the check failed: {type(error).__name__}"
             if candidate.trouble != before:
                 _log.warning("%s: %s", candidate.name.version, candidate.trouble or "ready")
             await asyncio.sleep(_LOOK if candidate.speak else 1)

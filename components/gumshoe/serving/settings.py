@@ -19,7 +19,7 @@ from pydantic_settings import (
 from gumshoe.agent.environments import NamedEnvironment
 from gumshoe.agent.policy import HIGHEST_TEMPERATURE
 from gumshoe.errors import UsageError, faults_of
-from gumshoe.rewards.choosing import MOST, ChoiceSettings, Way
+from gumshoe.rewards.choosing import MOST, ChoiceSettings, Way, code_of
 
 PREFIX = "GUMSHOE_SERVE__"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -53,23 +53,23 @@ class ModelSettings(BaseModel):
         if self.samples == 1:
             return None
         given = {"choose": self.choose, "choose_by": self.choose_by, "temperature": self.temperature}
-        return ChoiceSettings.model_validate({"samples": self.samples, **given})
+        return ChoiceSettings.of({"samples": self.samples, **given})
 
     @model_validator(mode="after")
     def _whole(self) -> "ModelSettings":
         if self.samples > 1 and not self.temperature:
-            raise ValueError("model.samples that are greedy are all alike; set model.temperature above 0")
+            raise ValueError(f"model.samples {self.samples} needs model.temperature > 0: greedy samples are identical")
         if self.samples == 1 and "choose_by" in self.model_fields_set and self.choose_by is not None:
-            raise ValueError("model.choose_by chooses among several; set model.samples to 2 or more")
+            raise ValueError("model.choose_by needs model.samples >= 2, got 1")
         if self.samples > 1:
             try:
                 _ = self.choice
-            except ValidationError as error:
-                raise ValueError(faults_of(error)) from None
+            except UsageError as error:
+                raise ValueError(error) from None
         if self.policy and (self.adapter or self.base):
-            raise ValueError("model.policy and model.adapter (or model.base) each say who answers; set one of them")
+            raise ValueError("model.policy excludes model.adapter and model.base; set one of them")
         if self.canary and not (self.policy or "").startswith("vllm:"):
-            raise ValueError("model.canary is an adapter of vLLM servers; set model.policy to vllm:URL#ADAPTER")
+            raise ValueError("model.canary needs vLLM servers; set model.policy to vllm:URL#ADAPTER")
         return self
 
 
@@ -99,12 +99,14 @@ class AccessSettings(BaseModel):
     def _whole(self) -> "AccessSettings":
         if self.open == bool(self.keys or self.jwks_url):
             raise ValueError(
-                "set access.keys or access.jwks_url, or access.open where anybody may read everything, and not both"
+                "set access.keys or access.jwks_url, or else access.open to let anybody read everything; not both"
             )
         if self.jwks_url and not (self.issuer and self.audience):
-            raise ValueError("access.jwks_url needs access.issuer and access.audience: another's tokens are no use")
+            raise ValueError(
+                "access.jwks_url needs access.issuer and access.audience, or it would accept tokens for other services"
+            )
         if self.jwks_url and not (self.inbox_claim or self.inboxes):
-            raise ValueError("set access.inbox_claim or access.inboxes, or no token may read anything")
+            raise ValueError("set access.inbox_claim or access.inboxes, or no token can read anything")
         return self
 
 
@@ -137,7 +139,7 @@ class KeepingSettings(BaseModel):
             try:
                 re.compile(each)
             except re.error as error:
-                raise ValueError(f"{each!r} is no regular expression ({error})") from None
+                raise ValueError(f"not a regular expression: {each!r}: {error}") from None
         return self
 
 
@@ -172,11 +174,10 @@ class ServeSettings(BaseSettings):
     @model_validator(mode="after")
     def _stored(self) -> "ServeSettings":
         if (self.keeping.feedback or self.keeping.trajectories) and not self.store:
-            raise ValueError("what is kept goes to a store; set store, or keep nothing")
+            raise ValueError("keeping.feedback and keeping.trajectories need a store; set store")
         if self.model.samples > self.limits.concurrency:
             raise ValueError(
-                f"model.samples of a question run at once, and limits.concurrency lets {self.limits.concurrency} "
-                "episodes; raise that, or take fewer samples"
+                f"model.samples must be <= limits.concurrency ({self.limits.concurrency}), got {self.model.samples}"
             )
         return self
 
@@ -200,7 +201,7 @@ def read_settings(file: Path | None, flags: dict[str, Any]) -> ServeSettings:
         UsageError: they cannot be; the message names each that is wrong.
     """
     if file is not None and not file.is_file():
-        raise UsageError(f"there is no file {file}; name one with settings of a server")
+        raise UsageError("serving.settings-file-not-found", f"settings file {file} does not exist")
 
     class Given(ServeSettings):
         model_config = SettingsConfigDict(yaml_file=file)
@@ -208,6 +209,10 @@ def read_settings(file: Path | None, flags: dict[str, Any]) -> ServeSettings:
     try:
         return Given(**flags)
     except ValidationError as error:
-        raise UsageError(faults_of(error)) from None
+        raise UsageError(
+            code_of(error, "serving.invalid-settings"), f"invalid server settings: {faults_of(error)}"
+        ) from None
     except (yaml.YAMLError, SettingsError, TypeError, ValueError) as error:
-        raise UsageError(f"{file or 'the environment'} cannot be read as settings: {error}") from None
+        raise UsageError(
+            "serving.settings-unreadable", f"cannot read settings from {file or 'the environment'}: {error}"
+        ) from None

@@ -165,7 +165,9 @@ def questions(
     _tell(report, path, json=json)
     if report.failed:
         raise UnavailableError(
-            f"{report.failed:,} of {report.batches:,} batches got no answer; run this again for them. {report.why}"
+            "synthesis.batches-failed",
+            f"{report.failed:,} of {report.batches:,} batches failed; run the command again to retry them. First "
+            f"error: {report.why}",
         )
 
 
@@ -191,13 +193,15 @@ def _chat_model(word: str, cache: Path | None, no_cache: bool, given: dict[str, 
     from gumshoe.rewards.model import ModelSettings, model_named
 
     if cache and no_cache:
-        raise UsageError("--cache and --no-cache exclude each other")
+        raise UsageError("synthesis.conflicting-options", "--cache and --no-cache exclude each other; use one of them")
     kept = {"cache": cache} if cache or no_cache else {}
     said = {name: value for name, value in given.items() if value is not None}
     try:
         return ModelSettings.model_validate(model_named(word) | kept | said)
     except ValidationError as error:
-        raise UsageError(f"--model {word}: {faults_of(error)}; write MODEL or MODEL@URL") from None
+        raise UsageError(
+            "synthesis.invalid-model", f"--model must be MODEL or MODEL@URL, got {word!r}: {faults_of(error)}"
+        ) from None
 
 
 def _foreseen(estimate: "Estimate", model: str) -> str:
@@ -212,7 +216,10 @@ def _foreseen(estimate: "Estimate", model: str) -> str:
 
 def _ask_leave() -> None:
     if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked whether to begin, for this is no terminal; say so beforehand with --yes")
+        raise UsageError(
+            "synthesis.confirmation-required",
+            "cannot ask for confirmation: standard input is not a terminal; use --yes to start without asking",
+        )
     typer.confirm("Begin?", abort=True, err=True)
 
 
@@ -242,9 +249,13 @@ def _usable(place: str, names: Sequence[str], *, replace: bool) -> Path:
     directory = writable_directory(place)
     there = [name for name in names if (directory / name).exists()]
     if folders := [name for name in there if (directory / name).is_dir()]:
-        raise UsageError(f"{directory / folders[0]} is a directory, where a file is to go; choose another place")
+        raise UsageError(
+            "synthesis.invalid-output",
+            f"{directory / folders[0]} is a directory, but a file must go there; use another --out",
+        )
     if there and not replace:
         raise UsageError(
-            f"{directory} holds {' and '.join(there)} already; choose another, or replace them (--replace)"
+            "synthesis.output-exists",
+            f"{directory} already holds {' and '.join(there)}; use another --out, or overwrite them with --replace",
         )
     return directory

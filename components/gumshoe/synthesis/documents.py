@@ -85,7 +85,8 @@ def check_size(documents: int) -> None:
     """
     if not MIN_DOCUMENTS <= documents <= MAX_DOCUMENTS:
         raise UsageError(
-            f"{documents:,} documents cannot be made; ask for {MIN_DOCUMENTS} to {MAX_DOCUMENTS:,} with --documents"
+            "synthesis.invalid-size",
+            f"--documents must be from {MIN_DOCUMENTS} to {MAX_DOCUMENTS:,}, got {documents:,}",
         )
 
 

@@ -132,7 +132,7 @@ class MailQuestions:
                 try:
                     self._keep(await self._writer.write(batch))
                 except JudgeError as error:
-                    self._failures.append(str(error))
+                    self._failures.append(error.message_with_code)
             advance(1)
 
         try:
@@ -174,12 +174,15 @@ def open_questions(settings: QuestionSettings, path: Path) -> Iterator[MailQuest
     """The questions of a file, begun or to be begun. What a run that was killed left half written is taken out.
 
     Raises:
-        UsageError: the settings cannot be carried out, or are not those that the file was begun with; the file holds
-            something else, or another process writes to it; there is no key for the model.
-        IndexPlaceError, IndexFileError: there is no index that can be read.
+        UsageError: the settings are invalid, or not those that the file was begun with; the file holds something
+            else, or another process writes to it; the model's API key is missing.
+        GumshoeError: the index does not exist, or cannot be read.
     """
     if path.is_dir() or path.suffix == ".gz" or not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written; name a file, not packed, in a directory that is there")
+        raise UsageError(
+            "synthesis.invalid-output",
+            f"output path {path} cannot be used; name an uncompressed file in an existing directory",
+        )
     index = MailIndex(settings.index)
     settings = replace(
         settings, inboxes=tuple(dict.fromkeys(check_address("inbox", each) for each in settings.inboxes))
@@ -194,7 +197,10 @@ def open_questions(settings: QuestionSettings, path: Path) -> Iterator[MailQuest
             finished = _taken_up(file, progress, header)
         ours = {each.to_json().encode() for line in finished.values() for each in line.questions}
         if path.exists() and not ours.issuperset(path.read_bytes().splitlines()):
-            raise UsageError(f"{path} holds lines that did not come from here; choose another file, or move it away")
+            raise UsageError(
+                "synthesis.foreign-output",
+                f"{path} holds lines that this command did not write; use another file, or move it away",
+            )
         yield MailQuestions(settings, path, batches, writer, file, header, finished)
 
 
@@ -226,7 +232,7 @@ def _planned(index: MailIndex, settings: QuestionSettings) -> tuple[list[Batch],
     for inbox in settings.inboxes:
         listed = [(each, sent) for each, sent in index.listing(inbox) if sent]
         if not listed:
-            raise UsageError(f"{settings.index} holds no mail of {inbox} that has a date; check the address")
+            raise UsageError("synthesis.no-mail", f"{settings.index} holds no dated mail of {inbox}; check the address")
         digest.update(json.dumps([(each, str(sent)) for each, sent in listed]).encode())
         turn = Dice(settings.seed, inbox).below(len(STYLES))
         parts = [listed[start : start + settings.batch] for start in range(0, len(listed), settings.batch)]
@@ -271,8 +277,14 @@ def _taken_up(file: BinaryIO, path: Path, header: bytes) -> dict[tuple[str, int]
         found = dict(json.loads(begun))
         finished = [Finished.model_validate_json(line) for line in lines]
     except (ValueError, TypeError):
-        raise UsageError(f"{path} is damaged; move it away, and the file beside it, to begin anew") from None
+        raise UsageError(
+            "synthesis.progress-damaged",
+            f"{path} is damaged; to start over, move it and the questions file beside it away",
+        ) from None
     if others := [name for name, value in wanted.items() if found.get(name) != value]:
         said = ", ".join("other mail" if name == "mail" else f"{name} {found.get(name)}" for name in others)
-        raise UsageError(f"{path} was begun with {said}; run it so, or choose another file")
+        raise UsageError(
+            "synthesis.other-settings",
+            f"{path} was begun with other settings ({said}); use those, or another output file",
+        )
     return {(each.inbox, each.number): each for each in finished}

@@ -89,12 +89,14 @@ def check_size(mailboxes: int, messages: int) -> None:
     """
     if not MIN_MAILBOXES <= mailboxes <= MAX_MAILBOXES:
         raise UsageError(
-            f"{mailboxes:,} mailboxes cannot be made; ask for {MIN_MAILBOXES} (one for each split) to {MAX_MAILBOXES:,}"
+            "synthesis.invalid-size",
+            f"--mailboxes must be from {MIN_MAILBOXES} (one per split) to {MAX_MAILBOXES:,}, got {mailboxes:,}",
         )
     least, most = MIN_MESSAGES * mailboxes, min(MAX_MESSAGES * mailboxes, MAX_TOTAL)
     if not least <= messages <= most:
         raise UsageError(
-            f"{messages:,} messages cannot be had in {mailboxes:,} mailboxes; ask for {least:,} to {most:,}"
+            "synthesis.invalid-size",
+            f"--messages must be from {least:,} to {most:,} for {mailboxes:,} mailboxes, got {messages:,}",
         )
 
 

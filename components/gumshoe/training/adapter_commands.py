@@ -62,10 +62,13 @@ def create(
     }
     resolved = resolve(config, flags | {name: value for name, value in named.items() if value is not None}).settings
     if resolved.lora.start is not None:
-        raise UsageError("lora.start is an adapter that is there already; leave it out")
+        raise UsageError(
+            "adapters.start-given",
+            f"a new adapter cannot start from another one: lora.start is {resolved.lora.start}; leave it out",
+        )
     directory = writable_directory(place)
     if any(directory.iterdir()):
-        raise UsageError(f"{directory} holds files; choose another")
+        raise UsageError("adapters.directory-not-empty", f"{directory} is not empty; choose another --out")
     with _installed():
         from gumshoe.training.adapters import create_adapter
     made = create_adapter(resolved, directory)
@@ -150,7 +153,7 @@ def inspect(
         for name, value in _lines(found, model):
             out.print(f"[bold]{name:<14}[/] {printable(value)}", soft_wrap=True)
     if not found.is_sound:
-        raise RefusedError(f"{adapter} is not as it should be: {'; '.join(_faults(found))}")
+        raise RefusedError("adapters.unsound", f"{adapter} did not pass the inspection: {'; '.join(_faults(found))}")
 
 
 def _lines(found: "Inspected", model: str | None) -> Iterator[tuple[str, str]]:
@@ -179,7 +182,7 @@ def _lines(found: "Inspected", model: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _faults(found: "Inspected") -> list[str]:
-    broken = [f"{found.not_finite:,} of its weights are no numbers, or infinite"] * bool(found.not_finite)
+    broken = [f"{found.not_finite:,} weights are NaN or infinite"] * bool(found.not_finite)
     return [*broken, *found.layout, *(found.misfits or [])]
 
 
@@ -196,4 +199,6 @@ def _installed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed, which adapters need; see the README") from None
+        raise UsageError(
+            "training.package-missing", f"adapters require {error.name}, which is not installed; see the README"
+        ) from None

@@ -103,7 +103,9 @@ def check_modules(model: Any, wanted: Sequence[str]) -> None:
             name.rpartition(".")[2] for name in linear if head is None or model.get_submodule(name) is not head
         )
         raise UsageError(
-            f"lora.target_modules: the base model has no linear module {', '.join(missing)}; it has {', '.join(there)}"
+            "adapters.unknown-target-module",
+            f"lora.target_modules names modules that the base model does not have: {', '.join(missing)}; choose from "
+            f"{', '.join(there)}",
         )
 
 
@@ -146,11 +148,17 @@ class Adapter:
             shape = json.loads((directory / SHAPE).read_bytes())
             kind, _ = shape["peft_type"], int(shape["r"])
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UsageError(f"{directory} holds no adapter: {SHAPE} cannot be read ({error})") from None
+            raise UsageError(
+                "adapters.not-an-adapter", f"{directory} is not an adapter: cannot read {SHAPE}: {error}"
+            ) from None
         if kind != "LORA":
-            raise UsageError(f"{directory} is an adapter of the kind {kind}, and only LoRA is known here")
+            raise UsageError(
+                "adapters.not-lora", f"{directory} is not a LoRA adapter: its peft_type is {kind}; use LoRA"
+            )
         if not (directory / ADAPTER_WEIGHTS).exists():
-            raise UsageError(f"{directory} has no {ADAPTER_WEIGHTS}; save the adapter again, with safetensors")
+            raise UsageError(
+                "adapters.no-weights", f"{directory} has no {ADAPTER_WEIGHTS}; save the adapter again, as safetensors"
+            )
         return cls(directory, shape, stored_in(directory / ADAPTER_WEIGHTS), AdapterBase.read(directory))
 
     @property
@@ -191,26 +199,26 @@ class Adapter:
         faults = []
         strange = [name for name in self.tensors if not _KEY.fullmatch(name)]
         if strange:
-            faults.append(f"{len(strange):,} tensors are no matrices of LoRA, such as {strange[0]}")
+            faults.append(f"{len(strange):,} tensors are not LoRA matrices, e.g. {strange[0]}")
         lone = [name for name, matrices in self.modules.items() if len(matrices) < 2]
         if lone:
-            faults.append(f"{len(lone):,} modules have one matrix of two, such as {lone[0]}")
+            faults.append(f"{len(lone):,} modules have only one of their two matrices, e.g. {lone[0]}")
         rank = {
             name
             for name, shapes in self.modules.items()
             if len(shapes) == 2 and not shapes["A"][0] == shapes["B"][1] == self._rank(name)
         }
         if rank:
-            faults.append(f"{len(rank):,} modules are of another rank than {SHAPE} says, such as {min(rank)}")
+            faults.append(f"{len(rank):,} modules have another rank than {SHAPE} says, e.g. {min(rank)}")
         targets = self.shape.get("target_modules")
         if isinstance(targets, list):
             without = [each for each in targets if not any(_is_of(name, each) for name in self.modules)]
             if without:
-                faults.append(f"there are no weights for {', '.join(without)}, which {SHAPE} names")
+                faults.append(f"target modules of {SHAPE} have no weights: {', '.join(without)}")
         if not self.modules:
-            faults.append("it has no weights")
+            faults.append("it has no LoRA weights")
         if not self.shape.get("base_model_name_or_path"):
-            faults.append(f"{SHAPE} does not name its base model, which Unsloth loads by it")
+            faults.append(f"{SHAPE} does not name the base model, which Unsloth needs")
         return faults
 
     def _rank(self, module: str) -> int:
@@ -219,12 +227,12 @@ class Adapter:
     def more_than_lora(self) -> list[str]:
         """What it has beside pairs of matrices for linear modules, which cannot be added to a base model's weights."""
         shape = self.shape
-        found = ["it is DoRA, which scales the base model's weights too"] * bool(shape.get("use_dora"))
-        found += ["it has biases of its own"] * (shape.get("bias", "none") != "none" or bool(shape.get("lora_bias")))
+        found = ["it uses DoRA, which scales the base model's weights too"] * bool(shape.get("use_dora"))
+        found += ["it has its own biases"] * (shape.get("bias", "none") != "none" or bool(shape.get("lora_bias")))
         if saved := shape.get("modules_to_save"):
-            found.append(f"it holds whole modules: {', '.join(saved)} (modules_to_save)")
+            found.append(f"it contains whole modules: {', '.join(saved)} (modules_to_save)")
         if parameters := shape.get("target_parameters"):
-            found.append(f"it is for parameters without a module: {', '.join(parameters)} (target_parameters)")
+            found.append(f"it adapts parameters outside modules: {', '.join(parameters)} (target_parameters)")
         return found
 
     def unservable(self) -> list[str]:
@@ -232,12 +240,14 @@ class Adapter:
         reasons = self.more_than_lora()
         largest = max((self._rank(name) for name in self.modules), default=int(self.shape["r"]))
         if largest > _HIGHEST_SERVED:
-            reasons.append(f"its rank {largest} is more than {_HIGHEST_SERVED}")
+            reasons.append(f"its rank {largest} is greater than {_HIGHEST_SERVED}")
         if self.shape.get("rank_pattern") or self.shape.get("alpha_pattern"):
-            reasons.append("it has ranks or alphas by module, and vLLM takes one of each")
+            reasons.append(
+                "it has ranks or alphas per module (rank_pattern, alpha_pattern), and vLLM takes one of each"
+            )
         ends = sorted({each for name in self.modules if (each := name.rpartition(".")[2]) in _ENDS})
         if ends or any("lora_embedding" in name for name in self.tensors):
-            reasons.append(f"it is for {' and '.join(ends) or 'embeddings'}, which few architectures have it for")
+            reasons.append(f"it adapts {' and '.join(ends) or 'embeddings'}, which vLLM supports for few architectures")
         return reasons
 
     def misfits(self, model: Any) -> list[str]:
@@ -246,14 +256,17 @@ class Adapter:
         faults = []
         unknown = [name for name in self.modules if name not in linear]
         if unknown:
-            faults.append(f"{len(unknown):,} of its modules are no linear modules there, such as {unknown[0]}")
+            faults.append(
+                f"{len(unknown):,} of its modules are not linear modules of the base model, e.g. {unknown[0]}"
+            )
         for name, shapes in self.modules.items():
             if name not in linear or len(shapes) < 2:
                 continue
             own, theirs = (shapes["A"][1], shapes["B"][0]), linear[name]
             if own != theirs:
-                faults.append(f"{name} takes {own[0]:,} values and gives {own[1]:,}, and there {theirs[0]:,} and "
-                              f"{theirs[1]:,}")  # fmt: skip
+                faults.append(
+                    f"{name} maps {own[0]:,} values to {own[1]:,}, and in the base model {theirs[0]:,} to {theirs[1]:,}"
+                )
                 break
         return faults
 
@@ -370,10 +383,10 @@ def held_against(adapter: Adapter, base: str) -> tuple[list[str], str]:
     place = place_of(base)
     faults = adapter.misfits(outline(place))
     if adapter.base is None:
-        return faults, "names and shapes alone, since the adapter does not say more of its base model"
+        return faults, "names and shapes only, as the adapter has no fingerprint of its base model"
     is_same, by = adapter.base.compared(base_of(base, place, "none"))
     if is_same is False:
-        faults.append(f"it is for {adapter.base.name}, and {by} says that {base} is another model")
+        faults.append(f"it was made for {adapter.base.name}, and {base} is another model according to {by}")
     return faults, by
 
 
@@ -382,7 +395,9 @@ def _metadata(directory: Path) -> Metadata | None:
     try:
         return Metadata.model_validate_json(path.read_bytes()) if path.exists() else None
     except ValidationError as error:
-        raise UsageError(f"{path} is not of this version of Gumshoe ({faults_of(error)})") from None
+        raise UsageError(
+            "adapters.other-version", f"{path} was written by another version of Gumshoe: {faults_of(error)}"
+        ) from None
 
 
 def _counts(lineage: Lineage | None) -> tuple[int | None, int | None]:

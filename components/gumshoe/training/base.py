@@ -67,7 +67,7 @@ def stored_in(file: Path) -> dict[str, StoredTensor]:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > min(size, _LONGEST_HEADER):
-                raise ValueError("it has no header")
+                raise ValueError("no safetensors header")
             header = json.loads(stream.read(length))
         begin = 8 + length
         found = {
@@ -82,12 +82,15 @@ def stored_in(file: Path) -> dict[str, StoredTensor]:
             if name != "__metadata__"
         }
     except FileNotFoundError:
-        raise UsageError(f"there is no {file}; fetch the model again, whole") from None
+        raise UsageError("base-models.file-missing", f"{file} does not exist; download the whole model again") from None
     except (OSError, struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} is damaged ({error}); fetch it again") from None
+        raise UsageError("training.weights-damaged", f"{file} is damaged: {error}; download it again") from None
     end = max((each.begin + each.size for each in found.values()), default=begin)
     if end != size:
-        raise UsageError(f"{file} is damaged: it has {size:,} bytes, and its header tells of {end:,}; fetch it again")
+        raise UsageError(
+            "training.weights-damaged",
+            f"{file} is damaged: it has {size:,} bytes, but its header describes {end:,}; download it again",
+        )
     return found
 
 
@@ -100,17 +103,23 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     index = directory / INDEX
     if not index.exists():
         if not (directory / WEIGHTS).exists():
-            raise UsageError(f"{directory} has neither {WEIGHTS} nor {INDEX}; name a base model whose weights are so")
+            raise UsageError(
+                "base-models.no-safetensors",
+                f"{directory} has neither {WEIGHTS} nor {INDEX}; use a base model with weights in safetensors",
+            )
         return stored_in(directory / WEIGHTS)
     try:
         wanted: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
         names = sorted(set(wanted.values()))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UsageError(f"{index} is damaged ({error}); fetch it again") from None
+        raise UsageError("base-models.index-damaged", f"{index} is damaged: {error}; download it again") from None
     found = {name: each for file in names for name, each in stored_in(directory / file).items()}
     missing = sorted(wanted.keys() - found.keys())
     if missing:
-        raise UsageError(f"{directory} lacks {missing[0]}, which its {INDEX} names; fetch the model again, whole")
+        raise UsageError(
+            "base-models.tensor-missing",
+            f"{directory} has no tensor {missing[0]}, which its {INDEX} lists; download the whole model again",
+        )
     return found
 
 
@@ -149,7 +158,7 @@ class AdapterBase(BaseModel):
             return self.fingerprint == other.fingerprint, "the weights' fingerprint"
         if self.outside and other.outside:
             return self.outside == other.outside, "the fingerprint of embeddings, norms and biases"
-        return None, "names and shapes alone, since there are no fingerprints of both"
+        return None, "names and shapes only, as there are not fingerprints of both"
 
 
 def adapter_base(settings: TrainSettings) -> AdapterBase:
@@ -173,8 +182,9 @@ def check_same_base(settings: TrainSettings) -> None:
     is_same, by = known.compared(adapter_base(settings))
     if is_same is False:
         raise UsageError(
-            f"lora.start: {start} is for {known.name}, and {by} says that {settings.model.name} is another model; name "
-            "the adapter's own (model.name)"
+            "adapters.other-base",
+            f"lora.start: {start} was made for {known.name}, and {settings.model.name} is another model according to "
+            f"{by}; set model.name to the adapter's base model",
         )
 
 
@@ -224,9 +234,11 @@ def read_config(directory: Path) -> dict[str, Any]:
     try:
         read = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); name a model's directory") from None
+        raise UsageError(
+            "base-models.invalid-config", f"cannot read {path}: {error}; give the directory of a model"
+        ) from None
     if not isinstance(read, dict):
-        raise UsageError(f"{path} holds no settings by name; fetch it again")
+        raise UsageError("base-models.invalid-config", f"{path} is not a JSON object; download it again")
     return read
 
 

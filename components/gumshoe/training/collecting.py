@@ -193,7 +193,9 @@ class Collector:
             with speak(environment, f"{seed}/{scenario.id}/{sample}/{attempt}") as speaker:
                 trajectory = await run_episode(speaker, environment, sample, self.limits, threads)
             if trajectory.policy not in (version, ""):
-                raise StalePolicyError(f"an episode came from {trajectory.policy}, and {version} was asked")
+                raise UnavailableError(
+                    "training.stale-policy", f"an episode was sampled from {trajectory.policy} instead of {version}"
+                )
             trajectory.settings = {"max_turns": self.limits.max_turns, **self.world.noted}
             return trajectory
 
@@ -205,7 +207,7 @@ class Collector:
             try:
                 return await self.scoring.of(group, by_id[group.scenario])
             except UnavailableError as error:
-                found.dropped[group.scenario] = f"{type(error).__name__}: {error}"
+                found.dropped[group.scenario] = error.message_with_code
                 return None
 
         begun = {}  # judges work while other episodes run
@@ -222,12 +224,10 @@ class Collector:
         ended = (begun[each.id].result() for each in scenarios if each.id in begun)
         whole = [group for group in ended if group is not None]
         if found.dropped and not whole and not found.every:
-            raise UnavailableError(f"no group could be run and scored; {next(iter(found.dropped.values()))}")
+            raise UnavailableError(
+                "training.no-scored-groups", f"no group could be run and scored: {next(iter(found.dropped.values()))}"
+            )
         return whole
-
-
-class StalePolicyError(UnavailableError):
-    """An episode came from another policy than the one that learns."""
 
 
 async def accuracy(groups: Iterable[ScoredGroup], judge: Judge, advance: Advance) -> float:
@@ -240,5 +240,7 @@ async def accuracy(groups: Iterable[ScoredGroup], judge: Judge, advance: Advance
     verdicts = await at_once(lambda pair: judge_one(*pair, judge), asked, advance)
     for each in verdicts:
         if each.correct is None:
-            raise UnavailableError(f"no verdict on an answer of {each.scenario}: {each.why}")
+            raise UnavailableError(
+                "training.no-verdict", f"the judge gave no verdict on an answer to {each.scenario}: {each.why}"
+            )
     return statistics.fmean(bool(each.correct) for each in verdicts) if verdicts else 0.0

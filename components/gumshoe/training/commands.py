@@ -59,11 +59,13 @@ def run(
         print(resolved.as_yaml(), end="")  # noqa: T201 - rich would wrap long lines
         return
     if index is None or scenarios is None:
-        raise UsageError("say where to look and what to ask, with --index and --scenarios")
+        raise UsageError("training.input-missing", "training requires both --index and --scenarios")
     try:
         from gumshoe.training.supervisor import train as supervised
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed, which training needs; see the README") from None
+        raise UsageError(
+            "training.package-missing", f"training requires {error.name}, which is not installed; see the README"
+        ) from None
     directory = supervised(resolved.settings, index, scenarios, resume=resume, replace_run=replace)
     err.print(f"All of it is in {printable(directory)}", soft_wrap=True)
 
@@ -102,7 +104,9 @@ def learn(
     try:
         from gumshoe.training.warm_start import warm_started
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed, which training needs; see the README") from None
+        raise UsageError(
+            "training.package-missing", f"training requires {error.name}, which is not installed; see the README"
+        ) from None
     report = warm_started(resolved, index, scenarios, trajectories, directory, resume=resume)
     if json:
         print_json(report)
@@ -127,7 +131,9 @@ def setting_of(text: str) -> tuple[str, str]:
     """
     name, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--set takes NAME=VALUE, such as optimizer.learning_rate=1e-5, and not {text!r}")
+        raise UsageError(
+            "settings.not-name-value", f"--set requires NAME=VALUE, e.g. optimizer.learning_rate=1e-5, got {text!r}"
+        )
     return name.strip(), value
 
 
@@ -154,12 +160,15 @@ def build(
     """
     directory = writable_directory(place)  # before that time
     if any(directory.iterdir()) and not replace:
-        raise UsageError(f"{directory} holds files; choose another, or write into it (--replace)")
+        raise UsageError(
+            "tiny.directory-not-empty", f"{directory} is not empty; choose another --out, or use --replace"
+        )
     try:
         from gumshoe.training.tiny import Schooling, build_tiny
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{error.name} is not installed, which training needs; install torch and gumshoe[cpu]"
+            "training.package-missing",
+            f"training requires {error.name}, which is not installed: pip install torch 'gumshoe-agents[cpu]'",
         ) from None
     err.print(f"Making a policy with seed {seed}; this takes a while.")
     report = build_tiny(

@@ -54,8 +54,9 @@ def demonstration_of(episode: Trajectory, environment: Environment, chat: ChatFo
     if first.ids:
         if first.ids != prompt.ids:
             raise UsageError(
-                f"the episode of {episode.scenario} by {episode.policy} begins otherwise than those that are trained "
-                "on: it is of another tokenizer, or had another number of turns (rollouts.max_turns)"
+                "training.other-prompt",
+                f"the episode of {episode.scenario} by {episode.policy} has another prompt than training uses; use "
+                "the same tokenizer, environment and rollouts.max_turns for both",
             )
         return Demonstration(episode.scenario, episode.ids, episode.mask)
     ids, mask = list(prompt.ids), [0] * len(prompt.ids)
@@ -101,8 +102,8 @@ def right_ones(
                 asyncio.run(_judge(missing, by_id, open_judge(judge), file))
             except asyncio.CancelledError:
                 raise UnavailableError(
-                    "it was asked to end while episodes were judged; go on with --resume, which asks for none again "
-                    "that has a verdict"
+                    "training.stopped-while-judging",
+                    "stopped while episodes were judged; continue with --resume, which keeps the verdicts so far",
                 ) from None
         verdicts = _verdicts(kept)
     return [each for digest, each in zip(digests, episodes, strict=True) if verdicts[digest]]
@@ -146,6 +147,7 @@ async def _judge(
     missing = next((each for each in verdicts if each.correct is None), None)
     if missing is not None:
         raise UnavailableError(
-            f"no verdict on an answer of {missing.scenario}: {missing.why}; go on with --resume, which asks for none "
-            "again that has a verdict"
+            "training.no-verdict",
+            f"the judge gave no verdict on an answer to {missing.scenario}: {missing.why}; continue with --resume, "
+            "which keeps the verdicts so far",
         )

@@ -34,7 +34,10 @@ class Exporter(Collector):
         try:
             self._server, self._thread = start_http_server(port, registry=registry)
         except OSError as error:
-            raise UsageError(f"output.metrics_port: {port} cannot be had ({error.strerror}); choose another") from None
+            raise UsageError(
+                "training.metrics-port-unavailable",
+                f"output.metrics_port: cannot listen on port {port}: {error.strerror}; choose another",
+            ) from None
         self.port = int(self._server.server_port)
 
     def __enter__(self) -> "Exporter":

@@ -48,9 +48,10 @@ class Shares:
         if taken > 1 or (taken == 1 and self._are_shared):
             beside = " and a trainer" * self._are_shared
             raise UsageError(
-                f"rollouts.gpu_memory {given:g} is what each of {self.most_servers} vLLM servers{beside} on one GPU "
-                "would take of its memory, and there is no more than 1; make it smaller, leave it out, or set "
-                "rollouts.num_servers to fewer"
+                "planning.gpu-overcommitted",
+                f"rollouts.gpu_memory {given:g} is too much for {self.most_servers} vLLM server"
+                f"{'s' * (self.most_servers > 1)}{beside} on one GPU: their shares must fit into 1; lower or unset it, "
+                "or lower rollouts.num_servers",
             )
 
     def trainers_environment(self) -> dict[str, str]:
@@ -100,7 +101,9 @@ def memory_of_gpus() -> tuple[int, ...]:
     try:
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     except subprocess.CalledProcessError as error:
-        raise UsageError(f"the GPUs cannot be asked how much memory they have: {error.stderr[-300:]}") from None
+        raise UsageError(
+            "planning.gpus-unreadable", f"cannot read how much memory the GPUs have: {error.stderr[-300:]}"
+        ) from None
     return tuple(map(int, said.stdout.split()))
 
 
@@ -147,7 +150,10 @@ def share_out(gpus: Sequence[str], processes: int, servers: int) -> Shares:
     if not gpus:
         return Shares((), ((),) * servers)
     if len(gpus) < processes:
-        raise UsageError(f"there are {len(gpus)} GPUs for {processes} trainers; set optimizer.processes to no more")
+        raise UsageError(
+            "planning.too-few-gpus",
+            f"{processes} trainers need a GPU each: found {len(gpus)}; set optimizer.processes to at most {len(gpus)}",
+        )
     trainers, rest = tuple(gpus[:processes]), tuple(gpus[processes:])
     if servers and len(rest) >= servers:
         each = 1 << ((len(rest) // servers).bit_length() - 1)

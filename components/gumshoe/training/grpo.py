@@ -15,8 +15,8 @@ from accelerate.utils import broadcast_object_list
 from torch.nn.utils.rnn import pad_sequence
 
 from gumshoe.agent.trajectory import Trajectory
-from gumshoe.errors import GumshoeError
-from gumshoe.training.collecting import StalePolicyError, StepRollouts
+from gumshoe.errors import GumshoeError, UnavailableError
+from gumshoe.training.collecting import StepRollouts
 from gumshoe.training.logprobs import by_length, common_beginning, completion_logprobs, passed_logprobs
 
 trl_imports.is_vllm_available = lambda min_version=None: False  # noqa: ARG005 - TRL would import vLLM: 2 s and 100 MB
@@ -284,7 +284,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         """Leave out the groups of episodes that came from other weights than these.
 
         Raises:
-            StalePolicyError: that is all of them.
+            UnavailableError: that is all of them.
         """
         mask = batch["completion_mask"] * batch["tool_mask"]  # [episodes, tokens]
         sampled = mask.bool() & ~torch.isnan(batch["sampling_per_token_logps"])
@@ -310,9 +310,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         latest.is_skipped = not trainable
         if latest.refused and not left:
             most = self.accelerator.gather(by_group.max()[None]).max()
-            raise StalePolicyError(
-                f"the episodes of step {self.state.global_step} are not of the policy that learns: the sampler's "
-                f"log-probabilities are {float(most):.3g} nats a token away; is the server another's?"
+            raise UnavailableError(
+                "training.off-policy-step",
+                f"all episodes of step {self.state.global_step} are off-policy: the sampler's log-probabilities differ "
+                f"by up to {float(most):.3g} nats per token; check that no other run uses the server",
             )
 
     def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:

@@ -88,7 +88,7 @@ class Handover:
         try:
             prune(store, keep=_KEPT, older_than=timedelta(), kind=ADAPTERS)
         except GumshoeError as error:  # they are removed the next time
-            _log.warning("older adapters are still in the store: %s", error)
+            _log.warning("older adapters are still in the store: %s", error.message_with_code)
         return urls
 
     def _send(self, store: Store, place: Path, version: str, is_over: Callable[[], bool]) -> None:
@@ -103,8 +103,9 @@ class Handover:
         latest = retrying(store.latest, ADAPTERS)
         if latest != version:
             raise UnavailableError(
-                f"{self.uri} has {latest} as the newest adapter, and not {version}: another run is at work there, or "
-                "this machine's clock is behind; give each run a place of its own (rollouts.handover)"
+                "training.adapter-store-shared",
+                f"the newest adapter in {self.uri} is {latest} instead of {version}: another run uses it, or this "
+                "machine's clock is behind; give each run its own rollouts.handover",
             )
 
     async def _served(self, version: str, is_over: Callable[[], bool]) -> tuple[str, ...]:
@@ -115,14 +116,16 @@ class Handover:
                 seen = [each for servers in looked for each in servers]
                 missing = [f"{each.url}: {each.why}" for each in seen if each.counts and not each.has]
                 missing += [
-                    f"{name} has no address" if not servers else f"no server at {name} has it yet ({servers[0].why})"
+                    f"{name} has no address" if not servers else f"no server at {name} serves it yet: {servers[0].why}"
                     for name, servers in zip(self.names, looked, strict=True)
                     if not any(each.has or each.counts for each in servers)
                 ]
                 if not missing:
                     break
                 if is_over():
-                    raise ServerError(f"{version} is not served by all: {'; '.join(missing)}")
+                    raise ServerError(
+                        "training.adapter-not-served", f"not all servers serve {version} yet: {'; '.join(missing)}"
+                    )
                 await asyncio.sleep(_PAUSE)
         self._known = frozenset(each.url for each in seen if each.has)
         # A name with one address stays a name: who takes that server's place is found by it too.
@@ -145,24 +148,24 @@ class Handover:
             answer = await _got(client, f"{url}/v1/models")
             if version in names_taking(answer, url, self.max_context):
                 return _Seen(url, has=True)
-            why = "its vLLM does not serve it"
+            why = "vLLM does not serve it"
         except ServerError as error:
             why = str(error)
         status, told = await self._told(client, server)
         if status.get("wanted") == version and status.get("refusals", 0) >= _REFUSALS:
-            raise AdapterError(f"{url} does not take {version}: {told}")
+            raise AdapterError("inference.adapter-rejected", f"{url} refused {version}: {told}")
         counts = self._known is None or url in self._known or status.get("serving") is not None
-        return _Seen(url, has=False, counts=counts, why=f"{why}; its loader {told}")
+        return _Seen(url, has=False, counts=counts, why=f"{why}; loader: {told}")
 
     async def _told(self, client: httpx.AsyncClient, server: httpx.URL) -> tuple[dict[str, Any], str]:
         """What a server's loader knows, and that in words."""
         place = server.copy_with(port=self.loader_port, path=STATUS)
         try:
             status = (await _got(client, str(place))).raise_for_status().json()
-            said = status["error"] or f"serves {status['serving']} and wants {status['wanted']}"
+            said = status["error"] or f"serves {status['serving']}, wants {status['wanted']}"
         except (ServerError, httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            return {}, f"at {place} does not tell ({error})"
-        return status, f"says: {said}"
+            return {}, f"no status at {place}: {error}"
+        return status, str(said)
 
 
 def check_handover(uri: str) -> None:
@@ -180,9 +183,11 @@ async def _got(client: httpx.AsyncClient, url: str) -> httpx.Response:
         async with asyncio.timeout(_ANSWER):
             return await client.get(url)
     except TimeoutError:
-        raise ServerError(f"{url} did not answer in {_ANSWER:g} seconds") from None
+        raise ServerError("inference.server-unreachable", f"{url} did not answer within {_ANSWER:g} seconds") from None
     except httpx.HTTPError as error:
-        raise ServerError(f"{url} does not answer ({type(error).__name__}: {error})") from None
+        raise ServerError(
+            "inference.server-unreachable", f"{url} does not answer: {type(error).__name__}: {error}"
+        ) from None
 
 
 async def _addresses(url: httpx.URL) -> list[str]:

@@ -42,8 +42,9 @@ class CheckpointStore:
         """
         if self._store.list(KIND):
             raise UsageError(
-                f"{self._store.uri} holds the checkpoints of a run; go on with it (--resume), or name another place in "
-                "output.checkpoints"
+                "training.checkpoints-exist",
+                f"{self._store.uri} already contains checkpoints of a run; continue that run with --resume, or set "
+                "another output.checkpoints",
             )
 
     def restore(self, directory: Path) -> None:
@@ -59,8 +60,9 @@ class CheckpointStore:
         if found is None:
             if any(each.key.endswith(f"/{PRUNED}") for each in self._store.storage.entries(f"{KIND}/")):
                 raise UsageError(
-                    f"the checkpoints of the run in {self._store.uri} were pruned, and a version is used once; begin "
-                    "a run of another id"
+                    "training.checkpoints-pruned",
+                    f"the checkpoints of the run in {self._store.uri} were pruned, and a version is never reused; "
+                    "start a run with another id",
                 )
             return
         with TemporaryDirectory(prefix=".incoming-", dir=directory) as incoming:
@@ -100,10 +102,7 @@ class CheckpointStore:
                 try:
                     self._send(directory, attempt)
                 except (GumshoeError, OSError) as error:
-                    err.print(
-                        f"[bold yellow]warning:[/] a checkpoint is not in the store yet: {printable(error)}",
-                        soft_wrap=True,
-                    )
+                    _warn(_not_uploaded(f"a checkpoint is not in the store yet: {error}"))
                     ended.wait(_PATIENCE)
 
         sender = threading.Thread(target=keep_sending, name="checkpoints", daemon=True)
@@ -120,10 +119,12 @@ class CheckpointStore:
             try:
                 self._send(directory, attempt)
             except (GumshoeError, OSError) as error:
-                said = f"the run's last checkpoint is in {directory} and not in the store: {error}"
+                last = _not_uploaded(
+                    f"the run's last checkpoint is in {directory} but not in the store: {error}; continue with --resume"
+                )
                 if not failed:
-                    raise UnavailableError(f"{said}; go on with --resume") from None
-                err.print(f"[bold yellow]warning:[/] {printable(said)}", soft_wrap=True)
+                    raise last from None
+                _warn(last)
 
     def _send(self, directory: Path, attempt: int) -> None:
         newest = next(reversed(checkpoints(directory)), None)
@@ -154,6 +155,14 @@ class CheckpointStore:
         self._sent = step_of(newest), is_over
         for old in sorted(self._store.list(KIND), key=_order)[: -self._kept]:
             remove(self._store, old)
+
+
+def _not_uploaded(message: str) -> UnavailableError:
+    return UnavailableError("training.checkpoint-not-uploaded", message)
+
+
+def _warn(error: GumshoeError) -> None:
+    err.print(f"[bold yellow]warning:[/] {printable(error.message_with_code)}", soft_wrap=True)
 
 
 def _version(step: int, attempt: int, *, is_over: bool) -> str:

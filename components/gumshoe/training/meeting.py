@@ -57,8 +57,9 @@ class Meeting:
             self._own = self._opened(self._gone, is_master=False)  # a connection of its own, for signs of life
         except (distributed.DistNetworkError, distributed.DistStoreError) as error:
             raise UnavailableError(
-                f"of {self._world} trainers, not all have come to {os.environ['MASTER_ADDR']} in {seconds:g} seconds; "
-                f"are all machines up, and do they reach that port? ({str(error).splitlines()[0]})"
+                "training.trainers-missing",
+                f"not all {self._world} trainers connected to {os.environ['MASTER_ADDR']} within {seconds:g} seconds: "
+                f"{str(error).splitlines()[0]}; check that all machines are up and reach that port",
             ) from None
 
     def _opened(self, seconds: float, *, is_master: bool) -> Any:
@@ -95,21 +96,22 @@ class Meeting:
                     if now != seen[other][0]:
                         seen[other] = now, time.monotonic()
             except RuntimeError:  # the first is gone, whose store it is, or one has never said anything
-                self._end("the others do not answer")
+                self._end("the other trainers do not answer")
             late = [str(other) for other, (_, since) in seen.items() if time.monotonic() - since > self._gone]
             if late:
-                self._end(f"trainer {', '.join(late)} has given no sign of life for {self._gone:g} seconds")
+                self._end(f"trainer {', '.join(late)} gave no sign of life for {self._gone:g} seconds")
 
     def _watch_answers(self) -> None:
         """Look whether the store still answers: where its machine hangs, asking it does not come back at all."""
         while not self._over.wait(_BEAT):
             if time.monotonic() - self._answered > self._gone + 2 * _BEAT:
-                self._end("the others do not answer")
+                self._end("the other trainers do not answer")
 
     def _end(self, why: str) -> None:
         if self._over.wait(2 * _BEAT):  # it was ending anyway
             return
-        os.write(2, f"error: {why}; go on with --resume\n".encode())
+        error = UnavailableError("training.trainer-lost", f"{why}; continue with --resume")
+        os.write(2, f"error: {error.message_with_code}\n".encode())
         os._exit(UnavailableError.exit_status)
 
 

@@ -74,10 +74,6 @@ _TEXT = (
 _RANDOM_TOKENS = 96
 
 
-class MergeError(GumshoeError):
-    """A merged model does not say what its parts say."""
-
-
 @dataclass(frozen=True, slots=True)
 class MergeReport:
     """A merged model. Differences are between logits."""
@@ -124,7 +120,7 @@ def merge(
     Raises:
         UsageError: one of them is not there, or damaged; the adapter is for another base model, or not of a kind that
             can be merged; there is no room; or the settings cannot be.
-        MergeError: the merged model's logits are others than those of base model and adapter.
+        GumshoeError: the merged model's logits are others than those of base model and adapter.
         StorageError: it cannot be written.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -133,12 +129,12 @@ def merge(
     _check_adapter(source)
     name = model or (source.base.name if source.base else source.place)
     if not name:
-        raise UsageError(f"{adapter} does not say what its base model is; name it with --model")
+        raise UsageError("adapters.base-unknown", f"{adapter} does not name its base model; give it with --model")
     base = _Base.open(name)
     faults, compared_by = held_against(source, name)
     faults += [f"{base.directory} has no tensor {each}" for each in base.lacking(source)]
     if faults:
-        raise UsageError(f"{adapter} is not for {name}: {'; '.join(faults)}")
+        raise UsageError("adapters.other-base", f"{adapter} does not fit {name}: {'; '.join(faults)}")
     plan = _Plan.made(source, base, dtype, max_shard_size, onto)
     plan.check_room(out)
     before = _logits(base, plan, source)
@@ -165,10 +161,12 @@ def _check_free(out: Path) -> None:
         UsageError: the directory holds files, or its parent takes none.
     """
     if not out.name:
-        raise UsageError("name a directory of its own for the merged model; it appears there in one move")
+        raise UsageError(
+            "adapters.output-unnamed", f"--out must be a directory of its own for the merged model, got {str(out)!r}"
+        )
     writable_directory(str(out.parent))
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UsageError(f"{out} holds files; choose another")
+        raise UsageError("adapters.directory-not-empty", f"{out} is not empty; choose another --out")
 
 
 def _check_adapter(adapter: Adapter) -> None:
@@ -179,15 +177,20 @@ def _check_adapter(adapter: Adapter) -> None:
     unlike = adapter.more_than_lora()
     ends = [each for each in adapter.modules if each.endswith(("lm_head", "embed_tokens"))]
     if ends or any("lora_embedding" in name for name in adapter.tensors):
-        unlike.append(f"it is for {ends[0] if ends else 'embeddings'}, and not for linear layers alone")
+        unlike.append(f"it adapts {ends[0] if ends else 'embeddings'}, not only linear layers")
     if unlike:
-        raise UsageError(f"{adapter.directory} cannot be merged: {'; '.join(unlike)}; merge it with `peft`")
+        raise UsageError(
+            "adapters.not-mergeable", f"{adapter.directory} cannot be merged: {'; '.join(unlike)}; merge it with peft"
+        )
     faults = [each for each in adapter.faults_of_layout() if "Unsloth" not in each]
     if faults:
-        raise UsageError(f"{adapter.directory} is damaged: {'; '.join(faults)}; save it again")
+        raise UsageError("adapters.damaged", f"{adapter.directory} is damaged: {'; '.join(faults)}; save it again")
     broken = [name for name, each in adapter.weights().items() if not bool(torch.isfinite(each).all())]
     if broken:
-        raise UsageError(f"{adapter.directory} has weights that are no numbers, in {broken[0]}; train it again")
+        raise UsageError(
+            "adapters.not-finite",
+            f"{adapter.directory} has weights that are NaN or infinite, e.g. in {broken[0]}; train it again",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +214,22 @@ class _Base:
             )
         config, tensors = read_config(directory), stored_tensors(directory)
         if not (directory / "tokenizer.json").exists():
-            raise UsageError(f"{directory} has no tokenizer.json, which the merged model would lack; add it")
+            raise UsageError(
+                "base-models.no-tokenizer", f"{directory} has no tokenizer.json, which the merged model needs; add it"
+            )
         how = config.get("quantization_config") or {}
         if how and not (how.get("quant_method") == "bitsandbytes" and how.get("load_in_4bit")):
             raise UsageError(
-                f"{name} is quantized as {how.get('quant_method', 'nobody says')}, and of quantized weights those of "
-                "bitsandbytes in four bits alone can be merged into; name the full weights"
+                "base-models.unsupported-quantization",
+                f"{name} is quantized with {how.get('quant_method', 'an unknown method')}: of quantized weights, only "
+                "those of bitsandbytes in four bits can be merged into; use the full weights",
             )
         quantized = frozenset(each.removesuffix(_NF4) for each in tensors if each.endswith(_NF4))
         if how and not quantized:
-            raise UsageError(f"{name} says that its weights are quantized, and none is as NF4; name the full weights")
+            raise UsageError(
+                "base-models.unsupported-quantization",
+                f"{name} is marked as quantized, but no tensor of it is in NF4; use the full weights",
+            )
         return cls(name, directory, config, tensors, quantized)
 
     def lacking(self, adapter: Adapter) -> list[str]:
@@ -248,7 +257,9 @@ class _Base:
             with safe_open(self.tensors[name].file, framework="pt") as file:
                 found: torch.Tensor = file.get_tensor(name)
         except (OSError, SafetensorError) as error:
-            raise UsageError(f"{self.tensors[name].file} is damaged ({error}); fetch it again") from None
+            raise UsageError(
+                "training.weights-damaged", f"{self.tensors[name].file} is damaged: {error}; download it again"
+            ) from None
         if name not in self.quantized:
             return found
         from bitsandbytes.functional import QuantState, dequantize_4bit
@@ -291,25 +302,37 @@ class _Plan:
     def made(cls, adapter: Adapter, base: _Base, dtype: str, max_shard_size: str, onto: str) -> "_Plan":
         learned = adapter.base
         if onto == "full" and base.quantized:
-            raise UsageError(f"{base.name} lies there in four bits; leave --onto out, or name the full weights")
+            raise UsageError(
+                "adapters.base-quantized",
+                f"{base.name} is stored in four bits, but --onto is full; omit --onto, or use the full weights",
+            )
         if onto == "auto":
             on_four = learned is not None and (learned.quantization == "nf4" or learned.stored == "quantized")
             onto = "nf4" if base.quantized or on_four else "full"
         if onto == "nf4" and find_spec("bitsandbytes") is None:
-            raise UsageError("bitsandbytes is not installed, which weights in four bits need; install gumshoe[qlora]")
+            raise UsageError(
+                "training.package-missing",
+                "4-bit weights require bitsandbytes, which is not installed: pip install 'gumshoe-agents[qlora]'",
+            )
         made: dict[str, torch.Tensor] = {}
         for name in base.weights:
             tensor = base.tensors[name]
             own = torch.bfloat16 if name in base.quantized else _OF_FILES.get(tensor.dtype)
             if own is None:
-                raise UsageError(f"{base.name} has {name} as {tensor.dtype}, which is not known here")
+                raise UsageError(
+                    "base-models.unsupported-dtype",
+                    f"{base.name}: tensor {name} has the unsupported dtype {tensor.dtype}; convert the model first",
+                )
             if own.is_floating_point:
                 own = _TYPES.get(dtype, torch.bfloat16 if base.quantized else own)
             made[name] = torch.empty(base.shape(name), dtype=own, device="meta")
         try:
             split = split_torch_state_dict_into_shards(made, max_shard_size=max_shard_size)
         except ValueError as error:
-            raise UsageError(f"--max-shard-size: {error}") from None
+            raise UsageError(
+                "adapters.invalid-shard-size",
+                f"--max-shard-size must be a size such as 5GB, got {max_shard_size}: {error}",
+            ) from None
         sizes: dict[torch.dtype, int] = {}
         for each in made.values():
             sizes[each.dtype] = sizes.get(each.dtype, 0) + each.nbytes
@@ -338,8 +361,9 @@ class _Plan:
         needed, free = self.size + (16 << 20), shutil.disk_usage(out.parent).free  # and some for tokenizer and rest
         if needed > free:
             raise UsageError(
-                f"the merged model takes {needed / 1e6:,.0f} MB, and the disk of {out.parent} has {free / 1e6:,.0f} MB "
-                "free; make room, or choose another --out"
+                "adapters.disk-too-small",
+                f"the merged model needs {needed / 1e6:,.0f} MB, but the disk of {out.parent} has {free / 1e6:,.0f} MB "
+                "free; free space, or choose another --out",
             )
 
 
@@ -381,7 +405,9 @@ def _loaded(directory: Path, dtype: torch.dtype, **more: Any) -> Any:
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True, **more)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"{directory} cannot be loaded ({' '.join(str(error).split())})") from None
+        raise UsageError(
+            "base-models.not-loadable", f"cannot load {directory}: {' '.join(str(error).split())}"
+        ) from None
     return model.eval()
 
 
@@ -389,11 +415,14 @@ def _saved_logits(directory: Path, base: _Base, plan: _Plan) -> torch.Tensor:
     """Of the merged model, loaded anew.
 
     Raises:
-        MergeError: it has another tokenizer.
+        GumshoeError: it has another tokenizer.
     """
     tokens = _tokens(base)
     if not torch.equal(_text_ids(directory), tokens[0]):
-        raise MergeError("the merged model's tokenizer gives other tokens than the base model's; nothing was left")
+        raise GumshoeError(
+            "adapters.merged-tokenizer-differs",
+            "the merged model's tokenizer gives other tokens than the base model's; nothing was saved",
+        )
     return _said(_loaded(directory, plan.computed), tokens)
 
 
@@ -474,7 +503,7 @@ def _save(weights: dict[str, torch.Tensor], file: Path) -> None:
         with explained(file):
             save_file(weights, file, metadata={"format": "pt"})
     except SafetensorError as error:
-        raise StorageError(f"{file} cannot be written ({error}); look after its disk") from None
+        raise StorageError("adapters.merge-not-written", f"cannot write {file}: {error}; check its disk") from None
 
 
 def _write_rest(partial: Path, base: _Base, plan: _Plan, adapter: Adapter) -> None:
@@ -507,7 +536,7 @@ def _compared(
 ) -> MergeReport:
     """
     Raises:
-        MergeError: the logits differ by more than rounding does, or are no numbers.
+        GumshoeError: the logits differ by more than rounding does, or are no numbers.
     """
     apart = (after - before.adapted).abs()
     report = MergeReport(
@@ -526,10 +555,11 @@ def _compared(
     )
     largest, mean = TOLERANCE[plan.rounded]
     if not (report.largest <= largest * report.spread and report.mean <= mean * report.spread):
-        raise MergeError(
-            f"the merged model is not what base model and adapter are: their logits differ by {report.largest:.3g} at "
-            f"most and {report.mean:.3g} in the mean, where rounding explains {largest * report.spread:.3g} and "
-            f"{mean * report.spread:.3g}; nothing was left"
+        raise GumshoeError(
+            "adapters.merge-differs",
+            f"the merged model does not match base model and adapter: logits differ by {report.largest:.3g} at most "
+            f"and {report.mean:.3g} on average, but rounding explains only {largest * report.spread:.3g} and "
+            f"{mean * report.spread:.3g}; nothing was saved",
         )
     return report
 

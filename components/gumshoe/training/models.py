@@ -120,15 +120,18 @@ def begin_at(model: Any, start: Path) -> None:
     try:
         given = load_file(start / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise UsageError(f"lora.start: {start / ADAPTER_WEIGHTS} cannot be read ({error})") from None
+        raise UsageError(
+            "adapters.weights-unreadable", f"lora.start: cannot read {start / ADAPTER_WEIGHTS}: {error}"
+        ) from None
     own = get_peft_model_state_dict(model, save_embedding_layers=False)
     shapes, wanted = ({name: tuple(each.shape) for name, each in weights.items()} for weights in (given, own))
     strange = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
     if strange:
         name = strange[0]
         raise UsageError(
-            f"lora.start: {start} is the adapter of another model, whose weights differ in {len(strange):,} places: "
-            f"{name} is {shapes.get(name, 'missing')} there and {wanted.get(name, 'missing')} here"
+            "adapters.other-shape",
+            f"lora.start: {start} does not fit this model: {len(strange):,} weights differ, e.g. {name} is "
+            f"{shapes.get(name, 'missing')} there and {wanted.get(name, 'missing')} here",
         )
     set_peft_model_state_dict(model, given)  # which leaves out, in silence, what has no counterpart
 

@@ -153,7 +153,7 @@ def main() -> None:
     try:
         take_part(Request(**json.loads(sys.argv[1])))
     except GumshoeError as error:
-        err.print(f"[bold red]error:[/] {printable(error)}", soft_wrap=True)
+        err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
         sys.exit(error.exit_status)
 
 

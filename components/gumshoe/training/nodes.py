@@ -49,11 +49,15 @@ class Node:
             )
         except (KeyError, ValueError) as error:
             raise UsageError(
-                f"PET_NNODES is {environ['PET_NNODES']}, and what belongs to it is not there or no number ({error}); "
-                "set PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT too, or none of them for one machine"
+                "training.invalid-node-environment",
+                f"PET_NNODES is {environ['PET_NNODES']}, but a PET_ variable is missing or not an integer: {error}; "
+                "set PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT too, or none of them for one machine",
             ) from None
         if not 0 <= node.rank < node.count:
-            raise UsageError(f"PET_NODE_RANK {node.rank} is none of {node.count} machines; they count from 0")
+            raise UsageError(
+                "training.invalid-node-rank",
+                f"PET_NODE_RANK must be from 0 to {node.count - 1} with {node.count} machines, got {node.rank}",
+            )
         return node
 
     def local(self, processes: int) -> int:
@@ -64,11 +68,12 @@ class Node:
         """
         each = processes // self.count
         if processes % self.count or self.trainers not in (None, each):
-            told = "" if self.trainers is None else f" of {self.trainers} trainers"
+            told = "" if self.trainers is None else f" with {self.trainers} trainers each"
             wanted = self.count * (self.trainers or max(1, each))
             raise UsageError(
-                f"optimizer.processes {processes} are all trainers together, and there are {self.count} machines"
-                f"{told}; set it to {wanted}"
+                "training.unequal-nodes",
+                f"optimizer.processes, the trainers of all machines together, is {processes} for {self.count} machines"
+                f"{told}; set it to {wanted}",
             )
         return each
 

@@ -172,14 +172,14 @@ class Plan:
         """Why it does not fit."""
         if self.lacks_cache and self.worst.needed <= self.worst.memory:
             return (
-                f"vLLM's share holds the keys and values of {self.kv_tokens:,} tokens, and an episode may have "
+                f"vLLM's share has room for the keys and values of {self.kv_tokens:,} tokens, but an episode may have "
                 f"{self.context:,}"
             )
         worst = self.worst
         owner, part = worst.largest
         return (
-            f"{worst.name} would need {worst.needed / GB:,.1f} GB of {worst.memory / GB:,.1f}; the largest part are "
-            f"the {owner}'s {part.name}, {part.bytes / GB:,.1f} GB"
+            f"{worst.name} would need {worst.needed / GB:,.1f} GB of {worst.memory / GB:,.1f}, most of all "
+            f"{part.bytes / GB:,.1f} GB for the {owner}'s {part.name}"
         )
 
 
@@ -432,7 +432,9 @@ def check_memory(settings: TrainSettings, machine: Machine | None) -> None:
     try:
         shape = read_shape(settings.model.name)
     except UsageError as error:  # whose shape is another than what is known here
-        err.print(f"[bold yellow]warning:[/] memory is not checked: {printable(error)}", soft_wrap=True)
+        err.print(
+            f"[bold yellow]warning:[/] memory is not checked: {printable(error.message_with_code)}", soft_wrap=True
+        )
         return
     context = None if machine.gpus else min(settings.model.max_context, _USUAL)
     made = plan(settings, shape, machine, context=context)
@@ -448,6 +450,8 @@ def check_memory(settings: TrainSettings, machine: Machine | None) -> None:
     what = (
         f"set {', '.join(f'{name}={value}' for name, value in changes(settings, found.settings).items())}"
         if found
-        else "take a smaller model, or a machine with more memory"
+        else "use a smaller model, or a machine with more memory"
     )
-    raise UsageError(f"the run does not fit: {said}; {what}, or go on all the same with model.check_memory=false")
+    raise UsageError(
+        "planning.does-not-fit", f"the run does not fit: {said}; {what}, or skip this check: model.check_memory=false"
+    )

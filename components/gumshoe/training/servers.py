@@ -85,7 +85,9 @@ class Servers:
         before, kept.written = kept.written, _size(self._directory / METRICS)
         kept.starts = 1 if kept.written > before else kept.starts
         if kept.starts == _STARTS:
-            raise ServerError(f"{kept.name} ended {kept.starts} times; {kept.server.last_words()}")
+            raise ServerError(
+                "training.server-keeps-ending", f"{kept.name} ended {kept.starts} times; {kept.server.last_words()}"
+            )
         kept.starts += 1
         err.print(f"[bold yellow]warning:[/] {kept.name} has ended; starting it again")
         kept.server.restart(_adapter(self._directory))

@@ -378,7 +378,11 @@ def resolve(config: str | None, flags: Mapping[str, Any], environ: Mapping[str, 
         places = [".".join(str(part) for part in each["loc"]) for each in error.errors()]
         found = {origin for name, origin in origins.items() if any(place.startswith(name) for place in places)}
         where = f" (from {', '.join(sorted(found))})" if found else ""
-        raise UsageError(f"the settings cannot be: {faults_of(error)}{where}") from None
+        are_unknown = any(each["type"] == "extra_forbidden" for each in error.errors())
+        raise UsageError(
+            "settings.unknown-name" if are_unknown else "settings.invalid-value",
+            f"invalid settings: {faults_of(error)}{where}",
+        ) from None
 
 
 def env_names() -> Iterator[tuple[str, str]]:
@@ -410,13 +414,18 @@ def _of_file(config: str | None) -> dict[str, Any]:
         read = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, NotFoundError) as error:
         names = ", ".join(sorted(each.stem for each in CONFIGS.glob("*.yaml")))
-        raise UsageError(f"{config} cannot be read ({error}); name a YAML file, or one of {names}") from None
+        raise UsageError(
+            "settings.config-unreadable", f"cannot read {config}: {error}; give a YAML file, or one of {names}"
+        ) from None
     except yaml.YAMLError as error:
-        raise UsageError(f"{config} is not YAML: {' '.join(str(error).split())}") from None
+        raise UsageError("settings.config-not-yaml", f"{config} is not YAML: {' '.join(str(error).split())}") from None
     if read is None:
         return {}
     if not isinstance(read, dict):
-        raise UsageError(f"{config} holds no settings by name; write them as `optimizer: {{learning_rate: 1e-5}}`")
+        raise UsageError(
+            "settings.config-not-a-mapping",
+            f"{config} is not a mapping of settings; write them as `optimizer: {{learning_rate: 1e-5}}`",
+        )
     known = {name for name, _ in _fields(TrainSettings, "")}
     return dict(_flat(read, known, ""))
 
@@ -446,7 +455,9 @@ def _read(text: str, name: str, origin: str) -> Any:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
-        raise UsageError(f"{name} cannot be {text!r} (from {origin}); write a value as in YAML") from None
+        raise UsageError(
+            "settings.value-not-yaml", f"{name} must be a value in YAML, got {text!r} (from {origin})"
+        ) from None
     return value
 
 
@@ -497,125 +508,169 @@ def check_devices(settings: TrainSettings, gpus: int) -> None:
     """
     if settings.is_sharded and not gpus:
         raise UsageError(
-            f"optimizer.distribution {settings.optimizer.distribution} needs GPUs: without one, accelerate has each "
-            "trainer keep the whole model all the same, and says nothing; set it to ddp"
+            "settings.sharded-without-gpu",
+            f"optimizer.distribution {settings.optimizer.distribution} requires GPUs: without one, each trainer would "
+            "keep the whole model; set it to ddp",
         )
 
 
-def _refuse(found: Iterator[str]) -> None:
+def _refuse(found: Iterator[UsageError]) -> None:
+    """Raise one error for all that were found, with the code of the first."""
     if faults := list(found):
-        raise UsageError("; ".join(faults))
+        raise UsageError(faults[0].code, "; ".join(each.message for each in faults))
 
 
-def _faults(settings: TrainSettings, scenarios: int) -> Iterator[str]:
+def _faults(settings: TrainSettings, scenarios: int) -> Iterator[UsageError]:
     rollouts, optimizer = settings.rollouts, settings.optimizer
     generations, device = rollouts.num_generations, optimizer.per_device_train_batch_size
     episodes = device * optimizer.gradient_accumulation_steps
     if episodes % generations:
-        yield (
-            f"a batch of {device} with {optimizer.gradient_accumulation_steps} passes splits a group of {generations}; "
-            "make optimizer.per_device_train_batch_size times gradient_accumulation_steps a multiple of "
-            "rollouts.num_generations"
+        yield UsageError(
+            "settings.batch-splits-groups",
+            f"optimizer.per_device_train_batch_size {device} times gradient_accumulation_steps "
+            f"{optimizer.gradient_accumulation_steps} must be a multiple of rollouts.num_generations {generations}",
         )
     elif rollouts.groups_per_step is not None and rollouts.groups_per_step != settings.groups:
-        yield (
-            f"rollouts.groups_per_step {rollouts.groups_per_step} of {generations} episodes each is not the "
-            f"{episodes * optimizer.processes} of a step; set optimizer.gradient_accumulation_steps to "
-            f"{max(1, rollouts.groups_per_step * generations // (device * optimizer.processes))}, or leave "
-            "groups_per_step out"
+        yield UsageError(
+            "settings.other-groups-per-step",
+            f"rollouts.groups_per_step is {rollouts.groups_per_step}, but a step of {episodes * optimizer.processes} "
+            f"episodes has {settings.groups} groups of {generations}; set optimizer.gradient_accumulation_steps to "
+            f"{max(1, rollouts.groups_per_step * generations // (device * optimizer.processes))}, or unset "
+            "groups_per_step",
         )
     elif scenarios < settings.groups:
-        yield (
-            f"there are {scenarios} scenarios to learn from, and a step takes {settings.groups}; give more, "
-            "or make a step smaller (optimizer.gradient_accumulation_steps)"
+        yield UsageError(
+            "settings.too-few-scenarios",
+            f"a step needs {settings.groups} scenarios, but the split train has {scenarios}; give more, or lower "
+            "optimizer.gradient_accumulation_steps",
         )
     if not optimizer.max_steps:
-        yield "optimizer.max_steps 0 would train nothing; set it to 1 or more, or to -1 for whole epochs"
+        yield UsageError("settings.no-steps", "optimizer.max_steps must be >= 1, or -1 for whole epochs, got 0")
     if settings.model.quantization != "none" and rollouts.engine == "vllm" and settings.mode != "simple":
-        yield (
-            "vLLM does not take adapters on quantized weights as QLoRA has them; set rollouts.engine to transformers, "
-            "or model.quantization to none"
+        yield UsageError(
+            "settings.quantized-with-vllm",
+            f"rollouts.engine vllm does not support model.quantization {settings.model.quantization}; set "
+            "rollouts.engine to transformers, or model.quantization to none",
         )
     yield from _faults_of_learning(settings, settings.output.report_to)
     if settings.is_sharded and (settings.mode == "simple" or rollouts.engine != "vllm"):
-        yield (
-            f"with optimizer.distribution {optimizer.distribution} no trainer has the whole model to sample from; set "
-            "rollouts.engine to vllm (and mode to masked or rollout), or optimizer.distribution to ddp"
+        yield UsageError(
+            "settings.sharded-without-vllm",
+            f"optimizer.distribution {optimizer.distribution} requires vLLM for sampling, as no trainer has the whole "
+            "model; set rollouts.engine to vllm (and mode to masked or rollout), or optimizer.distribution to ddp",
         )
     if rollouts.servers and rollouts.num_servers > 1:
-        yield "rollouts.num_servers are started where rollouts.servers names none; leave one of the two out"
+        yield UsageError(
+            "settings.servers-given-twice",
+            f"rollouts.num_servers {rollouts.num_servers} cannot be combined with rollouts.servers; unset one of them",
+        )
     if rollouts.num_servers > 1 and (rollouts.engine != "vllm" or settings.mode == "simple"):
-        yield (
-            "rollouts.num_servers are vLLM servers, and this run has none; leave it out, or set rollouts.engine to vllm"
+        yield UsageError(
+            "settings.num-servers-without-vllm",
+            f"rollouts.num_servers {rollouts.num_servers} requires rollouts.engine vllm and a mode other than simple; "
+            "unset it, or set rollouts.engine to vllm",
         )
     if rollouts.servers and rollouts.engine != "vllm":
-        yield "rollouts.servers are vLLM servers; set rollouts.engine to vllm, or leave them out"
+        yield UsageError(
+            "settings.servers-without-vllm",
+            f"rollouts.servers requires rollouts.engine vllm, got {rollouts.engine}; set it to vllm, or unset "
+            "rollouts.servers",
+        )
     yield from _faults_of_handover(settings)
     if settings.mode == "simple" and settings.rewards.by_turn:
-        yield "rewards.by_turn needs episodes, and mode simple has none; choose masked or rollout"
+        yield UsageError(
+            "settings.turn-rewards-in-simple-mode",
+            "rewards.by_turn requires episodes, and mode simple has none; set mode to masked or rollout",
+        )
     names = [each.name for each in settings.rewards.functions]
     yield from _faults_of_weights(settings.rewards.combine, names, settings.rewards.weights)
 
 
-def _faults_of_learning(settings: TrainSettings, needed: Sequence[str]) -> Iterator[str]:
+def _faults_of_learning(settings: TrainSettings, needed: Sequence[str]) -> Iterator[UsageError]:
     """Whatever is learned from; `needed` are packages beside those that the weights need."""
-    for package in ["bitsandbytes"] * (settings.model.quantization != "none") + list(needed):
+    if settings.model.quantization != "none" and find_spec("bitsandbytes") is None:
+        yield UsageError(
+            "settings.package-missing",
+            f"model.quantization {settings.model.quantization} requires bitsandbytes, which is not installed: pip "
+            "install 'gumshoe-agents[qlora]', or set it to none",
+        )
+    for package in needed:
         if find_spec(package) is None:
-            named = "gumshoe[qlora]" if package == "bitsandbytes" else "it"
-            yield f"{package} is not installed; install {named}, or do without (model.quantization, output.report_to)"
+            yield UsageError(
+                "settings.package-missing",
+                f"output.report_to requires {package}, which is not installed: pip install {package}, or remove it "
+                "from output.report_to",
+            )
     yield from _faults_of_distribution(settings)
     if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE") or 1) > 1:
-        yield (
-            "context parallelism cuts episodes into pieces, and what is known of their tokens does not follow; "
-            "unset PARALLELISM_CONFIG_CP_SIZE, and make room by model.gradient_checkpointing or model.max_context"
+        yield UsageError(
+            "settings.context-parallelism",
+            f"context parallelism is not supported: PARALLELISM_CONFIG_CP_SIZE is "
+            f"{os.environ['PARALLELISM_CONFIG_CP_SIZE']}; unset it, and save memory with model.gradient_checkpointing "
+            "or model.max_context",
         )
     if "lm_head" in settings.lora.target_modules:
-        yield "an adapter on lm_head would never be trained; take it out of lora.target_modules"
+        yield UsageError(
+            "settings.lm-head-not-trained",
+            "lora.target_modules cannot contain lm_head, which would never be trained; remove it",
+        )
 
 
-def _faults_of_handover(settings: TrainSettings) -> Iterator[str]:
+def _faults_of_handover(settings: TrainSettings) -> Iterator[UsageError]:
     rollouts = settings.rollouts
     if rollouts.handover is None:
         return
     try:
         split_uri(rollouts.handover)
     except UsageError as error:
-        yield f"rollouts.handover: {error}"
+        yield UsageError(error.code, f"rollouts.handover: {error}")
     if not rollouts.servers:
-        yield "rollouts.handover is for servers elsewhere; name them in rollouts.servers, or leave it out"
+        yield UsageError(
+            "settings.handover-without-servers",
+            f"rollouts.handover {rollouts.handover} requires rollouts.servers; set their addresses, or unset it",
+        )
     if settings.mode == "simple":
-        yield "rollouts.handover hands over nothing in mode simple, which has no episodes; leave it out"
+        yield UsageError(
+            "settings.handover-in-simple-mode",
+            f"rollouts.handover {rollouts.handover} has no use in mode simple, which has no episodes; unset it",
+        )
     for server in rollouts.servers:
         parts = urlsplit(server)
         if parts.scheme != "http" or not parts.hostname:
-            yield (
-                f"rollouts.servers: {server} cannot be had with rollouts.handover, which asks each address of a name "
-                "by itself; write http://HOST:PORT"
+            yield UsageError(
+                "settings.handover-server-address",
+                f"rollouts.servers must be http://HOST:PORT with rollouts.handover, got {server}",
             )
 
 
-def _faults_of_distribution(settings: TrainSettings) -> Iterator[str]:
+def _faults_of_distribution(settings: TrainSettings) -> Iterator[UsageError]:
     distribution = settings.optimizer.distribution
     if distribution == "ddp":
         return
     if settings.optimizer.processes == 1:
-        yield (
-            f"optimizer.distribution {distribution} shares the weights among several trainers, and optimizer.processes "
-            "is 1; set that to more, or optimizer.distribution to ddp"
+        yield UsageError(
+            "settings.sharded-on-one-process",
+            f"optimizer.distribution {distribution} requires several trainers, but optimizer.processes is 1; raise it, "
+            "or set optimizer.distribution to ddp",
         )
     if settings.model.quantization != "none":
-        yield (
-            f"optimizer.distribution {distribution} cannot share the weights of model.quantization "
-            f"{settings.model.quantization}, which bitsandbytes keeps packed; set one to ddp, or the other to none"
+        yield UsageError(
+            "settings.sharded-quantized",
+            f"optimizer.distribution {distribution} cannot be combined with model.quantization "
+            f"{settings.model.quantization}; set optimizer.distribution to ddp, or model.quantization to none",
         )
     if distribution == "zero3" and find_spec("deepspeed") is None:
-        yield "optimizer.distribution zero3 needs deepspeed, which is not installed; install it, or set fsdp2"
+        yield UsageError(
+            "settings.package-missing",
+            "optimizer.distribution zero3 requires deepspeed, which is not installed: pip install deepspeed, or set it "
+            "to fsdp2",
+        )
 
 
-def _faults_of_weights(combine: str, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[str]:
+def _faults_of_weights(combine: str, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[UsageError]:
     from gumshoe.rewards.combining import check_way
 
     try:
         check_way(combine, names, weights)
     except UsageError as error:
-        yield str(error)
+        yield error

@@ -73,7 +73,9 @@ class WarmStart:
                 begin_at(trainer.accelerator.unwrap_model(trainer.model), checkpoint)
                 trainer.state = TrainerState.load_from_json(str(checkpoint / _STATE))
         if self._step < steps:
-            raise UnavailableError(f"stopped after step {self._step} of {steps}; go on with --resume")
+            raise UnavailableError(
+                "training.stopped", f"stopped after step {self._step} of {steps}; continue with --resume"
+            )
         unwrapped = trainer.accelerator.unwrap_model(trainer.model)
         learned = Whole.of(unwrapped) if self._settings.is_sharded else unwrapped
         if self._is_main:

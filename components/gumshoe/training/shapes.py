@@ -110,7 +110,9 @@ def read_shape(model: str) -> ModelShape:
     try:
         return shape_of(made, model)
     except (LookupError, AttributeError) as error:
-        raise UsageError(f"{model} cannot be planned for: {' '.join(str(error).split())}") from None
+        raise UsageError(
+            "planning.unsupported-model", f"cannot plan for {model}: {' '.join(str(error).split())}"
+        ) from None
 
 
 def outline(model: str) -> Any:
@@ -134,7 +136,9 @@ def outline(model: str) -> Any:
             return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, LookupError, ImportError, AttributeError, RuntimeError) as error:
         said = " ".join(str(error).split())
-        raise UsageError(f"{model} is no causal language model that can be had ({said})") from None
+        raise UsageError(
+            "base-models.not-a-causal-lm", f"{model} is not a causal language model that transformers can load: {said}"
+        ) from None
 
 
 def shape_of(model: Any, name: str) -> ModelShape:

@@ -80,7 +80,9 @@ class RunSpec(BaseModel):
             found.append("the index")
         if found:
             raise UsageError(
-                f"this machine was given another run than the first one ({', '.join(found)}); start all with the same"
+                "training.nodes-differ",
+                f"this machine was started with another run than the first one: they differ in {', '.join(found)}; "
+                "start all machines with the same settings and data",
             )
         own = {
             "output": first.settings.output.model_copy(update={"directory": self.directory}),
@@ -123,7 +125,8 @@ def train_split(settings: TrainSettings, scenarios: str) -> tuple[ScenarioSet, S
         found = ScenarioSet(every.only(split).scenarios[:most])
         if not found:
             raise UsageError(
-                f"{scenarios} has no scenario of the split {split}; divide it first (`gumshoe scenarios split`)"
+                "training.empty-split",
+                f"{scenarios} has no scenario of the split {split}; split it first with `gumshoe scenarios split`",
             )
         return found
 
@@ -139,18 +142,24 @@ def check_start(settings: LoraSettings) -> None:
         return
     if (settings.start / WARMING).exists() and not (settings.start / SHAPE).exists():
         raise UsageError(
-            f"lora.start: the warm start in {settings.start} is not at its end; go on with it "
-            "(`gumshoe warm-start … --resume`)"
+            "adapters.start-unfinished",
+            f"lora.start: the warm start in {settings.start} is not finished; continue it with `gumshoe warm-start` "
+            "and --resume",
         )
     try:
         shape = json.loads((settings.start / SHAPE).read_bytes())
         found = {"rank": shape["r"], "alpha": shape["lora_alpha"], "target_modules": sorted(shape["target_modules"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"lora.start: {settings.start} holds no adapter ({error})") from None
+        raise UsageError(
+            "adapters.not-an-adapter", f"lora.start: {settings.start} is not an adapter: {error}"
+        ) from None
     wanted = {"rank": settings.rank, "alpha": settings.alpha, "target_modules": sorted(settings.target_modules)}
     for name, value in found.items():
         if value != wanted[name]:
-            raise UsageError(f"lora.start has {name} {value}, and lora.{name} is {wanted[name]}; make them the same")
+            raise UsageError(
+                "adapters.other-lora-settings",
+                f"lora.start has {name} {value}, but lora.{name} is {wanted[name]}; set lora.{name} to the same value",
+            )
 
 
 def lineage_before(settings: TrainSettings) -> Lineage | None:

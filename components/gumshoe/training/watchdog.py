@@ -45,7 +45,8 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
-        os.write(2, f"error: no progress in {self._seconds:g} seconds; {self._path} says where\n".encode())
+        error = UnavailableError("training.stalled", f"no progress for {self._seconds:g} seconds; see {self._path}")
+        os.write(2, f"error: {error.message_with_code}\n".encode())
         last = threading.Timer(_DUMP, os._exit, [UnavailableError.exit_status])
         last.daemon = True
         last.start()  # for a disk that does not answer

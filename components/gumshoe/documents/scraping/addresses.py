@@ -45,12 +45,15 @@ def wanted_pages(source: str, fields: Fields) -> list[WantedPage]:
     """The pages that a source names, each once, in the order in which they come first.
 
     Raises:
-        UsageError: the source holds no address, is not what it is said to be, or gives two pages one id.
-        NotFoundError, StorageError, UnavailableError: it cannot be read.
+        UsageError: the source holds no address, has another format, or gives two pages one id.
+        NotFoundError, StorageError, UnavailableError: the source cannot be read.
     """
     is_records = source.startswith(("jsonl:", "hf:"))
     if not is_records and (fields.address or fields.document_id or fields.keep):
-        raise UsageError(f"{source} is taken as a list of addresses, which has no fields; write jsonl:{source}")
+        raise UsageError(
+            "scraping.no-fields",
+            f"{source} is read as a list of addresses, which has no fields; for records, use jsonl:{source}",
+        )
     records = _records(source) if is_records else ({FIELDS[0]: line} for line in _lines(source))
     pages: dict[str, WantedPage] = {}
     owners: dict[str, str] = {}
@@ -71,14 +74,21 @@ def wanted_pages(source: str, fields: Fields) -> list[WantedPage]:
             other = owners.setdefault(page.document_id, url)
             if other != url:
                 raise UsageError(
-                    f"{source}: {other} and {url} have the same id {page.document_id!r}; choose another field"
+                    "scraping.duplicate-id",
+                    f"{source}: {other} and {url} have the same id {page.document_id!r}; use another --id-field",
                 )
         _take(page.metadata, {name: record.get(name) for name in fields.keep})
     for option, name in [("--id-field", fields.document_id), *(("--keep", name) for name in fields.keep)]:
         if name is not None and name not in there and pages:
-            raise UsageError(f"{source}: no record has the field {name!r} of {option}, but {', '.join(there)}")
+            raise UsageError(
+                "scraping.missing-field",
+                f"{source}: no record has the field {name!r} of {option}; use one of {', '.join(there)}",
+            )
     if not pages:
-        raise UsageError(f"{source} holds no address of a page; check it, or name the field that has them (--field)")
+        raise UsageError(
+            "scraping.no-addresses",
+            f"{source} holds no page addresses; check it, or name the field that holds them with --field",
+        )
     return list(pages.values())
 
 
@@ -93,9 +103,14 @@ def _records(source: str) -> Iterator[dict[str, Any]]:
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise UsageError(f"{place}:{number} is not JSON ({error})") from None
+            raise UsageError(
+                "scraping.malformed-record", f"{place}:{number} is not JSON ({error}); write one object per line"
+            ) from None
         if not isinstance(record, dict):
-            raise UsageError(f"{place}:{number} is no JSON object")
+            raise UsageError(
+                "scraping.malformed-record",
+                f"{place}:{number} must be a JSON object, got {type(record).__name__}; write one object per line",
+            )
         yield record
 
 
@@ -104,7 +119,9 @@ def _lines(place: str) -> Iterator[str]:
         try:
             text = line.decode("utf-8-sig").strip()
         except UnicodeDecodeError:
-            raise UsageError(f"{place}:{number} is not text in UTF-8; write one address a line") from None
+            raise UsageError(
+                "scraping.not-utf8", f"{place}:{number} is not UTF-8; write one address per line, in UTF-8"
+            ) from None
         if text and not text.startswith("#"):
             yield text
 
@@ -116,14 +133,17 @@ def _numbered(place: str) -> Iterator[tuple[int, bytes]]:
             if line.strip():
                 yield number, line
     except DAMAGED as error:
-        raise UsageError(f"{place} cannot be unpacked ({error}); check the file") from None
+        raise UsageError("scraping.damaged-file", f"{place} cannot be unpacked ({error}); fetch it again") from None
 
 
 def _address(record: dict[str, Any], fields: Fields, source: str) -> str:
     names = (fields.address,) if fields.address else FIELDS
     found = [name for name in names if name in record]
     if fields.address and not found:
-        raise UsageError(f"{source}: a record has no field {fields.address!r}, but {', '.join(map(repr, record))}")
+        raise UsageError(
+            "scraping.missing-field",
+            f"{source}: a record has no field {fields.address!r} of --field; use one of {', '.join(record)}",
+        )
     return next(filter(None, (_text(record[name]) for name in found)), "")
 
 

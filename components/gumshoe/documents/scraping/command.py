@@ -80,9 +80,12 @@ def scrape(
     from gumshoe.documents.scraping.fetching import Manners
     from gumshoe.documents.scraping.guard import as_network
 
-    agent = user_agent or f"Gumshoe/{version('gumshoe')}"
+    agent = user_agent or f"Gumshoe/{version('gumshoe-agents')}"
     if not agent.isascii() or not agent.isprintable():
-        raise UsageError("the user agent is to be plain ASCII, such as name/1.0 (+https://example.com)")
+        raise UsageError(
+            "scraping.invalid-user-agent",
+            f"the user agent must be printable ASCII, e.g. name/1.0 (+https://example.com), got {agent!r}",
+        )
     settings = scraping.ScrapeSettings(
         manners=Manners(
             user_agent=agent,
@@ -107,7 +110,10 @@ def scrape(
     else:
         _print(report, path)
     if report.may_pass:
-        raise UnavailableError(f"{report.may_pass:,} pages failed for what may pass; run this again for them")
+        raise UnavailableError(
+            "scraping.pages-failed",
+            f"{report.may_pass:,} pages failed temporarily; run the command again to retry them",
+        )
 
 
 def _print(report: "ScrapeReport", path: Path) -> None:

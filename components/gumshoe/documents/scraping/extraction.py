@@ -108,18 +108,18 @@ class Extractor:
         try:
             yield
         except Overtime:
-            raise PageFailure("unreadable", f"its text was not found in {self._seconds:g} seconds") from None
+            raise PageFailure("unreadable", f"text extraction took more than {self._seconds:g} seconds") from None
         except ProcessExpired as error:
-            raise PageFailure("unreadable", f"it ends the process that reads it ({error})") from None
+            raise PageFailure("unreadable", f"the process that extracts its text crashed ({error})") from None
         except MemoryError:
-            raise PageFailure("unreadable", "it takes more memory than there is") from None
+            raise PageFailure("unreadable", "text extraction ran out of memory") from None
 
 
 def _with_text(found: Text | str) -> Text:
     if isinstance(found, str):
         raise PageFailure("unreadable", found)
     if not found.text:
-        raise PageFailure("no text", "nothing in it is main text; it may need a browser to show any")
+        raise PageFailure("no text", "no main text found; the page may need a browser to show it")
     return found
 
 
@@ -149,7 +149,7 @@ def read_page(body: bytes, kind: Kind, charset: str | None) -> Text | str:
         text = clean(decode(body, _charset(body, charset)))
         return _read_html(text) if kind == "html" else Text("", text.strip())
     except Exception as error:  # noqa: BLE001 - the top of its process: whatever the parsers fall over is the page's
-        return f"it cannot be parsed ({type(error).__name__}: {error})"[:200]
+        return f"cannot be parsed ({type(error).__name__}: {error})"[:200]
 
 
 def _charset(body: bytes, said: str | None) -> str | None:

@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-from gumshoe.errors import GumshoeError
-
 Reason = Literal[
     "address",
     "private address",
@@ -24,8 +22,8 @@ Reason = Literal[
 ]
 
 
-class PageFailure(GumshoeError):  # noqa: N818 - what befell a page, not what the user did
-    """A page was not taken.
+class PageFailure(Exception):  # noqa: N818 - what befell a page, not what the user did
+    """A page was not taken. It becomes a row of a report, and never ends a command.
 
     `may_pass` is whether the same request may succeed later; `wait` is for how long, in seconds, its server asked to
     be left alone.

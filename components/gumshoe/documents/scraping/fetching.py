@@ -140,7 +140,7 @@ class Fetcher:
             content_type = answer.headers.get("content-type", "")
             self._keep(url, answer, content_type)
             return _Fetched(url, content_type, answer.body, is_unchanged=False)
-        raise PageFailure("redirects", f"more than {_MOST_REDIRECTS} in a row, the last to {url}")
+        raise PageFailure("redirects", f"more than {_MOST_REDIRECTS} redirects in a row, the last to {url}")
 
     def _keep(self, url: httpx.URL, answer: Answer, content_type: str) -> None:
         etag, modified = answer.headers.get("etag", ""), answer.headers.get("last-modified", "")
@@ -154,7 +154,7 @@ class Fetcher:
             start = fetched.body[:512].lstrip().lower()
             kind = "pdf" if start.startswith(b"%pdf-") else "html" if start.startswith(b"<") else None
         if kind is None:
-            raise PageFailure("content type", fetched.content_type or "its server says none, and it is no HTML")
+            raise PageFailure("content type", fetched.content_type or "the server sent none, and the body is not HTML")
         charset = _CHARSET.search(fetched.content_type)
         text = await self._extractor.text(fetched.body, kind, charset[1] if charset else None)
         return Page(str(fetched.url), text, fetched.is_unchanged)
@@ -165,15 +165,16 @@ class Fetcher:
             PageFailure: the answer, although it says 200, is what the host says of pages that are not there.
         """
         if page.text.says_missing:
-            raise PageFailure("not found", f"it answers 200, and says so: {(page.text.title or page.text.text)[:80]}")
+            said = (page.text.title or page.text.text)[:80]
+            raise PageFailure("not found", f"answered with 200, but says that it does not exist: {said}")
         is_same = found.host.removeprefix("www.") == asked.host.removeprefix("www.")
         if found.path == "/" and is_same and not _FRONT.fullmatch(asked.path):
-            raise PageFailure("not found", "it leads to the front page")
+            raise PageFailure("not found", "redirects to the front page")
         missing = await self._missing(found)
         if missing is None:
             return
         if missing.text.is_like(page.text) or (found != asked and missing.url == str(found)):
-            raise PageFailure("not found", "it answers 200 with what a page that cannot be there answers with")
+            raise PageFailure("not found", "answered with 200, but with the same page as an address that cannot exist")
 
     async def _missing(self, url: httpx.URL) -> Page | None:
         """What an origin answers with 200 for an address where nothing can be; None where it says 404, as it should.
@@ -190,7 +191,7 @@ class Fetcher:
                     page = await self._read(await self._fetched(url.join(f"/{secrets.token_hex(16)}")))
                 except PageFailure as failure:
                     if failure.may_pass:
-                        told = f"how {origin} says that a page is not there is not known (--no-probe): {failure.detail}"
+                        told = f"cannot tell how {origin} reports missing pages: {failure.detail}; skip with --no-probe"
                         raise PageFailure(failure.reason, told, may_pass=True) from None
                     host.missing[origin] = None
                 else:
@@ -210,7 +211,7 @@ class Fetcher:
         if isinstance(rules, PageFailure):
             raise PageFailure(rules.reason, f"{origin}/robots.txt: {rules.detail}", may_pass=rules.may_pass)
         if not rules.can_fetch(str(url), self._manners.user_agent):
-            raise PageFailure("robots.txt", f"{origin} does not want it to be taken")
+            raise PageFailure("robots.txt", f"disallowed by {origin}/robots.txt")
 
     async def _robots(self, url: httpx.URL) -> "Protego | PageFailure":
         """What a robots.txt says. One that is not there (4xx) allows everything; where it cannot be had for another
@@ -226,7 +227,7 @@ class Fetcher:
                     break
                 url = _target(url, answer)
             else:
-                raise PageFailure("redirects", f"more than {_MOST_REDIRECTS} in a row")
+                raise PageFailure("redirects", f"more than {_MOST_REDIRECTS} redirects in a row")
             if answer.status == HTTPStatus.OK:
                 return Protego.parse(_without_others(answer.body.decode("utf-8", "replace"), self._manners.user_agent))
             if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -263,7 +264,7 @@ class Fetcher:
         if not failure.may_pass:
             return True
         if failure.wait is not None and failure.wait > self._manners.longest_wait:
-            host.set_aside = f"it asks to be left alone for {failure.wait:,.0f} seconds"
+            host.set_aside = f"the host asks for a pause of {failure.wait:,.0f} seconds"
             return True
         if attempt < self._manners.tries:
             return False
@@ -329,15 +330,15 @@ def _target(url: httpx.URL, answer: Answer) -> httpx.URL:
     """
     to = answer.headers.get("location", "")
     if not to:
-        raise PageFailure("redirects", f"{url} leads on without saying where to")
+        raise PageFailure("redirects", f"{url} redirects without a location")
     with suppress(UnicodeError):  # addresses that are not escaped are sent in UTF-8
         to = to.encode("latin-1").decode("utf-8")
     try:
         return normal_address(str(url.join(to)))
     except (httpx.InvalidURL, ValueError) as error:
-        raise PageFailure("redirects", f"{url} leads to what is no address ({error})") from None
+        raise PageFailure("redirects", f"{url} redirects to an invalid address ({error})") from None
     except PageFailure as failure:
-        raise PageFailure("redirects", f"{url} leads to {to[:200]}: {failure.detail}") from None
+        raise PageFailure("redirects", f"{url} redirects to {to[:200]}: {failure.detail}") from None
 
 
 def _refusal(answer: Answer) -> PageFailure:

@@ -43,12 +43,15 @@ def as_network(text: str) -> Network:
     """A network such as `10.0.0.0/8`, or one address.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     try:
         return ip_network(text, strict=False)
     except ValueError:
-        raise UsageError(f"{text!r} is no network; write one such as 10.0.0.0/8, fd00::/8 or 192.168.1.20") from None
+        raise UsageError(
+            "scraping.invalid-network",
+            f"network must be e.g. 10.0.0.0/8, fd00::/8 or 192.168.1.20, got {text!r}",
+        ) from None
 
 
 def normal_address(text: str) -> httpx.URL:
@@ -60,15 +63,15 @@ def normal_address(text: str) -> httpx.URL:
     try:
         url = httpx.URL(one_form(text.strip()))
     except (httpx.InvalidURL, ValueError) as error:
-        raise PageFailure("address", f"it cannot be read ({error})") from None
+        raise PageFailure("address", f"malformed ({error})") from None
     if url.scheme not in {"http", "https"} or not url.host:
-        raise PageFailure("address", "it does not begin with http:// or https:// and a host")
+        raise PageFailure("address", "must begin with http:// or https:// and a host")
     if url.userinfo:
-        raise PageFailure("address", "it holds a user name or password")
+        raise PageFailure("address", "must not contain a user name or password")
     if url.port is not None and url.port not in _WEB_PORTS and url.port < _FIRST_FREE_PORT:
-        raise PageFailure("address", f"port {url.port} is not one of the web")
+        raise PageFailure("address", f"port must be 80, 443 or >= {_FIRST_FREE_PORT}, got {url.port}")
     if len(str(url)) > _LONGEST:
-        raise PageFailure("address", f"it is longer than {_LONGEST} characters")
+        raise PageFailure("address", f"longer than {_LONGEST} characters")
     return url
 
 

@@ -98,12 +98,14 @@ async def scrape(
     Beside the file, `NAME.failed.jsonl` lists what failed; what failed for good is not asked for again.
 
     Raises:
-        UsageError: it cannot be done as it is put, or another process writes to the file; nothing was begun.
+        UsageError: the arguments are invalid, or another process writes to the file; nothing was begun.
         StorageError: the file or the cache cannot be written to.
     """
     check_installed("scraping", LIBRARIES)
     if path.suffix != ".jsonl":
-        raise UsageError(f"{path} is to hold lines of JSON; name it so, as {path.with_suffix('.jsonl')}")
+        raise UsageError(
+            "scraping.output-not-jsonl", f"output file {path} must end in .jsonl, e.g. {path.with_suffix('.jsonl')}"
+        )
     writable_directory(str(path.parent))
     started = time.monotonic()
     cache = PageCache(settings.cache, settings.cache_bytes) if settings.cache else None
@@ -185,7 +187,7 @@ class _Run:
             raise wanted.fault
         try:
             return await self.fetcher.page(wanted.url)
-        except GumshoeError:
+        except (PageFailure, GumshoeError):
             raise
         except Exception as error:
             raise PageFailure("broken answer", f"{type(error).__name__}: {error}"[:200]) from error
@@ -221,8 +223,7 @@ class _Output:
         """The file, held until the block or this process ends, with nothing half written in it.
 
         Raises:
-            InUseError: another process has it.
-            UsageError: it holds something else.
+            UsageError: another process has the file, or it holds something else.
         """
         with ExitStack() as held:
             with explained(path):
@@ -271,11 +272,15 @@ def _whole_lines(file: BinaryIO, path: Path, names: Iterable[str]) -> Iterator[d
         try:
             record = orjson.loads(line)
             if not isinstance(record, dict) or not record.keys() >= set(names):
-                fault = f"it is to have {', '.join(sorted(names))}"
+                fault = f"must be an object with {', '.join(sorted(names))}"
         except orjson.JSONDecodeError as error:
             fault = "" if is_cut and number > 1 else str(error)
         if fault:
-            raise UsageError(f"{path}:{number} is no line of a scrape ({fault}); choose another file, or remove it")
+            raise UsageError(
+                "scraping.foreign-output",
+                f"{path}:{number} was not written by `gumshoe documents scrape` ({fault}); choose another file, or "
+                "remove it",
+            )
         if is_cut:
             break
         whole += len(line)

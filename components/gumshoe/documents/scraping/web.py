@@ -61,7 +61,7 @@ class Web:
             limit = min(_CONNECT_SECONDS, bounds.seconds)
             raise PageFailure("timeout", f"no connection within {limit:g} seconds", may_pass=True) from None
         except (TimeoutError, httpcore.TimeoutException):
-            raise PageFailure("timeout", f"not answered within {bounds.seconds:g} seconds", may_pass=True) from None
+            raise PageFailure("timeout", f"no answer within {bounds.seconds:g} seconds", may_pass=True) from None
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise _failure(error) from None
 
@@ -106,7 +106,7 @@ async def _body(response: httpcore.Response, headers: Mapping[str, str], bounds:
     if length.isdecimal() and float(length) > bounds.size and not bounds.is_cut:
         raise _too_large(bounds)
     if packing not in {"gzip", "x-gzip", "identity", ""}:
-        raise PageFailure("broken answer", f"it is packed as {packing!r}, which was not asked for")
+        raise PageFailure("broken answer", f"content encoding {packing!r} was not requested")
     members = _Members() if "gzip" in packing else None
     body, came = bytearray(), 0
     async for piece in response.aiter_stream():
@@ -114,13 +114,13 @@ async def _body(response: httpcore.Response, headers: Mapping[str, str], bounds:
         try:
             body += members.unpacked(piece, bounds.size + 1 - len(body)) if members else piece
         except zlib.error as error:
-            raise PageFailure("broken answer", f"it cannot be unpacked ({error})") from None
+            raise PageFailure("broken answer", f"the body cannot be decompressed ({error})") from None
         if max(came, len(body)) > bounds.size:
             if not bounds.is_cut:
                 raise _too_large(bounds)
             return bytes(body[: bounds.size])
     if members and body and not members.are_whole:
-        raise PageFailure("connection", "it ended before its content did", may_pass=True)
+        raise PageFailure("connection", "the connection ended before the whole body had arrived", may_pass=True)
     return bytes(body)
 
 
@@ -153,7 +153,7 @@ class _Members:
 
 
 def _too_large(bounds: Bounds) -> PageFailure:
-    return PageFailure("too large", f"more than {bounds.size:,} bytes")
+    return PageFailure("too large", f"larger than {bounds.size:,} bytes")
 
 
 def _failure(error: Exception) -> PageFailure:

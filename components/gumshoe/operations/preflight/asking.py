@@ -13,11 +13,7 @@ _PAGE = 500  # objects of one answer
 
 
 class NotAllowedError(ClusterError):
-    """Whoever asks lacks a right."""
-
-    def __init__(self, right: str) -> None:
-        super().__init__(f"not looked at: whoever asks may not {right}")
-        self.right = right
+    """Report that the account that runs the checks lacks a right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +166,10 @@ class Asked:
         """
         found = self._requested("GET", path)
         if found is None:
-            raise ClusterError(f"what answers is no Kubernetes (it has no {path}); check the context")
+            raise ClusterError(
+                "cluster.not-kubernetes",
+                f"the server is not a Kubernetes API: {path} does not exist; check the server address of the context",
+            )
         return found
 
     def has(self, resource: Resource) -> bool:
@@ -226,8 +225,10 @@ class Asked:
                 if error.status == 404:
                     return None
                 if error.status == 403:
-                    raise NotAllowedError(right or f"read {path}") from None
+                    raise NotAllowedError(
+                        "cluster.access-denied", f"not checked: this account may not {right or f'read {path}'}", 403
+                    ) from None
                 raise
             if not isinstance(found, dict):
-                raise ValueError(f"it sends {short(found)}")
+                raise ValueError(f"{path} returned {short(found)}")
             return found

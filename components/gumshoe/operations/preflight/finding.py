@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gumshoe.errors import GumshoeError
+
 
 class State(StrEnum):
     """How something is, the best first."""
@@ -25,6 +27,8 @@ class Finding:
     """What to do about it, in words."""
     commands: tuple[str, ...] = ()
     """The same, to be copied."""
+    code: str = ""
+    """The code of the error that it was found by, if it was."""
 
 
 def ok(text: str) -> Finding:
@@ -43,6 +47,11 @@ def warning(text: str, mend: str, *commands: str) -> Finding:
 def problem(text: str, mend: str, *commands: str) -> Finding:
     """Something that a run fails for."""
     return Finding(State.PROBLEM, text, mend, commands)
+
+
+def from_error(state: State, error: GumshoeError, mend: str = "", *commands: str) -> Finding:
+    """Return a finding with the message and the code of an error."""
+    return Finding(state, error.message, mend, commands, error.code)
 
 
 def counted(number: int, what: str) -> str:

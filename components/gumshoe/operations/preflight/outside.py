@@ -14,7 +14,7 @@ import httpx
 from gumshoe.artifacts.storage import Limits, Storage, StorageError, open_storage, split_uri
 from gumshoe.errors import UnavailableError
 from gumshoe.operations.preflight.asking import Asked
-from gumshoe.operations.preflight.finding import Finding, State, ok, problem, skipped, warning
+from gumshoe.operations.preflight.finding import Finding, State, from_error, ok, problem, skipped, warning
 
 if TYPE_CHECKING:
     from gumshoe.artifacts.s3 import Retention, S3Storage
@@ -49,10 +49,11 @@ def store(uri: str, seconds: float) -> Iterator[Finding]:
         yield rights.missing("listed", "s3:ListBucket")
     except NoSuchBucketError as error:
         endpoint = f" --endpoint-url {address}" if (address := os.environ.get("AWS_ENDPOINT_URL")) else ""
-        yield problem(str(error), "make it, or correct the name", f"aws s3 mb s3://{bucket}{endpoint}")
+        make = f"aws s3 mb s3://{bucket}{endpoint}"
+        yield from_error(State.PROBLEM, error, "make it, or correct the name", make)
         return
     except StorageError as error:
-        yield problem(str(error), "mend what it says, then look again")
+        yield from_error(State.PROBLEM, error, "mend what it says, then look again")
         return
     kept: Retention | None = None
     try:
@@ -130,7 +131,7 @@ def _tried(storage: "S3Storage", rights: _Rights, *, is_versioned: bool) -> Iter
         yield skipped("writing and reading were not tried: what is written could not be removed")
         return
     except StorageError as error:
-        yield problem(str(error), "mend what it says, then look again")
+        yield from_error(State.PROBLEM, error, "mend what it says, then look again")
         return
     yield from _written(storage, key, rights)
     try:
@@ -140,7 +141,7 @@ def _tried(storage: "S3Storage", rights: _Rights, *, is_versioned: bool) -> Iter
     except (StorageError, UnavailableError) as error:
         yield warning(
             f"what was written to try it stays, {len(_PROBE)} bytes as {storage.uri}/{key} or an older version of it "
-            f"({error})",
+            f"({error.message_with_code})",
             f"remove it; for older versions allow s3:ListBucketVersions on {rights.bucket_arn} and "
             f"s3:DeleteObjectVersion on {rights.objects_arn}",
             f"aws s3 rm {storage.uri}/{key}",
@@ -168,9 +169,10 @@ def _written(storage: Storage, key: str, rights: _Rights) -> Iterator[Finding]:
     except AccessDeniedError:
         yield rights.missing(done, right)
     except StorageError as error:
-        yield problem(f"{storage.uri} cannot be {done}: {error}", "mend what it says, then look again")
+        found = from_error(State.PROBLEM, error, "mend what it says, then look again")
+        yield replace(found, text=f"{storage.uri} cannot be {done}: {error.message}")
     except UnavailableError as error:
-        yield Finding(State.UNANSWERED, str(error))
+        yield from_error(State.UNANSWERED, error)
     yield from _clock(storage, key)
 
 
@@ -219,7 +221,7 @@ def _directory(root: Path) -> Iterator[Finding]:
         is_same = storage.read(key)[0] == _PROBE
         storage.delete([key])
     except StorageError as error:
-        yield problem(str(error), "mend what it says, then look again")
+        yield from_error(State.PROBLEM, error, "mend what it says, then look again")
         return
     told = ok(f"{root} takes and gives files")
     yield told if is_same else problem(f"{root} gives other bytes than it took", "look at its disk")

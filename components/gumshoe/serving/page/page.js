@@ -21,10 +21,13 @@ function show(problem) {
   at("problem").hidden = !problem;
 }
 
+function described(problem) {
+  return `${problem.title}: ${problem.detail} [${problem.type.replace("urn:gumshoe:error:", "")}]`;
+}
+
 async function told(response) {
   try {
-    const problem = await response.json();
-    return `${problem.title}: ${problem.detail}`;
+    return described(await response.json());
   } catch {
     return `The server answered ${response.status}.`;
   }
@@ -133,7 +136,7 @@ async function ask(event) {
     for await (const [name, data] of events(response)) {
       if (name === "step") showStep(data);
       if (name === "answer") showAnswer(data);
-      if (name === "problem") throw new Error(`${data.title}: ${data.detail}`);
+      if (name === "problem") throw new Error(described(data));
       ended = name === "answer";
     }
     if (!ended) throw new Error("The connection ended before the answer came.");
