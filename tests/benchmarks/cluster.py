@@ -40,6 +40,7 @@ ESTIMATED = Path(__file__).with_name("phases-7b-h100.yaml")
 MTBF_HOURS = 50_000.0
 """Of one GPU with its share of a node: 419 unexpected interruptions in 54 days of 16,384 H100s (The Llama 3 Herd of
 Models, https://arxiv.org/abs/2407.21783, section 3.3.4) are one in 50,676 hours of a GPU."""
+_CODE = "benchmarks.invalid-cluster"
 _WORTH = 1.5  # times the cheapest step's GPU-hours
 
 
@@ -141,7 +142,7 @@ def quickest(phases: Phases, work: Work, gpus: int, count: int, seed: int = 0) -
     """
     tried = [simulate(phases, work, *each, 1, seed) for each in divisions(phases, work, gpus)]
     if not tried:
-        raise UsageError(f"{gpus} GPUs are too few for a server and a trainer")
+        raise UsageError(_CODE, f"{gpus} GPUs are too few for a server and a trainer")
     best = min(tried, key=lambda each: each.step)
     return simulate(phases, work, best.servers, best.trainers, count, seed)
 
@@ -289,10 +290,10 @@ def read_run(directory: Path) -> Measured:
     try:
         spec = RunSpec.model_validate_json((directory / SPEC).read_bytes())
     except (OSError, ValidationError) as error:
-        raise UsageError(f"{directory} holds no run of `gumshoe train` ({type(error).__name__})") from None
+        raise UsageError(_CODE, f"{directory} holds no run of `gumshoe train` ({type(error).__name__})") from None
     found = [each for each in read_records(directory / METRICS) if isinstance(each, StepRecord)][1:]
     if not found or not all(each.episode_seconds for each in found):
-        raise UsageError(f"{directory}: at least two steps with episodes are needed to take times from")
+        raise UsageError(_CODE, f"{directory}: at least two steps with episodes are needed to take times from")
     return Measured(spec, found, _saving(directory))
 
 
@@ -347,8 +348,9 @@ def _alone(runs: Sequence[Measured], given: float | None) -> tuple[float, float]
         return alone, given
     if max(others for others, _ in points) < 1.5 * min(others for others, _ in points) + 1:
         raise UsageError(
+            _CODE,
             "these runs had as many episodes at once, so it is not known how far those slow each other down; add a run "
-            "with another rollouts.concurrency, or say it: --set slowdown=0.1"
+            "with another rollouts.concurrency, or say it: --set slowdown=0.1",
         )
     slope, alone = statistics.linear_regression(*zip(*points, strict=True))
     if alone <= 0 or slope < 0:
@@ -442,7 +444,7 @@ def read_phases(path: Path) -> Phases:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); name a YAML or JSON file of phase times") from None
+        raise UsageError(_CODE, f"{path} cannot be read ({error}); name a YAML or JSON file of phase times") from None
     return _phases(values, str(path))
 
 
@@ -450,7 +452,7 @@ def _phases(values: Any, where: str) -> Phases:
     try:
         return Phases.model_validate(values)
     except ValidationError as error:
-        raise UsageError(f"{where}: the phase times cannot be: {faults_of(error)}") from None
+        raise UsageError(_CODE, f"{where}: the phase times cannot be: {faults_of(error)}") from None
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -482,7 +484,7 @@ def _carry_out(options: argparse.Namespace) -> None:
     given = {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in options.set)}
     if options.compare:
         if options.steps < 2:
-            raise UsageError("--compare takes means over steps; give it two at least (--steps)")
+            raise UsageError(_CODE, "--compare takes means over steps; give it two at least (--steps)")
         with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as scratch:
             rows = compare(options.compare, options.steps, Path(scratch))
         header = ["", "seconds of", "predicted", "real, ± its standard error", "off by"]
@@ -512,10 +514,10 @@ def _carry_out(options: argparse.Namespace) -> None:
 
 def _answers(options: argparse.Namespace, phases: Phases, work: Work) -> Iterator[Answer]:
     if (options.servers is None) != (options.trainers is None):
-        raise UsageError("--servers and --trainers say a division together; name both")
+        raise UsageError(_CODE, "--servers and --trainers say a division together; name both")
     if options.servers is not None:
         if work.groups % options.trainers:
-            raise UsageError(f"{work.groups} groups cannot be shared out among {options.trainers} trainers")
+            raise UsageError(_CODE, f"{work.groups} groups cannot be shared out among {options.trainers} trainers")
         found = [simulate(phases, work, options.servers, options.trainers, options.steps, options.seed)]
     else:
         found = [quickest(phases, work, gpus, options.steps, options.seed) for gpus in sorted(options.gpus)]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gumshoe.errors import UsageError
 from gumshoe.training.records import write_record
 from gumshoe.training.settings import resolve
 from gumshoe.training.spec import METRICS, SPEC, RunSpec
@@ -25,6 +24,7 @@ from tests.benchmarks.simulation import (
     steps,
     young,
 )
+from tests.errors import raises
 from tests.training.test_records import step as step_record
 
 
@@ -100,9 +100,9 @@ def test_a_step_is_rollouts_training_and_the_adapter_on_its_way() -> None:
 
 
 def test_groups_that_cannot_be_shared_out_are_refused() -> None:
-    with pytest.raises(ValueError, match="8 groups cannot be shared out among 3 trainers"):
+    with pytest.raises(ValueError, match=r"8 groups .* 3 trainers"):
         list(steps(phases(), Work(8, 4), 1, 3, 1))
-    with pytest.raises(UsageError, match="1 GPUs are too few for a server and a trainer"):
+    with raises("benchmarks.invalid-cluster", "1 GPUs"):
         quickest(phases(), Work(8, 4), 1, 1)
 
 
@@ -202,10 +202,10 @@ def test_predictions_stand_beside_what_a_run_had(tmp_path: Path) -> None:
 
 def test_runs_that_do_not_tell_how_episodes_slow_each_other_down_are_refused(tmp_path: Path) -> None:
     run = read_run(run_at(tmp_path / "run", 8, 2.0, 0.1))
-    with pytest.raises(UsageError, match=r"add a run with another rollouts\.concurrency"):
+    with raises("benchmarks.invalid-cluster", "rollouts.concurrency"):
         phases_of([run], {})
     assert phases_of([run], {"slowdown": 0.1}).mean_episode == pytest.approx(2.0)
-    with pytest.raises(UsageError, match="holds no run"):
+    with raises("benchmarks.invalid-cluster", tmp_path):
         read_run(tmp_path)
 
 
@@ -228,12 +228,12 @@ def test_the_answer_is_in_plain_words_and_in_json(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere.yaml"], "nowhere.yaml cannot be read"),
-        (["--set", "slots=0"], "slots: input should be greater than or equal to 1"),
-        (["--set", "episode_seconds={0: 2, 1: 1}"], "episode_seconds are quantiles"),
-        (["--servers", "2"], "name both"),
-        (["--compare", "transformers", "--steps", "1"], "give it two at least"),
-        (["--servers", "2", "--trainers", "3"], "64 groups cannot be shared out among 3 trainers"),
+        (["nowhere.yaml"], "nowhere.yaml"),
+        (["--set", "slots=0"], "slots"),
+        (["--set", "episode_seconds={0: 2, 1: 1}"], "episode_seconds"),
+        (["--servers", "2"], "--trainers"),
+        (["--compare", "transformers", "--steps", "1"], "--steps"),
+        (["--servers", "2", "--trainers", "3"], "64 groups .* 3 trainers"),
     ],
 )
 def test_a_mistake_is_told_of(words: list[str], said: str) -> None:
