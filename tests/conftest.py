@@ -21,16 +21,16 @@ import hypothesis
 import psutil
 import pytest
 
-from gumshoe.agent.vllm_server import free_ports
+from gumshoe.inference.vllm_server import free_ports
 from tests.artifacts.fault_proxy import FaultProxy
 from tests.waiting import Clock
 
-pytest_plugins = ["tests.times", "tests.groups"]
+pytest_plugins = ["tests.times", "tests.groups", "tests.rollouts.fixtures"]
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from tests.operations.fake_kubernetes import FakeKubernetes
+    from tests.cluster.fake_kubernetes import FakeKubernetes
     from tests.shared_server import SharedServer
 
 # A shell's background job ignores SIGINT, and so would every command that tests start and interrupt.
@@ -164,7 +164,7 @@ def missing(what: str) -> NoReturn:
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SharedServer"]:
     """A real vLLM server with the tiny policy, which all workers share."""
-    from gumshoe.agent.vllm_server import is_installed
+    from gumshoe.inference.vllm_server import is_installed
     from tests.shared_server import shared_server
 
     if not is_installed():
@@ -223,7 +223,7 @@ def real_index(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["FakeKubernetes"]:
     """A Kubernetes API that KUBECONFIG leads to."""
-    from tests.operations.fake_kubernetes import fake_kubernetes
+    from tests.cluster.fake_kubernetes import fake_kubernetes
 
     with fake_kubernetes(tmp_path) as fake:
         monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))

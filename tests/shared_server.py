@@ -19,8 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from gumshoe.agent.policies import TINY
-from gumshoe.agent.vllm_server import ServerOptions, VLLMServer, load_adapter, unload_adapter
+from gumshoe.inference.policy_names import TINY
+from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, load_adapter, unload_adapter
 
 NAME = "tiny"
 """The name that the tiny policy is served under."""

@@ -13,7 +13,7 @@ from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 if TYPE_CHECKING:
     from gumshoe_pipelines.graphs import Graph
-    from gumshoe_pipelines.server import Server
+    from gumshoe_pipelines.kubeflow_client import Server
     from gumshoe_pipelines.watch import RunView
 
 app = typer.Typer(
@@ -72,7 +72,7 @@ def run(
     Where they are not set, artifacts go to DIR/store, and the run has an id of its own. With the id of a run that
     stopped, it takes up where that stopped.
     """
-    from gumshoe_pipelines.here import run_here
+    from gumshoe_pipelines.local_runner import run_here
 
     place = directory.absolute()
     graph, arguments = _asked(name, parameters, params, "local", {"store": str(place / "store")}, reach=True)
@@ -126,7 +126,7 @@ def submit(
             "pipelines.cron-with-watch",
             "--watch cannot follow a schedule (--cron); follow one of its runs with `gumshoe pipeline watch ID`",
         )
-    from gumshoe_pipelines.server import Address, Server
+    from gumshoe_pipelines.kubeflow_client import Address, Server
 
     graph, arguments = _asked(name, parameters, params, "run", {}, reach=False)
     server = Server(Address.of(host, namespace, token, in_cluster=in_cluster))
@@ -163,7 +163,7 @@ def watch_(
 
     Ends with 1 where the run fails.
     """
-    from gumshoe_pipelines.server import Address, Server
+    from gumshoe_pipelines.kubeflow_client import Address, Server
 
     _follow(Server(Address.of(host, namespace, token, in_cluster=in_cluster)), run_id, once=once)
 
@@ -180,7 +180,7 @@ def list_(
     """List runs, the newest first."""
     from rich.table import Table
 
-    from gumshoe_pipelines.server import Address, Server
+    from gumshoe_pipelines.kubeflow_client import Address, Server
 
     runs = Server(Address.of(host, namespace, token, in_cluster=in_cluster)).runs(most)
     if json:
@@ -198,8 +198,8 @@ def _asked(
 ) -> "tuple[Graph, dict[str, Any]]":
     """A pipeline and its parameters, checked: those given, over those that every run has of its own."""
     from gumshoe.artifacts.manifest import code_hash
-    from gumshoe_pipelines.arguments import check_arguments
     from gumshoe_pipelines.graphs import compiled, read_values
+    from gumshoe_pipelines.run_arguments import check_arguments
 
     graph = compiled(name)
     given = read_values(parameters or [], params)
@@ -212,8 +212,8 @@ def _asked(
 def _follow(server: "Server", run_id: str, *, once: bool = False) -> None:
     from rich.live import Live
 
+    from gumshoe.cluster.kubernetes_api import Cluster
     from gumshoe.errors import GumshoeError
-    from gumshoe.operations.cluster import Cluster
     from gumshoe_pipelines.watch import follow, pods_of
 
     def warn(said: str) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 from kfp import dsl
 
 from gumshoe.artifacts.component import fetch_adapter
+from gumshoe.cluster.component import notify
 from gumshoe.evaluation.component import evaluate_policy
-from gumshoe.operations.component import notify
+from gumshoe_pipelines.common_steps import EMBEDDING, prepared
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
-from gumshoe_pipelines.prepared import EMBEDDING, prepared
 
 
 @dsl.pipeline(name="evaluate-agent", description="Measure a published adapter beside its base model.")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from kfp import dsl, kubernetes
 
-from gumshoe.operations.trainjob import SECRET_KEYS
+from gumshoe.cluster.trainjob import SECRET_KEYS
 
 WORKER, TRAINER = (f"ghcr.io/gumshoe/{image}:{version('gumshoe-agents')}" for image in ("worker", "trainer"))
 """Images, unless others are named."""

@@ -8,11 +8,11 @@ from typing import Any
 from kfp import dsl
 
 from gumshoe.artifacts.component import fetch_adapter
+from gumshoe.cluster.component import notify
 from gumshoe.evaluation.component import evaluate_policy, gate
-from gumshoe.operations.component import notify
+from gumshoe_pipelines.common_steps import EMBEDDING, prepared, published_if_passed
+from gumshoe_pipelines.grpo_step import trained_with_rewards
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
-from gumshoe_pipelines.prepared import EMBEDDING, prepared, published_if_passed
-from gumshoe_pipelines.training import trained_with_rewards
 
 
 @dsl.pipeline(name="retrain-agent", description="Train again, and publish what beats the adapter in service.")

@@ -8,9 +8,9 @@ from typing import Any
 from kfp import dsl
 
 from gumshoe.evaluation.component import choose, evaluate_policy
+from gumshoe_pipelines.common_steps import EMBEDDING, prepared, published_if_passed
+from gumshoe_pipelines.grpo_step import trained_with_rewards
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
-from gumshoe_pipelines.prepared import EMBEDDING, prepared, published_if_passed
-from gumshoe_pipelines.training import trained_with_rewards
 
 AT_ONCE = 4
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from kfp import dsl
 
+from gumshoe.cluster.component import notify
 from gumshoe.evaluation.component import evaluate_policy, gate
-from gumshoe.operations.component import notify
 from gumshoe.training.component import warm_start
+from gumshoe_pipelines.common_steps import EMBEDDING, prepared, published_if_passed
+from gumshoe_pipelines.grpo_step import trained_with_rewards
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
-from gumshoe_pipelines.prepared import EMBEDDING, prepared, published_if_passed
-from gumshoe_pipelines.training import trained_with_rewards
 
 
 @dsl.pipeline(name="train-agent", description="Train a search agent on somebody's mail, and publish what is better.")

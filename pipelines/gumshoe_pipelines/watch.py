@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from gumshoe.cluster.kubernetes_api import Cluster, ClusterError
+from gumshoe.cluster.pod_problems import Knobs, trouble_of
 from gumshoe.errors import GumshoeError, UnavailableError
-from gumshoe.operations.cluster import Cluster, ClusterError
-from gumshoe.operations.pods import Knobs, trouble_of
 from gumshoe_pipelines.placement import STEP_LABEL
 
 OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "CANCELLED", "SKIPPED"})

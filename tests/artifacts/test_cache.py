@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.artifacts import cache as artifacts_cache
-from gumshoe.artifacts.cache import Cache, cache_key, default_cache
+from gumshoe.artifacts import response_cache as artifacts_cache
+from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache
 from tests.errors import raises
 
 
@@ -28,7 +28,7 @@ def test_what_is_put_is_there_for_whoever_opens_it_again(tmp_path: Path) -> None
 
 def test_several_processes_write_at_once(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from gumshoe.artifacts.cache import Cache\n"
+        "import sys; from pathlib import Path; from gumshoe.artifacts.response_cache import Cache\n"
         "cache = Cache(Path(sys.argv[1]))\n"
         "for number in range(50): cache.put({f'{sys.argv[2]}-{number}': b'x'})"
     )

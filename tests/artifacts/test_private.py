@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.artifacts.private import MARK, Quoting, find_quoting, forget, mark
+from gumshoe.artifacts.private_data import MARK, Quoting, find_quoting, forget, mark
 from gumshoe.artifacts.store import Store
 from tests.artifacts.files import write_files
 from tests.conftest import Ran

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.artifacts.state import state_of
 from gumshoe.artifacts.storage import open_storage
+from gumshoe.artifacts.uri_state import state_of
 from tests.artifacts.files import write_files
 from tests.errors import raises
 

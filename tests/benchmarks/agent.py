@@ -27,23 +27,24 @@ from typing import Any
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from gumshoe.agent.chat_format import ChatFormat, Encoded
-from gumshoe.agent.email import EmailEnvironment
-from gumshoe.agent.episode import EpisodeLimits, TokenSpeaker, run_episode
-from gumshoe.agent.policies import TINY, PolicyName, open_policy
-from gumshoe.agent.policy import Completion, Policy, Sampling
-from gumshoe.agent.rollout import RolloutEngine
-from gumshoe.agent.threads import ToolThreads
-from gumshoe.agent.trajectory import Trajectory
-from gumshoe.agent.vllm_plugin import ASKED
-from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
+from gumshoe.environments.email import EmailEnvironment
+from gumshoe.inference.policy import Completion, Policy, Sampling
+from gumshoe.inference.policy_names import TINY, PolicyName
+from gumshoe.inference.vllm_plugin import ASKED
+from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
 from gumshoe.mail.build import build_index
 from gumshoe.mail.index import Hit, MailIndex, Message
+from gumshoe.rollouts.chat_format import ChatFormat, Encoded
+from gumshoe.rollouts.engine import RolloutEngine
+from gumshoe.rollouts.episode import EpisodeLimits, TokenSpeaker, run_episode
+from gumshoe.rollouts.sessions import open_policy
+from gumshoe.rollouts.tool_threads import ToolThreads
+from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.synthesis.mail import MAIL, SyntheticMail, synthesize_mail, write_mail
+from gumshoe.synthesis.mailboxes import MAIL, SyntheticMail, synthesize_mail, write_mail
 from gumshoe.training.settings import LoraSettings
-from tests.agent.talk import QWEN2_5, call, train
 from tests.benchmarks.mail import ratio, show, spread
+from tests.rollouts.conversations import QWEN2_5, call, train
 
 AT_ONCE = 64
 VOCABULARY = 4000

@@ -30,9 +30,9 @@ from pydantic import ValidationError
 
 from gumshoe.errors import GumshoeError, UsageError, faults_of
 from gumshoe.mail.build import build_index
-from gumshoe.synthesis.mail import MAIL, synthesize_mail, write_mail
+from gumshoe.synthesis.mailboxes import MAIL, synthesize_mail, write_mail
 from gumshoe.training.records import StepRecord, read_records
-from gumshoe.training.spec import METRICS, SPEC, RunSpec
+from gumshoe.training.run_spec import METRICS, SPEC, RunSpec
 from tests.benchmarks.mail import show
 from tests.benchmarks.simulation import Phases, Work, best_interval, daly, mean_of, server_loss, steps, young
 

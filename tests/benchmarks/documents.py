@@ -28,7 +28,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gumshoe.artifacts.cache import Cache, default_cache
+from gumshoe.artifacts.response_cache import Cache, default_cache
 from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.documents.build import BuildOptions, build_index
 from gumshoe.documents.chunking import chunk_document

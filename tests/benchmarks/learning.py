@@ -25,8 +25,8 @@ from gumshoe.evaluation.results import Difference, EvaluationResult, PolicyResul
 from gumshoe.mail.build import build_index
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.synthesis.documents import DOCUMENTS, synthesize_documents, write_documents
-from gumshoe.synthesis.mail import MAIL, synthesize_mail, write_mail
+from gumshoe.synthesis.mailboxes import MAIL, synthesize_mail, write_mail
+from gumshoe.synthesis.reference_work import DOCUMENTS, synthesize_documents, write_documents
 from tests.benchmarks.mail import DATA, show
 
 CONFIG = "tiny"

@@ -8,7 +8,7 @@ all that it uses was there; malloc is told to give freed memory back at once, so
 use. On a CPU: no GPU is needed, and none is measured.
 
 Takes some minutes and at most 7 GiB. Ends with 1 where an estimate is more than 15 % off. `--write` keeps the numbers
-for `tests/training/test_plan.py`.
+for `tests/training/test_memory_plan.py`.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gumshoe.training.memory import GIB, READ_AT_ONCE, Pass, Place, sampling_here, trainer_parts
+from gumshoe.training.models.model_shape import ModelShape, read_shape
+from gumshoe.training.planning.memory_estimate import GIB, READ_AT_ONCE, Pass, Place, sampling_here, trainer_parts
 from gumshoe.training.settings import TrainSettings
-from gumshoe.training.shapes import ModelShape, read_shape
 from tests.benchmarks.mail import show
 
 RECORD = Path(__file__).parents[1] / "training" / "measured_memory.json"
@@ -216,7 +216,7 @@ def _loaded(settings: TrainSettings) -> Any:
     """The base model, without the file that its weights were read from, which stays mapped; what is measured begins."""
     import torch
 
-    from gumshoe.training.models import load_base
+    from gumshoe.training.models.lora_model import load_base
 
     model = load_base(settings)
     for each in model.parameters():
@@ -244,11 +244,11 @@ def _train(case: Case, directory: Path) -> None:
     from datasets import Dataset
     from trl import GRPOConfig
 
-    from gumshoe.training.collecting import ScoredGroup, StepRollouts
-    from gumshoe.training.grpo import AgentTrainer, Hooks
-    from gumshoe.training.models import dtype_of, lora_of
-    from gumshoe.training.tiny import train_tokenizer
-    from tests.training.test_grpo import SCENARIO
+    from gumshoe.tiny.maker import train_tokenizer
+    from gumshoe.training.grpo.rollout_collector import ScoredGroup, StepRollouts
+    from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
+    from gumshoe.training.models.lora_model import dtype_of, lora_of
+    from tests.training.test_trainer import SCENARIO
 
     settings = case.train_settings(directory)
     tokenizer = train_tokenizer(["the quick brown fox, 1234 <b>"], 300)
@@ -296,9 +296,9 @@ def _sample(case: Case, directory: Path) -> None:
     """A turn of every episode, and then one that reads what the context has left."""
     from peft import get_peft_model
 
-    from gumshoe.agent.generation import Turn, sample_turns
-    from gumshoe.agent.policy import Sampling
-    from gumshoe.training.models import lora_of
+    from gumshoe.inference.generation import Turn, sample_turns
+    from gumshoe.inference.policy import Sampling
+    from gumshoe.training.models.lora_model import lora_of
 
     settings = case.train_settings(directory)
     model: Any = get_peft_model(_loaded(settings), lora_of(settings.lora)).eval()
@@ -314,8 +314,8 @@ def _sample(case: Case, directory: Path) -> None:
 
 def _episodes(case: Case, count: int, group: int) -> Iterator[Any]:
     """Of unequal lengths, the last as long as any; what was sampled is at the end."""
-    from gumshoe.agent.environment import Record
-    from gumshoe.agent.trajectory import Segment, Trajectory
+    from gumshoe.environments.base import Record
+    from gumshoe.rollouts.trajectory import Segment, Trajectory
 
     most = min(case.model["vocab_size"], 256)
     for number in range(count):

@@ -12,9 +12,9 @@ from playwright.sync_api import Page, sync_playwright
 from rich.table import Table
 
 from gumshoe.terminal import out
-from tests.agent.fake_vllm import write_tokenizer
 from tests.evaluation.conftest import Place
 from tests.evaluation.pages import made_up, write_page
+from tests.inference.fake_vllm import write_tokenizer
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import question, write_questions
 

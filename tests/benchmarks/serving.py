@@ -32,23 +32,24 @@ import psutil
 import uvicorn
 import uvloop
 
-from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.environment import Environment
-from gumshoe.agent.environments import open_world
-from gumshoe.agent.episode import Speaker
-from gumshoe.agent.policies import TINY, PolicyName, load_tokenizer, token_speakers
-from gumshoe.agent.policy import Completion, Sampling
-from gumshoe.agent.threads import ToolThreads
+from gumshoe.environments.base import Environment
+from gumshoe.environments.registry import open_world
+from gumshoe.inference.policy import Completion, Sampling
+from gumshoe.inference.policy_names import TINY, PolicyName, load_tokenizer
 from gumshoe.mail.build import build_index
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.episode import Speaker
+from gumshoe.rollouts.sessions import token_speakers
+from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.scenarios.scenario import SCENARIOS
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access import add_key, open_access
-from gumshoe.serving.keeping import Keeper
+from gumshoe.serving.feedback_recorder import Keeper
 from gumshoe.serving.server import routes_to
 from gumshoe.serving.service import AnswerService, Candidate
 from gumshoe.serving.settings import read_settings
 from gumshoe.serving.telemetry import Metrics, log_as_json, tracer
-from gumshoe.synthesis.mail import MAIL, synthesize_mail, write_mail
+from gumshoe.synthesis.mailboxes import MAIL, synthesize_mail, write_mail
 from tests.benchmarks.agent import Searcher, looked_up
 from tests.benchmarks.mail import show
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gumshoe.training.records import write_record
+from gumshoe.training.run_spec import METRICS, SPEC, RunSpec
 from gumshoe.training.settings import resolve
-from gumshoe.training.spec import METRICS, SPEC, RunSpec
 from tests.benchmarks.cluster import ESTIMATED, compared, main, phases_of, quickest, read_phases, read_run, simulate
 from tests.benchmarks.simulation import (
     Phases,

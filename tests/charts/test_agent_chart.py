@@ -15,8 +15,8 @@ import pytest
 import yaml
 from charts.readme import described
 
-from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import missing
+from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import ANN, add_key, make_place, started
 
 if TYPE_CHECKING:

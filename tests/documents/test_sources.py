@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.artifacts import reading
-from gumshoe.artifacts.reading import Unreadable
+from gumshoe.artifacts import source_files as reading
+from gumshoe.artifacts.source_files import Unreadable
 from gumshoe.artifacts.storage import FileStorage, StorageError
 from gumshoe.documents.document import Document, make_document, page_id
 from gumshoe.documents.sources import NO_ANSWER, open_source, parse_records, parse_text

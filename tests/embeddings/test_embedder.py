@@ -17,9 +17,9 @@ from gumshoe.embeddings.embedder import (
     Vectors,
     open_embedder,
 )
-from tests.agent import fake_vllm
-from tests.agent.fake_vllm import FakeVLLM, altered, status
 from tests.errors import raises
+from tests.inference import fake_vllm
+from tests.inference.fake_vllm import FakeVLLM, altered, status
 
 
 @pytest.fixture(scope="module")

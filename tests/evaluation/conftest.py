@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.fake_vllm import FakeVLLM, chat_turn, next_call, write_tokenizer
+from tests.inference.fake_vllm import FakeVLLM, chat_turn, next_call, write_tokenizer
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import question, write_questions
 
@@ -65,4 +65,4 @@ def server() -> Iterator[FakeVLLM]:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask a judge that failed again at once."""
-    monkeypatch.setattr("gumshoe.rewards.model._PAUSE", 0)
+    monkeypatch.setattr("gumshoe.rewards.chat_judge._PAUSE", 0)

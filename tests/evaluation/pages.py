@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gumshoe.agent.environment import Record
-from gumshoe.agent.environments import open_world
-from gumshoe.agent.run import Settings
-from gumshoe.agent.trajectory import Segment, TokenUsage, Trajectory
+from gumshoe.environments.base import Record
+from gumshoe.environments.registry import open_world
 from gumshoe.evaluation.comparison import compared
 from gumshoe.evaluation.evaluate import Evaluated, EvaluationSettings, NamedPolicy
 from gumshoe.evaluation.metrics import by_kind, measured
@@ -14,11 +12,13 @@ from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import Agreement, EvaluationResult, JudgeResult
 from gumshoe.rewards.scoring import Judged
+from gumshoe.rollouts.trajectory import Segment, TokenUsage, Trajectory
+from gumshoe.rollouts.writer import Settings
 from gumshoe.scenarios.scenario import ScenarioSet
-from tests.agent.fake_vllm import encoded, logprobs_of
-from tests.agent.talk import call
 from tests.evaluation.conftest import Place
 from tests.evaluation.predictions import evaluation, result
+from tests.inference.fake_vllm import encoded, logprobs_of
+from tests.rollouts.conversations import call
 from tests.scenarios.questions import scenario
 
 SYSTEM = "You answer questions from an inbox. " * 40

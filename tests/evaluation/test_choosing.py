@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent import policies
-from gumshoe.agent.policies import TINY
-from gumshoe.agent.run import read_trajectories
+from gumshoe.evaluation.evaluation_step import measured
 from gumshoe.evaluation.predictions import Prediction, read_predictions
 from gumshoe.evaluation.results import EvaluationResult, read_result
-from gumshoe.evaluation.steps import measured
-from tests.agent.fake_vllm import FakeVLLM, chat_turn, next_call
+from gumshoe.inference import policy_names
+from gumshoe.inference.policy_names import TINY
+from gumshoe.rollouts.writer import read_trajectories
 from tests.conftest import Ran
 from tests.errors import raises
 from tests.evaluation.conftest import QUESTIONS, Place
 from tests.evaluation.test_commands import chats, options
+from tests.inference.fake_vllm import FakeVLLM, chat_turn, next_call
 from tests.rewards.chat_judge import late, says, shown
 from tests.waiting import Clock
 
@@ -227,7 +227,7 @@ def test_the_tiny_policy_s_samples_are_the_same_again_and_their_cost_adds_up(
 def test_a_pipeline_s_step_measures_the_choice_that_it_is_told(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policies, "is_installed", lambda: False)  # without vLLM the policy runs in this process
+    monkeypatch.setattr(policy_names, "is_installed", lambda: False)  # without vLLM the policy runs in this process
     asked = tmp_path / "asked"
     asked.mkdir()
     lines = place.scenarios.read_text(encoding="utf-8").splitlines()[:2]

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from gumshoe.artifacts.private import MARK
+from gumshoe.artifacts.private_data import MARK
 from gumshoe.cli import main
 from gumshoe.evaluation.predictions import read_predictions
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
-from tests.agent.fake_vllm import FakeVLLM, choice, raw, reset, status
 from tests.conftest import Ran, free_port
 from tests.evaluation.conftest import QUESTIONS, WRONG_ANSWER, Place, wrong_about
+from tests.inference.fake_vllm import FakeVLLM, choice, raw, reset, status
 from tests.mail.mailbox import make_index, record
 from tests.rewards.chat_judge import late, says, verdict
 from tests.scenarios.questions import question

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gumshoe.agent.policies import TINY
-from gumshoe.agent.run import read_trajectories
 from gumshoe.evaluation.results import EvaluationResult
-from tests.agent.fake_vllm import FakeVLLM, chat_turn, write_tokenizer
+from gumshoe.inference.policy_names import TINY
+from gumshoe.rollouts.writer import read_trajectories
 from tests.conftest import Ran
 from tests.documents.pages import make_collection, page
 from tests.evaluation.conftest import Place
+from tests.inference.fake_vllm import FakeVLLM, chat_turn, write_tokenizer
 from tests.scenarios.questions import about_documents, write_questions
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 Run = Callable[..., Ran]
-OWN = "tests.agent.own:NotesEnvironment"
+OWN = "tests.environments.own_environments:NotesEnvironment"
 
 
 @pytest.fixture(scope="module")

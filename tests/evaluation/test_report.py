@@ -12,9 +12,9 @@ import pytest
 
 from gumshoe.evaluation.metrics import written
 from gumshoe.evaluation.results import EvaluationResult
-from tests.agent.fake_vllm import encoded, logprobs_of
 from tests.evaluation.conftest import Place
 from tests.evaluation.pages import SYSTEM, made_up, write_page
+from tests.inference.fake_vllm import encoded, logprobs_of
 from tests.scenarios.questions import question
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-from gumshoe.agent.environment import Record
-from gumshoe.agent.trajectory import Segment, TokenUsage, Trajectory
+from gumshoe.environments.base import Record
 from gumshoe.evaluation.predictions import Prediction, read_predictions, write_predictions, write_table
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.rewards.scoring import Judged
+from gumshoe.rollouts.trajectory import Segment, TokenUsage, Trajectory
 from gumshoe.scenarios.scenario import ScenarioSet
 from tests.errors import raises
 from tests.evaluation.predictions import answers, evaluation, prediction, result

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.policies import TINY
-from gumshoe.agent.vllm_server import VLLMServer
+from gumshoe.inference.policy_names import TINY
+from gumshoe.inference.vllm_server import VLLMServer
 from tests.integration.inputs import make_mail
 from tests.integration.trainings import command, train
 from tests.shared_server import SharedServer, write_hostile_tiny

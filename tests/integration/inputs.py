@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gumshoe.agent.policies import TINY
+from gumshoe.inference.policy_names import TINY
 from gumshoe.mail.build import build_index
 from gumshoe.synthesis.difficulty import Level
-from gumshoe.synthesis.mail import synthesize_mail, write_mail
+from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
 
 
 def make_mail(directory: Path, seed: int, mailboxes: int, messages: int, level: Level = "normal") -> Path:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gumshoe.agent.policies import TINY
-from gumshoe.agent.vllm_server import is_installed
 from gumshoe.artifacts.store import Store
+from gumshoe.inference.policy_names import TINY
+from gumshoe.inference.vllm_server import is_installed
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access import add_key
 from tests.charts.test_agent_chart import CHART, of_kind, rendered, settings_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gumshoe.agent.vllm_server import is_installed
 from gumshoe.artifacts.store import Store
+from gumshoe.inference.vllm_server import is_installed
 from tests.conftest import free_port, missing
 from tests.integration.trainings import (
     STEPS,
@@ -91,7 +91,7 @@ def test_two_trainers_with_two_servers_go_on_after_one_of_either_is_killed(
         started_programs(process, "vllm.entrypoints")[-1].kill()
         wait_until(lambda: len(steps_of(out)) == 2, process, log.read_text)
         assert re.search(r"warning: vLLM \d\b", log.read_text())
-        started_programs(process, "gumshoe.training.run")[1].kill()
+        started_programs(process, "gumshoe.training.grpo.run")[1].kill()
         assert process.wait() == 75, log.read_text()[-3000:]
     finally:
         process.kill()

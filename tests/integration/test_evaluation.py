@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.policies import TINY
 from gumshoe.evaluation.results import EvaluationResult
+from gumshoe.inference.policy_names import TINY
 from tests.conftest import Ran
 from tests.integration.inputs import make_mail
 

@@ -13,11 +13,11 @@ import httpx
 import psutil
 import pytest
 
-from gumshoe.agent.vllm_server import is_installed
 from gumshoe.artifacts.storage import directory_lock
+from gumshoe.inference.vllm_server import is_installed
 from gumshoe.training.records import EvaluationRecord, end_message, read_records
-from tests.agent.fake_vllm import FakeVLLM, status
 from tests.conftest import free_port, kill_tree, missing
+from tests.inference.fake_vllm import FakeVLLM, status
 from tests.integration.trainings import (
     ForkedTrainer,
     assert_same_weights,

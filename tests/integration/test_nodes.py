@@ -18,20 +18,20 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gumshoe.artifacts.handover import ADAPTERS, LOADER_PORT, STATUS
+from gumshoe.artifacts.adapter_layout import ADAPTERS, LOADER_PORT, STATUS
 from gumshoe.artifacts.store import Store
+from gumshoe.cluster.kubernetes_api import Cluster
+from gumshoe.cluster.object_client import Patience
+from gumshoe.cluster.trainjob import ADAPTERS as KEPT
+from gumshoe.cluster.trainjob import SERVER_PORT, name_of
 from gumshoe.mail.build import build_index
-from gumshoe.operations.cluster import Cluster
-from gumshoe.operations.objects import Patience
-from gumshoe.operations.trainjob import ADAPTERS as KEPT
-from gumshoe.operations.trainjob import SERVER_PORT, name_of
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.synthesis.mail import synthesize_mail, write_mail
-from gumshoe.training.steps import Asked
+from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
+from gumshoe.training.training_step import Asked
+from tests.cluster.fake_kubernetes import FakeKubernetes, Object
+from tests.cluster.fake_trainer import Trainer
 from tests.conftest import free_port
-from tests.operations.fake_kubernetes import FakeKubernetes, Object
-from tests.operations.trainer import Trainer
 
 NODES, SERVERS, STEPS = 2, 2, 2
 SETTINGS = {
@@ -226,7 +226,7 @@ def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_sto
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Needs vLLM servers of its own, which the pods of the cluster start."""
-    from gumshoe_pipelines.nodes import Nodes, handover_of, trained_on_nodes
+    from gumshoe_pipelines.trainjob_step import Nodes, handover_of, trained_on_nodes
 
     run = f"s3://{s3_bucket}/acme/runs/r1"
     asked = Asked(place / "index", place / "questions", "tiny", "", SETTINGS, run)

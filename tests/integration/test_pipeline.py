@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.policies import ENGINE
 from gumshoe.artifacts.store import Store
+from gumshoe.inference.policy_names import ENGINE
 from gumshoe.mail.build import build_index
 from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.synthesis.mail import synthesize_mail, write_mail
+from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
 from tests.conftest import Ran, kill_tree
 from tests.pipelines.webhook import webhook
 from tests.waiting import wait_until

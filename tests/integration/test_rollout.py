@@ -15,12 +15,12 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.environment import Ending
-from gumshoe.agent.policies import load_tokenizer
-from gumshoe.agent.run import read_trajectories
-from gumshoe.agent.trajectory import Trajectory
-from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
+from gumshoe.environments.base import Ending
+from gumshoe.inference.policy_names import load_tokenizer
+from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.writer import read_trajectories
 from tests.conftest import Ran, free_port
 from tests.integration.test_vllm import STOP, descendants
 from tests.mail.mailbox import make_index, record

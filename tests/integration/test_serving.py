@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from gumshoe.agent.policies import TINY
-from gumshoe.agent.run import read_trajectories
-from gumshoe.agent.vllm_server import is_installed
 from gumshoe.artifacts.store import Store
+from gumshoe.inference.policy_names import TINY
+from gumshoe.inference.vllm_server import is_installed
+from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from tests.conftest import Ran, missing

@@ -9,21 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.agent import policies
-from gumshoe.agent.chat_format import parse_call
-from gumshoe.agent.episode import EpisodeLimits, run_episode
-from gumshoe.agent.policies import TINY, PolicyName, open_policy
-from gumshoe.agent.policy import Sampling
-from gumshoe.agent.run import RolloutReport, Settings, read_trajectories, run_to_file
-from gumshoe.agent.threads import ToolThreads
-from gumshoe.agent.trajectory import Trajectory
 from gumshoe.embeddings.embedder import OFFLINE
+from gumshoe.inference import policy_names
+from gumshoe.inference.policy import Sampling
+from gumshoe.inference.policy_names import TINY, PolicyName
 from gumshoe.mail.index import MailIndex
-from gumshoe.rewards.exact import is_exact
+from gumshoe.rewards.exact_match import is_exact
+from gumshoe.rollouts.chat_format import parse_call
+from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.sessions import open_policy
+from gumshoe.rollouts.tool_threads import ToolThreads
+from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.writer import RolloutReport, Settings, read_trajectories, run_to_file
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import progress
-from gumshoe.training.practice import Collection
+from gumshoe.tiny.episode_generator import Collection
 from tests.conftest import Ran
 from tests.errors import raises
 from tests.integration.inputs import make_mail
@@ -223,11 +224,11 @@ def test_its_rollouts_are_scored_by_every_judge(
 def test_the_word_tiny_takes_the_engine_that_the_environment_names(
     held_out: Mailboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(policies.ENGINE, "transformers")
-    monkeypatch.setattr(policies, "VLLMServer", None)
+    monkeypatch.setenv(policy_names.ENGINE, "transformers")
+    monkeypatch.setattr(policy_names, "VLLMServer", None)
     check_that_tiny_answers(held_out, tmp_path / "t.jsonl")
-    monkeypatch.setenv(policies.ENGINE, "other")
-    with raises("inference.invalid-engine", policies.ENGINE, "'other'"):
+    monkeypatch.setenv(policy_names.ENGINE, "other")
+    with raises("inference.invalid-engine", policy_names.ENGINE, "'other'"):
         check_that_tiny_answers(held_out, tmp_path / "none.jsonl")
 
 
@@ -236,9 +237,9 @@ def test_the_word_tiny_takes_vllm_if_it_is_installed(
     held_out: Mailboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Needs a server of its own, which the policy starts."""
-    from gumshoe.agent import transformers_policy
+    from gumshoe.inference import transformers_policy
 
-    monkeypatch.delenv(policies.ENGINE, raising=False)
+    monkeypatch.delenv(policy_names.ENGINE, raising=False)
     monkeypatch.setattr(transformers_policy, "TransformersPolicy", None)
     check_that_tiny_answers(held_out, tmp_path / "t.jsonl")
 

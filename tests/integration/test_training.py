@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.agent.environment import Record
-from gumshoe.agent.policies import TINY
-from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.artifacts.storage import directory_lock
 from gumshoe.artifacts.store import Store
+from gumshoe.environments.base import Record
+from gumshoe.inference.policy_names import TINY
 from gumshoe.mail.index import MailIndex
+from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.training.collecting import ScoredGroup, StepRollouts
+from gumshoe.training.grpo.rollout_collector import ScoredGroup, StepRollouts
 from gumshoe.training.records import EvaluationRecord, read_records
-from gumshoe.training.spec import Metadata
-from tests.agent.fake_vllm import FakeVLLM, status
+from gumshoe.training.run_spec import Metadata
 from tests.conftest import Ran, kill_tree
+from tests.inference.fake_vllm import FakeVLLM, status
 from tests.integration.trainings import (
     ForkedTrainer,
     Kill,
@@ -51,7 +51,7 @@ def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Pa
         EventAccumulator,
     )
 
-    from gumshoe.agent.transformers_policy import TransformersPolicy
+    from gumshoe.inference.transformers_policy import TransformersPolicy
 
     out, text = undisturbed
     assert [int(each) for each in LINE.findall(text)] == [1, 2, 3]
@@ -153,7 +153,7 @@ def test_a_step_is_kept_if_the_judge_of_its_episodes_fails(
     training_mail: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A step that was taken is not lost because its accuracy is missing; `test_kills.py` has the whole run."""
-    from gumshoe.training.run import Run
+    from gumshoe.training.grpo.run import Run
 
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with FakeVLLM(chat=says(verdict)) as judge:
@@ -228,7 +228,7 @@ def test_a_directory_in_which_another_process_is_at_work_is_left_as_it_is(
     undisturbed: tuple[Path, str], training_mail: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, _ = undisturbed
-    from gumshoe.training import supervisor
+    from gumshoe.training.launch import supervisor
 
     monkeypatch.setattr(supervisor, "_STILL_THERE", 0.3)
     before = {each: each.stat().st_mtime_ns for each in out.rglob("*")}

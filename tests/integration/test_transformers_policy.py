@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gumshoe.agent.policy import Completion, Sampling
+from gumshoe.inference.policy import Completion, Sampling
 from tests.errors import raises
 from tests.integration.test_vllm import PROMPTS, STOP, logprobs_of, sample
 from tests.shared_server import SharedServer
@@ -15,7 +15,7 @@ from tests.waiting import async_wait_until
 pytestmark = pytest.mark.ci
 
 if TYPE_CHECKING:
-    from gumshoe.agent.transformers_policy import TransformersPolicy
+    from gumshoe.inference.transformers_policy import TransformersPolicy
 
 
 def sampled(policy: "TransformersPolicy", sampling: Sampling, seed: int = 0) -> list[Completion]:
@@ -39,7 +39,7 @@ def sampled(policy: "TransformersPolicy", sampling: Sampling, seed: int = 0) -> 
 
 @pytest.fixture(scope="session")
 def policy(model_directory: Path) -> "TransformersPolicy":
-    from gumshoe.agent.transformers_policy import TransformersPolicy
+    from gumshoe.inference.transformers_policy import TransformersPolicy
 
     return TransformersPolicy(model_directory)
 
@@ -125,7 +125,7 @@ def test_a_repetition_penalty_is_that_of_vllm(policy: "TransformersPolicy", vllm
 def test_an_adapter_changes_the_answers_as_it_does_in_vllm(
     model_directory: Path, adapter_directory: Path, vllm: SharedServer
 ) -> None:
-    from gumshoe.agent.transformers_policy import TransformersPolicy
+    from gumshoe.inference.transformers_policy import TransformersPolicy
 
     greedy = Sampling(0, max_tokens=24)
     adapted = TransformersPolicy(model_directory, adapter_directory)
@@ -136,7 +136,7 @@ def test_an_adapter_changes_the_answers_as_it_does_in_vllm(
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
-    from gumshoe.agent.transformers_policy import TransformersPolicy
+    from gumshoe.inference.transformers_policy import TransformersPolicy
 
     with raises("inference.model-not-loadable", tmp_path):
         TransformersPolicy(tmp_path)

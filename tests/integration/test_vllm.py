@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.policy import Completion, Sampling
-from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
-from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
+from gumshoe.inference.policy import Completion, Sampling
+from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
 from tests.errors import raises
 from tests.shared_server import MAX_MODEL_LEN, NAME, SharedServer, write_hostile_tiny
 from tests.waiting import wait_until
@@ -128,8 +128,8 @@ def test_an_adapter_made_here_says_what_it_says_in_peft_and_what_is_merged_of_it
     from safetensors.torch import load_file, save_file
     from transformers import Qwen2ForCausalLM
 
-    from gumshoe.training.adapters import create_adapter, inspect_adapter
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.adapter_files import create_adapter, inspect_adapter
+    from gumshoe.training.adapters.merge import merge
     from gumshoe.training.settings import resolve
 
     fast: Any = Qwen2ForCausalLM
@@ -232,7 +232,7 @@ def test_a_server_that_is_still_starting_is_stopped_without_waiting_for_it(
 PARENT = """
 import sys, time
 from pathlib import Path
-from gumshoe.agent.vllm_server import ServerOptions, VLLMServer
+from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
 
 with VLLMServer(sys.argv[1], log=Path(sys.argv[2]), options=ServerOptions(max_model_len=256)) as server:
     print("ready", flush=True)
@@ -280,8 +280,8 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_token_takes_as_many_bytes_of_its_cache_as_is_planned_for(vllm: SharedServer) -> None:
-    from gumshoe.training.memory import GIB, kv_bytes
-    from gumshoe.training.shapes import read_shape
+    from gumshoe.training.models.model_shape import read_shape
+    from gumshoe.training.planning.memory_estimate import GIB, kv_bytes
 
     said = re.search(r"KV cache size: ([\d,]+) tokens", vllm.log.read_text())
     assert said is not None

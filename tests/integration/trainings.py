@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 
 from gumshoe.training.records import StepRecord, read_records
+from gumshoe.training.run_spec import SPEC, RunSpec, train_split, world_of
 from gumshoe.training.settings import resolve
-from gumshoe.training.spec import SPEC, RunSpec, train_split, world_of
 
 STEPS = 3
 SMALL: dict[str, Any] = {
@@ -86,7 +86,7 @@ class Kill:
     """The instant at which a trainer sends itself a signal: when it enters one of its functions for the nth time."""
 
     function: str
-    """In `gumshoe.training.run`, such as `Run.complete`."""
+    """In `gumshoe.training.grpo.run`, such as `Run.complete`."""
     time: int = 1
     signal: int = signal.SIGKILL
 
@@ -99,7 +99,7 @@ class ForkedTrainer:
 
     def __init__(self, spec: RunSpec, log: Path, kill: Kill | None = None, **environment: str) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["gumshoe.training.run"])
+        context.set_forkserver_preload(["gumshoe.training.grpo.run"])
         spec.directory.mkdir(parents=True, exist_ok=True)
         (spec.directory / SPEC).write_text(spec.model_dump_json())
         environment = {"COLUMNS": "200", **environment}
@@ -131,7 +131,7 @@ def _train(spec: Path, log: Path, kill: Kill | None, environment: dict[str, str]
         for descriptor in (1, 2):
             os.dup2(output.fileno(), descriptor)
     os.environ.update(environment)
-    from gumshoe.training import run
+    from gumshoe.training.grpo import run
 
     if kill is not None:
         _signal_on_entering(run, kill)

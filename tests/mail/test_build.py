@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.artifacts.private import MARK
+from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import directory_lock
 from gumshoe.mail.build import BuildOptions, build_index
 from gumshoe.mail.index import MailIndex

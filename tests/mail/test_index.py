@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.artifacts.sqlite import damage_explained
-from gumshoe.mail.arguments import SearchArgumentError
 from gumshoe.mail.index import MailIndex
+from gumshoe.mail.search_arguments import SearchArgumentError
 from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 

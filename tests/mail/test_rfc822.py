@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gumshoe.artifacts.reading import Unreadable
+from gumshoe.artifacts.source_files import Unreadable
 from gumshoe.mail.message import ADDRESS_MARK, ParsedMessage, parse_date, shown_date
 from gumshoe.mail.rfc822 import parse_message
 from gumshoe.mail.sources import open_source, parse_record

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.artifacts.reading import Unreadable
+from gumshoe.artifacts.source_files import Unreadable
 from gumshoe.mail.build import BuildOptions, build_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import ParsedMessage, shown_date

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.operations.fake_kubernetes import FakeKubernetes
+from tests.cluster.fake_kubernetes import FakeKubernetes
 
 _PATH = re.compile(
     r"/api(?:s/(?P<group>[^/]+))?/v[^/]+(?P<namespace>/namespaces/[^/]+)?/(?P<resource>[a-z]+)"

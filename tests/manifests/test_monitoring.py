@@ -46,8 +46,8 @@ def test_alerts_parse_and_have_runbooks(promtool: str, tmp_path: Path) -> None:
 
 
 def test_what_is_asked_for_is_exported() -> None:
-    from gumshoe.training.exporter import Exporter
-    from tests.training.test_exporter import scraped
+    from gumshoe.training.metrics_exporter import Exporter
+    from tests.training.test_metrics_exporter import scraped
     from tests.training.test_records import evaluation, step
 
     board = json.loads((HERE / "dashboard.json").read_text())

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.store import Store
-from gumshoe.operations import deploy, releases
-from gumshoe.operations.cluster import Cluster
-from gumshoe.operations.deploy import Target, put_into_service
+from gumshoe.cluster import deploy, releases
+from gumshoe.cluster.deploy import Target, put_into_service
+from gumshoe.cluster.kubernetes_api import Cluster
+from tests.cluster import fake_kubernetes as kubernetes
+from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
+from tests.cluster.test_deploy import AGENT, BASE, publish
 from tests.conftest import Ran
 from tests.errors import raises
 from tests.manifests.access import Access, allowed_by, recorded
 from tests.manifests.kustomize import OVERLAYS, of_kind, overlay
-from tests.operations import fake_kubernetes as kubernetes
-from tests.operations.fake_kubernetes import Controllers, FakeKubernetes
-from tests.operations.test_deploy import AGENT, BASE, publish
 
 ACCESS = {"agent": {"access": {"existingSecret": "gumshoe-keys"}}}
 SECRETS = {"serving": {"storage": {"existingSecret": "gumshoe-s3"}}, "agent": {"storage": {"existingSecret": "s3"}}}

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
+from gumshoe.cluster.adapter_loader import Status
+from gumshoe.cluster.adapter_loader_http import metrics
+from gumshoe.cluster.kubernetes_api import Cluster
+from gumshoe.cluster.object_client import Objects
+from gumshoe.cluster.trainjob import PRIORITY_LABEL, QUEUE_LABEL
+from gumshoe.cluster.trainjob_runner import train_on_nodes
 from gumshoe.errors import UsageError
-from gumshoe.operations.cluster import Cluster
-from gumshoe.operations.loader import Status
-from gumshoe.operations.loader_pages import metrics
-from gumshoe.operations.nodes import train_on_nodes
-from gumshoe.operations.objects import Objects
-from gumshoe.operations.trainjob import PRIORITY_LABEL, QUEUE_LABEL
+from tests.cluster.fake_kubernetes import FakeKubernetes
+from tests.cluster.fake_trainer import Trainer, hurry, meanwhile
+from tests.cluster.test_trainjob import NAME, PATIENCE, POD, QUEUED
 from tests.manifests.access import recorded
 from tests.manifests.kustomize import OVERLAYS, of_kind, overlay, selects, unrestricted
 from tests.manifests.test_manifests import runtime_pod
 from tests.manifests.test_monitoring import LOADER
 from tests.manifests.test_rbac import rules_of
-from tests.operations.fake_kubernetes import FakeKubernetes
-from tests.operations.test_trainjob import NAME, PATIENCE, POD, QUEUED
-from tests.operations.trainer import Trainer, hurry, meanwhile
 
 SERVICE, JOB, DEPLOYMENT = QUEUED.manifests
 SERVER: dict[str, Any] = DEPLOYMENT["spec"]["template"]

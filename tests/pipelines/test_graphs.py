@@ -18,7 +18,7 @@ ON_GPU = {"warm-start", "train-grpo", "evaluate-policy"}
 
 def check_arguments(arguments: dict[str, Any], *, reach: bool) -> None:
     """Check the arguments of a pipeline before anything starts."""
-    from gumshoe_pipelines.arguments import check_arguments as check
+    from gumshoe_pipelines.run_arguments import check_arguments as check
 
     check(arguments, reach=reach)
 

@@ -8,7 +8,7 @@ from tests.errors import raises
 
 
 def test_what_nodes_are_told_is_what_their_servers_are_asked_by() -> None:
-    from gumshoe_pipelines.nodes import Nodes, settings_on
+    from gumshoe_pipelines.trainjob_step import Nodes, settings_on
 
     where = Nodes.of(2, 8, {}, "trainer", {}, [])
     told = settings_on(where, "gumshoe-r1", "s3://bucket/mail/runs/r1/")
@@ -33,9 +33,9 @@ def test_what_nodes_are_told_is_what_their_servers_are_asked_by() -> None:
 def test_a_server_uses_the_gpus_that_it_is_given_and_has_the_weights_as_the_trainers(
     gpus: int, job: dict[str, Any], told: dict[str, str]
 ) -> None:
-    from gumshoe.training.node import Request
+    from gumshoe.training.node_main import Request
     from gumshoe.training.settings import resolve
-    from gumshoe_pipelines.nodes import Nodes, job_of
+    from gumshoe_pipelines.trainjob_step import Nodes, job_of
 
     where = Nodes.of(2, gpus, job, "trainer", {}, [])
     request = Request("index", "scenarios", "tiny", "tiny", {}, "s3://bucket/mail/runs/r1")
@@ -88,7 +88,7 @@ def test_steps_have_no_more_gpus_than_they_use() -> None:
 def test_nodes_that_cannot_be_are_refused_before_anything_starts(
     arguments: dict[str, Any], code: str, value: str
 ) -> None:
-    from gumshoe_pipelines.arguments import check_arguments
+    from gumshoe_pipelines.run_arguments import check_arguments
 
     given = {"store": "s3://bucket/mail", **arguments}
     with raises(code, value):

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.errors import GumshoeError, UnavailableError
-from gumshoe.operations.cluster import Cluster
+from tests.cluster.fake_kubernetes import write_kubeconfig
 from tests.errors import raises
-from tests.operations.fake_kubernetes import write_kubeconfig
 from tests.pipelines.fake_kubeflow import FakeKubeflow, fake_kubeflow
 from tests.waiting import Clock
 
 if TYPE_CHECKING:
     from gumshoe_pipelines.graphs import Graph
-    from gumshoe_pipelines.server import Server
+    from gumshoe_pipelines.kubeflow_client import Server
     from gumshoe_pipelines.watch import RunView
 
 ASKED = ["-p", "sources=[jsonl:s3://bucket/mail.jsonl]", "-p", "scenarios=s3://bucket/questions.jsonl"]
@@ -47,7 +47,7 @@ def server(kubeflow: FakeKubeflow) -> "Server":
 
 
 def server_at(kubeflow: FakeKubeflow, deadline: float = 3600) -> "Server":
-    from gumshoe_pipelines.server import Address, Server
+    from gumshoe_pipelines.kubeflow_client import Address, Server
 
     return Server(Address(kubeflow.url, deadline=deadline))
 

@@ -1,11 +1,11 @@
-"""What a scripted chat model answers that judges: over `tests.agent.fake_vllm`, and as gullible as a test wants."""
+"""What a scripted chat model answers that judges: over `tests.inference.fake_vllm`, and as gullible as a test wants."""
 
 import json
 import re
 from collections.abc import Callable
 from typing import Any
 
-from tests.agent.fake_vllm import Act, Exchange, chat_turn
+from tests.inference.fake_vllm import Act, Exchange, chat_turn
 from tests.waiting import Clock
 
 Chat = Callable[[dict[str, Any]], dict[str, Any]]

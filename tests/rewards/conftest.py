@@ -6,4 +6,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask a judge that failed again at once."""
-    monkeypatch.setattr("gumshoe.rewards.model._PAUSE", 0)
+    monkeypatch.setattr("gumshoe.rewards.chat_judge._PAUSE", 0)

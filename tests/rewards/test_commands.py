@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.trajectory import Trajectory
-from tests.agent import fake_vllm
-from tests.agent.fake_vllm import FakeVLLM, status, together
+from gumshoe.rollouts.trajectory import Trajectory
 from tests.conftest import Ran
+from tests.inference import fake_vllm
+from tests.inference.fake_vllm import FakeVLLM, status, together
 from tests.rewards.chat_judge import by_length, late, says, shown, verdict
-from tests.rewards.test_heuristic import LABELLED
+from tests.rewards.heuristic.test_heuristic_judge import LABELLED
 from tests.rewards.test_reward import episode
 from tests.scenarios.questions import question, scenario, write_questions
 from tests.waiting import Clock

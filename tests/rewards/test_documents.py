@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.environments import EnvironmentSettings, World, open_world
-from gumshoe.agent.episode import EpisodeLimits, TokenSpeaker, run_episode
-from gumshoe.agent.policy import Sampling, ScriptedPolicy
-from gumshoe.agent.threads import ToolThreads
-from gumshoe.agent.trajectory import Trajectory
 from gumshoe.embeddings.embedder import OFFLINE
-from gumshoe.rewards.combining import Way, combined
-from gumshoe.rewards.judges import open_judge
+from gumshoe.environments.registry import EnvironmentSettings, World, open_world
+from gumshoe.inference.policy import Sampling, ScriptedPolicy
+from gumshoe.rewards.combination import Way, combined
+from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rewards.scoring import LabelledAnswer, calibrate
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.episode import EpisodeLimits, TokenSpeaker, run_episode
+from gumshoe.rollouts.tool_threads import ToolThreads
+from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from tests.agent.fake_vllm import FakeVLLM
-from tests.agent.talk import QWEN2_5, call, make_tokenizer
 from tests.documents.pages import make_collection, page
+from tests.inference.fake_vllm import FakeVLLM
 from tests.rewards.medical_answers import labelled_answers
+from tests.rollouts.conversations import QWEN2_5, call, make_tokenizer
 from tests.scenarios.questions import about_documents
 
 PAGES = [

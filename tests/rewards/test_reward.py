@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.environment import Deed, Ending, Record
-from gumshoe.agent.trajectory import Segment, Trajectory
+from gumshoe.environments.base import Deed, Ending, Record
 from gumshoe.rewards.reward import RewardSettings, load_reward
-from tests.agent.fake_vllm import FakeVLLM, letter_counts
-from tests.agent.talk import call
+from gumshoe.rollouts.trajectory import Segment, Trajectory
 from tests.errors import raises
+from tests.inference.fake_vllm import FakeVLLM, letter_counts
+from tests.rollouts.conversations import call
 from tests.scenarios.questions import scenario
 
-OWN = "tests.rewards.own"
+OWN = "tests.rewards.own_rewards"
 
 
 def episode(*said: str, sample: int = 0, settings: dict[str, Any] | None = None, **noted: Any) -> Trajectory:
@@ -194,7 +194,12 @@ def test_one_s_own_is_named_by_its_module_and_given_its_settings() -> None:
         (f"{OWN}:undecorated", {}, "rewards.not-a-reward-function", ["'undecorated'", "gumshoe.rewards.reward"]),
         (f"{OWN}:lonely", {}, "rewards.wrong-signature", [f"{OWN}:lonely", "got 1"]),
         ("no_such_module:x", {}, "rewards.import-failed", ["no_such_module", "ModuleNotFoundError"]),
-        ("tests.rewards.broken:x", {}, "rewards.import-failed", ["tests.rewards.broken", "ZeroDivisionError"]),
+        (
+            "tests.rewards.broken_rewards:x",
+            {},
+            "rewards.import-failed",
+            ["tests.rewards.broken_rewards", "ZeroDivisionError"],
+        ),
         ("mrr", {"k": 1}, "rewards.invalid-settings", ["mrr: k: extra inputs"]),
         (
             "repetition",

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.rewards.judge import JudgeError
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rewards.ruler import GroupScores, Ruler, open_ruler
-from tests.agent import fake_vllm
-from tests.agent.fake_vllm import FakeVLLM, choice, status
+from gumshoe.rollouts.trajectory import Segment, Trajectory
 from tests.errors import check_error, raises
+from tests.inference import fake_vllm
+from tests.inference.fake_vllm import FakeVLLM, choice, status
 from tests.rewards.chat_judge import by_length, obedient, obeyed, says, shown
 from tests.rewards.test_reward import episode, scores
 from tests.scenarios.questions import QUICK

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from tests.agent.fake_vllm import write_tokenizer
+from tests.inference.fake_vllm import write_tokenizer
 from tests.waiting import wait_until
 
 ANN, BOB, EVE = "ann@example.com", "bob@example.com", "eve@other.example"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.agent.fake_vllm import FakeVLLM
+from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import Place, Running, make_place, started
 
 

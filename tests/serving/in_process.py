@@ -46,7 +46,7 @@ async def service_with(
     place: Place, address: str, limits: dict[str, Any], **model: Any
 ) -> "AsyncIterator[AnswerService]":
     """Yield a service whose model is there: the adapter of a vLLM server."""
-    from gumshoe.agent.environments import open_world
+    from gumshoe.environments.registry import open_world
     from gumshoe.serving.service import serving
     from gumshoe.serving.telemetry import Metrics, tracer
 
@@ -64,7 +64,7 @@ def served(settings: "ServeSettings", *, key: str | None = None, ready: bool = T
     """
     import uvicorn
 
-    from gumshoe.agent.environments import open_world
+    from gumshoe.environments.registry import open_world
     from gumshoe.serving import service
     from gumshoe.serving.server import application
 

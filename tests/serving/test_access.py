@@ -17,10 +17,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.agent.fake_vllm import FakeVLLM
 from tests.conftest import Ran
 from tests.errors import check_error
 from tests.http_server import serving
+from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import ANN, BOB, EVE, SECRET, Place, Running, add_key, asked, code_of, started
 from tests.serving.in_process import served, settings_for
 from tests.waiting import Clock

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gumshoe.artifacts.store import Store
-from tests.agent.fake_vllm import FakeVLLM, decoded
 from tests.conftest import Ran
+from tests.inference.fake_vllm import FakeVLLM, decoded
 from tests.serving.agent_server import ANN, Answering, Place, Running, add_key, code_of, started
 from tests.serving.in_process import model_at, served, settings_for
 from tests.serving.test_page import expect, opened
@@ -193,7 +193,7 @@ def test_ask_goes_to_a_server_without_an_inbox(library: Running, run: Callable[.
 
 def test_what_is_kept_is_about_documents_and_quotes_nobody(library: Running, store: Path, tmp_path: Path) -> None:
     """The last of this module: it ends the server."""
-    from gumshoe.agent.run import read_trajectories
+    from gumshoe.rollouts.writer import read_trajectories
     from gumshoe.scenarios.sources import load_scenarios
 
     judged = {**QUESTION, "answer": "Body of document 7", "source_ids": ["d7"], "right": True}

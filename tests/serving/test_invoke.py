@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.agent.fake_vllm import (
+from tests.conftest import free_port
+from tests.inference.fake_vllm import (
     Act,
     FakeVLLM,
     ServerProcess,
@@ -30,7 +31,6 @@ from tests.agent.fake_vllm import (
     status,
     trickle,
 )
-from tests.conftest import free_port
 from tests.serving.agent_server import ANN, DAY, SECRET, Place, Running, asked, code_of, started
 from tests.serving.in_process import model_at, question, served, service_with, settings_for
 from tests.waiting import Clock, async_wait_until, wait_until
@@ -255,7 +255,7 @@ def test_a_model_that_fails_is_told_of_as_such_and_not_quoted(act: Act, server: 
 def test_a_model_that_hangs_is_not_waited_for_beyond_the_deadline(
     act: Act, place: Place, model: FakeVLLM, clock: Clock
 ) -> None:
-    from gumshoe.serving.problems import TooSlowError
+    from gumshoe.serving.errors import TooSlowError
 
     async def answer() -> None:
         async with service_with(place, model.address, {"deadline": 3600}) as service:
@@ -287,10 +287,10 @@ def test_a_model_that_hangs_is_told_of_as_such(place: Place, model: FakeVLLM) ->
 def test_a_failure_of_its_own_is_told_as_a_problem_and_its_words_in_the_log_alone(
     path: str, place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gumshoe.agent.environments import open_world
-    from gumshoe.agent.threads import ToolThreads
+    from gumshoe.environments.registry import open_world
+    from gumshoe.rollouts.tool_threads import ToolThreads
     from gumshoe.serving.access import open_access
-    from gumshoe.serving.keeping import Keeper
+    from gumshoe.serving.feedback_recorder import Keeper
     from gumshoe.serving.server import routes_to
     from gumshoe.serving.service import AnswerService
     from gumshoe.serving.telemetry import Metrics, tracer

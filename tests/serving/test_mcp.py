@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.agent.fake_vllm import FakeVLLM, stall, status
+from tests.inference.fake_vllm import FakeVLLM, stall, status
 from tests.serving.agent_server import ANN, BOB, DAY, EVE, SECRET, Place, Running, add_key, code_of, started
 from tests.serving.in_process import question, settings_for
 from tests.waiting import Clock, async_wait_until, wait_until
@@ -125,11 +125,11 @@ def test_a_client_that_leaves_frees_the_place_that_it_had(walled: Running, model
 def test_calls_have_a_bound_and_a_deadline_like_questions(
     place: Place, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    from gumshoe.agent.environments import open_world
-    from gumshoe.agent.threads import ToolThreads
-    from gumshoe.agent.tools import Call
+    from gumshoe.environments.registry import open_world
+    from gumshoe.environments.tools import Call
     from gumshoe.mail.index import MailIndex
-    from gumshoe.serving.problems import BusyError, TooSlowError
+    from gumshoe.rollouts.tool_threads import ToolThreads
+    from gumshoe.serving.errors import BusyError, TooSlowError
     from gumshoe.serving.service import AnswerService
     from gumshoe.serving.telemetry import Metrics, tracer
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gumshoe.artifacts.store import Store
-from tests.agent.fake_vllm import FakeVLLM, held, stall, status
+from tests.inference.fake_vllm import FakeVLLM, held, stall, status
 from tests.serving.agent_server import ANN, BOB, DAY, Place, Running, add_key, started
 from tests.waiting import wait_until
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.policy import PolicyError
-from gumshoe.agent.threads import ToolFailedError
 from gumshoe.error_codes import load_error_codes
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.inference.policy import PolicyError
+from gumshoe.rollouts.tool_threads import ToolFailedError
 
 SERVING = Path(__file__).parents[2] / "components" / "gumshoe" / "serving"
 TYPE = "urn:gumshoe:error:"
@@ -21,7 +21,7 @@ INNER, PLACE = "store.access-denied", "http://10.0.0.7/vault"
 
 def sent(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return the status and the body that the server answers with."""
-    from gumshoe.serving.problems import answer_to
+    from gumshoe.serving.errors import answer_to
 
     response = answer_to(error)
     assert response.media_type == "application/problem+json"
@@ -50,7 +50,7 @@ def test_every_request_that_is_rejected_has_a_listed_code() -> None:
 
 
 def test_every_class_of_error_is_answered_with_a_listed_code() -> None:
-    from gumshoe.serving.problems import _EXPLAINED, KINDS
+    from gumshoe.serving.errors import _EXPLAINED, KINDS
 
     known = load_error_codes()
     assert [code for code, *_ in _EXPLAINED.values() if code not in known] == []
@@ -103,7 +103,7 @@ def test_errors_inside_are_answered_with_a_code_of_the_server_alone(error: Excep
 
 def test_errors_of_callers_have_their_own_codes() -> None:
     from gumshoe.serving.access import ForbiddenError, ProviderSilentError, UnauthenticatedError
-    from gumshoe.serving.problems import BusyError, NotReadyError, RefusedRequestError, TooSlowError
+    from gumshoe.serving.errors import BusyError, NotReadyError, RefusedRequestError, TooSlowError
 
     for error, status, code in (
         (RefusedRequestError("serving.not-ready", 503, "Not ready", "adapter"), 503, "serving.not-ready"),

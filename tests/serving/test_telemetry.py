@@ -4,8 +4,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.agent.fake_vllm import FakeVLLM, decoded
 from tests.http_server import serving
+from tests.inference.fake_vllm import FakeVLLM, decoded
 from tests.serving.agent_server import Place, asked, started
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

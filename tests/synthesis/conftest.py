@@ -12,7 +12,7 @@ import pytest
 from gumshoe.mail.build import BuildReport, build_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.synthesis.difficulty import LEVELS, Level
-from gumshoe.synthesis.mail import SyntheticMail, synthesize_mail, write_mail
+from gumshoe.synthesis.mailboxes import SyntheticMail, synthesize_mail, write_mail
 
 
 def printed_by(program: str, hash_seed: str) -> str:
@@ -59,4 +59,4 @@ def made(request: pytest.FixtureRequest, make) -> Made:  # type: ignore[no-untyp
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask a judge that failed again at once."""
-    monkeypatch.setattr("gumshoe.rewards.model._PAUSE", 0)
+    monkeypatch.setattr("gumshoe.rewards.chat_judge._PAUSE", 0)

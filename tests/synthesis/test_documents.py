@@ -17,8 +17,8 @@ from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios, read_scenarios
 from gumshoe.scenarios.splitting import ties
 from gumshoe.synthesis.difficulty import LEVELS, Level
-from gumshoe.synthesis.documents import MAX_DOCUMENTS, SyntheticDocuments, synthesize_documents, write_documents
 from gumshoe.synthesis.entries import subject_kinds
+from gumshoe.synthesis.reference_work import MAX_DOCUMENTS, SyntheticDocuments, synthesize_documents, write_documents
 from tests.conftest import Ran
 from tests.documents.collection import WORDS_ALONE
 from tests.errors import raises
@@ -29,7 +29,7 @@ from tests.synthesis.conftest import printed_by
 DIGEST = "e2da35cbbb8a03c71e0c2c286493e6cff024f8db9473bce0e2315ccb3ae7cec0"
 PROGRAM = """
 import hashlib
-from gumshoe.synthesis.documents import synthesize_documents
+from gumshoe.synthesis.reference_work import synthesize_documents
 made = synthesize_documents(3, 300, "hard")
 print(hashlib.sha256(repr(made.documents).encode() + made.scenarios.to_jsonl()).hexdigest())
 """

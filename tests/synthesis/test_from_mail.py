@@ -18,16 +18,16 @@ import pytest
 
 from gumshoe.mail.build import build_index
 from gumshoe.mail.index import MailIndex
-from gumshoe.rewards.model import ModelSettings
+from gumshoe.rewards.chat_judge import ModelSettings
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.from_mail import QuestionReport, distinct, open_questions
-from gumshoe.synthesis.mail import synthesize_mail, write_mail
-from gumshoe.synthesis.writer import SOLVE, STYLES, QuestionSettings
-from tests.agent import fake_vllm
-from tests.agent.fake_vllm import FakeVLLM, choice, raw, status
+from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
+from gumshoe.synthesis.question_writer import SOLVE, STYLES, QuestionSettings
 from tests.conftest import Ran
 from tests.errors import raises
+from tests.inference import fake_vllm
+from tests.inference.fake_vllm import FakeVLLM, choice, raw, status
 from tests.mail.mailbox import make_index, record
 from tests.rewards.chat_judge import late, says, shown, verdict
 from tests.scenarios.questions import scenario

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import expand, load_text, sentence
+from gumshoe.synthesis.rng import Dice
 
 TEXTS = ["bulletins", "chatter", "facts", "filler", "letters", "matters", "seasons"]
 # What the generator fills in beside the word lists; `text/*.toml` may use no other slot.

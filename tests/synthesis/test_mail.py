@@ -12,13 +12,13 @@ import pytest
 from gumshoe.scenarios.check import check_scenarios
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios, read_scenarios
+from gumshoe.synthesis.calendar import BRITAIN, in_season
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.grammar import load_text
 from gumshoe.synthesis.letters import is_working_day
-from gumshoe.synthesis.mail import MAX_MAILBOXES, synthesize_mail
-from gumshoe.synthesis.matters import matter_kinds
-from gumshoe.synthesis.questions import Background
-from gumshoe.synthesis.seasons import BRITAIN, in_season
+from gumshoe.synthesis.mail_questions import Background
+from gumshoe.synthesis.mailboxes import MAX_MAILBOXES, synthesize_mail
+from gumshoe.synthesis.topics import matter_kinds
 from tests.errors import raises
 from tests.synthesis.conftest import Made, printed_by
 from tests.synthesis.searcher import first_hit
@@ -29,7 +29,7 @@ from tests.synthesis.test_grammar import templates
 DIGEST = "f9e582aa196d2c5cc08dc714e1a0199084b3f2c324972a8eb8e34e22b43b3489"
 PROGRAM = """
 import hashlib
-from gumshoe.synthesis.mail import synthesize_mail
+from gumshoe.synthesis.mailboxes import synthesize_mail
 made = synthesize_mail(3, 4, 400, "hard")
 print(hashlib.sha256(repr(made.messages).encode() + made.scenarios.to_jsonl()).hexdigest())
 """

@@ -6,23 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.email import EmailEnvironment
-from gumshoe.agent.episode import EpisodeLimits, run_episode
-from gumshoe.agent.policies import TINY, load_tokenizer, token_speakers
-from gumshoe.agent.policy import Sampling, ScriptedPolicy
-from gumshoe.agent.threads import ToolThreads
-from gumshoe.agent.trajectory import Segment, Trajectory
+from gumshoe.environments.email import EmailEnvironment
+from gumshoe.inference.policy import Sampling, ScriptedPolicy
+from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.mail.index import MailIndex
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.sessions import token_speakers
+from gumshoe.rollouts.tool_threads import ToolThreads
+from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.synthesis.dice import Dice
-from gumshoe.training.practice import MAX_TURNS, Company
+from gumshoe.synthesis.rng import Dice
+from gumshoe.tiny.episode_generator import MAX_TURNS, Company
 from gumshoe.training.settings import TrainSettings, resolve
-from gumshoe.training.teacher import MAIL, Teacher
-from gumshoe.training.warm_start import WarmStartReport, warm_started
-from tests.agent.talk import call, synthetic
+from gumshoe.training.sft.scripted_expert import MAIL, Teacher
+from gumshoe.training.sft.warm_start import WarmStartReport, warm_started
 from tests.mail.mailbox import make_index
+from tests.rollouts.conversations import call, synthetic
 
 TURNS = 5
 SETTINGS = {"model.name": "tiny", "lora.rank": 4, "lora.alpha": 8, "rollouts.max_turns": TURNS, "data.seed": 3}

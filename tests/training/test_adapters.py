@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gumshoe.agent.environments import open_world
-from gumshoe.agent.policies import TINY, PolicyName, is_tiny
+from gumshoe.environments.registry import open_world
+from gumshoe.inference.policy_names import TINY, PolicyName, is_tiny
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
-from gumshoe.training.base import AdapterBase, base_of, check_same_base, stored_tensors
+from gumshoe.training.models.base_model import AdapterBase, base_of, check_same_base, stored_tensors
+from gumshoe.training.run_spec import check_start, lineage_before, world_of
 from gumshoe.training.settings import TrainSettings, resolve
-from gumshoe.training.spec import check_start, lineage_before, world_of
-from tests.agent.talk import synthetic
 from tests.conftest import Ran, missing
 from tests.documents.pages import make_collection, page
 from tests.errors import raises
 from tests.mail.mailbox import make_index
 from tests.models import random_model
+from tests.rollouts.conversations import synthetic
 
 if TYPE_CHECKING:
     import torch
 
-    from gumshoe.training.merging import MergeReport
+    from gumshoe.training.adapters.merge import MergeReport
 
 
 WEIGHTS, SHAPE, BASE = "adapter_model.safetensors", "adapter_config.json", "base_model.json"
@@ -62,7 +62,7 @@ def made(out: Path, model: Path | str = "tiny", *, size: float = 0.05, **more: A
     """An adapter, with second matrices as if it had been trained."""
     import torch
 
-    from gumshoe.training.adapters import create_adapter
+    from gumshoe.training.adapters.adapter_files import create_adapter
 
     out.mkdir(parents=True)
     create_adapter(settings(model, **more), out)
@@ -141,8 +141,8 @@ def test_one_is_made_as_training_would_begin_without_the_weights_of_its_base(tmp
     from safetensors.torch import load_file
     from transformers import set_seed
 
-    from gumshoe.training.adapters import create_adapter
-    from gumshoe.training.models import load_base, lora_of
+    from gumshoe.training.adapters.adapter_files import create_adapter
+    from gumshoe.training.models.lora_model import load_base, lora_of
 
     told = settings(data__seed=7)
     report = create_adapter(told, tmp_path)
@@ -225,7 +225,7 @@ def test_damaged_and_missing_files_of_a_base_are_told(tmp_path: Path) -> None:
 
 def held(report: "MergeReport", adapter: Path, base: Any, rounded: str) -> None:
     """That a merged model says what base model and adapter say, by other means than `merge` itself has."""
-    from gumshoe.training.merging import TOLERANCE
+    from gumshoe.training.adapters.merge import TOLERANCE
 
     wanted = with_adapter(base, adapter)
     assert apart(logits(loaded(report.directory)), wanted) <= TOLERANCE[rounded][1]
@@ -235,7 +235,7 @@ def held(report: "MergeReport", adapter: Path, base: Any, rounded: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_one_is_merged_into_full_weights(dtype: Any, tmp_path: Path) -> None:
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.merge import merge
 
     adapter = made(tmp_path / "a")
     report = merge(adapter, None, tmp_path / "merged", dtype=dtype, max_shard_size="1MB")
@@ -259,7 +259,7 @@ def test_one_is_merged_into_full_weights(dtype: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_made_of_the_tiny_policy_is_still_asked_as_it_was_taught(tmp_path: Path) -> None:
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.merge import merge
 
     index = make_collection(tmp_path / "documents", [page(1)])
     taught = open_world(index, None).for_tiny().noted
@@ -283,7 +283,7 @@ def test_what_is_made_of_the_tiny_policy_is_still_asked_as_it_was_taught(tmp_pat
 
 
 def test_what_was_merged_is_never_tested_on_what_it_saw(tmp_path: Path, mail: Path, run: Callable[..., Ran]) -> None:
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.merge import merge
 
     asked = synthetic().scenarios.scenarios
     first, second = (made(tmp_path / name, size=0.01) for name in "ab")
@@ -309,8 +309,8 @@ def test_what_was_merged_is_never_tested_on_what_it_saw(tmp_path: Path, mail: Pa
 @pytest.mark.usefixtures("four_bit")
 @pytest.mark.parametrize("dtype", ["auto", pytest.param("float32", marks=pytest.mark.nightly)])
 def test_one_of_qlora_is_merged_into_the_weights_that_it_learned_on(dtype: Any, tmp_path: Path) -> None:
-    from gumshoe.training.merging import merge
-    from gumshoe.training.models import four_bits
+    from gumshoe.training.adapters.merge import merge
+    from gumshoe.training.models.lora_model import four_bits
 
     adapter = made(tmp_path / "a", model__quantization="nf4")
     report = merge(adapter, None, tmp_path / "merged", dtype=dtype)
@@ -327,8 +327,8 @@ def test_one_of_qlora_is_merged_into_the_weights_that_it_learned_on(dtype: Any, 
 def test_one_is_merged_into_a_base_that_lies_in_four_bits(tmp_path: Path) -> None:
     import torch
 
-    from gumshoe.training.merging import merge
-    from gumshoe.training.models import four_bits
+    from gumshoe.training.adapters.merge import merge
+    from gumshoe.training.models.lora_model import four_bits
 
     base = tmp_path / "base"
     loaded(TINY, torch.bfloat16, quantization_config=four_bits()).save_pretrained(base)
@@ -354,7 +354,7 @@ def test_one_is_merged_into_a_base_that_lies_in_four_bits(tmp_path: Path) -> Non
 
 
 def test_one_is_not_merged_into_another_base(tmp_path: Path) -> None:
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.merge import merge
 
     base = other_base(tmp_path / "base")
     adapter = made(tmp_path / "a", base)
@@ -413,7 +413,7 @@ def test_one_is_not_merged_into_another_base(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_merged_is_refused(spoil: Callable[[Path], Any], code: str, value: str, tmp_path: Path) -> None:
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.merge import merge
 
     adapter = made(tmp_path / "a")
     spoil(adapter)
@@ -423,7 +423,7 @@ def test_what_cannot_be_merged_is_refused(spoil: Callable[[Path], Any], code: st
 
 
 def test_a_base_that_cannot_be_merged_into_is_refused(tmp_path: Path) -> None:
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.merge import merge
 
     base = other_base(tmp_path / "base")
     adapter = made(tmp_path / "a", base)
@@ -455,7 +455,7 @@ def test_a_base_that_cannot_be_merged_into_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_place_that_holds_files_is_refused(tmp_path: Path) -> None:
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.merge import merge
 
     adapter = made(tmp_path / "a")
     with raises("adapters.directory-not-empty", adapter):
@@ -465,7 +465,7 @@ def test_a_place_that_holds_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_is_told_before_anything_is_loaded(tmp_path: Path, small_disk: Path) -> None:
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.merge import merge
 
     with raises("adapters.disk-too-small", "22 MB", small_disk, "5 MB"):
         merge(made(tmp_path / "a"), None, small_disk / "out")
@@ -476,8 +476,8 @@ def test_nothing_is_left_of_a_merged_model_that_says_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An adapter whose scale is read wrongly on one of the two ways."""
-    from gumshoe.training.adapters import Adapter
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.adapter_files import Adapter
+    from gumshoe.training.adapters.merge import merge
 
     adapter = made(tmp_path / "a")
     monkeypatch.setattr(Adapter, "scale", lambda *_: 1.0)
@@ -498,8 +498,8 @@ def test_an_adapter_that_rounding_takes_away_is_warned_of(tmp_path: Path, run: C
 
 
 def test_scales_by_module_and_of_rslora_are_merged_as_peft_has_them(tmp_path: Path) -> None:
-    from gumshoe.training.adapters import inspect_adapter
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.adapter_files import inspect_adapter
+    from gumshoe.training.adapters.merge import merge
 
     adapter = made(tmp_path / "a", size=0.02)
     written(adapter / SHAPE, use_rslora=True, alpha_pattern={"q_proj": 2, r"layers\.0\.mlp\.up_proj": 12})
@@ -544,8 +544,8 @@ def test_what_an_adapter_is_can_be_seen(tmp_path: Path, run: Callable[..., Ran])
 
 
 def test_what_is_wrong_with_an_adapter_is_told(tmp_path: Path, run: Callable[..., Ran]) -> None:
-    from gumshoe.training.adapters import create_adapter, inspect_adapter
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.adapter_files import create_adapter, inspect_adapter
+    from gumshoe.training.adapters.merge import merge
 
     fresh = tmp_path / "fresh"
     fresh.mkdir()
@@ -586,7 +586,7 @@ def test_weights_in_four_bits_have_their_gradients_after_a_rollout_too(tmp_path:
     import torch
     from peft import PeftModel
 
-    from gumshoe.training.models import load_base
+    from gumshoe.training.models.lora_model import load_base
 
     told = settings(model__quantization="nf4")
     adapter = made(tmp_path / "a", model__quantization="nf4")
@@ -614,8 +614,8 @@ def test_training_begins_at_one_on_weights_in_four_bits_and_what_it_leaves_is_me
     import torch
     from safetensors.torch import load_file
 
-    from gumshoe.training.adapters import create_adapter, inspect_adapter
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.adapter_files import create_adapter, inspect_adapter
+    from gumshoe.training.adapters.merge import merge
 
     start, out = tmp_path / "start", tmp_path / "run"
     start.mkdir()
@@ -653,7 +653,7 @@ def test_training_begins_at_one_on_weights_in_four_bits_and_what_it_leaves_is_me
 
 
 def test_an_error_of_the_system_says_where(tmp_path: Path) -> None:
-    from gumshoe.training.merging import merge
+    from gumshoe.training.adapters.merge import merge
 
     with raises("store.not-a-directory", tmp_path / "a" / SHAPE):
         merge(made(tmp_path / "a"), None, tmp_path / "a" / SHAPE / "out")

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.policies import TINY, load_tokenizer
-from gumshoe.agent.run import read_trajectories
-from gumshoe.agent.trajectory import Trajectory
+from gumshoe.inference.policy_names import TINY, load_tokenizer
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
-from gumshoe.training.demonstrations import demonstration_of, right_ones
-from gumshoe.training.practice import MAX_TURNS, Company
+from gumshoe.tiny.episode_generator import MAX_TURNS, Company
+from gumshoe.training.run_spec import check_start
 from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
-from gumshoe.training.spec import check_start
-from gumshoe.training.steps import warmed_up
-from gumshoe.training.warm_start import WarmStartReport, warm_started
+from gumshoe.training.sft.demonstrations import demonstration_of, right_ones
+from gumshoe.training.sft.warm_start import WarmStartReport, warm_started
+from gumshoe.training.training_step import warmed_up
 from tests.conftest import Ran
 from tests.errors import raises
 from tests.models import random_model
@@ -103,7 +103,7 @@ def test_the_episodes_become_likelier(mail: Path, chat: ChatFormat, tmp_path: Pa
     import torch
     from peft import PeftModel
 
-    from gumshoe.training.models import load_base
+    from gumshoe.training.models.lora_model import load_base
 
     more: dict[str, Any] = {"warm_start__epochs": 40, "warm_start__learning_rate": 1e-2}
     report, episodes = learned_in_part(mail, chat, tmp_path, **more)
@@ -165,7 +165,7 @@ def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
     from peft import get_peft_model
     from safetensors.torch import load_file, save_file
 
-    from gumshoe.training.models import begin_at, lora_of
+    from gumshoe.training.models.lora_model import begin_at, lora_of
 
     shape = LoraSettings(rank=2, alpha=4, target_modules=("q_proj",))
     first = get_peft_model(random_model(64, 1), lora_of(shape))

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.environments import World, open_world
-from gumshoe.agent.episode import EpisodeLimits
-from gumshoe.agent.policies import token_speakers
-from gumshoe.agent.policy import Sampling, ScriptedPolicy
+from gumshoe.environments.registry import World, open_world
+from gumshoe.inference.policy import Sampling, ScriptedPolicy
 from gumshoe.rewards.reward import RewardSettings, load_reward
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.episode import EpisodeLimits
+from gumshoe.rollouts.sessions import token_speakers
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.collecting import Collector, Scoring
-from gumshoe.training.schedule import Schedule
+from gumshoe.training.grpo.rollout_collector import Collector, Scoring
+from gumshoe.training.grpo.schedule import Schedule
+from gumshoe.training.grpo.simple import static_prompts, turn_value
+from gumshoe.training.run_spec import world_of
 from gumshoe.training.settings import resolve
-from gumshoe.training.simple import static_prompts, turn_value
-from gumshoe.training.spec import world_of
-from tests.agent.fake_vllm import said_after
-from tests.agent.talk import QWEN2_5, call, make_tokenizer
 from tests.documents.pages import make_collection, page
 from tests.errors import raises
+from tests.inference.fake_vllm import said_after
+from tests.rollouts.conversations import QWEN2_5, call, make_tokenizer
 from tests.scenarios.questions import about_documents
 
 ASKED = [

@@ -67,7 +67,7 @@ def test_log_probabilities_and_gradients_are_those_of_whole_sequences(
 ) -> None:
     import torch
 
-    from gumshoe.training.logprobs import common_beginning, completion_logprobs
+    from gumshoe.training.grpo.logprobs import common_beginning, completion_logprobs
 
     ids, mask = batch(prompts, completions)
     keep = max(completions)
@@ -89,7 +89,7 @@ def test_log_probabilities_and_gradients_are_those_of_whole_sequences(
 
 
 def test_prompts_that_begin_otherwise_have_nothing_in_common() -> None:
-    from gumshoe.training.logprobs import common_beginning
+    from gumshoe.training.grpo.logprobs import common_beginning
 
     ids, mask = batch([50, 50], [4, 4])
     ids[1, 5] = 9

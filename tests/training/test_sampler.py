@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.training.sampler import ServedSampler
+from gumshoe.training.grpo.sampler import ServedSampler
 from tests.conftest import free_port
 from tests.errors import raises
 
@@ -18,7 +18,7 @@ MODEL = SimpleNamespace(save_pretrained=lambda place: Path(place).mkdir(parents=
 def test_a_server_that_is_gone_is_waited_for_until_the_run_is_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gumshoe.training.sampler._PAUSE", 0.0)
+    monkeypatch.setattr("gumshoe.training.grpo.sampler._PAUSE", 0.0)
     chat: Any = None  # nothing is said
     address = f"http://127.0.0.1:{free_port()}"
     sampler = ServedSampler((address,), chat, 1000, tmp_path)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.schedule import Schedule
+from gumshoe.training.grpo.schedule import Schedule
 
 
 def scenarios(count: int) -> tuple[Scenario, ...]:

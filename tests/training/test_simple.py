@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.training.simple import first_turn, turn_value
+from gumshoe.training.grpo.simple import first_turn, turn_value
 
 QUESTION, REFERENCE = "Who is the buyer for the Mossdale order?", "Akira Odhiambo"
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gumshoe.training import supervisor
-from gumshoe.training.gpus import share_out
-from gumshoe.training.servers import Servers, servers_of
+from gumshoe.training.launch import supervisor
+from gumshoe.training.launch.servers import Servers, servers_of
+from gumshoe.training.launch.supervisor import _begun, _write, ended_at_once, told_by
+from gumshoe.training.launch.supervisor import watched as watch
+from gumshoe.training.planning.gpu_allocation import share_out
 from gumshoe.training.settings import TrainSettings
-from gumshoe.training.supervisor import _begun, _write, ended_at_once, told_by
-from gumshoe.training.supervisor import watched as watch
 from tests.errors import raises
 
 SAVING = """
@@ -147,7 +147,7 @@ def test_the_status_of_a_run_is_that_of_the_trainer_that_failed_and_not_of_one_t
         ending.stdin.close()
         ending.wait()
 
-    monkeypatch.setattr("gumshoe.training.supervisor.time.sleep", end_one)
+    monkeypatch.setattr("gumshoe.training.launch.supervisor.time.sleep", end_one)
     assert watch(iter(trainers), Servers((), tmp_path)) == 1
     assert pauses == [supervisor._LOOK, supervisor._SETTLED]
 
@@ -184,8 +184,10 @@ def test_servers_start_together_and_those_that_share_a_gpu_one_after_another(
 ) -> None:
     """vLLM measures how much of a GPU it uses while it starts, and others' use would count as its own."""
     events, number = list[str](), count()
-    monkeypatch.setattr("gumshoe.training.servers.VLLMServer", lambda *_, **__: Starting(events, str(next(number))))
-    monkeypatch.setattr("gumshoe.training.servers._LOOK", 0.01)
+    monkeypatch.setattr(
+        "gumshoe.training.launch.servers.VLLMServer", lambda *_, **__: Starting(events, str(next(number)))
+    )
+    monkeypatch.setattr("gumshoe.training.launch.servers._LOOK", 0.01)
     with servers_of(TrainSettings(), tmp_path, share_out(gpus, 1, 2)):
         assert events == begun
     assert sorted(events[4:]) == ["stop 0", "stop 1"]

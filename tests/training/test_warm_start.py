@@ -14,16 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.policies import TINY, load_tokenizer
-from gumshoe.training.base import adapter_base
-from gumshoe.training.demonstrations import Demonstration, right_ones, write_demonstrations
+from gumshoe.inference.policy_names import TINY, load_tokenizer
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.training.models.base_model import adapter_base
+from gumshoe.training.run_spec import CHECKPOINT, METADATA, SHAPE, WARMING, check_start
 from gumshoe.training.settings import LoraSettings
-from gumshoe.training.spec import CHECKPOINT, METADATA, SHAPE, WARMING, check_start
-from gumshoe.training.warm_start import ADAPTER, DEMONSTRATIONS, DONE, LEARNED, VERDICTS, Plan, WarmStartSpec, order_of
-from tests.agent.fake_vllm import FakeVLLM
+from gumshoe.training.sft.demonstrations import Demonstration, right_ones, write_demonstrations
+from gumshoe.training.sft.warm_start import (
+    ADAPTER,
+    DEMONSTRATIONS,
+    DONE,
+    LEARNED,
+    VERDICTS,
+    Plan,
+    WarmStartSpec,
+    order_of,
+)
 from tests.conftest import Ran
 from tests.errors import raises
+from tests.inference.fake_vllm import FakeVLLM
 from tests.mail.mailbox import make_index, record
 from tests.rewards.chat_judge import says, verdict
 from tests.scenarios.questions import QUICK, question, write_questions
@@ -31,7 +40,7 @@ from tests.training.shown import SETTINGS, learned, make_mail, played, right, sc
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from gumshoe.training.sft import WarmStart
+    from gumshoe.training.sft.sft_trainer import WarmStart
 
 
 WEIGHTS = "adapter_model.safetensors"
@@ -133,7 +142,7 @@ def of(numbers: Sequence[int], length: int) -> list[Demonstration]:
 
 def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: Any) -> "WarmStart":
     """A trainer in this process, on demonstrations."""
-    from gumshoe.training.sft import WarmStart
+    from gumshoe.training.sft.sft_trainer import WarmStart
 
     place.mkdir(exist_ok=True)
     write_demonstrations(place / DEMONSTRATIONS, demonstrations)
@@ -163,7 +172,7 @@ def test_the_trainer_gets_the_sampled_tokens_as_labels_and_cuts_nothing(tmp_path
 
 @pytest.mark.ci
 def test_rows_repeat_demonstrations_in_their_order() -> None:
-    from gumshoe.training.sft import rows_of
+    from gumshoe.training.sft.sft_trainer import rows_of
 
     demonstrations = of(range(5), 20)
     plan = Plan(steps=4, passes=1, episodes=3, processes=1)
@@ -385,7 +394,7 @@ def trainer_of(place: Path) -> int | None:
             said = each.read_bytes().split(b"\0")
         except OSError:
             continue
-        is_trainer = b"gumshoe.training.sft" in said and b"gumshoe.agent.guardian" not in said
+        is_trainer = b"gumshoe.training.sft.sft_trainer" in said and b"gumshoe.inference.reaper" not in said
         if is_trainer and any(str(place).encode() in word for word in said):
             return int(each.parent.name)
     return None

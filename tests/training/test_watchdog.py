@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.training.watchdog import Watchdog
+from gumshoe.training.launch.watchdog import Watchdog
 from tests.waiting import Clock
 
 HOUR = 3600.0

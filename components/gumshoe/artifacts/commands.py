@@ -251,8 +251,8 @@ def forget(
     Adapters that learned from it quote nothing, and stay. What does not say whose mail it holds, as an index of
     several people's, goes too.
     """
-    from gumshoe.artifacts.private import find_quoting
-    from gumshoe.artifacts.private import forget as remove
+    from gumshoe.artifacts.private_data import find_quoting
+    from gumshoe.artifacts.private_data import forget as remove
 
     opened = _store(store)
     found = find_quoting(opened.storage, inbox.strip())

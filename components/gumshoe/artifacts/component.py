@@ -15,7 +15,7 @@ def look_at_sources(  # as Kubeflow has several outputs
         sources: Of mail or of documents.
         scenarios: As `gumshoe scenarios load` takes it.
     """
-    from gumshoe.artifacts.state import state_of
+    from gumshoe.artifacts.uri_state import state_of
 
     return state_of(sources), state_of([scenarios])
 

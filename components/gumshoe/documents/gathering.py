@@ -12,7 +12,7 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.artifacts.reading import Unreadable
+from gumshoe.artifacts.source_files import Unreadable
 from gumshoe.documents.chunking import Chunk, CountTokens, chunk_document
 from gumshoe.documents.document import Document
 from gumshoe.documents.duplicates import Duplicates, Kind

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from gumshoe.artifacts import reading
+from gumshoe.artifacts import source_files as reading
 from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset
 from gumshoe.artifacts.lines import file_size
-from gumshoe.artifacts.reading import Unreadable, files_below, read_files, read_json_lines
+from gumshoe.artifacts.source_files import Unreadable, files_below, read_files, read_json_lines
 from gumshoe.artifacts.storage import Entry, Storage
 from gumshoe.documents.document import Document, make_document, one_form, page_id
 from gumshoe.documents.scraping.extraction import Extractor, Kind, extractor

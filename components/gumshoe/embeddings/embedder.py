@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from gumshoe.artifacts.cache import Cache, cache_key, default_cache
 from gumshoe.artifacts.hub import ModelPlace, find_model
+from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache
 from gumshoe.endpoint import api_key, check_known, openai_client
 from gumshoe.errors import UnavailableError, UsageError
 

@@ -8,9 +8,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from gumshoe.agent.commands import EnvironmentWord, IndexDirectory, named_environment
-from gumshoe.agent.policy import HIGHEST_TEMPERATURE
 from gumshoe.errors import RefusedError, UsageError
+from gumshoe.inference.policy import HIGHEST_TEMPERATURE
+from gumshoe.rollouts.commands import EnvironmentWord, IndexDirectory, named_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
 
 if TYPE_CHECKING:
@@ -96,14 +96,14 @@ def run_evaluation(
 
     Started again, only what is missing is run. Ends with 75 where questions have no answer or answers no verdict.
     """
-    from gumshoe.agent.episode import EpisodeLimits
-    from gumshoe.agent.policy import Sampling
-    from gumshoe.agent.run import Settings
     from gumshoe.evaluation.evaluate import EvaluationSettings, NamedPolicy
     from gumshoe.evaluation.evaluate import evaluate as evaluated
     from gumshoe.evaluation.report import write_report
     from gumshoe.evaluation.results import REPORT
-    from gumshoe.rewards.choosing import chosen_of
+    from gumshoe.inference.policy import Sampling
+    from gumshoe.rewards.best_of_n import chosen_of
+    from gumshoe.rollouts.episode import EpisodeLimits
+    from gumshoe.rollouts.writer import Settings
 
     if not top_p:
         raise UsageError("rollouts.top-p-zero", "--top-p must be > 0, got 0; use 1 to sample from all tokens")

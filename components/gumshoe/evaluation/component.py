@@ -42,7 +42,7 @@ def evaluate_policy(
     import shutil
     from pathlib import Path
 
-    from gumshoe.evaluation.steps import measured
+    from gumshoe.evaluation.evaluation_step import measured
 
     place = Path(evaluation.path)
     if baseline is not None:
@@ -81,8 +81,8 @@ def gate(
     import shutil
     from pathlib import Path
 
+    from gumshoe.evaluation.evaluation_step import DECISION, SUMMARY, decide, keep
     from gumshoe.evaluation.gate import GateSettings
-    from gumshoe.evaluation.steps import DECISION, SUMMARY, decide, keep
 
     place = Path(evaluation.path)
     found = decide(place, GateSettings.of(thresholds))
@@ -119,8 +119,8 @@ def choose(
     import shutil
     from pathlib import Path
 
+    from gumshoe.evaluation.evaluation_step import DECISION, chosen, keep
     from gumshoe.evaluation.gate import GateSettings
-    from gumshoe.evaluation.steps import DECISION, chosen, keep
 
     places = [Path(each.path) for each in evaluations]
     decisions, place, text = chosen(places, GateSettings.of(thresholds))

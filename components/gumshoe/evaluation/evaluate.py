@@ -14,12 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gumshoe.agent.environments import World, open_world
-from gumshoe.agent.policies import PolicyName, as_taught
-from gumshoe.agent.run import Settings, chosen_scenarios, read_trajectories, run_to_file
-from gumshoe.agent.trajectory import Trajectory
-from gumshoe.artifacts.private import mark
+from gumshoe.artifacts.private_data import mark
 from gumshoe.artifacts.storage import explained, held_file, write_atomically
+from gumshoe.environments.registry import World, open_world
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.comparison import compared
 from gumshoe.evaluation.metrics import Price, by_kind, measured
@@ -36,11 +33,15 @@ from gumshoe.evaluation.results import (
     PolicyResult,
 )
 from gumshoe.evaluation.statistics import cohens_kappa
-from gumshoe.rewards.choosing import Choice, ChoiceSettings, Chooser, cost_of
-from gumshoe.rewards.functions import rubric
+from gumshoe.inference.policy_names import PolicyName
+from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Chooser, cost_of
+from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge import Asked, Judge, Verdict
-from gumshoe.rewards.judges import OpenAIJudge, named_settings, open_judge
+from gumshoe.rewards.judge_registry import OpenAIJudge, named_settings, open_judge
 from gumshoe.rewards.scoring import Judged, at_once, judge_one
+from gumshoe.rollouts.sessions import as_taught
+from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.writer import Settings, chosen_scenarios, read_trajectories, run_to_file
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import Advance

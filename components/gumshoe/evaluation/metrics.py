@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from gumshoe.agent.answer import Cost
-from gumshoe.agent.environment import Unusable
+from gumshoe.environments.base import Unusable
 from gumshoe.evaluation.predictions import Prediction, by_question
 from gumshoe.evaluation.statistics import bootstrap, pass_at, wilson
+from gumshoe.rollouts.answer import Cost
 
 UNUSABLE = get_args(Unusable)
 

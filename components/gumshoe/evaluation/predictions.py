@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gumshoe.agent.answer import Cost
-from gumshoe.agent.environment import Ending
-from gumshoe.agent.trajectory import Trajectory
 from gumshoe.artifacts.lines import read_lines
 from gumshoe.artifacts.storage import write_atomically
+from gumshoe.environments.base import Ending
 from gumshoe.errors import UsageError, faults_of
 from gumshoe.rewards.scoring import Judged
+from gumshoe.rollouts.answer import Cost
+from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 

@@ -19,17 +19,17 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from gumshoe.agent.chat_format import NoCallError, UnusableCallError, parse_call
-from gumshoe.agent.email import bare_id
-from gumshoe.agent.environments import World
-from gumshoe.agent.policies import PolicyName, load_tokenizer
-from gumshoe.agent.sources import DocumentSource
-from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.environments.cited_sources import DocumentSource
+from gumshoe.environments.email import bare_id
+from gumshoe.environments.registry import World
 from gumshoe.evaluation.evaluate import Evaluated, EvaluationSettings
 from gumshoe.evaluation.metrics import described, written
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.results import Comparison, EvaluationResult
+from gumshoe.inference.policy_names import PolicyName, load_tokenizer
+from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, parse_call
+from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 
 _ERROR = re.compile(r"(?:\A|<tool_response>\n)Error: ")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError, faults_of
 from gumshoe.evaluation.metrics import METRICS, Estimate, described, written
-from gumshoe.rewards.choosing import Way
+from gumshoe.rewards.best_of_n import Way
 from gumshoe.scenarios.scenario import ScenarioRecord
 
 METRICS_FILE, PREDICTIONS, TABLE, REPORT = "metrics.json", "predictions.jsonl", "predictions.csv", "report.html"

@@ -18,8 +18,8 @@ from typing import Any
 import apsw
 import orjson
 
-from gumshoe.artifacts.private import mark
-from gumshoe.artifacts.reading import Unreadable
+from gumshoe.artifacts.private_data import mark
+from gumshoe.artifacts.source_files import Unreadable
 from gumshoe.artifacts.storage import directory_lock, explained, is_partial
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.message import ParsedMessage, Recipient, clean

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gumshoe.mail.arguments import Order
 from gumshoe.mail.message import ROLES
+from gumshoe.mail.search_arguments import Order
 from gumshoe.terminal import (
     JsonFlag,
     err,

@@ -20,7 +20,9 @@ import apsw
 
 from gumshoe.artifacts.sqlite import damage_explained, open_read_only
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.mail.arguments import (
+from gumshoe.mail.message import Recipient, clean, shown_date
+from gumshoe.mail.schema import TOKENIZER, VERSION, address_term, index_file
+from gumshoe.mail.search_arguments import (
     MAX_KEYWORD,
     Order,
     SearchArgumentError,
@@ -29,8 +31,6 @@ from gumshoe.mail.arguments import (
     check_keywords,
     check_period,
 )
-from gumshoe.mail.message import Recipient, clean, shown_date
-from gumshoe.mail.schema import TOKENIZER, VERSION, address_term, index_file
 
 SNIPPET_WORDS = 24
 

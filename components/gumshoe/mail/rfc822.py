@@ -15,7 +15,7 @@ from email.policy import Compat32
 from email.utils import getaddresses
 from functools import lru_cache
 
-from gumshoe.artifacts.reading import Unreadable
+from gumshoe.artifacts.source_files import Unreadable
 from gumshoe.mail.message import (
     ROLES,
     ParsedMessage,

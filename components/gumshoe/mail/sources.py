@@ -9,10 +9,10 @@ from itertools import chain, repeat
 from pathlib import PurePosixPath
 from typing import Any
 
-from gumshoe.artifacts import reading
+from gumshoe.artifacts import source_files as reading
 from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset
 from gumshoe.artifacts.lines import DAMAGED, file_size, read_lines
-from gumshoe.artifacts.reading import Unreadable, files_below, read_files, read_json_lines
+from gumshoe.artifacts.source_files import Unreadable, files_below, read_files, read_json_lines
 from gumshoe.artifacts.storage import Entry, Storage
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import (

@@ -16,8 +16,8 @@ from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.terminal import JsonFlag, out, print_json, printable, progress
 
 if TYPE_CHECKING:
+    from gumshoe.rewards.chat_judge import JudgeModel
     from gumshoe.rewards.judge import Judge
-    from gumshoe.rewards.model import JudgeModel
     from gumshoe.rewards.ruler import Ruler
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Score trajectories, and measure a judge.")
@@ -108,7 +108,7 @@ def ruler(
     json: JsonFlag = False,
 ) -> None:
     """Score the trajectories of each group relative to one another. Ends with 75 where groups were dropped."""
-    from gumshoe.rewards.model import model_named
+    from gumshoe.rewards.chat_judge import model_named
     from gumshoe.rewards.ruler import open_ruler
     from gumshoe.rewards.scoring import score_groups
 
@@ -202,7 +202,7 @@ def calibrate(
 
 
 def _judge(word: str, threshold: float | None, model: dict[str, Any]) -> "Judge":
-    from gumshoe.rewards.judges import named_settings, open_judge
+    from gumshoe.rewards.judge_registry import named_settings, open_judge
 
     name, settings = named_settings(word)
     takes = {"openai": set(model), "embedding": {"cache", "threshold"}}.get(name, set())

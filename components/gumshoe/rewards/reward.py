@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gumshoe.agent.trajectory import Trajectory
-from gumshoe.arguments import checked, faults, imported, settings_of
 from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.plugins import checked, faults, imported, settings_of
+from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 Result = TypeVar("Result")
-BUILT_IN = ("gumshoe.rewards.functions",)
+BUILT_IN = ("gumshoe.rewards.builtin_rewards",)
 """Modules whose reward functions are named without their module."""
 
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from gumshoe.agent.trajectory import Segment, Trajectory
 from gumshoe.errors import UsageError, faults_of
+from gumshoe.rewards.chat_judge import JudgeModel, ModelSettings, as_data, model_named
 from gumshoe.rewards.judge import JudgeError
-from gumshoe.rewards.model import JudgeModel, ModelSettings, as_data, model_named
+from gumshoe.rollouts.trajectory import Segment, Trajectory
 
 RUBRIC = """\
 - A trajectory that reaches the goal scores far higher than one that does not.

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gumshoe.agent.run import read_trajectories
-from gumshoe.agent.trajectory import Trajectory
 from gumshoe.artifacts.lines import read_lines
 from gumshoe.errors import UsageError, faults_of
 from gumshoe.rewards.judge import Judge, JudgeError
 from gumshoe.rewards.reward import all_of
 from gumshoe.rewards.ruler import GroupScores, Ruler
+from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance

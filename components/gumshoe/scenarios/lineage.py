@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from gumshoe.artifacts.reading import read_model
+from gumshoe.artifacts.source_files import read_model
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
 from gumshoe.scenarios.scenario import ScenarioRecord, ScenarioSet

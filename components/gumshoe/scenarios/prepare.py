@@ -4,7 +4,7 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from gumshoe.artifacts.private import mark
+from gumshoe.artifacts.private_data import mark
 from gumshoe.artifacts.storage import explained, write_atomically
 from gumshoe.errors import RefusedError
 from gumshoe.scenarios.check import CheckReport, check_scenarios

@@ -15,13 +15,13 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from gumshoe.agent.answer import Answer, Cost, Step
 from gumshoe.errors import faults_of
+from gumshoe.rollouts.answer import Answer, Cost, Step
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 from gumshoe.serving.access import ForbiddenError, Principal
 from gumshoe.serving.ask import PROBLEM_TYPE
-from gumshoe.serving.keeping import Keeper
-from gumshoe.serving.problems import KINDS, RefusedRequestError, answer_to, explained, log_unexpected, problem
+from gumshoe.serving.errors import KINDS, RefusedRequestError, answer_to, explained, log_unexpected, problem
+from gumshoe.serving.feedback_recorder import Keeper
 from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import ServeSettings
 
@@ -180,7 +180,7 @@ def note(request: Request, answer: Answer, settings: ServeSettings) -> None:
 
 
 def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) -> FastAPI:
-    """The routes; `gumshoe.serving.front` stands before them."""
+    """The routes; `gumshoe.serving.middleware` stands before them."""
     app = FastAPI(title="Gumshoe", docs_url=None, redoc_url=None, responses=_PROBLEMS)
     _explain(app)
 

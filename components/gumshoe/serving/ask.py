@@ -13,17 +13,18 @@ from tempfile import TemporaryDirectory
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from gumshoe.agent.answer import Answer, Answerer
-from gumshoe.agent.environments import EnvironmentSettings, open_world
-from gumshoe.agent.episode import EpisodeLimits
-from gumshoe.agent.policies import PolicyName, as_taught, open_policy
-from gumshoe.agent.policy import Sampling
-from gumshoe.agent.threads import ToolThreads
-from gumshoe.agent.trajectory import Trajectory
 from gumshoe.artifacts.store import Store
+from gumshoe.environments.registry import EnvironmentSettings, open_world
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.rewards import choosing
-from gumshoe.rewards.choosing import ChoiceSettings
+from gumshoe.inference.policy import Sampling
+from gumshoe.inference.policy_names import PolicyName
+from gumshoe.rewards import best_of_n as choosing
+from gumshoe.rewards.best_of_n import ChoiceSettings
+from gumshoe.rollouts.answer import Answer, Answerer
+from gumshoe.rollouts.episode import EpisodeLimits
+from gumshoe.rollouts.sessions import as_taught, open_policy
+from gumshoe.rollouts.tool_threads import ToolThreads
+from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 PROBLEM_TYPE = "urn:gumshoe:error:"

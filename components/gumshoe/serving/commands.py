@@ -10,13 +10,13 @@ import typer
 import yaml
 from rich.markup import escape
 
-from gumshoe.agent.commands import EnvironmentWord, named_environment
-from gumshoe.agent.policy import HIGHEST_TEMPERATURE
 from gumshoe.errors import RefusedError, UsageError
+from gumshoe.inference.policy import HIGHEST_TEMPERATURE
+from gumshoe.rollouts.commands import EnvironmentWord, named_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 if TYPE_CHECKING:
-    from gumshoe.agent.answer import Answer, Step
+    from gumshoe.rollouts.answer import Answer, Step
 
 serve = typer.Typer(add_completion=False)
 serve_key = typer.Typer(add_completion=False)
@@ -266,9 +266,9 @@ def run_question(
     if index is None or url is not None:
         found = served(str(url), key, question, inbox, asked_on)
     else:
-        from gumshoe.agent.episode import EpisodeLimits
-        from gumshoe.agent.policy import Sampling
-        from gumshoe.rewards.choosing import chosen_of
+        from gumshoe.inference.policy import Sampling
+        from gumshoe.rewards.best_of_n import chosen_of
+        from gumshoe.rollouts.episode import EpisodeLimits
 
         choice = chosen_of(samples, choose or ("majority" if samples > 1 else None), choose_by, temperature)
         asked = Question(index, inbox, asked_on, question, named_environment(environment))
@@ -278,7 +278,7 @@ def run_question(
     if json:
         from pydantic import TypeAdapter
 
-        from gumshoe.agent.answer import Answer
+        from gumshoe.rollouts.answer import Answer
 
         print_json(TypeAdapter(Answer).dump_python(found, mode="json"))
     else:

@@ -15,11 +15,11 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field, TypeAdapter
 
-from gumshoe.agent.sources import Source
-from gumshoe.agent.tools import BadArgumentsError, Call, Run, Toolbox
-from gumshoe.agent.tools import ToolError as RefusedCallError
+from gumshoe.environments.cited_sources import Source
+from gumshoe.environments.tools import BadArgumentsError, Call, Run, Toolbox
+from gumshoe.environments.tools import ToolError as RefusedCallError
 from gumshoe.serving.app import note, scenario_for
-from gumshoe.serving.problems import explained, log_unexpected
+from gumshoe.serving.errors import explained, log_unexpected
 from gumshoe.serving.service import AnswerService
 
 _ABOUT = """\

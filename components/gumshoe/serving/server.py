@@ -13,14 +13,14 @@ import uvloop
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
-from gumshoe.agent.environments import World, open_world
 from gumshoe.artifacts.store import Store, fetched_directory
+from gumshoe.environments.registry import World, open_world
 from gumshoe.errors import UsageError
 from gumshoe.serving.access import Access, open_access
 from gumshoe.serving.app import make_app
-from gumshoe.serving.front import Front
-from gumshoe.serving.keeping import Keeper
+from gumshoe.serving.feedback_recorder import Keeper
 from gumshoe.serving.mcp_server import make_mcp
+from gumshoe.serving.middleware import Front
 from gumshoe.serving.service import AnswerService, serving
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, tracer

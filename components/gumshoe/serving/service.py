@@ -15,25 +15,26 @@ from typing import TypeVar
 from opentelemetry.trace import Tracer
 from prometheus_client import Gauge
 
-from gumshoe.agent.answer import Answer, Answerer, Step
-from gumshoe.agent.chat_format import ChatFormat
-from gumshoe.agent.chat_policy import check_chat
-from gumshoe.agent.environment import Environment
-from gumshoe.agent.environments import World
-from gumshoe.agent.episode import EpisodeLimits
-from gumshoe.agent.policies import OpenSpeaker, PolicyName, is_tiny, load_tokenizer, open_policy, started
-from gumshoe.agent.policy import PolicyError, Sampling
-from gumshoe.agent.threads import ToolFailedError, ToolThreads
-from gumshoe.agent.tools import Call
-from gumshoe.agent.trajectory import Trajectory
-from gumshoe.agent.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.endpoint import openai_client
+from gumshoe.environments.base import Environment
+from gumshoe.environments.registry import World
+from gumshoe.environments.tools import Call
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.rewards import choosing
-from gumshoe.rewards.choosing import ChoiceSettings, Chooser, LateError
+from gumshoe.inference.policy import PolicyError, Sampling
+from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, started
+from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.rewards import best_of_n as choosing
+from gumshoe.rewards.best_of_n import ChoiceSettings, Chooser, LateError
+from gumshoe.rollouts.answer import Answer, Answerer, Step
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_policy import check_chat
+from gumshoe.rollouts.episode import EpisodeLimits
+from gumshoe.rollouts.sessions import OpenSpeaker, open_policy
+from gumshoe.rollouts.tool_threads import ToolFailedError, ToolThreads
+from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.ask import LocalModel
-from gumshoe.serving.problems import BusyError, NotReadyError, TooSlowError
+from gumshoe.serving.errors import BusyError, NotReadyError, TooSlowError
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, span_of
 
@@ -334,7 +335,7 @@ async def _model(settings: ServeSettings, held: AsyncExitStack) -> tuple[PolicyN
     else:
         name = LocalModel(model.adapter, settings.store, model.base).found(held.enter_context(ExitStack()))
     if name.kind == "local":
-        return await held.enter_async_context(started(name, _episode_limits(settings))), name.base
+        return await held.enter_async_context(started(name, _episode_limits(settings).max_context)), name.base
     if name.kind == "vllm":
         if model.tokenizer is None:
             raise UsageError(

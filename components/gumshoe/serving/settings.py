@@ -16,10 +16,10 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from gumshoe.agent.environments import NamedEnvironment
-from gumshoe.agent.policy import HIGHEST_TEMPERATURE
+from gumshoe.environments.registry import NamedEnvironment
 from gumshoe.errors import UsageError, faults_of
-from gumshoe.rewards.choosing import MOST, ChoiceSettings, Way, code_of
+from gumshoe.inference.policy import HIGHEST_TEMPERATURE
+from gumshoe.rewards.best_of_n import MOST, ChoiceSettings, Way, code_of
 
 PREFIX = "GUMSHOE_SERVE__"
 _STRICT = ConfigDict(extra="forbid", frozen=True)

@@ -18,8 +18,8 @@ from opentelemetry.trace import Span, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from gumshoe.agent.answer import Answer, Cost
-from gumshoe.agent.trajectory import Trajectory
+from gumshoe.rollouts.answer import Answer, Cost
+from gumshoe.rollouts.trajectory import Trajectory
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300)

@@ -24,7 +24,7 @@ from gumshoe.synthesis.difficulty import Level
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
 
 if TYPE_CHECKING:
-    from gumshoe.rewards.model import ModelSettings
+    from gumshoe.rewards.chat_judge import ModelSettings
     from gumshoe.scenarios.scenario import ScenarioSet
     from gumshoe.synthesis.from_mail import Estimate, QuestionReport
 
@@ -53,7 +53,7 @@ def mail(
 ) -> None:
     """Invent a company's mail, DIR/mail.jsonl, and questions about it, DIR/scenarios.jsonl."""
     from gumshoe.scenarios.scenario import SCENARIOS
-    from gumshoe.synthesis.mail import MAIL, check_size, synthesize_mail, write_mail
+    from gumshoe.synthesis.mailboxes import MAIL, check_size, synthesize_mail, write_mail
 
     check_size(mailboxes, messages)
     directory = _usable(place, (MAIL, SCENARIOS), replace=replace)  # before the work, not after it
@@ -82,7 +82,7 @@ def documents(
 ) -> None:
     """Invent a reference work, DIR/documents.jsonl, and questions about it, DIR/scenarios.jsonl."""
     from gumshoe.scenarios.scenario import SCENARIOS
-    from gumshoe.synthesis.documents import DOCUMENTS, check_size, synthesize_documents, write_documents
+    from gumshoe.synthesis.reference_work import DOCUMENTS, check_size, synthesize_documents, write_documents
 
     check_size(documents)
     directory = _usable(place, (DOCUMENTS, SCENARIOS), replace=replace)
@@ -132,7 +132,7 @@ def questions(
     batches got no answer.
     """
     from gumshoe.synthesis.from_mail import open_questions
-    from gumshoe.synthesis.writer import QuestionSettings
+    from gumshoe.synthesis.question_writer import QuestionSettings
 
     given = {"prompt_price": prompt_price, "completion_price": completion_price}
     bounds = {"concurrency": concurrency, "deadline": deadline}
@@ -173,7 +173,7 @@ def questions(
 
 def _facts(made: "ScenarioSet") -> dict[str, Any]:
     from gumshoe.scenarios.scenario import SPLITS
-    from gumshoe.synthesis.mail import kinds_of
+    from gumshoe.synthesis.mailboxes import kinds_of
 
     splits = {split: len(made.only(split)) for split in SPLITS}
     return {"scenarios": splits, "kinds": kinds_of(made), "content": made.content}
@@ -190,7 +190,7 @@ def _chat_model(word: str, cache: Path | None, no_cache: bool, given: dict[str, 
     from pydantic import ValidationError
 
     from gumshoe.errors import faults_of
-    from gumshoe.rewards.model import ModelSettings, model_named
+    from gumshoe.rewards.chat_judge import ModelSettings, model_named
 
     if cache and no_cache:
         raise UsageError("synthesis.conflicting-options", "--cache and --no-cache exclude each other; use one of them")
@@ -224,7 +224,7 @@ def _ask_leave() -> None:
 
 
 def _tell(report: "QuestionReport", path: Path, *, json: bool) -> None:
-    from gumshoe.synthesis.mail import kinds_of
+    from gumshoe.synthesis.mailboxes import kinds_of
 
     kinds = kinds_of(report.questions)
     if json:

@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Literal
 
-from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Difficulty
 from gumshoe.synthesis.grammar import Value, expand, load_text
-from gumshoe.synthesis.matters import Chosen, FactKind, MatterKind, Version, Words, matter_kinds
-from gumshoe.synthesis.matters import Inventor as MatterInventor
 from gumshoe.synthesis.people import Casting
+from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.topics import Chosen, FactKind, MatterKind, Version, Words, matter_kinds
+from gumshoe.synthesis.topics import Inventor as MatterInventor
 
 _TRIES = 400  # to find a name, or a value, that is free
 _YEARS = (1620, 1960)

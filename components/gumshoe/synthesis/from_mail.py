@@ -22,14 +22,14 @@ from typing import Any, BinaryIO
 
 from gumshoe.artifacts.storage import explained, held_file, write_atomically
 from gumshoe.errors import UsageError
-from gumshoe.mail.arguments import check_address
 from gumshoe.mail.index import MailIndex
+from gumshoe.mail.search_arguments import check_address
 from gumshoe.rewards.judge import JudgeError
-from gumshoe.rewards.judges import OpenAIJudge
+from gumshoe.rewards.judge_registry import OpenAIJudge
 from gumshoe.rewards.reward import all_of
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, seeded
-from gumshoe.synthesis.dice import Dice
-from gumshoe.synthesis.writer import SOLVE, STYLES, VERSION, Batch, Finished, QuestionSettings, Writer
+from gumshoe.synthesis.question_writer import SOLVE, STYLES, VERSION, Batch, Finished, QuestionSettings, Writer
+from gumshoe.synthesis.rng import Dice
 from gumshoe.terminal import Advance
 
 _ALIKE = 0.6  # Jaccard similarity of the words of two questions with a source or the answer in common

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gumshoe.synthesis.dice import Dice
+from gumshoe.synthesis.rng import Dice
 
 Value: TypeAlias = str | Callable[[], str] | list[str]
 """What a slot takes: a text, a text made when it is wanted, or one of a list."""

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 from dateutil.easter import easter
 
-from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.grammar import expand, load_text
 from gumshoe.synthesis.people import Company, Person, signature
+from gumshoe.synthesis.rng import Dice
 
 _LONGEST = 4500  # characters of a body; an index leaves out bodies over 5,000
 _OPENS, _NOON, _CLOSES = 8, 12, 18  # hours of the working day

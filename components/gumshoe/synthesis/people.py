@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gumshoe.synthesis.dice import Dice
+from gumshoe.synthesis.calendar import words_in_season
 from gumshoe.synthesis.grammar import Value, expand, load_text
-from gumshoe.synthesis.seasons import words_in_season
+from gumshoe.synthesis.rng import Dice
 
 # Numbers that Ofcom keeps free for drama: they ring nowhere.
 # https://www.ofcom.org.uk/phones-and-broadband/phone-numbers/numbers-for-drama

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 
-from gumshoe.synthesis.dice import Dice
 from gumshoe.synthesis.difficulty import Difficulty
 from gumshoe.synthesis.grammar import Value, load_text, sentence
 from gumshoe.synthesis.letters import Letter, Paragraph, Post
-from gumshoe.synthesis.matters import Fact, Inventor, Matter
 from gumshoe.synthesis.people import Cast, Person, small_talk_values
+from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.topics import Fact, Inventor, Matter
 
 _UNDER_WAY = 5  # days at most until a letter that is thought of is sent: two working days, and a long weekend
 

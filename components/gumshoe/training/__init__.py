@@ -1,1 +1,1 @@
-"""Training: warm start, and the tiny policy that it makes from nothing."""
+"""Training: settings, GRPO, supervised warm starts, the processes of a run, adapters, models and planning."""

@@ -35,7 +35,7 @@ def warm_start(
     import json
     from pathlib import Path
 
-    from gumshoe.training.steps import warmed_up
+    from gumshoe.training.training_step import warmed_up
 
     place = Path(adapter.path)
     place.mkdir(parents=True, exist_ok=True)

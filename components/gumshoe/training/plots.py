@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.training.records import EvaluationRecord, StepRecord
-from gumshoe.training.spec import PAGE, PLOTS
+from gumshoe.training.run_spec import PAGE, PLOTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,13 +17,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from gumshoe.agent.environments import NamedEnvironment
-from gumshoe.agent.episode import EpisodeLimits
-from gumshoe.agent.policy import HIGHEST_TEMPERATURE, Sampling
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
+from gumshoe.environments.registry import NamedEnvironment
 from gumshoe.errors import UsageError, faults_of
-from gumshoe.rewards.combining import Way
+from gumshoe.inference.policy import HIGHEST_TEMPERATURE, Sampling
+from gumshoe.rewards.combination import Way
 from gumshoe.rewards.reward import RewardSettings
+from gumshoe.rollouts.episode import EpisodeLimits
 
 CONFIGS = Path(__file__).parent / "configs"
 """Settings that come with Gumshoe, by name."""
@@ -166,7 +166,7 @@ class RewardsSettings(Section):
     functions: tuple[RewardSettings, ...] = Field(
         (RewardSettings(name="rubric"),), min_length=1, description="reward functions by name, with their arguments"
     )
-    combine: Way = Field("uniform", description="how several become one (gumshoe.rewards.combining)")
+    combine: Way = Field("uniform", description="how several become one (gumshoe.rewards.combination)")
     weights: dict[str, float] = Field(default_factory=dict, description="of each function, to combine by weights")
     by_turn: bool = Field(
         False,
@@ -668,7 +668,7 @@ def _faults_of_distribution(settings: TrainSettings) -> Iterator[UsageError]:
 
 
 def _faults_of_weights(combine: str, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[UsageError]:
-    from gumshoe.rewards.combining import check_way
+    from gumshoe.rewards.combination import check_way
 
     try:
         check_way(combine, names, weights)

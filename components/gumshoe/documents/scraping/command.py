@@ -74,7 +74,7 @@ def scrape(
     Started again, only what is missing is asked for. What failed, and why, is listed in FILE.failed.jsonl. Ends with
     75 where pages failed for what may pass, and with 0 where all others failed for good.
     """
-    from gumshoe.artifacts.cache import default_cache
+    from gumshoe.artifacts.response_cache import default_cache
     from gumshoe.documents.scraping import scrape as scraping
     from gumshoe.documents.scraping.addresses import Fields, wanted_pages
     from gumshoe.documents.scraping.fetching import Manners

@@ -1,0 +1,177 @@
+"""The e-mail environment: search one inbox, read from it, answer."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gumshoe.environments.cited_sources import MessageSource
+from gumshoe.environments.search import SearchEnvironment
+from gumshoe.environments.tools import Toolbox, ToolError
+from gumshoe.mail.index import Hit, MailIndex, Message, MessageNotFoundError
+from gumshoe.mail.search_arguments import SearchArgumentError, check_period
+from gumshoe.scenarios.scenario import Scenario, ScenarioError
+
+_SYSTEM = """\
+You are an assistant that answers questions about the mail in the user's inbox.
+
+Use the tools to find the answer: search the inbox, read what looks right, and when you have found the answer, \
+return it with the ids of the messages that hold it. Make exactly one call in each turn. You have at most {turns} \
+turns. If the answer is not to be found, return "I don't know" and no ids."""
+_USER = """\
+I am {inbox}. Today is {today}.
+
+{question}"""
+_FIRST = -62135596800  # the beginning of the year 1, UTC
+
+
+class EmailEnvironment(SearchEnvironment):
+    """Answers one scenario from its inbox, as it was on the query date.
+
+    Inbox and date come from the scenario and reach every query; nothing that the model writes, and nothing that a
+    message says, can widen them. The index is shared and read-only.
+
+    Raises:
+        ScenarioError: the scenario is not about mail.
+    """
+
+    has_inboxes = True
+
+    def __init__(self, index: MailIndex, scenario: Scenario, max_turns: int) -> None:
+        if scenario.document_ids:
+            raise ScenarioError(
+                "environments.not-about-mail", f"scenario {scenario.id} is not about mail: its sources are documents"
+            )
+        if scenario.inbox_address is None or scenario.visible_before is None:
+            raise ScenarioError(
+                "environments.no-inbox", f"scenario {scenario.id} is not about mail: it has no inbox or no date"
+            )
+        self.toolbox = Toolbox([self.search_inbox, self.read_email, self.return_final_answer])
+        self._index, self._max_turns = index, max_turns
+        self._inbox, self._until = scenario.inbox_address, scenario.visible_before
+        super().__init__(scenario)
+
+    @staticmethod
+    def open_index(directory: Path) -> MailIndex:
+        """The index of a directory.
+
+        Raises:
+            IndexFileError: there is none, or it is damaged.
+        """
+        return MailIndex(directory)
+
+    @staticmethod
+    def find_source(index: MailIndex, scenario: Scenario, source_id: str) -> MessageSource | None:
+        """A message of the scenario's inbox that had been sent by its date; None where there is none of that id."""
+        found = _visible(index, scenario, source_id)
+        return MessageSource(found.message_id, found.sent, found.sender, found.subject) if found else None
+
+    def system_prompt(self) -> str:
+        """What to do, and in how many turns: the same for every scenario, so that a server computes it once."""
+        return _SYSTEM.format(turns=self._max_turns)
+
+    def user_prompt(self) -> str:
+        """Whose mail it is, what day it is, and the question."""
+        today = self.scenario.query_date
+        return _USER.format(inbox=self._inbox, today=f"{today:%A}, {today}", question=self.scenario.question)
+
+    def search_inbox(
+        self,
+        keywords: list[str],
+        sender: str | None = None,
+        recipient: str | None = None,
+        sent_after: str | None = None,
+        sent_before: str | None = None,
+    ) -> str:
+        """Search the inbox: up to ten messages that contain every keyword, the newest first.
+
+        Args:
+            keywords: Words that all must appear in a message; several words in one keyword are a phrase.
+            sender: Only messages from this address.
+            recipient: Only messages to this address.
+            sent_after: Only messages sent on this day or later, as YYYY-MM-DD.
+            sent_before: Only messages sent before this day, as YYYY-MM-DD.
+        """
+        deeds = self.begin_search(keywords, sender, recipient, sent_after, sent_before)
+        try:
+            after, before = check_period(sent_after, sent_before)
+            end = int(self._until.timestamp())
+            before = end if before is None else min(before, end)
+            if after is not None and after >= before:
+                raise ToolError(f"sent_after {sent_after} is later than today; write an earlier day")
+            hits = self._index.search(
+                self._inbox,
+                keywords,
+                sender=sender,
+                recipient=recipient,
+                sent_after=None if after is None else _moment(after),
+                sent_before=_moment(before),
+                order="date",
+            )
+        except SearchArgumentError as error:
+            raise ToolError(str(error)) from None
+        return self.end_search(deeds, [hit.message_id for hit in hits], map(_listed, hits))
+
+    def read_email(self, message_id: str) -> str:
+        """Read one message of the inbox.
+
+        Args:
+            message_id: The id of a message, as a search lists it.
+        """
+        message = _visible(self._index, self.scenario, message_id)
+        if message is None:
+            raise self.refused(f"message {message_id!r} in this inbox")
+        self.note_reading(message.message_id)
+        return _shown(message)
+
+    def return_final_answer(self, answer: str, message_ids: list[str]) -> str:
+        """Give the answer to the question. This ends the conversation.
+
+        Args:
+            answer: The answer, as short as it can be; "I don't know" if it is not to be found.
+            message_ids: The ids of the messages that hold the answer.
+        """
+        return self.finish(answer, message_ids)
+
+    def listed_id(self, source_id: str) -> str | None:
+        """As `SearchEnvironment.listed_id`: a message may be named by the id of a dropped duplicate."""
+        message = _visible(self._index, self.scenario, source_id)
+        return bare_id(message.message_id) if message else None
+
+    def bare(self, source_id: str) -> str:
+        """As `SearchEnvironment.bare`."""
+        return bare_id(source_id)
+
+
+def bare_id(message_id: str) -> str:
+    """A message's id without the brackets that some write it in."""
+    return message_id.strip().strip("<>")
+
+
+def _visible(index: MailIndex, scenario: Scenario, message_id: str) -> Message | None:
+    """A message of the scenario's inbox, if it had been sent by its date."""
+    until = scenario.visible_before
+    try:
+        message = index.read(str(scenario.inbox_address), message_id)
+    except (MessageNotFoundError, SearchArgumentError):
+        return None
+    return message if message.sent is not None and until is not None and message.sent < until else None
+
+
+def _moment(seconds: int) -> datetime:
+    """A moment of which only the seconds since 1970 are known; the first that can be shown for any before it."""
+    return datetime.fromtimestamp(max(seconds, _FIRST), UTC)
+
+
+def _listed(hit: Hit) -> str:
+    """A hit as a search shows it; its id stands last, where a causal model has seen what it is the id of."""
+    sent = f"{hit.sent:%Y-%m-%d}" if hit.sent else "no date"
+    return f"{sent} {hit.sender}: {hit.subject}\n  {hit.snippet}\n  id: {hit.message_id}"
+
+
+def _shown(message: Message) -> str:
+    lines = [f"From: {message.sender_name} <{message.sender}>".replace(":  <", ": <")]
+    for role in ("to", "cc"):
+        listed = ", ".join(each.address for each in message.recipients if each.role == role)
+        if listed:
+            lines.append(f"{role.capitalize()}: {listed}")
+    lines.append(f"Date: {message.sent:%A, %Y-%m-%d %H:%M}")
+    return "\n".join([*lines, f"Subject: {message.subject}", "", message.body])

@@ -1,1 +1,0 @@
-"""What `gumshoe doctor` looks at, one function a check; none changes anything that it leaves behind."""

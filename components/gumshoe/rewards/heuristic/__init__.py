@@ -1,0 +1,1 @@
+"""The judge that needs no model: compare values, names and words by rules."""

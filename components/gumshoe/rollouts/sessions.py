@@ -1,0 +1,120 @@
+"""Open chat sessions with any policy: token ids with vLLM or a model in this process, messages with a chat API."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gumshoe.endpoint import openai_client
+from gumshoe.environments.base import Environment
+from gumshoe.environments.registry import World
+from gumshoe.errors import UsageError
+from gumshoe.inference.policy import Policy, Sampling
+from gumshoe.inference.policy_names import PolicyName, load_tokenizer, started
+from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_policy import ChatSpeaker
+from gumshoe.rollouts.episode import EpisodeLimits, Speaker, TokenSpeaker
+
+if TYPE_CHECKING:
+    from gumshoe.inference.transformers_policy import TransformersPolicy
+
+_log = logging.getLogger(__name__)
+
+OpenSpeaker = Callable[[Environment, str], AbstractContextManager[Speaker]]
+"""Begins a conversation in an environment, with a seed of its own; it is over when the context is left."""
+
+
+def as_taught(world: World, policy: PolicyName) -> World:
+    """A world as a policy was taught it; what its settings say stays as it is."""
+    return world.for_tiny() if policy.is_tiny else world
+
+
+@asynccontextmanager
+async def open_policy(
+    name: PolicyName,
+    tokenizer: Path | str | None,
+    sampling: Sampling,
+    limits: EpisodeLimits,
+    requests: RequestLimits | None = None,
+) -> AsyncIterator[OpenSpeaker]:
+    """What begins conversations with a policy, as long as the block runs. `requests` bounds those to vLLM servers.
+
+    Raises:
+        UsageError: the policy cannot be used as it was named, the tokenizer is not that of the server's model, or its
+            chat template is not usable.
+        PolicyError: its server does not answer.
+    """
+    if tokenizer is not None and not name.takes_tokenizer:
+        raise UsageError(
+            "inference.tokenizer-not-accepted", f"a {name.kind} policy does not accept a tokenizer; remove --tokenizer"
+        )
+    if name.kind == "chat":
+        async with openai_client(name.urls[0] if name.urls else None) as client:
+            yield lambda environment, _: nullcontext(ChatSpeaker(client, name.model, *_told(environment), sampling))
+        return
+    if name.kind == "local":
+        async with (
+            started(name, limits.max_context) as running,
+            open_policy(running, name.base, sampling, limits, requests) as speak,
+        ):
+            yield speak
+        return
+    if tokenizer is None and name.kind == "vllm":
+        raise UsageError(
+            "inference.tokenizer-required",
+            "a vllm policy requires the model's tokenizer; set --tokenizer to its directory or hub name",
+        )
+    codec = await asyncio.to_thread(load_tokenizer, tokenizer or name.model)
+    chat = await asyncio.to_thread(ChatFormat, codec)
+    if name.kind == "vllm":
+        async with VLLMPolicy(name.urls, name.model, requests) as served:
+            await served.check(limits.max_context)
+            probe = _probe(chat)
+            await served.check_vocabulary(codec, chat.shown(probe), chat.stop_ids)
+            await served.check_logprobs(probe[: len(probe) // 2], chat.stop_ids)
+            yield token_speakers(served, chat, sampling, limits.max_context)
+        return
+    try:
+        from gumshoe.inference.transformers_policy import TransformersPolicy  # takes seconds to import
+
+        here = TransformersPolicy(name.model, name.adapter, version=name.version)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "inference.transformers-not-installed",
+            f"in-process inference requires {error.name}: pip install torch 'gumshoe-agents[cpu]'",
+        ) from None
+    highest = max(codec.get_vocab().values())
+    if highest >= here.vocabulary:
+        raise UsageError(
+            "inference.tokenizer-mismatch",
+            f"the tokenizer has ids up to {highest}, but {name.model} has only {here.vocabulary} tokens; use the "
+            "model's own tokenizer",
+        )
+    yield token_speakers(here, chat, sampling, limits.max_context)
+
+
+def token_speakers(
+    policy: "Policy | TransformersPolicy", chat: ChatFormat, sampling: Sampling, max_context: int
+) -> OpenSpeaker:
+    """What begins conversations in token ids with a policy; with one in this process, each has its own share in it."""
+
+    @contextmanager
+    def speak(environment: Environment, seed: str) -> Iterator[Speaker]:
+        share = policy.member() if hasattr(policy, "member") else nullcontext(policy)
+        with share as own:
+            yield TokenSpeaker(own, chat, chat.prompt(*_told(environment)), sampling, max_context, seed)
+
+    return speak
+
+
+def _probe(chat: ChatFormat) -> tuple[int, ...]:
+    """A text that tells vocabularies apart: words, digits and signs, and the control tokens of a conversation."""
+    prompt = chat.prompt("You answer questions.", "Who paid 1,095 dollars to the harbour, and when?", [])
+    return (*prompt.ids, *chat.stop_ids)
+
+
+def _told(environment: Environment) -> tuple[str, str, list[dict[str, Any]]]:
+    return environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()

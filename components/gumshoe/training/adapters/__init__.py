@@ -1,0 +1,1 @@
+"""LoRA adapters on disk: create, inspect and merge."""

@@ -1,0 +1,423 @@
+"""Adapters as they lie on the disk: made for a base model without loading it, looked at, and held against one."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+
+from gumshoe.artifacts.storage import explained
+from gumshoe.errors import UsageError, faults_of
+from gumshoe.inference.policy_names import load_tokenizer
+from gumshoe.inference.vllm_server import room_for
+from gumshoe.scenarios.lineage import Lineage
+from gumshoe.scenarios.scenario import ScenarioSet
+from gumshoe.training.models.base_model import AdapterBase, StoredTensor, adapter_base, base_of, stored_in
+from gumshoe.training.models.lora_model import lora_of
+from gumshoe.training.models.model_shape import outline
+from gumshoe.training.run_spec import ADAPTER_WEIGHTS, METADATA, SHAPE, Metadata, base_model, lineage_before, place_of
+from gumshoe.training.settings import TrainSettings
+
+_PREFIX = "base_model.model."
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
+_HIGHEST_SERVED = 512  # the rank, of vLLM
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """An adapter that was made."""
+
+    directory: str
+    modules: int
+    """Of the base model, that have one."""
+    parameters: int
+    base_parameters: int
+    bytes: int
+
+    @property
+    def share(self) -> float:
+        """Of its parameters to the base model's."""
+        return self.parameters / self.base_parameters
+
+
+def create_adapter(settings: TrainSettings, directory: Path) -> Created:
+    """Make an adapter that changes nothing yet, as training would begin with.
+
+    No weight of the base model is read, but for its fingerprint: the first matrices are drawn as `peft` draws them,
+    from the seed alone, and the second are 0.
+
+    Raises:
+        UsageError: there is no such base model, or it lacks some of the target modules.
+    """
+    place = base_model(settings)
+    model = outline(place)
+    check_modules(model, settings.lora.target_modules)
+    parameters = sum(each.numel() for each in model.parameters())
+    tokenizer, base = load_tokenizer(place), adapter_base(settings)
+    shape = lora_of(settings.lora)
+    shape.base_model_name_or_path, shape.inference_mode = place, True
+    weights = dict(_first_weights(model, shape, settings.data.seed))
+    with explained(directory):
+        shape.save_pretrained(str(directory))
+        save_file(weights, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        tokenizer.save_pretrained(str(directory))
+    Lineage(learned_from=ScenarioSet(()).record(), before=lineage_before(settings)).write(directory)
+    base.write(directory)
+    return Created(
+        str(directory),
+        len(weights) // 2,
+        sum(each.numel() for each in weights.values()),
+        parameters,
+        sum(each.nbytes for each in weights.values()),
+    )
+
+
+def linear_modules(model: Any) -> dict[str, tuple[int, int]]:
+    """Those of a model that can have an adapter: the sizes of what goes in and what comes out, by name."""
+    return {
+        name: (each.in_features, each.out_features)
+        for name, each in model.named_modules()
+        if isinstance(each, torch.nn.Linear)
+    }
+
+
+def check_modules(model: Any, wanted: Sequence[str]) -> None:
+    """
+    Raises:
+        UsageError: a model has not all of the target modules.
+    """
+    linear = linear_modules(model)
+    missing = [each for each in wanted if not any(_is_of(name, each) for name in linear)]
+    if missing:
+        head = model.get_output_embeddings()
+        there = dict.fromkeys(
+            name.rpartition(".")[2] for name in linear if head is None or model.get_submodule(name) is not head
+        )
+        raise UsageError(
+            "adapters.unknown-target-module",
+            f"lora.target_modules names modules that the base model does not have: {', '.join(missing)}; choose from "
+            f"{', '.join(there)}",
+        )
+
+
+def _is_of(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def _first_weights(model: Any, shape: LoraConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """What `peft` would begin with, whose random numbers are asked for in the same order."""
+    adapted = get_peft_model(model, shape, low_cpu_mem_usage=True)
+    torch.manual_seed(seed)
+    for name, layer in adapted.named_modules():
+        if isinstance(layer, LoraLayer):
+            rank, size = adapted.get_parameter(f"{name}.lora_A.default.weight").shape
+            given, _ = adapted.get_parameter(f"{name}.lora_B.default.weight").shape
+            a, b = torch.nn.Linear(size, rank, bias=False), torch.nn.Linear(rank, given, bias=False)
+            torch.nn.init.kaiming_uniform_(a.weight, a=math.sqrt(5))
+            yield f"{name}.lora_A.weight", a.weight.detach()
+            yield f"{name}.lora_B.weight", torch.zeros_like(b.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter's files, of which no weight is read yet."""
+
+    directory: Path
+    shape: Mapping[str, Any]
+    """`adapter_config.json`"""
+    tensors: Mapping[str, StoredTensor]
+    base: AdapterBase | None
+    """What it says of its base model; None where another program made it."""
+
+    @classmethod
+    def read(cls, directory: Path) -> "Adapter":
+        """
+        Raises:
+            UsageError: it is none, or damaged.
+        """
+        try:
+            shape = json.loads((directory / SHAPE).read_bytes())
+            kind, _ = shape["peft_type"], int(shape["r"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UsageError(
+                "adapters.not-an-adapter", f"{directory} is not an adapter: cannot read {SHAPE}: {error}"
+            ) from None
+        if kind != "LORA":
+            raise UsageError(
+                "adapters.not-lora", f"{directory} is not a LoRA adapter: its peft_type is {kind}; use LoRA"
+            )
+        if not (directory / ADAPTER_WEIGHTS).exists():
+            raise UsageError(
+                "adapters.no-weights", f"{directory} has no {ADAPTER_WEIGHTS}; save the adapter again, as safetensors"
+            )
+        return cls(directory, shape, stored_in(directory / ADAPTER_WEIGHTS), AdapterBase.read(directory))
+
+    @property
+    def modules(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """The shapes of both matrices, `A` [rank, in] and `B` [out, rank], by the base model's module."""
+        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        for name, tensor in self.tensors.items():
+            if key := _KEY.fullmatch(name):
+                found.setdefault(key["module"], {})[key["matrix"]] = tensor.shape
+        return found
+
+    @property
+    def place(self) -> str | None:
+        """Where its base model is, as its own files say."""
+        named = self.base.name if self.base else self.shape.get("base_model_name_or_path")
+        return place_of(named) if named else None
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All of them."""
+        return load_file(self.directory / ADAPTER_WEIGHTS)
+
+    def key(self, module: str, matrix: str) -> str:
+        """The name of a module's matrix `A` or `B`."""
+        return f"{_PREFIX}{module}.lora_{matrix}.weight"
+
+    def scale(self, module: str) -> float:
+        """What the product of a module's matrices is multiplied by: alpha / rank, or alpha / √rank (rsLoRA,
+        https://arxiv.org/abs/2312.03732).
+        """
+        rank = _of_module(self.shape.get("rank_pattern"), module, self.shape["r"])
+        alpha = _of_module(self.shape.get("alpha_pattern"), module, self.shape["lora_alpha"])
+        return float(alpha) / (math.sqrt(rank) if self.shape.get("use_rslora") else rank)
+
+    def faults_of_layout(self) -> list[str]:
+        """Where it differs from what `peft`, vLLM and Unsloth's `FastLanguageModel` read: a LoRA adapter's two files,
+        with two matrices for each module that it names, under `peft`'s names.
+        """
+        faults = []
+        strange = [name for name in self.tensors if not _KEY.fullmatch(name)]
+        if strange:
+            faults.append(f"{len(strange):,} tensors are not LoRA matrices, e.g. {strange[0]}")
+        lone = [name for name, matrices in self.modules.items() if len(matrices) < 2]
+        if lone:
+            faults.append(f"{len(lone):,} modules have only one of their two matrices, e.g. {lone[0]}")
+        rank = {
+            name
+            for name, shapes in self.modules.items()
+            if len(shapes) == 2 and not shapes["A"][0] == shapes["B"][1] == self._rank(name)
+        }
+        if rank:
+            faults.append(f"{len(rank):,} modules have another rank than {SHAPE} says, e.g. {min(rank)}")
+        targets = self.shape.get("target_modules")
+        if isinstance(targets, list):
+            without = [each for each in targets if not any(_is_of(name, each) for name in self.modules)]
+            if without:
+                faults.append(f"target modules of {SHAPE} have no weights: {', '.join(without)}")
+        if not self.modules:
+            faults.append("it has no LoRA weights")
+        if not self.shape.get("base_model_name_or_path"):
+            faults.append(f"{SHAPE} does not name the base model, which Unsloth needs")
+        return faults
+
+    def _rank(self, module: str) -> int:
+        return int(_of_module(self.shape.get("rank_pattern"), module, self.shape["r"]))
+
+    def more_than_lora(self) -> list[str]:
+        """What it has beside pairs of matrices for linear modules, which cannot be added to a base model's weights."""
+        shape = self.shape
+        found = ["it uses DoRA, which scales the base model's weights too"] * bool(shape.get("use_dora"))
+        found += ["it has its own biases"] * (shape.get("bias", "none") != "none" or bool(shape.get("lora_bias")))
+        if saved := shape.get("modules_to_save"):
+            found.append(f"it contains whole modules: {', '.join(saved)} (modules_to_save)")
+        if parameters := shape.get("target_parameters"):
+            found.append(f"it adapts parameters outside modules: {', '.join(parameters)} (target_parameters)")
+        return found
+
+    def unservable(self) -> list[str]:
+        """Why vLLM does not serve it, or serves it otherwise than it was trained."""
+        reasons = self.more_than_lora()
+        largest = max((self._rank(name) for name in self.modules), default=int(self.shape["r"]))
+        if largest > _HIGHEST_SERVED:
+            reasons.append(f"its rank {largest} is greater than {_HIGHEST_SERVED}")
+        if self.shape.get("rank_pattern") or self.shape.get("alpha_pattern"):
+            reasons.append(
+                "it has ranks or alphas per module (rank_pattern, alpha_pattern), and vLLM takes one of each"
+            )
+        ends = sorted({each for name in self.modules if (each := name.rpartition(".")[2]) in _ENDS})
+        if ends or any("lora_embedding" in name for name in self.tensors):
+            reasons.append(f"it adapts {' and '.join(ends) or 'embeddings'}, which vLLM supports for few architectures")
+        return reasons
+
+    def misfits(self, model: Any) -> list[str]:
+        """Where it does not fit the modules of a base model (`outline`)."""
+        linear = linear_modules(model)
+        faults = []
+        unknown = [name for name in self.modules if name not in linear]
+        if unknown:
+            faults.append(
+                f"{len(unknown):,} of its modules are not linear modules of the base model, e.g. {unknown[0]}"
+            )
+        for name, shapes in self.modules.items():
+            if name not in linear or len(shapes) < 2:
+                continue
+            own, theirs = (shapes["A"][1], shapes["B"][0]), linear[name]
+            if own != theirs:
+                faults.append(
+                    f"{name} maps {own[0]:,} values to {own[1]:,}, and in the base model {theirs[0]:,} to {theirs[1]:,}"
+                )
+                break
+        return faults
+
+
+_ENDS = ("lm_head", "embed_tokens")
+
+
+def _of_module(pattern: Mapping[str, Any] | None, module: str, otherwise: Any) -> Any:
+    """What a pattern of `peft` says for a module."""
+    for key, value in (pattern or {}).items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What an adapter is."""
+
+    directory: str
+    rank: int
+    alpha: float
+    dropout: float
+    target_modules: list[str]
+    modules: int
+    parameters: int
+    bytes: int
+    dtypes: list[str]
+    base: str | None
+    fingerprint: str | None
+    quantization: str | None
+    """Of the base model's weights that it learned on."""
+    learned_from: int | None
+    """Scenarios, of it and of what it was begun at; None where it does not say."""
+    chosen_on: int | None
+    step: int | None
+    run: str | None
+    accuracy: float | None
+    is_untouched: bool
+    """It changes nothing: every second matrix is 0."""
+    not_finite: int
+    """Weights that are no numbers, or infinite."""
+    norms: dict[str, float]
+    """Frobenius norm of what it adds to the base model's weights, by the kind of module."""
+    layout: list[str]
+    """Faults."""
+    unservable: list[str]
+    """Why vLLM does not serve it."""
+    served_with: int
+    """The least `--max-lora-rank` of a vLLM that serves it."""
+    misfits: list[str] | None = None
+    """Where it does not fit the base model that was named; None where none was."""
+    compared_by: str | None = None
+    """What tells that it is that base model."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its files are as they should be, and it is for the base model that was named."""
+        return not (self.layout or self.not_finite or self.misfits)
+
+
+def inspect_adapter(directory: Path, base: str | None = None) -> Inspected:
+    """What an adapter's files say, and whether it is for a base model.
+
+    Raises:
+        UsageError: it is none, or damaged; or there is no such base model.
+    """
+    adapter = Adapter.read(directory)
+    weights = adapter.weights()
+    lineage, metadata = Lineage.read(directory), _metadata(directory)
+    misfits = compared_by = None
+    if base is not None:
+        misfits, compared_by = held_against(adapter, base)
+    known = adapter.base
+    seen, chosen = _counts(lineage)
+    shape = adapter.shape
+    targets = shape.get("target_modules")
+    ranks = [matrices["A"][0] for matrices in adapter.modules.values() if "A" in matrices]
+    return Inspected(
+        directory=str(directory),
+        rank=shape["r"],
+        alpha=shape["lora_alpha"],
+        dropout=shape.get("lora_dropout", 0.0),
+        target_modules=sorted(targets) if isinstance(targets, list) else [str(targets)],
+        modules=len(adapter.modules),
+        parameters=sum(each.numel() for each in weights.values()),
+        bytes=sum(each.nbytes for each in weights.values()),
+        dtypes=sorted({each.dtype for each in adapter.tensors.values()}),
+        base=known.name if known else shape.get("base_model_name_or_path"),
+        fingerprint=known.fingerprint if known else None,
+        quantization=known.quantization if known else None,
+        learned_from=seen,
+        chosen_on=chosen,
+        step=metadata.step if metadata else None,
+        run=metadata.run if metadata else None,
+        accuracy=metadata.accuracy if metadata else None,
+        is_untouched=not any(bool(each.any()) for name, each in weights.items() if ".lora_B." in name),
+        not_finite=sum(int((~torch.isfinite(each)).sum()) for each in weights.values()),
+        norms=_norms(adapter, weights),
+        layout=adapter.faults_of_layout(),
+        unservable=adapter.unservable(),
+        served_with=room_for(max(ranks, default=1)) if max(ranks, default=1) <= _HIGHEST_SERVED else max(ranks),
+        misfits=misfits,
+        compared_by=compared_by,
+    )
+
+
+def held_against(adapter: Adapter, base: str) -> tuple[list[str], str]:
+    """Why an adapter is not for a base model, and what was compared.
+
+    Raises:
+        UsageError: there is no such base model, or its files are damaged.
+    """
+    place = place_of(base)
+    faults = adapter.misfits(outline(place))
+    if adapter.base is None:
+        return faults, "names and shapes only, as the adapter has no fingerprint of its base model"
+    is_same, by = adapter.base.compared(base_of(base, place, "none"))
+    if is_same is False:
+        faults.append(f"it was made for {adapter.base.name}, and {base} is another model according to {by}")
+    return faults, by
+
+
+def _metadata(directory: Path) -> Metadata | None:
+    path = directory / METADATA
+    try:
+        return Metadata.model_validate_json(path.read_bytes()) if path.exists() else None
+    except ValidationError as error:
+        raise UsageError(
+            "adapters.other-version", f"{path} was written by another version of Gumshoe: {faults_of(error)}"
+        ) from None
+
+
+def _counts(lineage: Lineage | None) -> tuple[int | None, int | None]:
+    """Scenarios that were learned from, and chosen on, before it too."""
+    learned, chosen = Counter[str](), Counter[str]()
+    each = lineage
+    while each is not None:
+        learned.update(each.learned_from.questions)
+        chosen.update(each.chosen_on.questions if each.chosen_on else ())
+        each = each.before
+    return (None, None) if lineage is None else (len(learned), len(chosen))
+
+
+def _norms(adapter: Adapter, weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """‖s·B·A‖ by kind of module, as √Σ s²·tr((BᵀB)(AAᵀ)): the product itself is as large as the base model."""
+    squares: dict[str, float] = {}
+    for name, matrices in adapter.modules.items():
+        if len(matrices) == 2:
+            a, b = (weights[adapter.key(name, each)].double() for each in "AB")
+            square = float(((b.T @ b) * (a @ a.T)).sum()) * adapter.scale(name) ** 2
+            kind = name.rpartition(".")[2]
+            squares[kind] = squares.get(kind, 0.0) + square
+    return {kind: math.sqrt(max(0.0, square)) for kind, square in squares.items()}

@@ -1,0 +1,1 @@
+"""The commands `gumshoe train`, `warm-start`, `plan` and `adapter`."""

@@ -1,0 +1,1 @@
+"""GRPO: the training loop, the trainer, and the rollouts of each step."""

@@ -1,0 +1,1 @@
+"""The processes of a run: supervisor, servers, trainers, and what they share."""

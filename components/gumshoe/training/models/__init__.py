@@ -1,0 +1,1 @@
+"""Base models: files, shapes, and the model that is trained."""

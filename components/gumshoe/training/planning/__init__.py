@@ -1,0 +1,1 @@
+"""Plan a run: memory, GPUs and time."""

@@ -1,0 +1,153 @@
+"""Demonstrations: episodes that any policy got right, as tokens of the base model to learn from."""
+
+import asyncio
+import hashlib
+import io
+import json
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.environments.base import Environment
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.rewards.judge import Judge
+from gumshoe.rewards.judge_registry import open_judge
+from gumshoe.rewards.scoring import Judged, at_once, judge_one
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.terminal import progress
+from gumshoe.training.launch.trainer_process import on_signal
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """An episode as tokens of the base model.
+
+    Invariant: as many numbers in the mask as ids.
+    """
+
+    scenario: str
+    """The scenario's id."""
+    ids: list[int]
+    """[tokens]"""
+    mask: list[int]
+    """[tokens]: 1 on what the policy said, which is learned; 0 on everything else."""
+
+    @property
+    def labels(self) -> list[int]:
+        """[tokens]: the ids that are learned, and elsewhere what `transformers` takes for none."""
+        return [each if is_learned else -100 for each, is_learned in zip(self.ids, self.mask, strict=True)]
+
+
+def demonstration_of(episode: Trajectory, environment: Environment, chat: ChatFormat) -> Demonstration:
+    """An episode as tokens of the base model; what the policy said is learned, and nothing else.
+
+    Raises:
+        UsageError: it begins with another prompt than this environment's, or its tokens are another tokenizer's.
+    """
+    prompt = chat.prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
+    first, *later = episode.segments
+    if first.ids:
+        if first.ids != prompt.ids:
+            raise UsageError(
+                "training.other-prompt",
+                f"the episode of {episode.scenario} by {episode.policy} has another prompt than training uses; use "
+                "the same tokenizer, environment and rollouts.max_turns for both",
+            )
+        return Demonstration(episode.scenario, episode.ids, episode.mask)
+    ids, mask = list(prompt.ids), [0] * len(prompt.ids)
+    for segment in later:
+        is_sampled = segment.origin == "sampled"
+        said = chat.turn(segment.text) if is_sampled else chat.glue(segment.text)
+        ids += said.ids
+        mask += [int(is_sampled)] * len(said.ids)
+    return Demonstration(episode.scenario, ids, mask)
+
+
+def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration]) -> None:
+    """One a line, all of them or none."""
+    lines = "".join(f"{json.dumps(asdict(each))}\n" for each in demonstrations)
+    with explained(path):
+        write_atomically(path, io.BytesIO(lines.encode()))
+
+
+def read_demonstrations(path: Path) -> list[Demonstration]:
+    """Those that `write_demonstrations` wrote."""
+    with path.open("rb") as file:
+        return [Demonstration(**json.loads(line)) for line in file]
+
+
+def right_ones(
+    episodes: Sequence[Trajectory], by_id: Mapping[str, Scenario], judge: Any, kept: Path
+) -> list[Trajectory]:
+    """Those whose answers a judge accepts, in their order.
+
+    Each verdict goes into the file `kept` as it comes; whoever asks again, after whatever became of this process, asks
+    the judge only for those that are missing there.
+
+    Raises:
+        UnavailableError: the judge gave no verdict on one, or the process was asked to end.
+        UsageError: there is no such judge.
+    """
+    verdicts = _verdicts(kept)
+    digests = [hashlib.sha256(each.to_json().encode()).hexdigest() for each in episodes]
+    missing = {digest: each for digest, each in zip(digests, episodes, strict=True) if digest not in verdicts}
+    if missing:
+        with explained(kept), kept.open("ab") as file:
+            try:
+                asyncio.run(_judge(missing, by_id, open_judge(judge), file))
+            except asyncio.CancelledError:
+                raise UnavailableError(
+                    "training.stopped-while-judging",
+                    "stopped while episodes were judged; continue with --resume, which keeps the verdicts so far",
+                ) from None
+        verdicts = _verdicts(kept)
+    return [each for digest, each in zip(digests, episodes, strict=True) if verdicts[digest]]
+
+
+def _verdicts(kept: Path) -> dict[str, bool]:
+    """By the digest of the episode. A last line that was cut off is taken out of the file."""
+    if not kept.exists():
+        return {}
+    found = kept.read_bytes()
+    whole = found[: found.rfind(b"\n") + 1]
+    if whole != found:
+        write_atomically(kept, io.BytesIO(whole))
+    return {each["episode"]: each["correct"] for each in map(json.loads, whole.splitlines())}
+
+
+async def _judge(
+    episodes: Mapping[str, Trajectory], by_id: Mapping[str, Scenario], judge: Judge, file: BinaryIO
+) -> None:
+    """Add the verdict on each episode to a file."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def end(*_: object) -> None:
+        if task is not None:
+            loop.call_soon_threadsafe(task.cancel)
+
+    async def judged(digest: str) -> Judged:
+        each = episodes[digest]
+        found = await judge_one(each, by_id[each.scenario], judge)
+        if found.correct is not None:
+            line = {"episode": digest, "correct": found.correct, "why": found.why}
+            file.write(f"{json.dumps(line)}\n".encode())
+            file.flush()
+        return found
+
+    try:
+        with on_signal(signal.SIGTERM, end), progress("Judging", total=len(episodes)) as advance:
+            verdicts = await at_once(judged, list(episodes), advance)
+    finally:
+        await judge.aclose()
+    missing = next((each for each in verdicts if each.correct is None), None)
+    if missing is not None:
+        raise UnavailableError(
+            "training.no-verdict",
+            f"the judge gave no verdict on an answer to {missing.scenario}: {missing.why}; continue with --resume, "
+            "which keeps the verdicts so far",
+        )

@@ -1,0 +1,54 @@
+"""What pipelines begin and end with alike."""
+
+from typing import Any
+
+from kfp import dsl
+
+from gumshoe.artifacts.component import look_at_sources, publish_adapter
+from gumshoe.cluster.component import deploy_agent
+from gumshoe.environments.component import ingest
+from gumshoe.scenarios.component import load_scenarios
+from gumshoe_pipelines.placement import Placement
+
+EMBEDDING = "intfloat/e5-base-v2"
+"""The embedding model of documents, unless another is named."""
+
+
+def prepared(
+    where: Placement,
+    sources: Any,
+    environment: Any,
+    embedding: Any,
+    scenarios: Any,
+    seed: Any,
+    code: Any,
+    current: Any = None,
+) -> dict[str, Any]:
+    """The sources indexed, and the questions checked and divided: the inputs `index` and `scenarios` of later steps.
+
+    `current` is an adapter that will be tested on them too.
+    """
+    now = where.on_cpu(look_at_sources(sources=sources, scenarios=scenarios)).outputs
+    made = ingest(sources=sources, environment=environment, embedding=embedding, state=now["sources"], code=code)
+    index = where.on_cpu(made, hours=12, cached=True).outputs["index"]
+    tested = {} if current is None else {"current": current}
+    loaded = load_scenarios(source=scenarios, index=index, seed=seed, state=now["scenarios"], code=code, **tested)
+    where.on_cpu(loaded, cached=True)
+    return {"index": index, "scenarios": loaded.outputs["scenarios"]}
+
+
+def published_if_passed(
+    where: Placement, decided: Any, adapter: Any, store: Any, run: Any, deploy: Any, deployment: Any
+) -> None:
+    """The last steps: an adapter is published where the gate let it pass, and put into service where that is asked."""
+    with dsl.If(decided.outputs["Output"] == True, name="passed"):  # noqa: E712 - Kubeflow's own
+        published = publish_adapter(
+            adapter=adapter,
+            decision=decided.outputs["decision"],
+            store=store,
+            version=run,
+            image=where.trainer_image,
+        )
+        where.on_cpu(published)
+        served = deploy_agent(published=published.outputs["Output"], store=store, how=deploy, target=deployment)
+        where.on_cpu(served, hours=2.5)

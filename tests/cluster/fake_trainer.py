@@ -1,0 +1,150 @@
+"""Plays Kubeflow Trainer, Kueue, and what runs pods, for a `FakeKubernetes`."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gumshoe.cluster import job_watch, object_client, trainjob_runner
+from gumshoe.cluster.trainjob import NODE_LABEL, QUEUE_LABEL
+from tests.cluster.fake_kubernetes import FakeKubernetes, Object
+
+SPACE = "agents"
+
+
+def condition(kind: str, status: str, message: str = "because", reason: str = "Because") -> Object:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": "2024-01-01T00:00:00Z",
+    }
+
+
+@dataclass
+class Trainer:
+    """Controllers of TrainJobs. Give its `settle` to a cluster."""
+
+    fake: FakeKubernetes
+    phase: str = "Running"
+    """What becomes of new pods."""
+    started: Callable[[Object, int, Object], None] = lambda *_: None
+    """Told of each new pod: the TrainJob, which node it is, and the pod."""
+    _pods: int = 0
+    _known: set[str] = field(default_factory=set)
+
+    def settle(self, made: Object) -> None:
+        """Have a new TrainJob wait for its queue, or run."""
+        if made["kind"] != "TrainJob" or made["metadata"]["uid"] in self._known:
+            return
+        self._known.add(made["metadata"]["uid"])
+        if QUEUE_LABEL in made["metadata"]["labels"]:
+            made["spec"]["suspend"] = True
+            made["status"] = {"conditions": [condition("Suspended", "True")]}
+        else:
+            self._start(made)
+
+    def admit(self, name: str) -> None:
+        """Kueue has room for it."""
+        job = self.fake.objects["trainjobs", SPACE, name]
+        spec = {**job["spec"], "suspend": False}
+        self.fake.change("trainjobs", SPACE, name, spec=spec, status={"conditions": [condition("Suspended", "False")]})
+        self._start(job)
+
+    def evict(self, name: str) -> None:
+        """Kueue needs its room for another."""
+        job = self.fake.objects["trainjobs", SPACE, name]
+        spec = {**job["spec"], "suspend": True}
+        for pod in self.pods(name):
+            self.fake.delete("pods", SPACE, pod)
+        self.fake.change("trainjobs", SPACE, name, spec=spec, status={"conditions": [condition("Suspended", "True")]})
+
+    def end(self, name: str, *codes: int) -> None:
+        """Its pods end, with these statuses in their order and the others with 0."""
+        for number, pod in enumerate(self.pods(name)):
+            own = codes[number] if number < len(codes) else 0
+            state = {"terminated": {"exitCode": own, "reason": "Error" if own else "Completed"}}
+            phase = "Failed" if own else "Succeeded"
+            self.fake.change("pods", SPACE, pod, status={"phase": phase, "containerStatuses": [_status(state)]})
+        kind = "Failed" if any(codes) else "Complete"
+        said = "jobset failed due to one or more job failures" if any(codes) else "jobset completed successfully"
+        self.fake.change("trainjobs", SPACE, name, status={"conditions": [condition(kind, "True", said)]})
+
+    def progress(self, name: str, percent: int, seconds: int) -> None:
+        """Its trainer says how far it is."""
+        told = {"progressPercentage": percent, "estimatedRemainingSeconds": seconds, "lastUpdatedTime": "2024-01-01"}
+        self.fake.change("trainjobs", SPACE, name, status={"trainerStatus": told})
+
+    def pods(self, name: str) -> list[str]:
+        """Those of its nodes, in order."""
+        return sorted(each for plural, _, each in self.fake.objects if plural == "pods" and f"{name}-node-" in each)
+
+    def _start(self, job: Object) -> None:
+        (patch,) = job["spec"]["runtimePatches"]
+        (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        template = node["template"]["spec"]["template"]
+        for number in range(job["spec"]["trainer"]["numNodes"]):
+            self._pods += 1
+            name = f"{job['metadata']['name']}-node-0-{number}-{self._pods:05}"
+            labels = {**template["metadata"]["labels"], NODE_LABEL: str(number)}
+            owner = {"apiVersion": "v1", "kind": "TrainJob", "name": job["metadata"]["name"]}
+            about = {"name": name, "namespace": SPACE, "labels": labels}
+            waits = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+            state = {"running": {}} if self.phase == "Running" else waits
+            pod = {
+                "kind": "Pod",
+                "apiVersion": "v1",
+                "metadata": {**about, "ownerReferences": [{**owner, "uid": job["metadata"]["uid"]}]},
+                "spec": {"containers": [{"name": "node", "image": "x"}]},
+                "status": {"phase": self.phase, "containerStatuses": [_status(state)]},
+            }
+            self.started(job, number, self.fake.put(pod))
+
+
+def _status(state: Object) -> Object:
+    return {"name": "node", "image": "x", "imageID": "x", "ready": True, "restartCount": 0, "state": state}
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses between two looks at a cluster, and between two tries."""
+    monkeypatch.setattr(job_watch, "_FIRST", 0.01)
+    monkeypatch.setattr(trainjob_runner, "_POLL", 0.01)
+    monkeypatch.setattr(trainjob_runner, "_TICK", 0.01)
+    monkeypatch.setattr(object_client, "_FIRST", 0.01)
+    monkeypatch.setattr(object_client, "_LOOK", 0.01)
+
+
+@contextmanager
+def meanwhile(*steps: Callable[[], Any]) -> Iterator[None]:
+    """Do these, one after another, each again and again until it succeeds, while the block runs.
+
+    A step has not succeeded as long as it returns False, or what it needs does not exist yet.
+    """
+    failed: list[BaseException] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        for step in steps:
+            while not ended.is_set():
+                try:
+                    if step() is not False:
+                        break
+                except (KeyError, IndexError):  # it does not exist yet
+                    pass
+                except AssertionError as error:
+                    failed.append(error)
+                    return
+                ended.wait(0.01)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert not failed, failed

@@ -1,0 +1,641 @@
+"""`gumshoe deploy`, `promote`, `rollback` and `deployments`, against a server that speaks the Kubernetes API."""
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gumshoe.artifacts.store import Store
+from gumshoe.cluster.deploy import Target, put_into_service
+from gumshoe.cluster.releases import own_chart
+from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
+from tests.conftest import Ran
+from tests.errors import raises
+
+BASE = "Qwen/Qwen2.5-7B-Instruct"
+ACCESS = ["--set", "agent.access.existingSecret=gumshoe-keys"]
+AGENT, MODEL = "mail-gumshoe-agent-agent", "mail-gumshoe-agent-predictor"
+NOT_LONG = ["--timeout", "0.01"]
+"""The event that is waited for never happens."""
+
+
+@pytest.fixture
+def cluster(cluster: FakeKubernetes) -> FakeKubernetes:
+    cluster.settle = Controllers(cluster).settle
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def shared() -> dict[str, str]:
+    """The addresses of the stores that tests share, by name; the first test that asks for one makes it."""
+    return {}
+
+
+@pytest.fixture
+def store(s3_bucket: str, shared: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Four published adapters: r1 to r3 of one base model, and one of another. Publish no others there."""
+    made = Store(shared.setdefault("project", f"s3://{s3_bucket}/project"))
+    if made.latest("adapters") is None:
+        for name, base, rank in (("r1", BASE, 8), ("r2", BASE, 64), ("r3", BASE, 8), ("other", "Qwen/Qwen3-8B", 8)):
+            publish(made, tmp_path / "adapters" / name, name, {"base_model_name_or_path": base, "r": rank})
+    monkeypatch.setenv("GUMSHOE_STORE", made.uri)
+    return made
+
+
+@pytest.fixture
+def unservable(s3_bucket: str, shared: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with one adapter that can be served, and three that cannot."""
+    made = Store(shared.setdefault("unservable", f"s3://{s3_bucket}/project"))
+    monkeypatch.setenv("GUMSHOE_STORE", made.uri)
+    if made.latest("adapters") is not None:
+        return
+    publish(made, tmp_path / "r1", "r1", {"base_model_name_or_path": BASE, "r": 8})
+    publish(made, tmp_path / "nowhere", "nowhere", {"base_model_name_or_path": "/models/mine", "r": 8})
+    publish(made, tmp_path / "huge", "huge", {"base_model_name_or_path": BASE, "r": 8, "rank_pattern": {"q": 1024}})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes").write_text("-")
+    made.publish(tmp_path / "empty", "adapters", "empty")
+
+
+def publish(store: Store, directory: Path, version: str, shape: dict[str, Any]) -> None:
+    directory.mkdir(parents=True)
+    (directory / "adapter_config.json").write_text(json.dumps(shape))
+    (directory / "adapter_model.safetensors").write_bytes(version.encode())
+    store.publish(directory, "adapters", version)
+
+
+@pytest.fixture
+def controllers(cluster: FakeKubernetes) -> Controllers:
+    played = Controllers(cluster)
+    cluster.settle = played.settle
+    return played
+
+
+def agent_settings(cluster: FakeKubernetes) -> dict[str, Any]:
+    text = cluster.objects["configmaps", "agents", AGENT]["data"]["settings.yaml"]
+    return dict(yaml.load(text, yaml.CSafeLoader)["model"])
+
+
+def in_service(cluster: FakeKubernetes) -> tuple[str, str | None, float | None]:
+    """The adapter, the canary and its share, as the agent server is told."""
+    model = agent_settings(cluster)
+    return model["policy"].rpartition("#")[2], model.get("canary"), model.get("canary_percent")
+
+
+def loaded(cluster: FakeKubernetes) -> list[str]:
+    """The adapters that vLLM is started with."""
+    arguments = cluster.objects["deployments", "agents", MODEL]["spec"]["template"]["spec"]["containers"][0]["args"]
+    return [json.loads(each)["name"] for each in arguments[arguments.index("--lora-modules") + 1 :]]
+
+
+@pytest.fixture(scope="module")
+def after_first() -> dict[tuple[str, str, str], dict[str, Any]]:
+    """The objects of a cluster after the first deployment of r1, made once for all tests that need them."""
+    return {}
+
+
+@pytest.fixture
+def deployed(
+    run: Callable[..., Ran],
+    cluster: FakeKubernetes,
+    store: Store,  # noqa: ARG001
+    after_first: dict[tuple[str, str, str], dict[str, Any]],
+) -> str:
+    """A deployment of r1."""
+    if not after_first:
+        done = run("deploy", "mail", "--adapter", "r1", *ACCESS)
+        assert done.status == 0, done.err
+        after_first |= deepcopy(cluster.objects)
+    cluster.restore(after_first)
+    return "mail"
+
+
+def test_a_published_adapter_is_put_into_service(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, store: Store
+) -> None:
+    assert in_service(cluster) == ("r1", None, None)
+    spec = cluster.of("InferenceService")[0]["spec"]["predictor"]
+    uris = {each["mountPath"]: each["uri"] for each in spec["storageUris"]}
+    manifest = store.manifest("adapters/r1")
+    assert uris == {
+        "/mnt/models": f"hf://{BASE}",
+        "/mnt/lora/r1": f"{store.uri}/adapters/r1/{manifest.data}/",
+    }
+    (listed,) = json.loads(run("deployments", "--json").out)
+    assert (listed["name"], listed["adapter"], listed["traffic"]) == ("mail", "r1", {"r1": 100})
+    assert (listed["health"], listed["is_ready"], listed["mode"]) == ("ready", True, "standard")
+    shown = run("deployments", "show", deployed)
+    assert "r1 takes 100 %" in shown.out
+    assert f"{AGENT}-0  ready" in shown.out
+
+
+def test_a_new_adapter_is_loaded_beside_the_old_one_before_it_is_asked(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    told: list[tuple[str, list[str]]] = []
+
+    def settle(made: dict[str, Any]) -> None:
+        controllers.settle(made)
+        if made["kind"] == "ConfigMap":
+            policy = yaml.safe_load(made["data"]["settings.yaml"])["model"]["policy"]
+            told.append((policy.rpartition("#")[2], loaded(cluster)))
+
+    cluster.settle = settle
+    done = run("deploy", deployed, "--adapter", "r2")
+    assert (done.status, "warning" in done.err) == (0, False)
+    assert [name for name, _ in told] == ["r1", "r2"]
+    assert told[1][1] == ["r1", "r2"], "vLLM had it by then"
+    assert (in_service(cluster), loaded(cluster)) == (("r2", None, None), ["r1", "r2"])
+    runtime = cluster.of("ServingRuntime")[0]["spec"]["containers"][0]["args"]
+    assert "--max-lora-rank=64" in runtime
+    assert "--max-loras=2" in runtime
+
+
+def test_a_canary_is_promoted_and_taken_back_without_a_restart_of_vllm(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    done = run("deploy", deployed, "--adapter", "r2", "--canary", "10")
+    assert done.status == 0, done.err
+    assert "r1 takes 90 %, r2 takes 10 %" in done.out
+    assert in_service(cluster) == ("r1", "r2", 10)
+    controllers.rollouts.clear()
+
+    assert run("deploy", deployed, "--adapter", "r2", "--canary", "50").status == 0
+    assert in_service(cluster) == ("r1", "r2", 50)
+    assert run("promote", deployed).status == 0
+    assert in_service(cluster) == ("r2", None, None)
+    again = run("promote", deployed)
+    assert (again.status, again.code) == (2, "deploy.no-canary")
+    assert run("rollback", deployed).status == 0
+    assert in_service(cluster) == ("r1", "r2", 0)
+    assert loaded(cluster) == ["r1", "r2"]
+    assert set(controllers.rollouts) == {AGENT}, "vLLM has both, and goes on"
+
+    assert run("rollback", deployed).status == 0, "what is wrong with r2 does not come back by asking twice"
+    assert (in_service(cluster), loaded(cluster)) == (("r1", None, None), ["r1"])
+    more = run("rollback", deployed)
+    assert (more.status, more.code) == (2, "deploy.nothing-to-roll-back")
+    assert "r1" in more.err
+
+
+def test_a_canary_that_runs_is_ended_by_a_rollback(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    run("deploy", deployed, "--adapter", "r2", "--canary", "10")
+    assert run("rollback", deployed).status == 0
+    assert in_service(cluster) == ("r1", "r2", 0)
+    assert run("promote", deployed).code == "deploy.no-canary"
+
+
+def test_rollback_goes_to_the_adapter_that_served_just_before(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    for name in ("r2", "r3", "r2"):
+        assert run("deploy", deployed, "--adapter", name).status == 0
+    assert (in_service(cluster)[0], loaded(cluster)) == ("r2", ["r2", "r3"])
+    controllers.rollouts.clear()
+    assert run("rollback", deployed).status == 0
+    assert (in_service(cluster)[0], set(controllers.rollouts)) == ("r3", {AGENT})
+
+
+def test_what_was_being_loaded_is_taken_away_by_a_rollback(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    """And the adapter that served before the one in service does not come back for it."""
+    assert run("deploy", deployed, "--adapter", "r2").status == 0
+    controllers.broken = "model"
+    done = run("deploy", deployed, "--adapter", "r3", "--canary", "10", *NOT_LONG)
+    assert (done.status, done.code) == (75, "deploy.not-ready")
+    assert "`gumshoe rollback mail --revision 3`" in done.err
+    controllers.mend()
+    assert run("rollback", deployed).status == 0
+    assert (in_service(cluster), loaded(cluster)) == (("r2", None, None), ["r2"])
+    assert run("rollback", deployed, "--revision", "3").status == 0
+    assert (in_service(cluster)[0], loaded(cluster)) == ("r2", ["r1", "r2"])
+
+
+def test_settings_are_changed_without_naming_an_adapter_and_a_canary_goes_on(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    run("deploy", deployed, "--adapter", "r2", "--canary", "10")
+    for more in ([], ["--adapter", "r1"]):
+        assert run("deploy", deployed, *more, "--set", f"agent.replicas={4 + len(more)}").status == 0
+        assert in_service(cluster) == ("r1", "r2", 10)
+        assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 4 + len(more)
+    without = run("deploy", "other")
+    assert (without.status, without.code) == (2, "deploy.first-without-adapter")
+    assert "other" in without.err
+
+
+def test_a_store_is_needed_for_an_adapter_alone(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GUMSHOE_STORE")
+    assert run("deploy", deployed, "--set", "agent.replicas=5").status == 0
+    assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 5
+    refused = run("deploy", deployed, "--adapter", "r2")
+    assert (refused.status, refused.code) == (2, "deploy.store-not-named")
+    assert "r2" in refused.err
+
+
+def test_another_chart_is_not_installed_by_the_way(run: Callable[..., Ran], deployed: str, tmp_path: Path) -> None:
+    chart = shutil.copytree(own_chart(), tmp_path / "chart")
+    (chart / "Chart.yaml").write_text((chart / "Chart.yaml").read_text().replace("version: 0.1.0", "version: 0.2.0", 1))
+    run("deploy", deployed, "--adapter", "r2", "--canary", "10")
+    for command in ("promote", "rollback"):
+        done = run(command, deployed, "--chart", chart)
+        assert (done.status, done.code) == (2, "deploy.other-chart-version")
+        assert "chart 0.1.0" in done.err
+        assert "chart 0.2.0" in done.err
+
+
+def test_the_base_model_s_place_is_kept_as_it_was_given(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    pinned = f"hf://{BASE}:abc123"
+    assert run("deploy", deployed, "--set", f"model.uri={pinned}").status == 0
+    assert run("deploy", deployed, "--adapter", "r2", "--canary", "10").status == 0
+    spec = cluster.of("InferenceService")[0]["spec"]["predictor"]
+    assert {"uri": pinned, "mountPath": "/mnt/models"} in spec["storageUris"]
+
+
+def test_an_adapter_of_another_store_is_refused(
+    run: Callable[..., Ran], deployed: str, store: Store, tmp_path: Path
+) -> None:
+    other = Store(f"{store.uri.rpartition('/')[0]}/other")
+    publish(other, tmp_path / "elsewhere", "r9", {"base_model_name_or_path": BASE, "r": 8})
+    done = run("deploy", deployed, "--adapter", "r9", "--store", other.uri)
+    assert (done.status, done.code) == (2, "deploy.other-store")
+    assert f"r9 is in {other.uri}" in done.err
+    assert f"reads from {store.uri}" in done.err
+
+
+def test_rollback_to_a_revision_is_all_of_it(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
+    run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=5")
+    assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 5
+    assert run("rollback", deployed, "--revision", "1").status == 0
+    assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 2
+    none = run("rollback", deployed, "--revision", "9")
+    assert (none.status, none.code) == (2, "deploy.no-such-revision")
+    assert "revision 9 of mail" in none.err
+    assert "3, 2, 1" in none.err
+
+
+def test_the_same_again_changes_nothing(run: Callable[..., Ran], deployed: str) -> None:
+    before = json.loads(run("deployments", "show", deployed, "--json").out)
+    done = run("deploy", deployed, "--adapter", "r1", *ACCESS, "--json")
+    assert json.loads(done.out)["revision"] == before["revision"]
+    assert [each["revision"] for each in before["history"]] == [1]
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_be(
+    run: Callable[..., Ran], cluster: FakeKubernetes, store: Store, tmp_path: Path
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("agent: {access: {existingSecret: gumshoe-keys}, replicas: 3}\nserving: {gpus: 2}\n")
+    done = run("deploy", "mail", "--adapter", "latest", "-f", str(file), "--set", "serving.gpus=4", "--dry-run")
+    assert done.status == 0, done.err
+    values = yaml.safe_load(done.out)
+    assert values["adapter"]["name"] == "other"
+    assert values["adapter"]["uri"].startswith(f"{store.uri}/adapters/other/sha256-")
+    assert (values["serving"]["gpus"], values["agent"]["replicas"]) == (4, 3)
+    assert values["model"]["uri"] == "hf://Qwen/Qwen3-8B"
+    (command,) = re.findall("helm upgrade.*", done.err)
+    words = ["helm", "upgrade", "--install", "mail", str(own_chart()), "--namespace", "agents"]
+    assert shlex.split(command) == [*words, "--values", "values.yaml"]
+    assert cluster.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "values"),
+    [
+        (["--adapter", "r9"], "artifacts.not-found", ["r9"]),
+        (["--adapter", "r1"], "deploy.values-rejected", ["agent.access", "existingSecret", "jwksUrl"]),
+        (["--adapter", "r1", *ACCESS, "--set", "serving.gpu=2"], "deploy.values-rejected", ["/serving", "'gpu'"]),
+        (["--adapter", "r1", *ACCESS, "--canary", "10"], "deploy.canary-without-deployment", ["mail"]),
+        (["--adapter", "r1", *ACCESS, "--set", "serving"], "deploy.invalid-set-option", ["'serving'"]),
+        (["--adapter", "r1", *ACCESS, "-f", "none.yaml"], "deploy.values-unreadable", ["none.yaml"]),
+        (["--adapter", "r1", *ACCESS, "--context", "prod"], "cluster.unknown-context", ["prod", "fake"]),
+        (["--adapter", "r1", *ACCESS, "--chart", "none"], "deploy.chart-unreadable", []),
+        (["--adapter", "nowhere", *ACCESS], "deploy.base-model-not-located", ["/models/mine", "--set model.uri="]),
+        (["--adapter", "huge", *ACCESS], "deploy.rank-too-high", ["1024", "512"]),
+        (["--adapter", "empty", *ACCESS], "deploy.not-an-adapter", ["adapters/empty"]),
+        (["--adapter", "r1", "--store", "own-disk", *ACCESS], "deploy.store-not-in-s3", ["own-disk"]),
+    ],
+)
+@pytest.mark.usefixtures("unservable")
+def test_what_cannot_be_served_is_refused_before_anything_changes(
+    run: Callable[..., Ran],
+    cluster: FakeKubernetes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: str,
+    values: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("deploy", "mail", *arguments)
+    assert done.status != 0
+    assert done.code == code
+    for value in values:
+        assert value in done.err
+    assert cluster.objects == {}
+
+
+@pytest.mark.parametrize("name", ["Mail", "m" * 54, "mail_1"])
+@pytest.mark.usefixtures("cluster", "store")
+def test_names_that_helm_does_not_take_are_refused(run: Callable[..., Ran], name: str) -> None:
+    done = run("deploy", name, "--adapter", "r1", *ACCESS)
+    assert (done.status, done.code) == (2, "deploy.invalid-name")
+
+
+def test_a_canary_of_another_base_model_or_of_itself_is_refused(run: Callable[..., Ran], deployed: str) -> None:
+    other = run("deploy", deployed, "--adapter", "other", "--canary", "10")
+    assert (other.status, other.code) == (2, "deploy.other-base-model")
+    assert "--set model.uri=" in other.err
+    named = run("deploy", deployed, "--adapter", "other", "--canary", "10", "--set", "model.uri=hf://Qwen/Qwen3-8B")
+    assert (named.status, named.code) == (2, "deploy.canary-of-other-base-model")
+    itself = run("deploy", deployed, "--adapter", "r1", "--canary", "10")
+    assert (itself.status, itself.code) == (2, "deploy.canary-already-in-service")
+    without = run("deploy", deployed, "--canary", "10")
+    assert (without.status, without.code) == (2, "deploy.canary-without-adapter")
+
+
+def test_an_adapter_of_another_base_model_takes_the_place_of_both(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    done = run("deploy", deployed, "--adapter", "other", "--set", "model.uri=hf://Qwen/Qwen3-8B")
+    assert done.status == 0, done.err
+    assert "warning" in done.err
+    assert in_service(cluster) == ("other", None, None)
+    assert loaded(cluster) == ["other"]
+
+
+@pytest.mark.parametrize("part", ["agent", "model"])
+def test_a_rollout_that_never_becomes_ready_is_told_of_in_plain_words(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str, part: str
+) -> None:
+    controllers.broken = part
+    done = run("deploy", deployed, "--adapter", "r2", *NOT_LONG)
+    assert (done.status, done.code) == (75, "deploy.not-ready")
+    told = " ".join(done.err.split())
+    assert f"{part}: ImagePullBackOff" in told
+    assert in_service(cluster)[0] == "r1", "it is asked nothing as long as it is not there"
+    if part == "model":
+        assert "PredictorReady: MinimumReplicasUnavailable" in told
+    listed = run("deployments")
+    assert "ImagePullBackOff" in listed.out
+
+    controllers.mend()
+    assert run("deploy", deployed, "--adapter", "r2").status == 0, "the same command goes on from there"
+    assert in_service(cluster)[0] == "r2"
+
+
+def test_a_command_that_was_interrupted_waits_again_until_the_adapter_is_loaded(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    controllers.broken = "model"
+    for _ in range(2):
+        assert run("deploy", deployed, "--adapter", "r2", "--no-wait", *NOT_LONG).code == "deploy.not-ready"
+        assert in_service(cluster) == ("r1", "r2", 0)
+
+
+def test_a_rollback_does_not_wait_for_what_is_broken(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    run("deploy", deployed, "--adapter", "r2", "--canary", "10")
+    controllers.broken = "agent"
+    assert run("promote", deployed, *NOT_LONG).code == "deploy.not-ready"
+    assert run("rollback", deployed, "--no-wait").status == 0
+    assert in_service(cluster) == ("r1", "r2", 0)
+
+
+def test_it_goes_back_where_that_is_asked_for(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    controllers.broken = "model"
+    done = run("deploy", deployed, "--adapter", "r2", *NOT_LONG, "--rollback-on-failure")
+    assert (done.status, done.code) == (75, "deploy.rolled-back")
+    assert "revision 1" in done.err
+    assert loaded(cluster) == ["r1"]
+
+
+@pytest.mark.usefixtures("store")
+def test_kserve_that_does_nothing_is_waited_for_and_named(run: Callable[..., Ran], controllers: Controllers) -> None:
+    controllers.broken = "kserve"
+    done = run("deploy", "mail", "--adapter", "r1", *ACCESS, *NOT_LONG)
+    assert (done.status, done.code) == (75, "deploy.not-ready")
+    assert "InferenceService" in done.err
+
+
+def test_pods_of_before_are_not_taken_for_the_new_ones(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    """KServe goes on saying that it is ready until it has looked at what changed."""
+    controllers.broken = "kserve"
+    done = run("deploy", deployed, "--adapter", "r2", *NOT_LONG)
+    assert (done.status, done.code) == (75, "deploy.not-ready")
+    assert "KServe" in done.err
+    assert in_service(cluster)[0] == "r1"
+    controllers.mend()
+    controllers.broken = "kserve"
+    image = run("deploy", deployed, "--set", "serving.image.tag=v0.32.0", *NOT_LONG)
+    assert (image.status, image.code) == (75, "deploy.not-ready")
+    assert "KServe" in image.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "value"),
+    [
+        ({"conflict": "Deployment"}, "deploy.conflict", "kubectl-edit"),
+        ({"refused": ("patch", "inferenceservices")}, "cluster.access-denied", 'patch resource "inferenceservices"'),
+        ({"refused": ("list", "secrets")}, "cluster.access-denied", 'list resource "secrets"'),
+        ({"refused": ("list", "deployments")}, "cluster.access-denied", 'list resource "deployments"'),
+        ({"token": "another"}, "cluster.unauthenticated", "401"),
+    ],
+)
+def test_conflicts_and_refusals_are_told_of(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, fault: dict[str, Any], code: str, value: str
+) -> None:
+    for name, setting in fault.items():
+        setattr(cluster, name, setting)
+    done = run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4")
+    assert (done.status, done.code) == (1, code)
+    assert value in done.err
+    for name in fault:
+        setattr(cluster, name, None)
+    assert run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4").status == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("503", "cluster.api-unhealthy"), ("429", "cluster.api-unhealthy"), ("reset", "cluster.unreachable")],
+)
+def test_a_cluster_that_is_not_well_is_another_try(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, fault: str, code: str
+) -> None:
+    cluster.faults.append(fault)
+    done = run("deployments", "show", deployed)
+    assert (done.status, done.code) == (75, code)
+
+
+def test_a_cluster_that_stumbles_while_somebody_waits_is_asked_again(
+    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    def settle(made: dict[str, Any]) -> None:
+        controllers.settle(made)
+        if made["kind"] == "Secret" and made["metadata"]["labels"]["status"] == "deployed":
+            cluster.faults.extend(["fine", "fine", "fine", "503"])
+
+    cluster.settle = settle
+    assert run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4").status == 0
+
+
+def test_an_operation_that_was_killed_is_waited_for_and_then_taken_up(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4")
+    newest = cluster.objects["secrets", "agents", "sh.helm.release.v1.mail.v2"]
+    whole = newest["data"]["release"]
+    newest["data"]["release"], newest["metadata"]["labels"]["status"] = pending(whole, 0), "pending-upgrade"
+    done = run("deploy", deployed, "--adapter", "r2")
+    assert (done.status, done.code) == (75, "deploy.change-in-progress")
+    assert "4 minutes" in done.err
+    assert "`gumshoe rollback mail --revision N`" in done.err
+    assert "Helm: pending-upgrade" in run("deployments").out
+    newest["data"]["release"] = pending(whole, 300)
+    assert run("deploy", deployed, "--adapter", "r2").status == 0
+    assert in_service(cluster)[0] == "r2"
+
+
+def pending(release: str, seconds: float) -> str:
+    """A release as Helm keeps it, left so many seconds ago as it was changed."""
+    import base64
+    import gzip
+
+    kept = json.loads(gzip.decompress(base64.b64decode(base64.b64decode(release))))
+    kept["info"] |= {
+        "status": "pending-upgrade",
+        "last_deployed": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(),
+    }
+    return base64.b64encode(base64.b64encode(gzip.compress(json.dumps(kept).encode()))).decode()
+
+
+def test_logs_are_those_of_the_part_that_is_asked_for(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    cluster.logs = {f"{AGENT}-0": "one\ntwo\n", f"{MODEL}-0": "loaded\n"}
+    assert run("deployments", "logs", deployed).out.split() == [f"{AGENT}-0", "one", f"{AGENT}-0", "two"]
+    assert run("deployments", "logs", deployed, "--model", "--follow").out.split() == [f"{MODEL}-0", "loaded"]
+
+
+def test_what_keeps_a_pod_from_beginning_is_in_its_log(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    pod = cluster.objects["pods", "agents", f"{AGENT}-0"]
+    ended = {"terminated": {"exitCode": 1, "reason": "Error"}}
+    pod["status"]["initContainerStatuses"] = [
+        {"name": "fetch", "image": "x", "imageID": "x", "ready": False, "restartCount": 2, "state": ended}
+    ]
+    cluster.logs = {f"{AGENT}-0": "error: the store has no mail-indexes\n"}
+    assert "no mail-indexes" in run("deployments", "logs", deployed).out
+    assert [each for each in cluster.asked if each.endswith("log?fetch")]
+
+
+def test_a_deployment_is_removed_and_nothing_else(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
+    cluster.put({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "gumshoe-keys", "namespace": "agents"}})
+    assert run("deployments", "remove", deployed, "--yes").status == 0
+    left = {(plural, name) for plural, _, name in cluster.objects}
+    assert ("secrets", "gumshoe-keys") in left
+    assert not [each for each in left if each[0] in ("inferenceservices", "configmaps", "services")]
+    gone = run("deployments", "show", deployed)
+    assert (gone.status, gone.code) == (2, "deploy.no-such-deployment")
+    assert "mail" in gone.err
+
+
+def test_other_releases_are_left_alone(run: Callable[..., Ran], cluster: FakeKubernetes, tmp_path: Path) -> None:
+    from helm_python import Chart, Config
+
+    chart = Chart.create("other", tmp_path)
+    with Config(kubeconfig_path=cluster.kubeconfig, namespace="agents") as helm:
+        helm.install(chart, "mail", {"serviceAccount": {"create": False}}, namespace="agents")
+    assert json.loads(run("deployments", "--json").out) == []
+    done = run("deployments", "show", "mail")
+    assert (done.status, done.code) == (2, "deploy.release-of-other-chart")
+    assert "chart other" in done.err
+
+
+@pytest.mark.usefixtures("store")
+def test_without_a_cluster_a_dry_run_is_of_a_first_deployment(
+    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    done = run("deploy", "mail", "--adapter", "r1", *ACCESS, "--dry-run", "--namespace", "agents")
+    assert done.status == 0, done.err
+    assert yaml.safe_load(done.out)["adapter"]["name"] == "r1"
+    assert "[cluster.no-kubeconfig]" in done.err
+
+
+@pytest.mark.usefixtures("store")
+def test_without_a_cluster_it_says_what_is_missing(
+    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    done = run("deploy", "mail", "--adapter", "r1")
+    assert (done.status, done.code) == (2, "cluster.no-kubeconfig")
+    assert str(tmp_path / "none") in done.err
+
+
+@pytest.mark.parametrize("mode", ["llmisvc", "external"])
+@pytest.mark.usefixtures("store")
+def test_other_modes_are_deployed_too(run: Callable[..., Ran], cluster: FakeKubernetes, mode: str) -> None:
+    mode_set = ["--set", f"serving.mode={mode}"]
+    if mode == "external":
+        mode_set += ["--set", "serving.external.urls=[http://vllm:8000]"]
+    assert run("deploy", "mail", "--adapter", "r1", *ACCESS, *mode_set).status == 0
+    assert run("deploy", "mail", "--adapter", "r2").status == 0
+    assert in_service(cluster) == ("r2", None, None)
+    if mode == "llmisvc":
+        assert loaded(cluster) == ["r1", "r2"]
+
+
+def test_a_pipeline_deploys_what_it_published(cluster: FakeKubernetes, store: Store) -> None:
+    values = {"agent": {"access": {"existingSecret": "gumshoe-keys"}}}
+    target = Target.of({"name": "mail", "percent": 20, "values": values})
+    assert put_into_service("adapters/r1", store.uri, "none", target) == ""
+    assert cluster.asked == []
+    first = put_into_service("adapters/r1", store.uri, "canary", target)
+    assert first == "mail: r1 takes 100 %", "there is nothing that a canary could be beside"
+    assert put_into_service("adapters/r2", store.uri, "canary", target) == "mail: r1 takes 80 %, r2 takes 20 %"
+    assert in_service(cluster) == ("r1", "r2", 20)
+    again = put_into_service("adapters/r2", store.uri, "canary", target)
+    assert again == "mail: r1 takes 80 %, r2 takes 20 %", "a step may be run again"
+    for how in ("full", "full", "canary"):
+        put_into_service("adapters/r2", store.uri, how, target)
+        assert in_service(cluster) == ("r2", None, None)
+        assert loaded(cluster) == ["r1", "r2"]
+
+
+@pytest.mark.parametrize(
+    ("told", "code", "values"),
+    [
+        ({"release": "mail"}, "deploy.unknown-target-key", ["release", "name, namespace, percent, values"]),
+        ({"percent": 101}, "deploy.invalid-target", ["percent", 101]),
+        ({"values": "none"}, "deploy.invalid-target", ["values", "'none'"]),
+        ({"name": 1}, "deploy.invalid-target", ["name", 1]),
+        ({"name": "Mail"}, "deploy.invalid-name", ["'Mail'"]),
+    ],
+)
+def test_a_pipeline_s_target_is_checked(told: dict[str, Any], code: str, values: list[object]) -> None:
+    with raises(code, *values):
+        Target.of(told)

@@ -1,0 +1,247 @@
+"""The documents environment: what its tools reach and say, what the model is told, and what is recorded."""
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents.document import Document
+from gumshoe.documents.index import DocumentIndex
+from gumshoe.environments.base import Record
+from gumshoe.environments.documents import DocumentsEnvironment, excerpt
+from gumshoe.environments.ingest import ingested
+from gumshoe.environments.tools import Call, ToolError
+from gumshoe.inference.policy import Sampling
+from gumshoe.rollouts.episode import EpisodeLimits
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.serving.ask import LocalModel, Question, answered
+from tests.documents.collection import write_jsonl
+from tests.documents.pages import make_collection, page
+from tests.errors import raises
+from tests.inference.fake_vllm import FakeVLLM, letter_counts
+from tests.mail.mailbox import record
+from tests.mail.mailbox import write_jsonl as write_mail
+from tests.scenarios.questions import QUICK, about_documents, scenario
+
+LONG = " ".join(f"Sentence {number} of many says nothing." for number in range(2000))
+PAGES = [
+    page(1, title="Marsh fever", text="Marsh fever lasts nine days.\n\nIt begins with a cough."),
+    page(2, title="Hill fever", text="Hill fever lasts a week."),
+    page(3, title="Salt balsam", text="Salt balsam is taken at night."),
+    page(4, title="Long page", text=f"It begins. {LONG} The quartz needle is kept in Leeds. {LONG} It ends."),
+]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> DocumentIndex:
+    return DocumentIndex(make_collection(tmp_path_factory.mktemp("fever"), PAGES))
+
+
+def environment(index: DocumentIndex, *right: int, asked: Any = None, **settings: Any) -> DocumentsEnvironment:
+    """An environment with the documents that hold the answer."""
+    sources = [f"d{number}" for number in right or (1,)]
+    about = Scenario.model_validate(about_documents(1, document_ids=sources, **(asked or {})))
+    return DocumentsEnvironment(index, about, 10, **settings)
+
+
+def listed(text: str) -> list[str]:
+    return [line.removeprefix("  id: ") for line in text.splitlines() if line.startswith("  id: ")]
+
+
+def noted(place: DocumentsEnvironment) -> dict[str, Any]:
+    """What the record holds beyond an empty one, and beyond the deeds."""
+    plain = asdict(Record())
+    return {name: value for name, value in asdict(place.record).items() if value != plain[name] and name != "deeds"}
+
+
+def test_the_prompt_asks_for_reasoning_before_each_call_unless_it_is_not_to(index: DocumentIndex) -> None:
+    thinking, plain = environment(index), environment(index, reasoning=False)
+    assert "at most 10 turns" in plain.system_prompt()
+    assert "<think>" not in plain.system_prompt()
+    assert thinking.system_prompt().startswith(plain.system_prompt())
+    assert "in <think> and </think>" in thinking.system_prompt()
+    assert thinking.toolbox.schemas() == plain.toolbox.schemas()
+
+
+def test_the_day_is_told_where_the_question_has_one(index: DocumentIndex) -> None:
+    assert environment(index).user_prompt() == "What does document 1 say?"
+    dated = environment(index, asked={"query_date": "2001-05-10"})
+    assert dated.user_prompt() == "Today is Thursday, 2001-05-10.\n\nWhat does document 1 say?"
+
+
+@pytest.mark.parametrize("asked", [scenario(1), Scenario.asked("What?", "ann@example.com", scenario(1).query_date)])
+def test_a_question_about_mail_is_refused(index: DocumentIndex, asked: Scenario) -> None:
+    with raises("environments.not-about-documents", asked.id):
+        DocumentsEnvironment(index, asked, 10)
+
+
+def test_a_search_lists_title_passage_and_id_the_best_first(index: DocumentIndex) -> None:
+    place = environment(index, 2)
+    shown = place.toolbox.run(Call("search_documents", {"query": "How long does hill fever last?"}))
+    assert shown.startswith("Hill fever\n  Hill fever lasts a week.\n  id: d2\nMarsh fever\n  ")
+    assert listed(shown)[:2] == ["d2", "d1"]
+    assert noted(place) == {"searches": 1, "found": ["d2"], "best_rank": 1}
+    assert place.record.deeds == [["searched", "found"]]
+
+
+def test_a_search_lists_as_many_as_it_is_set_to(index: DocumentIndex) -> None:
+    assert len(listed(environment(index).search_documents("fever lasts"))) == 2
+    assert len(listed(environment(index, hits=1).search_documents("fever lasts"))) == 1
+
+
+def test_searches_are_counted_and_the_best_place_of_a_right_source_is_kept(index: DocumentIndex) -> None:
+    """Hand-worked: second in the first search, nowhere in the next, first in the last."""
+    place = environment(index, 1)
+    assert listed(place.search_documents("hill fever lasts")) == ["d2", "d1"]
+    assert place.record.best_rank == 2
+    assert place.search_documents("xyzzy") == place.search_documents("xyzzy") == "Nothing found."
+    assert place.search_documents(" ") == "Nothing found."
+    assert listed(place.search_documents("marsh"))[0] == "d1"
+    assert place.record.best_rank == 1
+    assert noted(place) == {
+        "searches": 5,
+        "repeated_searches": 1,
+        "empty_searches": 3,
+        "found": ["d1"],
+        "best_rank": 1,
+    }
+    assert place.record.deeds == [
+        ["searched", "found"],
+        ["searched", "in vain"],
+        ["searched again", "in vain"],
+        ["searched", "in vain"],
+        ["searched"],
+    ]
+
+
+def test_reading_shows_a_whole_document_and_notes_which(index: DocumentIndex) -> None:
+    place = environment(index, 1, 3)
+    assert place.read_document("d1") == "Marsh fever\n\nMarsh fever lasts nine days.\n\nIt begins with a cough."
+    assert place.read_document(" d3 ").startswith("Salt balsam\n\n")
+    place.read_document("d1")
+    place.read_document("d2")
+    with pytest.raises(ToolError, match="there is no document 'd9'; use an id as a search lists it"):
+        place.read_document("d9")
+    assert noted(place) == {"read": ["d1", "d3"], "read_others": 1, "invalid_ids": 1}
+    assert place.record.deeds == [["read"], ["read"], ["read again"], ["read another"], ["invalid id"]]
+
+
+def test_of_a_long_document_its_beginning_and_what_was_found_in_it_is_shown(index: DocumentIndex) -> None:
+    place = environment(index, 4, longest=2000)
+    assert "quartz needle" not in place.read_document("d4")
+    assert "quartz needle" in place.search_documents("quartz needle")
+    read = place.read_document("d4")
+    assert read.startswith("Long page\n\nIt begins. Sentence 0 of many")
+    assert "The quartz needle is kept in Leeds." in read
+    assert read.count("[…]") == 2
+    assert "It ends." not in read
+    assert len(read) < 2100
+    assert "[…]" not in environment(index, 4, longest=200_000).read_document("d4")
+
+
+def test_the_answer_ends_it_with_the_sources_that_are_right(index: DocumentIndex) -> None:
+    place = environment(index, 1, 2)
+    assert (
+        place.toolbox.run(Call("return_final_answer", {"answer": " Nine days ", "document_ids": ["d1", "d9", "d1"]}))
+        == ""
+    )
+    assert place.finished
+    assert noted(place) == {"answer": "Nine days", "sources": ["d1", "d9"], "right_sources": ["d1"], "invalid_ids": 1}
+    unsure = environment(index)
+    unsure.return_final_answer("I don't know.", [])
+    assert unsure.record.does_not_know
+
+
+def test_a_duplicate_that_was_left_out_is_a_right_source_under_the_id_that_is_listed(tmp_path: Path) -> None:
+    same = {"title": "Marsh fever", "text": "Marsh fever lasts nine days.", "url": "https://example.com/same"}
+    index = DocumentIndex(make_collection(tmp_path, [page(1, **same), page(2, **same)]))
+    place = environment(index, 2)
+    assert listed(place.search_documents("marsh fever")) == ["d1"]
+    place.read_document("d1")
+    place.return_final_answer("Nine days", ["d1"])
+    assert (place.record.found, place.record.read, place.record.right_sources) == (["d2"], ["d2"], ["d2"])
+
+
+class Counting(DocumentIndex):
+    """Counts what is read whole."""
+
+    reads = 0
+
+    def read(self, document_id: str) -> Document:
+        self.reads += 1
+        return super().read(document_id)
+
+
+def test_no_text_is_read_to_learn_an_id_or_to_show_a_source(index: DocumentIndex) -> None:
+    counting = Counting(index.path.parents[1])
+    place = environment(counting, 1, 2)
+    place.return_final_answer("Nine days", ["d1", "d9"])
+    assert (place.record.right_sources, place.record.invalid_ids) == (["d1"], 1)
+    found = DocumentsEnvironment.find_source(counting, place.scenario, "d1")
+    assert found is not None
+    assert (found.title, counting.reads) == ("Marsh fever", 0)
+
+
+@pytest.mark.parametrize("about", ["email", "documents"])
+def test_what_was_ingested_is_not_made_again(about: str, tmp_path: Path) -> None:
+    source = write_mail(tmp_path / "in.jsonl", [record(1), record(2)])
+    if about == "documents":
+        source = write_jsonl(tmp_path / "in.jsonl", PAGES)
+    made = ingested([source], about, "none", tmp_path / "index")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index").rglob("*")}
+    assert ingested([source], about, "none", tmp_path / "index") == made
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "index").rglob("*")} == before
+    with raises("mail.index-exists" if about == "email" else "documents.index-exists", tmp_path / "index"):
+        ingested([source, source], about, "none", tmp_path / "index")
+
+
+def test_ask_embeds_its_queries_at_an_endpoint(tmp_path: Path) -> None:
+    """It gets as far as the model, which is not there."""
+    embedded: list[str] = []
+
+    def embed(request: dict[str, Any]) -> dict[str, Any]:
+        embedded.extend(request["input"])
+        return letter_counts(request)
+
+    with FakeVLLM(embeddings=embed) as server:
+        options = BuildOptions(f"openai:base@{server.address}/v1")
+        build_index([write_jsonl(tmp_path / "in.jsonl", PAGES[:3])], tmp_path / "index", options)
+        asked = Question(tmp_path / "index", None, None, "How long does marsh fever last?")
+        model = LocalModel(None, None, str(tmp_path / "no-model"))
+        with raises("sources.no-such-model-directory", tmp_path / "no-model"):
+            asyncio.run(answered(asked, model, Sampling(0.0), EpisodeLimits(3)))
+    assert "What is there?" in embedded
+
+
+@given(st.text(), st.text())
+@QUICK
+def test_whatever_a_model_writes_is_searched_for_or_refused(index: DocumentIndex, query: str, name: str) -> None:
+    place = environment(index)
+    assert isinstance(place.search_documents(query), str)
+    if name.strip() not in {f"d{number}" for number in range(1, 5)}:
+        with pytest.raises(ToolError, match="there is no document"):
+            place.read_document(name)
+    place.return_final_answer(query, [name])
+    assert place.finished
+
+
+@given(st.text(alphabet="ab \n", max_size=400), st.lists(st.text(alphabet="ab ", max_size=20)), st.integers(20, 100))
+@QUICK
+def test_an_excerpt_is_a_text_s_own_and_hardly_longer_than_it_may_be(
+    text: str, passages: list[str], longest: int
+) -> None:
+    shown = excerpt(text, passages, longest)
+    if len(text) <= longest:
+        assert shown == text
+        return
+    parts = [part for part in shown.split("[…]") if part.strip()]
+    assert all(part.strip() in text for part in parts)
+    assert sum(map(len, parts)) <= longest
+    words = {*text.split()}
+    if len(words) > 1 and max(map(len, words)) < longest // 8:
+        assert {word for part in parts for word in part.split()} <= words, "no word is cut"

@@ -1,0 +1,184 @@
+"""One way to open an environment: by its name, by what the directory holds, and one of one's own."""
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+
+from gumshoe.environments.cited_sources import DocumentSource, MessageSource
+from gumshoe.environments.registry import EnvironmentSettings, World, open_world
+from gumshoe.environments.tools import Call
+from gumshoe.mail.index import MailIndex
+from gumshoe.scenarios.scenario import Scenario
+from tests.documents.pages import make_collection, page
+from tests.errors import raises
+from tests.mail.mailbox import make_index, record
+from tests.scenarios.questions import ANN, about_documents, scenario
+
+OWN = "tests.environments.own_environments:NotesEnvironment"
+ABOUT_DOCUMENTS = Scenario.model_validate(about_documents(1))
+
+
+@pytest.fixture(scope="module")
+def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_index(tmp_path_factory.mktemp("mail"), map(record, range(1, 4))).path.parent
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_collection(tmp_path_factory.mktemp("documents"), map(page, range(1, 4)))
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    (tmp_path / "d1.txt").write_text("the lamp is blue")
+    (tmp_path / "d2.txt").write_text("the chair is red")
+    return tmp_path
+
+
+def opened(directory: Path, word: object = None) -> World:
+    return open_world(directory, None if word is None else EnvironmentSettings.parse(word))
+
+
+def tools(world: World) -> list[str]:
+    return [tool.__name__ for tool in world.tools()]
+
+
+def test_what_an_index_holds_tells_the_environment(mail: Path, collection: Path) -> None:
+    world = opened(mail)
+    assert (world.name, world.has_inboxes, tools(world)) == ("email", True, ["search_inbox", "read_email"])
+    assert world.content == MailIndex(mail).stats()["content"]
+    world = opened(collection)
+    assert (world.name, world.has_inboxes) == ("documents", False)
+    assert tools(world) == ["search_documents", "read_document"]
+    assert opened(mail, "email").noted == opened(mail).noted
+
+
+def test_a_question_of_the_other_kind_is_refused_before_anything_is_asked(mail: Path, collection: Path) -> None:
+    opened(mail).check([scenario(1)], 10)
+    opened(collection).check([ABOUT_DOCUMENTS], 10)
+    with raises("environments.not-about-mail", "d1"):
+        opened(mail).check([scenario(1), ABOUT_DOCUMENTS], 10)
+    with raises("environments.not-about-documents", "q1"):
+        opened(collection).check([scenario(1)], 10)
+
+
+def test_a_source_is_shown_as_what_it_is(mail: Path, collection: Path) -> None:
+    found = opened(mail).find_source(scenario(1), "2@example.com")
+    assert isinstance(found, MessageSource)
+    assert (found.id, found.shown) == ("<2@example.com>", f"2001-05-03 {ANN}: Subject 2 <2@example.com>")
+    assert opened(mail).find_source(scenario(1, query_date="2001-05-01"), "<2@example.com>") is None
+    found = opened(collection).find_source(ABOUT_DOCUMENTS, "d2")
+    assert found == DocumentSource("d2", "Title 2", "https://example.com/2")
+    assert found.shown == "Title 2 d2 https://example.com/2"
+    assert opened(collection).find_source(ABOUT_DOCUMENTS, "d9") is None
+
+
+def test_the_tiny_policy_is_asked_for_no_reasoning_unless_the_settings_say_so(mail: Path, collection: Path) -> None:
+    def asks(world: World) -> bool:
+        return "<think>" in world.environment(ABOUT_DOCUMENTS, 10).system_prompt()
+
+    assert asks(opened(collection))
+    assert not asks(opened(collection).for_tiny())
+    assert not asks(opened(collection, "{documents: {reasoning: false}}"))
+    wanted = opened(collection, {"documents": {"reasoning": True}}).for_tiny()
+    assert asks(wanted)
+    assert wanted.noted["environment"]["reasoning"] is True
+    assert opened(mail).for_tiny().noted == opened(mail).noted
+
+
+def test_a_single_call_shows_more_of_a_document_unless_the_settings_say_how_much(mail: Path, tmp_path: Path) -> None:
+    long = make_collection(tmp_path, [page(1, text=f"It begins. {'So on. ' * 5000}It ends.")])
+
+    def read(world: World) -> str:
+        return world.environment(ABOUT_DOCUMENTS, 1).toolbox.run(Call("read_document", {"document_id": "d1"}))
+
+    assert "It ends." not in read(opened(long))
+    assert read(opened(long).for_calls()).endswith("It ends.")
+    assert "It ends." not in read(opened(long, "{documents: {longest: 900}}").for_calls())
+    assert opened(mail).for_calls().noted == opened(mail).noted
+
+
+def test_a_day_is_that_which_is_named_or_else_of_mail_today(mail: Path, collection: Path) -> None:
+    day = date(2001, 5, 1)
+    assert [opened(each).asked_on(day) for each in (mail, collection)] == [day, day]
+    before = datetime.now(UTC).date()
+    assert before <= (opened(mail).asked_on(None) or date.min) <= datetime.now(UTC).date()
+    assert opened(collection).asked_on(None) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "arguments"),
+    [
+        ("documents", "documents", {}),
+        (" email ", "email", {}),
+        ("{documents: {hits: 3}}", "documents", {"hits": 3}),
+        ("{documents: }", "documents", {}),
+        ({"name": "documents", "arguments": {"hits": 3}}, "documents", {"hits": 3}),
+        (f"{{{OWN}: {{shouting: true}}}}", OWN, {"shouting": True}),
+    ],
+)
+def test_an_environment_is_named_by_a_word_or_with_its_settings(
+    word: object, name: str, arguments: dict[str, object]
+) -> None:
+    assert EnvironmentSettings.parse(word) == EnvironmentSettings(name=name, arguments=arguments)
+
+
+@pytest.mark.parametrize("word", ["", "[documents]", "{documents: 3}", "{a: {}, b: {}}", "{documents: {", 7])
+def test_what_names_no_environment_is_refused(word: object) -> None:
+    with raises("environments.invalid-name", repr(word), "email", "documents"):
+        EnvironmentSettings.parse(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "values"),
+    [
+        ("mails", "environments.unknown", ["'mails'", "email", "documents"]),
+        ("tests.nowhere:Class", "environments.import-failed", ["tests.nowhere", "ModuleNotFoundError"]),
+        (
+            "tests.environments.own_environments:Nothing",
+            "environments.invalid-class",
+            ["tests.environments.own_environments", "'Nothing'"],
+        ),
+        (
+            "tests.environments.own_environments:Notes",
+            "environments.invalid-class",
+            ["'Notes'", "open_index, find_source, has_inboxes"],
+        ),
+        (
+            "tests.environments.own_environments:DatedEnvironment",
+            "environments.unresolved-type",
+            ["DatedEnvironment", "'date'"],
+        ),
+        ("{documents: {reason: true}}", "environments.invalid-settings", ["reason: extra inputs", "reasoning (bool"]),
+        ("{documents: {hits: 0}}", "environments.invalid-settings", ["documents", "hits: ", "equal to 1"]),
+        ("{email: {reasoning: true}}", "environments.invalid-settings", ["email", "reasoning: extra", "no settings"]),
+    ],
+)
+def test_what_is_no_environment_is_told_of_with_what_there_is(
+    word: str, code: str, values: list[str], collection: Path
+) -> None:
+    with raises(code, *values):
+        opened(collection, word)
+
+
+def test_a_directory_without_an_index_is_refused(tmp_path: Path) -> None:
+    with raises("scenarios.no-index", tmp_path, "`gumshoe documents index`"):
+        opened(tmp_path)
+
+
+def test_one_s_own_environment_is_a_class_and_a_word(notes: Path) -> None:
+    world = opened(notes, {OWN: {"shouting": True}})
+    assert (world.name, world.arguments, tools(world)) == (OWN, {"shouting": True}, ["look_up"])
+    place = world.environment(ABOUT_DOCUMENTS, 5)
+    assert place.system_prompt() == "Look it up in 5 turns."
+    assert place.toolbox.run(Call("look_up", {"word": "blue"})) == "THE LAMP IS BLUE"
+    place.toolbox.run(Call("return_final_answer", {"answer": "Blue", "document_ids": ["d1", "d3"]}))
+    assert (place.record.found, place.record.right_sources, place.record.invalid_ids) == (["d1"], ["d1"], 1)
+    assert world.find_source(ABOUT_DOCUMENTS, "d2") == DocumentSource("d2", "Note d2")
+    assert world.noted["environment"] == {"name": OWN, "shouting": True}
+
+
+def test_a_question_that_is_asked_needs_no_inbox_where_it_is_about_documents() -> None:
+    asked = Scenario.asked(" What? ", None, None)
+    assert (asked.question, asked.inbox_address, asked.query_date, asked.sources) == ("What?", None, None, ())

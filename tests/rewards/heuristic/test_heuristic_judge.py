@@ -1,0 +1,159 @@
+"""The heuristic judge: which rule decides what, and how often it is right on labelled answers."""
+
+import asyncio
+from collections import Counter
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge, judged
+from gumshoe.rewards.scoring import Calibration, LabelledAnswer, calibrate, read_labelled
+from tests.rewards.real_answers import labelled_answers
+from tests.scenarios.questions import QUICK, scenario
+
+LABELLED = Path(__file__).with_name("labelled_answers.jsonl")
+WHO, KIM = "Who chairs the audit?", "Kim Nguyen"
+WHEN, DAY = "When is the audit?", "Tuesday, May 8th"
+HOW_MUCH, SUM = "How much is the lease?", "$298,000"
+CHANGED, CHANGE = "How did the chair change?", "From Kim Nguyen to Bo Ek."
+MAY, YES = "May we use video?", "Yes. Kim Nguyen has approved video."
+NO = "No. Kim Nguyen has turned down video."
+WHERE, PLACE = "Where is the site office?", "38 Saddler Quay, Colchester"
+WHY, CAUSE = "Why did the date change?", "there is a rail strike on the first date"
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "answer", "correct", "rule"),
+    [
+        (WHO, KIM, "kim nguyen.", True, "same text"),
+        (WHO, KIM, "The audit is chaired by Kim Nguyen.", True, "words"),
+        (WHO, KIM, "Nguyen, Kim", True, "words"),
+        (WHO, KIM, "Ms Nguyen (Kim)", True, "words"),
+        (WHO, KIM, "Kim Nguyen. Bo Ek has stepped aside, as there is leave coming up.", True, "words"),
+        (WHO, KIM, "Kim", False, "words"),
+        (WHO, KIM, "Kim Nguyens", False, "words"),
+        (WHO, KIM, "Bo Ek", False, "words"),
+        (WHO, KIM, "Kim Nguyen or Bo Ek", False, "alternatives"),
+        (WHO, KIM, "Kim Nguyen / Bo Ek", False, "alternatives"),
+        (WHO, KIM, "Bo Ek, Kim Nguyen", False, "candidates"),
+        (WHO, KIM, "Kim Nguyen chairs the audit. Bo Ek chairs the audit.", False, "candidates"),
+        (WHO, KIM, "Possibly Kim Nguyen.", False, "hedge"),
+        (WHO, KIM, "I am not sure; Kim Nguyen?", False, "hedge"),
+        (WHO, KIM, "It is not Kim Nguyen", False, "denied"),
+        (WHO, KIM, "Kim Nguyen is no longer the chair", False, "denied"),
+        (WHO, KIM, "I don't know", False, "no answer"),
+        (WHO, KIM, "", False, "no answer"),
+        (WHO, KIM, "From: Bo Ek\nSubject: Audit\n\nThe chair is Kim Nguyen.", False, "dump"),
+        (WHO, KIM, "The chair is Kim Nguyen. Best wishes, Bo", False, "dump"),
+        (WHO, KIM, f"Kim Nguyen. {'He likes apples and pears. ' * 12}", False, "dump"),
+        (WHO, KIM, "Subject: Kim Nguyen", True, "words"),
+        (WHO, KIM, f"The audit? {'Who chairs the audit? ' * 120} Kim Nguyen", False, "dump"),
+        (WHO, "Kim Nguyen, who joined in May, chairs it with verve.", "Kim Nguyen", True, "words"),
+        (WHO, "Kim Nguyen, 713 853 6388", "Kim Nguyen, 713 853 6389", False, "values"),
+        (WHEN, DAY, "5/8/2001", True, "words"),
+        (WHEN, DAY, "On 8 May.", True, "words"),
+        (WHEN, DAY, "9 May", False, "values"),
+        (WHEN, DAY, "Wednesday, May 8th", False, "values"),
+        (WHEN, DAY, "in May", False, "values"),
+        (WHEN, DAY, "8 May or 9 May", False, "alternatives"),
+        (WHEN, DAY, "8 May, 9 May", False, "candidates"),
+        (WHEN, DAY, "8 May; it was on 1 May before", True, "words"),
+        (HOW_MUCH, SUM, "298 thousand dollars", True, "words"),
+        (HOW_MUCH, SUM, "$289,000", False, "values"),
+        (CHANGED, CHANGE, "Bo Ek replaced Kim Nguyen", True, "change"),
+        (CHANGED, CHANGE, "Kim Nguyen before, Bo Ek now", True, "change"),
+        (CHANGED, CHANGE, "Kim Nguyen took over from Bo Ek", False, "change"),
+        (CHANGED, CHANGE, "From Bo Ek to Kim Nguyen", False, "change"),
+        (CHANGED, CHANGE, "Bo Ek", False, "change"),
+        (MAY, YES, "Yes", True, "yes or no"),
+        (MAY, YES, "We did. It has been signed off.", True, "yes or no"),
+        (MAY, YES, "Kim Nguyen has not approved video", False, "yes or no"),
+        (MAY, YES, "No, she turned it down", False, "yes or no"),
+        (MAY, YES, "Yes. No.", False, "yes or no"),
+        (MAY, YES, "Yes, Kim turned it down", False, "yes or no"),
+        (MAY, NO, "It was rejected, I'm afraid.", True, "yes or no"),
+        (MAY, NO, "She agreed to it", False, "yes or no"),
+        (MAY, NO, "Video", False, "yes or no"),
+        (WHERE, PLACE, "at 38 Saddler Quay in Colchester", True, "words"),
+        (WHERE, PLACE, "83 Saddler Quay, Colchester", False, "values"),
+        (WHERE, PLACE, "Saddler Quay, Colchester", False, "values"),
+        (WHERE, PLACE, "38 Saddler Quay, Derby", False, "words"),
+        (WHERE, "14 Elm Rd", "14 Elm Road", True, "words"),
+        ("What is it?", "Option A", "Option B", False, "words"),
+        ("What is it?", "A", "banana", False, "words"),
+        (WHO, "John J. Lavorato", "John Lavorato", True, "words"),
+        (WHO, "Jos\u00e9 Garc\u00eda", "Dr. Jose Garcia", True, "words"),
+        (WHO, KIM, "Kim Nguyen, Senior Counsel", True, "words"),
+        (WHO, "Kay", "Kay Mark Sara Tom Ann Bob Lee Dan", False, "candidates"),
+        (WHO, KIM, "bo ek, ann lee, kim nguyen, cy ay, di fo", False, "candidates"),
+        (WHO, KIM, "- Bo Ek\n- Kim Nguyen\n- Ann Lee\n- Cy Ay", False, "candidates"),
+        (WHO, KIM, "Kim Nguyen versus Bo Ek", False, "alternatives"),
+        (WHO, KIM, "Kim Nguyen is wrong", False, "denied"),
+        (WHO, KIM, "It used to be Kim Nguyen", False, "denied"),
+        (WHO, KIM, "Bo Ek replaced Kim Nguyen", False, "denied"),
+        (WHO, KIM, "Most likely Kim Nguyen", False, "hedge"),
+        ("Is it Acme or Apex?", "Acme", "Apex. Acme.", False, "alternatives"),
+        ("Is it Acme or Apex?", "Acme", "Acme, not Apex", True, "words"),
+        (HOW_MUCH, "$5", "$5/MMBtu", True, "words"),
+        (HOW_MUCH, SUM, "previously $298,000, now $310,000", False, "denied"),
+        ("How many?", "7 people", "1, 2, 3, 4, 5, 6, 7, 8", False, "candidates"),
+        ("How many?", "7 people", "5%, 6%, 7%", False, "values"),
+        ("How many?", "10", "at least 10", False, "values"),
+        ("When?", "May 8", "May 8-31", False, "values"),
+        (MAY, YES, "Yes and no", False, "yes or no"),
+        (MAY, NO, "no evidence", False, "no answer"),
+        ("Will Kay attend?", "Yes, on May 8", "Kay will attend.", True, "yes or no"),
+        ("Will Kay attend?", "Yes, on May 8", "Yes, on May 9", False, "yes or no"),
+        (WHY, CAUSE, "A rail strike falls on the first date.", True, "words"),
+        (WHY, CAUSE, "the venue was flooded", False, "words"),
+    ],
+)
+def test_the_rule_that_decides(question: str, reference: str, answer: str, correct: bool, rule: str) -> None:
+    verdict = judged(question, reference, answer, date(2001, 5, 4))
+    assert (verdict.correct, verdict.rule) == (correct, rule)
+    assert verdict.why
+
+
+def calibrated(answers: list[LabelledAnswer]) -> Calibration:
+    return asyncio.run(calibrate(answers, HeuristicJudge(), lambda *_, **__: None))
+
+
+def test_it_agrees_with_the_labels_of_synthetic_answers() -> None:
+    """Written by hand; of the second half, which was not looked at while the rules were made, 145 of 150 were right."""
+    answers = read_labelled(str(LABELLED))
+    assert len(answers) == 300
+    assert 0.45 < sum(each.correct for each in answers) / 300 < 0.55
+    found = calibrated(answers)
+    assert found.accuracy > 0.97
+    assert found.table[False, True] <= 2, "what is wrong is hardly ever taken for right"
+    assert not found.failures
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    cells = " | ".join(str(found.table[label, said]) for label in (True, False) for said in (True, False))
+    assert f"| synthetic | {found.accuracy:.1%} | {cells} |" in readme
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.usefixtures("shared_data")
+def test_it_agrees_with_the_labels_of_real_answers(seed: int) -> None:
+    made = [LabelledAnswer.model_validate(vars(each)) for each in labelled_answers(seed)]
+    assert Counter(each.correct for each in made) == {True: 150, False: 150}
+    found = calibrated(made)
+    assert found.accuracy > 0.97
+    assert all(count[True] / count.total() > 0.85 for count in found.kinds.values()), found.kinds
+
+
+TEXTS = st.text(max_size=40) | st.sampled_from([KIM, DAY, SUM, CHANGE, YES, NO, PLACE, CAUSE, WHO, "yes", "no or 3"])
+
+
+@QUICK
+@given(TEXTS, TEXTS, TEXTS, st.none() | st.dates(date(1900, 1, 1), date(2100, 1, 1)))
+def test_any_texts_have_a_verdict(question: str, reference: str, answer: str, asked: date | None) -> None:
+    assert judged(question, reference, answer, asked).why
+
+
+def test_it_is_the_judge_of_a_scenario() -> None:
+    verdict = asyncio.run(HeuristicJudge().verdict(scenario(1), "It says: Body of message 1"))
+    assert verdict.correct

@@ -1,0 +1,41 @@
+"""Whether an answer says just what the reference says."""
+
+import pytest
+
+from gumshoe.rewards.exact_match import is_exact
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("£9,200", "£9,200"),
+        (" the  Mangrove\nSuite. ", "the Mangrove suite"),
+        ('"Monday 20 May at 17:15"', "Monday 20 May at 17:15"),
+        ("Straße 5", "STRASSE 5"),
+        ("\uff11\uff12 weeks", "12 weeks"),
+        ("Yes", "Yes. Ann Lee has agreed to a free bar."),
+        ("no, Bob refused it", "No. Bob Ray has said no to it."),
+    ],
+)
+def test_case_spaces_and_punctuation_at_the_ends_do_not_count(answer: str, reference: str) -> None:
+    assert is_exact(answer, reference)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        (None, "£9,200"),
+        ("", "£9,200"),
+        ("9,200", "£9,200"),
+        ("£9200", "£9,200"),
+        ("£9,200 a year", "£9,200"),
+        ("I don't know", "£9,200"),
+        ("No", "Yes. Ann Lee has agreed to a free bar."),
+        ("Ann Lee has agreed to a free bar.", "Yes. Ann Lee has agreed to a free bar."),
+        ("Nobody", "No. Bob Ray has said no to it."),
+        ("yesterday", "Yes."),
+        ("5", "-5"),
+    ],
+)
+def test_all_else_does(answer: str | None, reference: str) -> None:
+    assert not is_exact(answer, reference)

@@ -1,0 +1,55 @@
+"""What each turn is worth by itself, by hand."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from gumshoe.environments.base import Deed, Ending, Unusable
+from gumshoe.rewards.judge_registry import ExactJudge
+from gumshoe.rewards.turn_rewards import TurnValues, turn_rewards
+from tests.rewards.test_reward import ANSWER, episode
+from tests.scenarios.questions import scenario
+
+VALUES = TurnValues(
+    found=64, read=32, read_another=-1, read_again=-2, new_search=4, repeated_search=-8, in_vain=-16, invalid_id=-128
+)
+
+
+def rewards(*said: str, ending: Ending = "answer", **noted: Any) -> list[float]:
+    done = replace(episode(*said, **noted), ending=ending)
+    return asyncio.run(turn_rewards(done, scenario(1), VALUES, ExactJudge()))
+
+
+def test_each_turn_has_the_value_of_what_it_did() -> None:
+    deeds: list[list[Deed]] = [
+        ["searched", "in vain"],
+        ["searched again", "in vain"],
+        ["searched", "found"],
+        ["read another"],
+        ["invalid id"],
+        ["read"],
+        ["read again"],
+        ["searched again"],
+        ["answered"],
+    ]
+    expected = [-12, -24, 68, -1, -128, 32, -2, -8]
+    assert rewards(*"a" * 9, deeds=deeds, answer=ANSWER) == [*expected, 1]
+    assert rewards(*"a" * 9, deeds=deeds, answer="Something else.") == [*expected, -0.5]
+    assert rewards(*"a" * 9, deeds=deeds, answer="I don't know", does_not_know=True) == [*expected, 0]
+
+
+@pytest.mark.parametrize("ending", get_args(Unusable))
+def test_a_call_that_cannot_be_used_costs_its_turn(ending: Ending) -> None:
+    assert rewards("a", "b", ending=ending, deeds=[["searched"]]) == [4, -1]
+
+
+def test_out_of_turns_or_of_context_costs_nothing() -> None:
+    assert rewards("a", ending="max turns", deeds=[["searched"]]) == [4]
+    assert rewards("a", "b", ending="context full", deeds=[["searched"]]) == [4, 0]
+    assert rewards(ending="context full") == []
+
+
+def test_every_deed_has_a_value() -> None:
+    assert set(TurnValues().of_deeds()) == set(get_args(Deed))

@@ -1,0 +1,158 @@
+"""What conversations in tests are made of: a small tokenizer, chat templates of several families, calls as text."""
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from gumshoe.synthesis.mailboxes import SyntheticMail
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+NAME = "someone/small-model"
+# Words, single digits, signs, line ends and spaces, told apart as by Qwen2.5's tokenizer.
+_PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+_SYSTEM = r"""
+{{- '<|im_start|>system\n' + messages[0].content -}}
+{%- if tools -%}
+    {{- '\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with ' -}}
+    {{- 'function signatures within <tools></tools> XML tags:\n<tools>' -}}
+    {%- for tool in tools -%}{{- '\n' + (tool | tojson) -}}{%- endfor -%}
+    {{- '\n</tools>\n\nFor each function call, return a json object with function name and arguments within ' -}}
+    {{- '<tool_call></tool_call> XML tags:\n<tool_call>\n' -}}
+    {{- '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>' -}}
+{%- endif -%}
+{{- '<|im_end|>\n' -}}
+"""
+_CALLS = r"""
+    {%- for call in message.tool_calls or [] -%}
+        {{- '\n' if message.content or not loop.first -}}
+        {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' -}}
+        {{- (call.function.arguments | tojson) + '}\n</tool_call>' -}}
+    {%- endfor -%}
+"""
+_TURN = r"{{- '<|im_start|>assistant\n' + (message.content or '') -}}" + _CALLS + r"{{- '<|im_end|>\n' -}}"
+_RESULT = r"""
+    {%- if loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+    {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' -}}
+    {%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\n' -}}{%- endif -%}
+"""
+
+
+def template(*, system: str = _SYSTEM, turn: str = _TURN, result: str = _RESULT) -> str:
+    """A template in ChatML; as it stands, it renders what Qwen2.5's does."""
+    return f"""
+{system}
+{{%- for message in messages -%}}
+    {{%- if message.role == 'user' -%}}
+        {{{{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' -}}}}
+    {{%- elif message.role == 'assistant' -%}}
+        {turn}
+    {{%- elif message.role == 'tool' -%}}
+        {result}
+    {{%- endif -%}}
+{{%- endfor -%}}
+{{%- if add_generation_prompt -%}}{{{{- '<|im_start|>assistant\\n' -}}}}{{%- endif -%}}
+"""
+
+
+QWEN2_5 = template()
+# Thoughts stay only in the last turn, and there they stand even where nothing was thought.
+QWEN3 = template(
+    turn=r"""
+    {%- set said = message.content.split('</think>')[-1].lstrip('\n') -%}
+    {%- set thought = message.content.split('</think>')[0].split('<think>')[-1].strip('\n') -%}
+    {%- set thought = thought if '</think>' in message.content else '' -%}
+    {{- '<|im_start|>assistant\n' -}}
+    {%- if loop.last or thought -%}{{- '<think>\n' + thought + '\n</think>\n\n' -}}{%- endif -%}
+    {{- said + '<|im_end|>\n' -}}
+"""
+)
+FORGETFUL = template(
+    turn=r"""
+    {{- '<|im_start|>assistant\n' -}}
+    {{- message.content if loop.revindex <= 2 else message.content.split('</think>')[-1] -}}
+    {{- '<|im_end|>\n' -}}
+"""
+)
+LLAMA3_1 = r"""
+{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' -}}
+{%- for message in messages[1:] -%}
+    {%- if loop.first and tools -%}
+        {{- '<|im_start|>user\nRespond with {"name": function name, "parameters": dictionary of arguments}.\n\n' -}}
+        {%- for tool in tools -%}{{- (tool | tojson(indent=4)) + '\n\n' -}}{%- endfor -%}
+        {{- message.content + '<|im_end|>\n' -}}
+    {%- elif message.role == 'tool' -%}
+        {{- '<|im_start|>ipython\n' + (message.content | tojson) + '<|im_end|>\n' -}}
+    {%- else -%}
+        {{- '<|im_start|>' + message.role + '\n' + (message.content | trim) + '<|im_end|>\n' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+JSON_RESULTS = template(result=_RESULT.replace("message.content", "(message.content | tojson)"))
+TRIMMED_RESULTS = template(result=_RESULT.replace("message.content", "(message.content | trim)"))
+NO_RESULTS = template(result="")
+OLD_RESULTS_GONE = template(
+    result=_RESULT.replace("message.content", "(message.content if loop.revindex <= 2 else '(left out)')")
+)
+NO_TOOLS = template(system=r"{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' -}}")
+RAISES = template(result="{{- raise_exception('only user and assistant roles are supported') -}}")
+END_OF_TEXT = QWEN2_5.replace("<|im_end|>", "[end of turn]")
+OPEN_UNTIL_RESULT = template(
+    turn=r"{{- '<|im_start|>assistant\n' + message.content + ('[eom]' if loop.last else '<|im_end|>\n') -}}"
+)
+
+
+@cache
+def synthetic() -> "SyntheticMail":
+    """Return mail with questions: the tokenizer learns from it, and episodes take place in it."""
+    from gumshoe.synthesis.mailboxes import synthesize_mail
+
+    return synthesize_mail(1, 3, 120)
+
+
+def train(texts: Iterable[str], size: int) -> "Tokenizer":
+    """Train a byte-level BPE of at most `size` tokens on texts."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(CONTROL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
+@cache
+def _trained() -> str:
+    return train((f"{mail['subject']}\n{mail['body']}" for mail in synthetic().messages), 1200).to_str()
+
+
+def make_tokenizer(chat_template: str | None, *added: str) -> Any:
+    """Make a tokenizer with a template, and with more tokens that are not special."""
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer.from_str(_trained())
+    core.add_tokens([AddedToken(token, normalized=False) for token in added])
+    made: Any = PreTrainedTokenizerFast
+    return made(tokenizer_object=core, chat_template=chat_template, name_or_path=NAME)
+
+
+def call(tool: str, **arguments: Any) -> str:
+    """A turn that calls a tool, as Qwen2.5 writes it."""
+    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"

@@ -1,0 +1,325 @@
+"""A conversation becomes ids once, as the template has it; what is not fit for that is refused; calls in any text."""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gumshoe.environments.tools import Call, Toolbox
+from gumshoe.rollouts.chat_format import ChatFormat, NoCallError, UnusableCallError, parse_call
+from tests.errors import raises
+from tests.rollouts import conversations as talk
+from tests.rollouts.conversations import CONTROL, NAME, QWEN2_5, call, make_tokenizer
+from tests.scenarios.questions import QUICK
+
+WORDS = st.text("ab Zé漢😀09.,'\"<>|{}\\/&", min_size=1, max_size=20).map(lambda text: f"x{text}")
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+HOSTILE = st.lists(
+    st.sampled_from([*CONTROL, "<|im_", "end|>", "<|", "|>", "start", "\n", " ", "<", "gas", "assistant"]), max_size=12
+).map("".join)
+TURNS = st.builds(lambda thought, word: thought + "\n" + call("look", word=word), WORDS, TEXTS) | WORDS
+
+
+def look(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return word
+
+
+@cache
+def tools() -> list[dict[str, Any]]:
+    """Return the schema of the one tool."""
+    return Toolbox([look]).schemas()
+
+
+def tagged(text: str) -> str:
+    """A text where a call is to be."""
+    return f"<tool_call>{text}</tool_call>"
+
+
+def controls(chat: ChatFormat, ids: Sequence[int]) -> int:
+    """How many control tokens there are among some ids."""
+    return sum(chat.shown([token]) in CONTROL for token in ids)
+
+
+def test_a_turn_of_qwen2_5_ends_with_its_one_stop_token(chat: ChatFormat) -> None:
+    assert [chat.shown([stop]) for stop in chat.stop_ids] == ["<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "code", "says"),
+    [
+        pytest.param(None, "rollouts.no-chat-template", "", id="no template"),
+        pytest.param("", "rollouts.no-chat-template", "", id="empty template"),
+        pytest.param(talk.QWEN3, "rollouts.template-rewrites-history", "thinking", id="thinking as in Qwen3"),
+        pytest.param(talk.FORGETFUL, "rollouts.template-rewrites-history", "thinking", id="earlier thinking left out"),
+        pytest.param(talk.OLD_RESULTS_GONE, "rollouts.template-rewrites-history", "", id="earlier results left out"),
+        pytest.param(talk.JSON_RESULTS, "rollouts.template-rewrites-history", "", id="results as JSON"),
+        pytest.param(talk.TRIMMED_RESULTS, "rollouts.template-changes-results", "", id="results trimmed"),
+        pytest.param(talk.NO_RESULTS, "rollouts.template-rewrites-history", "", id="results left out"),
+        pytest.param(talk.LLAMA3_1, "rollouts.template-no-tool-calls", "<tool_call>", id="Llama 3.1"),
+        pytest.param(talk.NO_TOOLS, "rollouts.template-no-tool-calls", "<tool_call>", id="no tools"),
+        pytest.param(
+            talk.RAISES, "rollouts.template-render-failed", "only user and assistant roles", id="raises for results"
+        ),
+        pytest.param(
+            "{{ messages[0].nothing.at_all }}", "rollouts.template-render-failed", "", id="reads what is not there"
+        ),
+        pytest.param("{% if %}", "rollouts.template-render-failed", "", id="no Jinja"),
+        pytest.param(talk.END_OF_TEXT, "rollouts.no-stop-token", "", id="turns end in plain text"),
+        pytest.param(talk.OPEN_UNTIL_RESULT, "rollouts.template-turn-end-varies", "", id="turns end in two ways"),
+    ],
+)
+def test_a_template_from_which_no_glue_can_be_derived_is_refused_with_its_name(
+    chat_template: str | None, code: str, says: str
+) -> None:
+    with raises(code, NAME, says):
+        ChatFormat(make_tokenizer(chat_template))
+
+
+def test_the_published_template_of_qwen2_5_is_fit_and_that_of_qwen3_is_not() -> None:
+    """As TRL has them."""
+    published = files("trl") / "chat_templates"
+    assert ChatFormat(make_tokenizer((published / "qwen2_5.jinja").read_text())).end == "<|im_end|>"
+    with raises("rollouts.template-rewrites-history", NAME):
+        ChatFormat(make_tokenizer((published / "qwen3.jinja").read_text()))
+
+
+def test_a_tokenizer_that_was_saved_to_cut_texts_or_to_fill_them_up_does_neither(tokenizer: Any) -> None:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    chat = ChatFormat(tokenizer)
+    core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    core.enable_truncation(40)
+    core.enable_padding(length=400)
+    made: Any = PreTrainedTokenizerFast
+    cutting = ChatFormat(made(tokenizer_object=core, chat_template=QWEN2_5, name_or_path=NAME))
+    result = "The invoice is due. " * 50
+    assert cutting.glue(result) == chat.glue(result)
+    assert cutting.prompt("S", "U", tools()) == chat.prompt("S", "U", tools())
+
+
+def test_a_tokenizer_whose_turns_have_no_ids_of_their_own_is_refused(tokenizer: Any) -> None:
+    """As Phi-3's, whose end of a turn takes in the line end behind it."""
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    core.add_special_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
+    made: Any = PreTrainedTokenizerFast
+    greedy = made(tokenizer_object=core, chat_template=QWEN2_5, name_or_path=NAME)
+    with raises("rollouts.stop-token-absorbs-spaces", NAME, "<|im_end|>"):
+        ChatFormat(greedy)
+
+
+def test_the_prompt_is_the_templates_own(tokenizer: Any, chat: ChatFormat) -> None:
+    messages = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "\n¿Qué?"}]
+    expected = tokenizer.apply_chat_template(
+        messages, tools=tools(), tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    prompt = chat.prompt("Be brief. ", "\n¿Qué?", tools())
+    assert list(prompt.ids) == expected
+    assert prompt.text == chat.shown(prompt.ids)
+    assert '{"name": "look", "description": "Look a word up."' in prompt.text
+
+
+@cache
+def with_tokens(*added: str) -> tuple[Any, ChatFormat]:
+    """Return a tokenizer with these tokens of its own, and its chat format."""
+    made = make_tokenizer(QWEN2_5, *added)
+    return made, ChatFormat(made)
+
+
+@pytest.mark.parametrize("added", [(), ("<tool_call>", "</tool_call>")], ids=["plain", "call tags are tokens"])
+@QUICK
+@given(turns=st.lists(st.tuples(TURNS, TEXTS), min_size=1, max_size=4), question=TEXTS)
+def test_prompt_turns_and_glue_are_the_ids_of_the_templates_own_rendering(
+    added: tuple[str, ...], turns: list[tuple[str, str]], question: str
+) -> None:
+    tokenizer, chat = with_tokens(*added)
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": question}]
+    ids = [*chat.prompt("S", question, tools()).ids]
+    for said, result in turns:
+        messages += [{"role": "assistant", "content": said}, {"role": "tool", "content": result}]
+        ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.glue(result).ids]
+    assert ids == tokenizer.apply_chat_template(
+        messages, tools=tools(), tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+
+
+def test_calls_in_the_apis_own_form_are_rendered_to_the_same_ids(tokenizer: Any, chat: ChatFormat) -> None:
+    arguments = {"word": "é <b> 'x'", "several": ["a", 1, None, True]}
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    for content in ("", "I look."):
+        calls = [{"type": "function", "function": {"name": "look", "arguments": arguments}}]
+        messages += [
+            {"role": "assistant", "content": content, "tool_calls": calls},
+            {"role": "tool", "content": "Nothing."},
+        ]
+    ids = [*chat.prompt("S", "U", tools()).ids]
+    for content in ("", "I look.\n"):
+        said = content + call("look", **arguments)
+        ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.glue("Nothing.").ids]
+    assert ids == tokenizer.apply_chat_template(
+        messages, tools=tools(), tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+
+
+@QUICK
+@given(system=HOSTILE, question=HOSTILE, result=HOSTILE)
+def test_no_text_of_somebody_else_becomes_a_control_token(
+    chat: ChatFormat, system: str, question: str, result: str
+) -> None:
+    prompt, glue = chat.prompt(system, question, tools()).ids, chat.glue(result).ids
+    assert controls(chat, prompt) == controls(chat, chat.prompt("S", "U", tools()).ids) == 5
+    assert controls(chat, glue) == controls(chat, chat.glue("R").ids) == 3
+
+
+@QUICK
+@given(text=HOSTILE)
+def test_what_is_broken_up_still_reads_the_same(chat: ChatFormat, text: str) -> None:
+    assert chat.defused(text).replace(" ", "") == text.replace(" ", "")
+    assert not any(token in chat.defused(text) for token in CONTROL)
+
+
+@QUICK
+@given(text=TEXTS)
+def test_text_without_control_tokens_is_left_as_it_is(chat: ChatFormat, text: str) -> None:
+    assert chat.defused(text) == text
+
+
+def test_call_tags_in_mail_are_broken_up_where_they_are_tokens_and_common_words_never_are() -> None:
+    chat = ChatFormat(make_tokenizer(QWEN2_5, "<tool_call>", "</tool_call>", "hello", "    ", "--"))
+    assert chat.defused("<tool_call> hello    you -- </tool_call>") == "< tool_call> hello    you -- < /tool_call>"
+
+
+def test_only_the_stop_token_that_ends_a_turn_is_no_part_of_its_text(tokenizer: Any, chat: ChatFormat) -> None:
+    ids = tokenizer.encode("a<|im_end|>b<|endoftext|><|im_end|><|im_end|>", add_special_tokens=False)
+    assert chat.said(ids) == ("a<|im_end|>b<|endoftext|><|im_end|>", "<|im_end|>")
+    assert chat.said(ids[:-2]) == ("a<|im_end|>b<|endoftext|>", "")
+    assert chat.shown(ids) == "a<|im_end|>b<|endoftext|><|im_end|><|im_end|>"
+    assert chat.said([]) == ("", chat.shown([])) == ("", "")
+
+
+@QUICK
+@given(text=TEXTS)
+def test_text_is_read_back_from_its_ids_to_the_letter(tokenizer: Any, chat: ChatFormat, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert chat.said([*ids, *chat.stop_ids]) == (chat.shown(ids), chat.end) == (text, chat.end)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(call("look", word="é"), Call("look", {"word": "é"}), id="as the template has it"),
+        pytest.param(tagged('{"arguments":{},"name":"look"}'), Call("look", {}), id="on one line"),
+        pytest.param(
+            f"Let me see.\n{call('look')} Done. {{]", Call("look", {}), id="text around it, even text like JSON"
+        ),
+        pytest.param(f"</tool_call>{call('look')}</tool_call>", Call("look", {}), id="ends that nothing began"),
+        pytest.param(f"<think>\nHm.\n</think>\n\n{call('look')}", Call("look", {}), id="after a thought"),
+        pytest.param(
+            call("look", words=["a", {"b": None}], many=2), Call("look", {"words": ["a", {"b": None}], "many": 2})
+        ),
+        pytest.param(
+            tagged('{"name": "look", "arguments": {}, "why": "because"}'),
+            Call("look", {}),
+            id="a field too many",
+        ),
+        pytest.param(
+            tagged('{"name": "look", "arguments": {"a": 1, "a": 2}}'),
+            Call("look", {"a": 2}),
+            id="an argument twice",
+        ),
+        pytest.param(tagged(r'{"name": "look", "arguments": {"a": "\ud83d\ude00"}}'), Call("look", {"a": "😀"})),
+    ],
+)
+def test_the_one_call_of_a_turn_is_found(text: str, expected: Call) -> None:
+    assert parse_call(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "I think it was 5 May.", '{"name": "look", "arguments": {}}', "</tool_call>"])
+def test_a_turn_without_a_call_is_told_from_one_with_a_bad_call(text: str) -> None:
+    with pytest.raises(NoCallError, match="no <tool_call>"):
+        parse_call(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        pytest.param(call("look") + "\n" + call("look"), "2 calls", id="several calls"),
+        pytest.param(call("look") + "<tool_call>", "2 calls", id="another call begun"),
+        pytest.param('<tool_call>\n{"name": "look", "argum', "cut off", id="cut off"),
+        pytest.param(call("look").removesuffix("</tool_call>"), "cut off", id="cut off before its end"),
+        pytest.param(tagged('{"name": "look", "arguments": {},}'), "not JSON", id="trailing comma"),
+        pytest.param(tagged('{"name": "look", "arguments": {"a": [1,]}}'), "not JSON", id="and in a list"),
+        pytest.param(tagged("{'name': 'look', 'arguments': {}}"), "not JSON", id="single quotes"),
+        pytest.param(tagged('{"name": "look", "arguments": {"a": "\n"}}'), "not JSON", id="raw line end"),
+        pytest.param(tagged('{"name": "look", "arguments": {"a": NaN}}'), "not JSON", id="NaN"),
+        pytest.param(tagged('{"name": "look", "arguments": {"a": -Infinity}}'), "not JSON", id="infinity"),
+        pytest.param(tagged("[" * 100_000), "not JSON", id="nested too deep"),
+        pytest.param(tagged("9" * 5000), "not JSON", id="endless number"),
+        pytest.param(tagged(r'{"name": "look", "arguments": {"a": "\ud800"}}'), "not JSON", id="half a code point"),
+        pytest.param(tagged(r'{"name": "\udfff", "arguments": {}}'), "not JSON", id="and in the name"),
+        pytest.param(tagged(""), "not JSON", id="nothing"),
+        pytest.param(tagged("look(word='a')"), "not JSON", id="Python"),
+        pytest.param(tagged('"look"'), "is not {", id="a text"),
+        pytest.param(tagged('[{"name": "look", "arguments": {}}]'), "is not {", id="a list"),
+        pytest.param(tagged('{"name": "look"}'), "is not {", id="no arguments"),
+        pytest.param(tagged('{"name": "look", "arguments": "{}"}'), "is not {", id="arguments as text"),
+        pytest.param(tagged('{"name": "look", "parameters": {}}'), "is not {", id="parameters"),
+        pytest.param(tagged('{"name": null, "arguments": {}}'), "is not {", id="no name"),
+        pytest.param(call("answer", answer="the tag </tool_call>"), "not JSON", id="an end within a text"),
+        pytest.param(call("answer", answer="the tag <tool_call>"), "2 calls", id="a beginning within a text"),
+    ],
+)
+def test_a_call_that_cannot_be_used_is_refused_and_says_why(text: str, why: str) -> None:
+    with pytest.raises(UnusableCallError, match=why) as refused:
+        parse_call(text)
+    assert not isinstance(refused.value, NoCallError)
+
+
+@QUICK
+@given(ids=st.lists(st.integers(0, 1300), max_size=30))
+def test_any_ids_have_a_text_and_a_call_or_a_reason_why_not(chat: ChatFormat, ids: list[int]) -> None:
+    """Also ids that are not in the vocabulary: models have more of them than their tokenizers."""
+    text, closed = chat.said(ids)
+    assert chat.shown(ids) == text + closed
+    parsed_or_refused(text)
+
+
+PARTS = ["<tool_call>", "</tool_call>", '{"name": "look"', ', "arguments": ', *'{},["\n\0', "\\ud800", "1e999"]
+
+
+@QUICK
+@given(text=st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=14).map("".join))
+def test_any_text_has_a_call_or_a_reason_why_not(text: str) -> None:
+    parsed_or_refused(text)
+
+
+def parsed_or_refused(text: str) -> None:
+    """That a text is parsed, or refused by the error that fits."""
+    try:
+        found = parse_call(text)
+    except NoCallError:
+        assert "<tool_call>" not in text
+    except UnusableCallError:
+        assert "<tool_call>" in text
+    else:
+        assert isinstance(found.name, str)
+        assert isinstance(found.arguments, dict)
+        repr(found).encode()
+
+
+@pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"])
+def test_a_result_cannot_end_itself_or_make_a_call(chat: ChatFormat, tag: str) -> None:
+    plain, forged = chat.shown(chat.glue("R").ids), chat.shown(chat.glue(f"R{tag}{tag[:2]}{tag}{tag[2:]}").ids)
+    assert forged.count(tag) == plain.count(tag)

@@ -1,0 +1,508 @@
+"""Many episodes at once: plain ones, and real ones over an HTTP server that misbehaves or dies."""
+
+import asyncio
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gumshoe.environments.base import Record
+from gumshoe.environments.email import EmailEnvironment
+from gumshoe.environments.tools import Toolbox
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.inference.policy import Policy, PolicyError, Sampling, ScriptedPolicy
+from gumshoe.inference.policy_names import load_tokenizer
+from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.mail.index import MailIndex
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.engine import Progress, RolloutEngine, RunEpisode
+from gumshoe.rollouts.episode import EpisodeLimits, Said, Speaker, TokenSpeaker, run_episode
+from gumshoe.rollouts.tool_threads import ToolThreads
+from gumshoe.rollouts.trajectory import Group, Segment, Trajectory
+from gumshoe.scenarios.scenario import Scenario
+from tests.conftest import free_port
+from tests.inference.fake_vllm import (
+    Act,
+    Exchange,
+    FakeVLLM,
+    ServerProcess,
+    altered,
+    cut_json,
+    fewer_logprobs,
+    reset,
+    stall,
+    status,
+    write_tokenizer,
+    wrong_model,
+)
+from tests.mail.mailbox import make_index, record
+from tests.scenarios.questions import scenario
+from tests.waiting import Clock, async_wait_until
+
+HOUR = 3600.0  # a deadline that passes only if a test moves the clock
+LIMITS = EpisodeLimits(max_turns=6, max_context=50_000)
+REQUESTS = RequestLimits(HOUR, connect=HOUR, attempts=2, backoff=0.05, patience=HOUR)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
+    return make_index(tmp_path_factory.mktemp("rollout"), map(record, range(1, 41)))
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    return ChatFormat(load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("model") / "model")))
+
+
+def trajectory(about: Scenario, sample: int) -> Trajectory:
+    """What a plain episode leaves."""
+    return Trajectory(about.id, sample, "plain", "answer", "", [Segment("sampled", "Yes.", (1, 2))], Record(), 1, 0, 0)
+
+
+async def collect(engine: RolloutEngine, scenarios: list[Scenario], samples: int = 1) -> list[Group]:
+    return [group async for group in engine.run(scenarios, samples)]
+
+
+def scenarios(count: int) -> list[Scenario]:
+    return [scenario(number) for number in range(1, count + 1)]
+
+
+def whole(groups: list[Group]) -> dict[str, list[int]]:
+    """The samples of each group that was not dropped."""
+    return {group.scenario: [each.sample for each in group.trajectories] for group in groups if not group.dropped}
+
+
+def real_episodes(
+    policy: Policy, chat: ChatFormat, index: MailIndex, threads: ToolThreads, seed: int = 0
+) -> RunEpisode:
+    """Episodes of a policy over an index, as `gumshoe rollout` runs them."""
+
+    async def run(about: Scenario, sample: int, attempt: int) -> Trajectory:
+        environment = EmailEnvironment(index, about, LIMITS.max_turns)
+        told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
+        prompt = await asyncio.to_thread(chat.prompt, *told)
+        name = f"{seed}/{about.id}/{sample}/{attempt}"
+        speaker: Speaker = TokenSpeaker(policy, chat, prompt, Sampling(max_tokens=400), LIMITS.max_context, name)
+        return await run_episode(speaker, environment, sample, LIMITS, threads)
+
+    return run
+
+
+def roll(
+    addresses: list[str],
+    chat: ChatFormat,
+    index: MailIndex,
+    about: list[Scenario],
+    samples: int = 1,
+    concurrency: int = 64,
+) -> tuple[list[Group], Progress]:
+    """Return the groups of a rollout on vLLM servers, and where it ended."""
+
+    async def keep_looking_at_the_clock() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+
+    async def run() -> tuple[list[Group], Progress]:
+        async with VLLMPolicy(addresses, "adapter", REQUESTS) as policy, ToolThreads(deadline=HOUR) as threads:
+            looking = asyncio.create_task(keep_looking_at_the_clock())
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads), concurrency)
+            groups = await collect(engine, about, samples)
+            looking.cancel()
+            return groups, engine.progress
+
+    return asyncio.run(run())
+
+
+def test_each_scenario_gives_one_whole_group() -> None:
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        await asyncio.sleep(0.001 * ((sample * 7 + int(about.id[1:]) * 3) % 5))
+        return trajectory(about, sample)
+
+    engine = RolloutEngine(episode)
+    groups = asyncio.run(collect(engine, scenarios(30), 4))
+    assert whole(groups) == {f"q{number}": [0, 1, 2, 3] for number in range(1, 31)}
+    assert len(groups) == 30
+    assert (engine.progress.done, engine.progress.running, engine.progress.sampled_tokens) == (120, 0, 240)
+    assert (engine.progress.retried, engine.progress.dropped, engine.progress.causes) == (0, 0, Counter())
+
+
+def test_nothing_to_run_is_no_groups() -> None:
+    async def episode(*_: object) -> Trajectory:
+        raise AssertionError
+
+    assert asyncio.run(collect(RolloutEngine(episode), [])) == []
+
+
+def test_a_group_is_handed_on_when_it_is_whole_and_waits_for_no_other() -> None:
+    async def run() -> tuple[list[str], int]:
+        last = asyncio.Event()
+        begun = 0
+
+        async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+            nonlocal begun
+            begun += 1
+            if about.id == "q1" and sample == 1:
+                await last.wait()
+            return trajectory(about, sample)
+
+        order = []
+        async with aclosing(RolloutEngine(episode).run(scenarios(5), 2)) as groups:
+            async for group in groups:
+                assert len(group.trajectories) == 2
+                order.append(group.scenario)
+                if len(order) == 4:
+                    last.set()
+        return order, begun
+
+    order, begun = asyncio.run(run())
+    assert order[-1] == "q1"
+    assert begun == 10
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 64])
+def test_so_many_episodes_run_at_once_and_no_more(concurrency: int) -> None:
+    running = most = 0
+
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return trajectory(about, sample)
+
+    asyncio.run(collect(RolloutEngine(episode, concurrency), scenarios(25), 4))
+    assert most == concurrency
+
+
+def test_sixty_four_run_at_once_where_nothing_is_said() -> None:
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        return trajectory(about, sample)
+
+    assert RolloutEngine(episode).concurrency == 64
+
+
+def test_groups_are_kept_together() -> None:
+    """The first groups are whole long before the last are begun."""
+    begun: list[str] = []
+
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        begun.append(about.id)
+        await asyncio.sleep(0.001)
+        return trajectory(about, sample)
+
+    asyncio.run(collect(RolloutEngine(episode, 4), scenarios(10), 4))
+    assert begun == [f"q{number}" for number in range(1, 11) for _ in range(4)]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_an_episode_that_fails_for_want_of_infrastructure_is_run_afresh(failing: int) -> None:
+    tries: list[int] = []
+
+    async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
+        if sample == 1:
+            tries.append(attempt)
+            if attempt <= failing:
+                raise PolicyError("inference.server-unreachable", "gone")
+        return trajectory(about, sample)
+
+    engine = RolloutEngine(episode)
+    (group,) = asyncio.run(collect(engine, scenarios(1), 3))
+    assert tries == list(range(1, failing + 2))
+    assert [each.tries for each in group.trajectories] == [1, failing + 1, 1]
+    assert (engine.progress.retried, engine.progress.dropped, engine.progress.done) == (failing, 0, 3)
+
+
+def test_after_three_tries_the_group_is_dropped_with_its_cause_and_the_others_go_on() -> None:
+    tries: Counter[tuple[str, int]] = Counter()
+    cancelled: list[int] = []
+    stopped = asyncio.Event()
+
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        tries[about.id, sample] += 1
+        if about.id == "q2" and sample == 1:
+            raise PolicyError("inference.server-unreachable", "gone")
+        if about.id == "q2" and sample == 2:
+            try:
+                await asyncio.sleep(HOUR)
+            except asyncio.CancelledError:
+                cancelled.append(sample)
+                stopped.set()
+                raise
+        if about.id == "q3":
+            await stopped.wait()  # the dropped group's episodes end while others run
+        return trajectory(about, sample)
+
+    engine = RolloutEngine(episode)
+    groups = asyncio.run(collect(engine, scenarios(3), 3))
+    assert whole(groups) == {"q1": [0, 1, 2], "q3": [0, 1, 2]}
+    (dropped,) = [group for group in groups if group.dropped]
+    assert (dropped.scenario, dropped.trajectories) == ("q2", ())
+    assert dropped.dropped == "gone [inference.server-unreachable]"
+    assert tries["q2", 1] == 3
+    assert cancelled == [2]
+    progress = engine.progress
+    assert progress.causes == {"inference.server-unreachable": 1}
+    assert (progress.dropped, progress.retried, progress.running) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "error", [UsageError("inference.model-not-served", "no such model"), ZeroDivisionError("a defect")]
+)
+def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) -> None:
+    begun: list[str] = []
+    cancelled: list[str] = []
+
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        if about.id == "q3":
+            await async_wait_until(lambda: len(begun) == 4)
+            raise error
+        begun.append(about.id)
+        try:
+            await asyncio.sleep(HOUR)
+        except asyncio.CancelledError:
+            cancelled.append(about.id)
+            raise
+        return trajectory(about, sample)
+
+    with pytest.raises(type(error)) as ended:
+        asyncio.run(collect(RolloutEngine(episode), scenarios(5)))
+    assert ended.value is error
+    assert sorted(cancelled) == ["q1", "q2", "q4", "q5"]
+
+
+def test_an_episode_that_cancels_itself_does_not_keep_the_rollout_waiting() -> None:
+    async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+        if about.id == "q2":
+            raise asyncio.CancelledError
+        return trajectory(about, sample)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(collect(RolloutEngine(episode), scenarios(3)))
+
+
+async def _cancelled(engine: RolloutEngine, server: FakeVLLM) -> None:
+    task = asyncio.create_task(collect(engine, scenarios(40), 4))
+    await async_wait_until(lambda: server.under_way == 16)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def _left(engine: RolloutEngine, server: FakeVLLM) -> None:
+    async with aclosing(engine.run(scenarios(40), 4)) as groups:
+        first = asyncio.ensure_future(anext(groups))
+        await async_wait_until(lambda: server.under_way == 16)
+        first.cancel()
+        with suppress(asyncio.CancelledError):
+            await first
+
+
+@pytest.mark.parametrize("leave", [_cancelled, _left])
+def test_cancelling_stops_everything_and_waits_for_no_answer(
+    leave: Callable[[RolloutEngine, FakeVLLM], Awaitable[None]], chat: ChatFormat, index: MailIndex
+) -> None:
+    async def run(server: FakeVLLM) -> None:
+        async with VLLMPolicy([server.address], "adapter", REQUESTS) as policy, ToolThreads() as threads:
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads), 16)
+            await leave(engine, server)
+            assert engine.progress.running == 0
+            assert len(asyncio.all_tasks()) == 1
+
+    with FakeVLLM() as server:
+        server.inject(stall, times=None)
+        asyncio.run(run(server))
+        server.wait_until_idle()
+        assert server.errors == []
+
+
+class _Waiter:
+    """An environment with one tool, that holds its thread until an event."""
+
+    finished = False
+
+    def __init__(self, about: Scenario, begun: threading.Event, over: threading.Event) -> None:
+        self.scenario, self.record = about, Record()
+        self.toolbox = Toolbox([self.wait])
+        self._begun, self._over = begun, over
+
+    def system_prompt(self) -> str:
+        return ""
+
+    def user_prompt(self) -> str:
+        return ""
+
+    def wait(self) -> str:
+        """Wait."""
+        self._begun.set()
+        self._over.wait()
+        self.finished = True
+        return ""
+
+
+class _Caller:
+    def hear(self, result: str) -> None:
+        pass
+
+    async def say(self) -> Said:
+        text = '<tool_call>{"name": "wait", "arguments": {}}</tool_call>'
+        return Said((Segment("sampled", text),), text, "caller", cut=False)
+
+
+def test_tools_do_not_hold_up_the_event_loop() -> None:
+    """They wait for an event that only the event loop sets."""
+    begun, over = threading.Event(), threading.Event()
+
+    async def run() -> list[Group]:
+        async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
+            return await run_episode(_Caller(), _Waiter(about, begun, over), sample, LIMITS, threads)
+
+        async with ToolThreads(deadline=HOUR) as threads:
+            collected = asyncio.create_task(collect(RolloutEngine(episode), scenarios(4)))
+            await async_wait_until(begun.is_set)
+            over.set()
+            return await collected
+
+    assert len(whole(asyncio.run(run()))) == 4
+
+
+def _stall_past_the_deadline(clock: Clock, exchange: Exchange) -> None:
+    clock.advance(HOUR + 1)
+    stall(exchange)
+
+
+FAULTS: dict[str, tuple[Act, set[str], str]] = {
+    "connection reset": (reset, {"inference.server-unreachable"}, "(Read|RemoteProtocol|Write|Connect)Error"),
+    "stall past the deadline": (stall, {"inference.timeout", "inference.server-unreachable"}, "3600|ReadTimeout"),
+    "500": (status(500), {"inference.server-error"}, "500"),
+    "wrong model": (altered(wrong_model), {"inference.invalid-answer"}, "'somebody-else'"),
+    "truncated JSON": (cut_json, {"inference.invalid-answer"}, "JSON"),
+    "fewer log-probabilities": (altered(fewer_logprobs), {"inference.invalid-answer"}, r"\d+ log-probabilities"),
+}
+
+
+def tokens(groups: list[Group]) -> dict[tuple[str, int], list[int]]:
+    return {(each.scenario, each.sample): each.ids for group in groups for each in group.trajectories}
+
+
+def with_clock(fault: Act, clock: Clock) -> tuple[Act, int]:
+    """Return a fault that takes as long as it has to, and how many episodes may run at once beside it."""
+    return (partial(_stall_past_the_deadline, clock), 1) if fault is stall else (fault, 64)
+
+
+@pytest.mark.parametrize("fault", [act for act, *_ in FAULTS.values()], ids=FAULTS.keys())
+def test_a_fault_that_passes_leaves_no_trace_in_the_trajectories(
+    chat: ChatFormat, index: MailIndex, fault: Act, clock: Clock
+) -> None:
+    act, concurrency = with_clock(fault, clock)
+    with FakeVLLM() as server:
+        expected, _ = roll([server.address], chat, index, scenarios(2), 2)
+        server.inject(act, after=2)
+        server.inject(act, after=5)
+        groups, progress = roll([server.address], chat, index, scenarios(2), 2, concurrency)
+        assert server.errors == []
+    assert progress.dropped == 0
+    assert tokens(groups) == tokens(expected)
+    assert {each.ending for group in groups for each in group.trajectories} == {"answer"}
+
+
+@pytest.mark.parametrize(("fault", "codes", "cause"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_fault_that_stays_drops_the_groups_and_never_becomes_a_trajectory(
+    chat: ChatFormat, index: MailIndex, fault: Act, codes: set[str], cause: str, clock: Clock
+) -> None:
+    act, concurrency = with_clock(fault, clock)
+    with FakeVLLM() as server:
+        server.inject(act, times=None, after=2)  # an episode takes three requests
+        groups, progress = roll([server.address], chat, index, scenarios(2), 2, concurrency)
+        assert server.errors == []
+    assert [group.trajectories for group in groups] == [(), ()]
+    for group in groups:
+        assert group.dropped.startswith("adapter: ")
+        assert group.dropped.endswith(tuple(f"[{code}]" for code in codes))
+    assert any(re.search(cause, group.dropped) for group in groups)
+    assert {*progress.causes} <= codes
+    assert (progress.dropped, progress.causes.total(), progress.done) == (2, 2, 0)
+
+
+def test_real_episodes_search_read_and_answer(chat: ChatFormat, index: MailIndex) -> None:
+    with FakeVLLM() as server:
+        ((group,), _) = roll([server.address], chat, index, scenarios(1))
+    (done,) = group.trajectories
+    assert (done.ending, done.turns, done.policy, done.record.answer) == ("answer", 3, "adapter", "Body of message 1")
+    assert len(done.ids) == len(done.mask) == done.prompt_tokens + done.sampled_tokens
+
+
+def test_a_server_that_is_killed_in_the_middle_and_started_again_costs_no_group(
+    chat: ChatFormat, index: MailIndex
+) -> None:
+    server = ServerProcess(free_port(), delay=0.02)
+    patient = RequestLimits(HOUR, connect=HOUR, attempts=6, backoff=0.2, patience=HOUR)
+    server.start()
+
+    async def run() -> tuple[list[Group], Progress, int]:
+        async with VLLMPolicy([server.address], "adapter", patient) as policy, ToolThreads(deadline=HOUR) as threads:
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads), 16)
+            task = asyncio.create_task(collect(engine, scenarios(16), 4))
+            await async_wait_until(lambda: engine.progress.done)
+            server.kill()
+            before = engine.progress.done
+            await asyncio.to_thread(server.start)
+            return await task, engine.progress, before
+
+    try:
+        groups, progress, before = asyncio.run(run())
+    finally:
+        server.kill()
+    assert before < 64
+    assert whole(groups) == {f"q{number}": [0, 1, 2, 3] for number in range(1, 17)}
+    assert {each.ending for group in groups for each in group.trajectories} == {"answer"}
+    assert (progress.done, progress.dropped, progress.running) == (64, 0, 0)
+
+
+def _dice(prompt: str, seed: int) -> str:
+    """A policy whose every turn the seed decides: some searches, and an answer at last."""
+    if prompt.count("<tool_call>") > 3:
+        call = {"name": "return_final_answer", "arguments": {"answer": str(seed), "message_ids": []}}
+    else:
+        call = {"name": "search_inbox", "arguments": {"keywords": ["body", str(seed % 40)]}}
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
+
+
+def test_the_same_seeds_give_the_same_trajectories_however_many_run_at_once(
+    chat: ChatFormat, index: MailIndex, tmp_path: Path
+) -> None:
+    policy = ScriptedPolicy(load_tokenizer(write_tokenizer(tmp_path / "model")), _dice)
+
+    async def rolled(concurrency: int, seed: int) -> list[Group]:
+        async with ToolThreads() as threads:
+            engine = RolloutEngine(real_episodes(policy, chat, index, threads, seed), concurrency)
+            return await collect(engine, scenarios(6), 3)
+
+    def run(concurrency: int, seed: int) -> dict[tuple[str, int], str]:
+        groups = asyncio.run(rolled(concurrency, seed))
+        plain = [replace(each, policy_seconds=0, tool_seconds=0) for group in groups for each in group.trajectories]
+        return {(each.scenario, each.sample): each.to_json() for each in plain}
+
+    first = run(1, 7)
+    assert run(16, 7) == first
+    assert len(set(first.values())) == 18
+    other = run(16, 8)
+    assert all(other[name] != text for name, text in first.items())
+
+
+def test_every_failure_of_infrastructure_counts_by_its_kind() -> None:
+    async def episode(about: Scenario, *_: int) -> Trajectory:
+        if about.id == "q1":
+            raise PolicyError("inference.timeout", "gone")
+        raise UnavailableError("models.timeout", "away")
+
+    engine = RolloutEngine(episode)
+    asyncio.run(collect(engine, scenarios(3), 2))
+    assert engine.progress.causes == {"inference.timeout": 1, "models.timeout": 2}

@@ -1,0 +1,185 @@
+"""The parts of the tiny policy, and the command that makes one."""
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gumshoe.inference.policy_names import TINY
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.terminal import progress
+from gumshoe.tiny.commands import build
+from gumshoe.tiny.pretraining import Learning, learn
+from tests.conftest import Ran
+from tests.tiny.conftest import Played
+
+pytestmark = pytest.mark.group("practice")  # it takes seconds to play
+
+
+@cache
+def small() -> Any:
+    """Return a tokenizer of 300 tokens."""
+    from gumshoe.tiny.maker import train_tokenizer
+
+    return train_tokenizer(["the quick brown fox, 1234 <b>"], 300)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(played: Played) -> Any:
+    return played.tokenizer
+
+
+@given(st.text())
+def test_any_text_comes_back_from_its_tokens(text: str) -> None:
+    made = small()
+    assert made.decode(made.encode(text, add_special_tokens=False)) == text
+
+
+def test_a_name_a_number_and_a_code_have_the_same_tokens_wherever_they_stand(tokenizer: Any) -> None:
+    """The first of them may carry a space."""
+
+    def tokens(text: str) -> list[str]:
+        return [tokenizer.decode([each]) for each in tokenizer.encode(text, add_special_tokens=False)]
+
+    for value in ("Rookhope", "Mangrove", "volunteering", "\u00a323,600", "PO-25712", "07700 900408"):
+        first, *rest = tokens(value)
+        for text in (f'"{value}"', f"of {value}.", f"({value})", f"\n{value}\n"):
+            found = tokens(text)
+            start = next(place for place, token in enumerate(found) if token.lstrip() == first)
+            assert found[start + 1 : start + 1 + len(rest)] == rest, text
+
+
+def test_digits_are_single_and_tags_are_one_token(tokenizer: Any) -> None:
+    assert len(tokenizer.encode("2031", add_special_tokens=False)) == 4
+    for tag in ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<|im_end|>"):
+        assert len(tokenizer.encode(tag, add_special_tokens=False)) == 1
+
+
+def test_the_template_is_fit_for_token_exact_episodes(tokenizer: Any) -> None:
+    """`ChatFormat` refuses one that is not; calls given as objects are rendered as a model writes them."""
+    ChatFormat(tokenizer)
+    call = {"name": "read_email", "arguments": {"message_id": "<1@x>"}}
+    said = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    as_text = [*messages, {"role": "assistant", "content": said}]
+    for function in (call, {**call, "arguments": json.dumps(call["arguments"])}):
+        as_calls = [*messages, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+        rendered = [tokenizer.apply_chat_template(each, tokenize=False) for each in (as_text, as_calls)]
+        assert rendered[0] == rendered[1]
+
+
+def test_a_new_model_attends_to_the_token_before() -> None:
+    import torch
+
+    from gumshoe.tiny.maker import Shape, new_model
+
+    model = new_model(Shape(), small(), 1)
+    model.set_attn_implementation("eager")
+    ids = torch.randint(0, len(small()), (1, 40), generator=torch.Generator().manual_seed(1))
+    attention = model.model(input_ids=ids, output_attentions=True).attentions[0][0, 0]  # [tokens, tokens]
+    assert attention.diagonal(-1).mean() > 0.95
+
+
+@pytest.mark.ci
+def test_a_new_model_soon_copies() -> None:
+    from gumshoe.tiny.maker import Shape, copying, new_model
+
+    model = new_model(Shape(), small(), 1)
+    losses: list[float] = []
+    examples = list(copying(len(small()), 400, 1))
+    last = learn(model, examples, Learning(60, 1024, learning_rate=1e-3), losses.append)
+    assert last < losses[0] / 3
+
+
+def test_copying_counts_the_second_time_alone_and_is_of_many_sorts_of_tokens_or_of_few() -> None:
+    from gumshoe.tiny.maker import copying
+
+    few = 0
+    for example in copying(300, 60, 1):
+        half = len(example.ids) // 2
+        assert list(example.ids[:half]) == list(example.ids[half:])
+        assert list(example.weights) == [0.0] * half + [1.0] * half
+        few += max(example.ids) - min(example.ids) < 40
+    assert 15 < few < 45
+
+
+def test_heads_that_share_keys_are_fewer_than_those_that_ask() -> None:
+    """And the circuit that copies is wired all the same."""
+    from gumshoe.tiny.maker import Shape, new_model
+
+    model = new_model(Shape(), small(), 1)
+    attention = model.model.layers[1].self_attn
+    assert attention.num_key_value_groups == Shape().heads // Shape().key_heads == 2
+    width = attention.head_dim
+    for key_head in range(2):
+        asking = attention.q_proj.weight[2 * key_head * width : (2 * key_head + 1) * width]
+        assert int((asking.abs().sum(1) == 0).sum()) == width // 2, "it asks by half of its dimensions alone"
+
+
+@pytest.mark.ci
+def test_the_command_makes_a_policy_that_loads(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    from gumshoe.inference.policy_names import load_tokenizer
+    from gumshoe.inference.transformers_policy import TransformersPolicy
+
+    place = tmp_path / "tiny"
+    command = ["tiny", "build", "--out", place, "--seed", 3, "--companies", 1]
+    command += ["--copy-steps", 2, "--skill-steps", 2, "--habit-steps", 2]
+    ran = run(*command, "--json")
+    assert ran.status == 0, ran.err
+    report = json.loads(ran.out)
+    assert report == json.loads((place / "made.json").read_text())
+    assert report["seed"] == 3
+    assert report["schooling"] == {"companies": 1, "copy_steps": 2, "skill_steps": 2, "habit_steps": 2}
+    assert report["parameters"] < 5e6
+    assert sum(each.stat().st_size for each in place.iterdir()) < 10e6
+    assert sum(report["slips"].values()) > 100
+    ChatFormat(load_tokenizer(place))
+    TransformersPolicy(place)
+    again = run(*command)
+    assert (again.status, "holds files" in again.err) == (2, True)
+
+
+@pytest.mark.nightly
+def test_with_none_of_the_way_to_the_habits_it_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so with a share of it, a share of them."""
+    import torch
+    from safetensors.torch import load_file
+
+    from gumshoe.tiny.maker import Schooling, build_tiny
+
+    weights = []
+    for share, steps in ((0.0, 2), (0.0, 4), (0.5, 2)):
+        monkeypatch.setattr("gumshoe.tiny.maker._HABIT_SHARE", share)
+        place = tmp_path / f"{share} {steps}"
+        place.mkdir()
+        build_tiny(place, 3, Schooling(1, 2, 2, steps), lambda stage, total: progress(stage, total=total))
+        weights.append(load_file(place / "model.safetensors")["model.embed_tokens.weight"])
+    assert torch.equal(weights[0], weights[1]), "however long habits are learned"
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_place_that_cannot_be_written_to_is_found_before_anything_is_made(
+    tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    place = tmp_path / "file"
+    place.write_text("mine")
+    ran = run("tiny", "build", "--out", place, "--seed", 1, "--companies", 1)
+    assert (ran.status, ran.code) == (2, "store.not-a-directory")
+    assert str(place) in ran.err
+    assert "Making" not in ran.err
+    assert place.read_text() == "mine"
+
+
+def test_the_command_makes_what_the_policy_that_ships_was_made_with() -> None:
+    from gumshoe.tiny.maker import Schooling
+
+    given = {name: each.default for name, each in inspect.signature(build).parameters.items()}
+    shipped = json.loads((TINY / "made.json").read_text())["schooling"]
+    assert asdict(Schooling()) == shipped == {name: given[name] for name in shipped}

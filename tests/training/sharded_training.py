@@ -1,0 +1,123 @@
+"""One of several trainers on given episodes: `python -m tests.training.sharded_training OUT DISTRIBUTION FIRST`.
+
+It trains four steps, of which the second has nothing to learn from, and goes on from checkpoint FIRST where that is not
+0. OUT has the model, and gets the adapter that is published before each step, and at the end (`published-N`).
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from gumshoe.rollouts.trajectory import Segment
+from gumshoe.training.grpo.rollout_collector import StepRollouts
+from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
+from tests.training.test_trainer import GENERATIONS, LENGTH, step, tokenizer
+
+STEPS, EMPTY = 4, 1
+
+
+def settings_of(distribution: str, processes: int, *, recomputes: bool) -> TrainSettings:
+    return resolve(
+        None,
+        {
+            "optimizer.distribution": distribution,
+            "optimizer.processes": processes,
+            "model.gradient_checkpointing": recomputes,
+            "lora.rank": 4,
+            "lora.target_modules": ["q_proj", "v_proj"],
+            "model.name": "tiny",
+        },
+    ).settings
+
+
+def rolled_out(number: int) -> StepRollouts:
+    found = step(0 if number == EMPTY else 2)
+    for group in found.groups:
+        for trajectory in group.trajectories:
+            for place, each in enumerate(trajectory.segments):
+                if each.origin == "sampled":
+                    said = (-5.6,) * len(each.ids)  # as a policy that knows nothing
+                    trajectory.segments[place] = Segment("sampled", each.text, each.ids, said)
+    return found
+
+
+def train(out: Path, settings: TrainSettings, first: int) -> None:
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, TrainerCallback
+    from trl import GRPOConfig
+
+    from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
+    from gumshoe.training.launch.rendezvous import in_main
+    from gumshoe.training.launch.sharding import shared_out
+    from gumshoe.training.models.lora_model import Whole, lora_of, make_ready
+
+    processes = settings.optimizer.processes
+
+    def publish() -> None:
+        unwrapped = trainer.accelerator.unwrap_model(trainer.model)
+        learned = Whole.of(unwrapped) if settings.is_sharded else unwrapped
+        place = str(out / f"published-{trainer.state.global_step}")
+        in_main(trainer.accelerator, lambda: learned.save_pretrained(place))
+
+    class PublishAtTheEnd(TrainerCallback):
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            publish()
+
+    shared = shared_out(settings, processes)
+    if "deepspeed" in shared:  # which accelerate leaves out on a CPU, in silence
+        shared["use_cpu"] = False
+    arguments = GRPOConfig(
+        output_dir=str(out),
+        per_device_train_batch_size=4 // processes,
+        num_generations=GENERATIONS,
+        max_completion_length=LENGTH,
+        max_steps=STEPS,
+        learning_rate=0.01,
+        beta=0.1,
+        lr_scheduler_type="constant",
+        vllm_importance_sampling_mode="token_truncate",
+        bf16=False,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="steps",
+        save_steps=1,
+        logging_steps=1,
+        ignore_data_skip=True,
+        shuffle_dataset=False,
+        dataloader_pin_memory=False,
+        **shared,
+    )
+    if "fsdp" in shared:  # likewise
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU
+    elif "deepspeed" in shared:
+        ranks = dict.fromkeys(("process_index", "local_process_index"), int(os.environ["RANK"]))
+        PartialState._shared_state |= {"num_processes": processes, **ranks}
+    trainer: Any = AgentTrainer(
+        Hooks(rolled_out, publish, most_difference=100.0),
+        model=AutoModelForCausalLM.from_pretrained(out / "model"),
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": ["0", "1"]}),
+        processing_class=tokenizer(),
+        peft_config=lora_of(settings.lora),
+        callbacks=[PublishAtTheEnd()],
+    )
+    if settings.is_sharded:
+        assert trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    make_ready(trainer.accelerator.unwrap_model(trainer.model), LoraSettings(start=out / "start"))
+    trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{first}") if first else None)
+    trainer.accelerator.wait_for_everyone()
+
+
+def main(out: str, distribution: str, processes: str, first: str, recomputes: str) -> None:
+    from gumshoe.training.launch.rendezvous import together
+
+    settings = settings_of(distribution, int(processes), recomputes=recomputes == "recomputes")
+    with together(120, ""):
+        train(Path(out), settings, int(first))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

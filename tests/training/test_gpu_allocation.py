@@ -1,0 +1,93 @@
+"""How GPUs are shared out among trainers and the server."""
+
+from pathlib import Path
+
+import pytest
+
+from gumshoe.training.planning.gpu_allocation import Shares, available_processors, share_out
+from tests.errors import raises
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "trainers", "servers", "memory"),
+    [
+        ("", 1, "", [""], 0.9),
+        ("0", 1, "0", ["0"], 0.45),
+        ("01", 1, "0", ["1"], 0.9),
+        ("01", 2, "01", ["1"], 0.45),
+        ("0123", 1, "0", ["12"], 0.9),
+        ("01234567", 4, "0123", ["4567"], 0.9),
+        ("01234567", 1, "0", ["1234"], 0.9),
+        ("", 1, "", ["", ""], 0.9),
+        ("0123", 2, "01", ["2", "3"], 0.9),
+        ("01234567", 1, "0", ["12", "34", "56"], 0.9),
+        ("0123", 4, "0123", ["3", "2"], 0.45),
+        ("012", 2, "01", ["2", "2"], 0.45),
+        ("0", 1, "0", ["0", "0"], 0.225),
+    ],
+)
+def test_trainers_have_one_each_and_servers_equal_parts_of_what_is_left(
+    gpus: str, processes: int, trainers: str, servers: list[str], memory: float
+) -> None:
+    shares = share_out(gpus, processes, len(servers))
+    assert shares == Shares(tuple(trainers), tuple(map(tuple, servers)))
+    assert shares.memory == memory
+    for number, each in enumerate(servers):
+        wanted = ("--tensor-parallel-size", str(len(each))) if len(each) > 1 else ()
+        assert shares.server_arguments(number) == wanted
+
+
+def test_each_sees_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = share_out(["GPU-a", "GPU-b", "GPU-c", "GPU-d"], 2, 2)
+    assert shares.trainers_environment() == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert [shares.server_environment(each) for each in (0, 1)] == [
+        {"CUDA_VISIBLE_DEVICES": "GPU-c"},
+        {"CUDA_VISIBLE_DEVICES": "GPU-d"},
+    ]
+    without = share_out([], 2, 1)
+    assert (without.trainers_environment(), without.server_environment(0)) == ({}, {})
+    assert share_out(["0", "1"], 1, 0).servers == ()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("gumshoe.training.planning.gpu_allocation.available_processors", lambda: 8)
+    assert share_out([], 1, 2).server_environment(1) == {"OMP_NUM_THREADS": "4"}
+
+
+def test_processors_are_those_of_the_process_and_no_more_than_the_container_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 4, 6, 8, 10}, raising=False)
+    assert available_processors(tmp_path) == 6
+    groups = tmp_path / "sys/fs/cgroup"
+    groups.mkdir(parents=True)
+    for limit, wanted in (("max 100000", 6), ("250000 100000", 2), ("50000 100000", 1), ("6400000 100000", 6)):
+        (groups / "cpu.max").write_text(f"{limit}\n")
+        assert available_processors(tmp_path) == wanted
+
+
+def test_fewer_gpus_than_trainers_are_refused() -> None:
+    with raises("planning.too-few-gpus", "3 trainers", "optimizer.processes", "at most 2"):
+        share_out(["0", "1"], 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "servers", "given", "refused"),
+    [
+        ("01", 1, 1, 1.0, ""),
+        ("0", 1, 1, 0.99, ""),
+        ("0", 1, 1, 1.0, "1 vLLM server and a trainer"),
+        ("01", 1, 2, 0.5, ""),
+        ("01", 1, 2, 0.6, "2 vLLM servers on one GPU"),
+        ("012", 1, 2, 1.0, ""),
+        ("01", 2, 4, 0.6, "2 vLLM servers and a trainer"),
+        ("0", 1, 8, None, ""),
+    ],
+)
+def test_shares_of_one_gpu_that_are_more_than_all_of_it_are_refused(
+    gpus: str, processes: int, servers: int, given: float | None, refused: str
+) -> None:
+    shares = share_out(gpus, processes, servers)
+    if not refused:
+        shares.check_memory(given)
+        return
+    with raises("planning.gpu-overcommitted", f"rollouts.gpu_memory {given:g}", refused):
+        shares.check_memory(given)

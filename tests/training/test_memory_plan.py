@@ -1,0 +1,500 @@
+"""What a run needs: worked out by hand, compared with what was measured, and refused where there is not enough."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gumshoe.inference.policy_names import TINY
+from gumshoe.training.models.model_shape import ModelShape, read_shape
+from gumshoe.training.planning.gpu_allocation import available_memory
+from gumshoe.training.planning.memory_estimate import (
+    GIB,
+    NF4,
+    Pass,
+    Place,
+    adapter_dtype,
+    kv_bytes,
+    layer_keeps,
+    sampling_here,
+    trainer_parts,
+    weights,
+)
+from gumshoe.training.planning.memory_plan import (
+    GB,
+    GPUS,
+    Machine,
+    Plan,
+    as_config,
+    changes,
+    check_memory,
+    plan,
+    suggested,
+)
+from gumshoe.training.settings import TrainSettings, resolve
+from tests.benchmarks.memory import CASES, MOST_OFF, RECORD, estimate, measured
+from tests.conftest import Ran
+from tests.errors import raises
+
+QWEN2_5_7B = {  # as published
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+NO_ROOM = "planning.does-not-fit"
+CPU, GPU = Place(on_gpu=False, dtype=4), Place(on_gpu=True, dtype=2)
+
+
+@cache
+def recorded() -> dict[str, Any]:
+    """Return what was measured."""
+    return json.loads(RECORD.read_text())  # type: ignore[no-any-return]
+
+
+def of(**flags: Any) -> TrainSettings:
+    return resolve(None, {name.replace("__", "."): value for name, value in flags.items()}, {}).settings
+
+
+def config_of(directory: Path, config: dict[str, Any]) -> str:
+    (directory / "config.json").write_text(json.dumps(config))
+    return str(directory)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> ModelShape:
+    return read_shape("tiny")
+
+
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return config_of(tmp_path_factory.mktemp("7B"), QWEN2_5_7B)
+
+
+@pytest.fixture(scope="module")
+def large(large_model: str) -> ModelShape:
+    return read_shape(large_model)
+
+
+class TestByHand:
+    """Of the tiny policy: 4 layers of 192, 6 heads of 32 with 3 for keys, 512 within, and 4,588 words, tied."""
+
+    def test_parameters_are_counted_exactly(self, tiny: ModelShape, large: ModelShape) -> None:
+        attention = 192 * 192 + 192 + 2 * (192 * 96 + 96) + 192 * 192
+        layer = attention + 3 * 192 * 512 + 2 * 192
+        assert tiny.parameters == 4588 * 192 + 4 * layer + 192
+        assert large.parameters == 7_615_616_512, "as the model's page says: 7.61 billion"
+        assert (tiny.quantizable, tiny.multiplied) == (1_622_016, 1_622_016 + 4588 * 192)
+
+    def test_adapters_have_r_times_inputs_and_outputs(self, tiny: ModelShape) -> None:
+        lora = TrainSettings().lora
+        assert tiny.adapter_parameters(8, lora.target_modules) == 110_592
+        assert tiny.adapter_parameters(8, ("q_proj",)) == 4 * 8 * (192 + 192)
+
+    def test_weights_of_four_bits_have_their_constants_and_the_rest_stays(self, tiny: ModelShape) -> None:
+        assert pytest.approx(4.127, abs=5e-4) == NF4 * 8, "https://arxiv.org/abs/2305.14314, section 3"
+        found = weights(tiny, of(model__quantization="nf4", rollouts__engine="transformers"), GPU)
+        assert found == round(1_622_016 * 0.515869140625) + (2_506_176 - 1_622_016) * 2
+        assert weights(tiny, of(), CPU) == 4 * 2_506_176
+
+    def test_what_a_layer_keeps_of_a_token(self, tiny: ModelShape) -> None:
+        small = of(lora__rank="8", model__gradient_checkpointing="false")
+        norms, mask = 2 * 4 * 192, 1000
+        of_32_bits = norms + 4 * 4 * 192 + 4 * 6 + 4 * mask + 4 * 3 * 512 + 4 * 8 * 7 + 4 * (192 + 192 + 512)
+        assert layer_keeps(tiny, small, CPU, 1000) == of_32_bits
+        copies = 2 * (3 * 192 + 192 + 2 * 192 + 512)
+        of_16_bits = norms + 2 * 4 * 192 + 4 * 6 + 2 * mask + 2 * 3 * 512 + 2 * 8 * 7 + copies
+        assert layer_keeps(tiny, small, GPU, 1000) == of_16_bits
+
+    def test_keys_and_values_of_a_token(self, tiny: ModelShape, large: ModelShape) -> None:
+        assert kv_bytes(tiny, 4, 1) == 4 * 2 * 3 * 32 * 4
+        assert kv_bytes(large, 2, 8192) == 8192 * 28 * 2 * 4 * 128 * 2
+
+    def test_adapter_gradient_and_optimizer_have_the_adapter_s_numbers(self, tiny: ModelShape) -> None:
+        found = {each.name: each.bytes for each in trainer_parts(tiny, of(lora__rank="8"), GPU, Pass(1, 100, 10))}
+        assert (found["adapter"], found["gradients"], found["optimizer"]) == (442_368, 442_368, 884_736)
+        quantized = of(model__quantization="nf4", rollouts__engine="transformers")
+        assert (adapter_dtype(of()), adapter_dtype(quantized)) == (4, 2)
+
+
+class TestOtherShapes:
+    """Models that keep less, or other things, than plain attention does."""
+
+    def test_a_file_is_enough(self, tmp_path: Path, large: ModelShape) -> None:
+        file = tmp_path / "seven.json"
+        file.write_text(json.dumps(QWEN2_5_7B))
+        assert read_shape(str(file)).linears == large.linears
+
+    def test_windows_and_layers_without_keys(self, tmp_path: Path) -> None:
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2}
+        kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16, "vocab_size": 300}
+        gemma = {"model_type": "gemma2", "num_key_value_heads": 1, "head_dim": 32, **sizes, **kinds}
+        shape = read_shape(config_of(tmp_path, gemma))
+        assert shape.kv_tokens(100) == 2 * 100 + 2 * 16
+        assert shape.left_out() == ("2 layers remember 16 tokens each",)
+
+    def test_a_mixture_of_experts(self, tmp_path: Path) -> None:
+        mixtral = {
+            "model_type": "mixtral",
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "vocab_size": 300,
+        }
+        shape = read_shape(config_of(tmp_path, mixtral))
+        experts = 2 * 8 * 3 * 64 * 128
+        assert shape.intermediate == 2 * 128
+        assert shape.multiplied == shape.parameters - 300 * 64 - experts * 6 // 8
+        assert "experts" in shape.left_out()[0]
+
+    def test_compressed_keys_and_values(self, tmp_path: Path) -> None:
+        deepseek = {
+            "model_type": "deepseek_v2",
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "kv_lora_rank": 24,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "vocab_size": 300,
+        }
+        shape = read_shape(config_of(tmp_path, deepseek))
+        assert kv_bytes(shape, 2, 10) == 10 * 2 * (24 + 8) * 2
+        assert "MLA" in " ".join(shape.left_out())
+
+    @pytest.mark.parametrize(
+        ("config", "code"),
+        [
+            ({}, "base-models.not-a-causal-lm"),
+            (
+                {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300},
+                "planning.unsupported-model",
+            ),
+        ],
+    )
+    def test_what_is_no_such_model_is_told_and_may_be_trained(
+        self, config: dict[str, Any], code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        model = config_of(tmp_path, config)
+        with raises(code, model):
+            read_shape(model)
+        check_memory(of(model__name=model), Machine(1, 80 * GB))
+        assert f"[{code}]" in capsys.readouterr().err
+
+
+class TestMeasured:
+    """Against what `python -m tests.benchmarks.memory --write` measured."""
+
+    @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
+    def test_the_estimate_is_within_15_percent(self, case: Any, tmp_path: Path) -> None:
+        found = next(each for each in recorded()["cases"] if each["name"] == case.name)
+        assert found["model"] == case.model, "the record is of another shape; measure again"
+        assert (found["context"], found["settings"], found["at_once"]) == (case.context, case.settings, case.at_once)
+        model = config_of(tmp_path, case.config())
+        wanted = estimate(case, read_shape(model), case.train_settings(tmp_path))
+        assert sum(wanted.values()) == pytest.approx(found["measured"], rel=MOST_OFF)
+
+    def test_at_least_six_shapes_were_measured(self) -> None:
+        assert len({json.dumps(each["model"]) for each in recorded()["cases"]}) >= 6
+        assert {"torch", "trl", "peft", "transformers"} <= set(recorded()["versions"])
+
+    @pytest.mark.nightly
+    @pytest.mark.timeout(560)
+    def test_one_of_them_anew(self) -> None:
+        found = measured(next(each for each in CASES if each.name == "long, kept"))
+        assert abs(found["off"]) <= MOST_OFF
+
+
+sizes = st.fixed_dictionaries(
+    {
+        "model.max_context": st.integers(256, 8192),
+        "model.gradient_checkpointing": st.booleans(),
+        "model.quantization": st.sampled_from(["none", "nf4"]),
+        "lora.rank": st.sampled_from([8, 16, 64]),
+        "rollouts.engine": st.sampled_from(["vllm", "transformers"]),
+        "rollouts.concurrency": st.integers(1, 64),
+        "optimizer.per_device_train_batch_size": st.integers(1, 8),
+    }
+).filter(lambda each: each["model.quantization"] == "none" or each["rollouts.engine"] == "transformers")
+MORE = {
+    "model.max_context": 4096,
+    "lora.rank": 8,
+    "rollouts.concurrency": 8,
+    "optimizer.per_device_train_batch_size": 1,
+}
+
+
+class TestPlans:
+    @settings(deadline=None, max_examples=60)
+    @given(given=sizes, more=st.sampled_from(sorted(MORE)), gpus=st.integers(0, 3))
+    def test_more_of_anything_takes_no_less(
+        self, large: ModelShape, given: dict[str, Any], more: str, gpus: int
+    ) -> None:
+        machine = Machine(gpus, 80 * GB)
+        less = plan(resolve(None, given, {}).settings, large, machine)
+        other = plan(resolve(None, {**given, more: given[more] + MORE[more]}, {}).settings, large, machine)
+        for one, two in zip(less.devices, other.devices, strict=True):
+            assert sum(part.bytes for who, part in two.parts if who == "trainer") >= sum(
+                part.bytes for who, part in one.parts if who == "trainer"
+            )
+        assert (other.kv_tokens or 0) <= (less.kv_tokens or 0)
+
+    @settings(deadline=None, max_examples=40)
+    @given(given=sizes, memory=st.integers(4, 160))
+    def test_what_is_suggested_fits_and_takes_the_same_step(
+        self, large: ModelShape, given: dict[str, Any], memory: int
+    ) -> None:
+        wanted = resolve(None, {**given, "optimizer.gradient_accumulation_steps": 4}, {}).settings
+        made = plan(wanted, large, Machine(1, memory * GB))
+        found = suggested(made, large)
+        if found is None:
+            assert not made.fits
+            return
+        assert found.fits
+        assert found.settings.groups == wanted.groups
+        again = TrainSettings.model_validate(found.settings.model_dump())
+        assert again == found.settings
+        if made.fits:
+            assert not changes(wanted, found.settings), "nothing is changed that need not be"
+
+    def test_a_7b_model_fits_one_gpu_of_80_gb_as_it_is_by_default(self, large: ModelShape) -> None:
+        made = plan(TrainSettings(), large, Machine(1, 80 * GB))
+        assert made.fits
+        assert made.at_once >= TrainSettings().groups * TrainSettings().rollouts.num_generations
+        assert {who for who, _ in made.devices[0].parts} == {"trainer", "vLLM"}
+
+    def test_and_one_of_24_gb_with_qlora(self, large: ModelShape) -> None:
+        assert not plan(TrainSettings(), large, Machine(1, 24 * GB)).fits
+        qlora = resolve("qlora-24gb", {}, {}).settings
+        assert plan(qlora, large, Machine(1, 24 * GB)).fits
+        assert qlora.groups == TrainSettings().groups
+        found = suggested(plan(TrainSettings(), large, Machine(1, 24 * GB)), large)
+        assert found is not None
+        assert found.settings == qlora, "which is what is suggested"
+
+    def test_a_suggestion_is_a_configuration(self, large: ModelShape, tmp_path: Path) -> None:
+        before = resolve(None, {"rewards.functions": "[{name: exact}]", "output.directory": "o"}, {}).settings
+        found = suggested(plan(before, large, Machine(1, 40 * GB)), large)
+        assert found is not None
+        file = tmp_path / "suggested.yaml"
+        file.write_text(as_config(found.settings))
+        assert resolve(str(file), {}, {}).settings == found.settings
+        assert "rewards.functions" not in changes(before, found.settings)
+
+    def test_trainers_and_server_have_gpus_of_their_own_where_there_are_enough(self, large: ModelShape) -> None:
+        def owners(made: Plan) -> list[set[str]]:
+            return [{who for who, _ in each.parts} for each in made.devices]
+
+        machine = Machine(4, 80 * GB)
+        assert owners(plan(of(), large, machine)) == [{"trainer"}, {"vLLM"}, {"vLLM"}]
+        assert owners(plan(of(optimizer__processes="4"), large, machine)) == [{"trainer"}] * 3 + [{"trainer", "vLLM"}]
+        two = plan(of(), large, machine)
+        assert two.kv_tokens == pytest.approx(2 * (plan(of(), large, Machine(2, 80 * GB)).kv_tokens or 0), rel=0.2)
+        with raises("planning.too-few-gpus", "5 trainers", "at most 4"):
+            plan(of(optimizer__processes="5"), large, machine)
+
+    def test_several_servers_have_equal_parts(self, large: ModelShape) -> None:
+        def of_two(**flags: Any) -> Plan:
+            return plan(of(rollouts__num_servers="2", **flags), large, Machine(4, 80 * GB))
+
+        alone = plan(of(), large, Machine(2, 80 * GB))
+        two = of_two()
+        assert [{who for who, _ in each.parts} for each in two.devices] == [{"trainer"}, {"vLLM"}, {"vLLM"}]
+        assert two.kv_tokens == alone.kv_tokens, "of each"
+        on_one = plan(of(rollouts__num_servers="2"), large, Machine(2, 80 * GB))
+        assert [who for who, part in on_one.devices[1].parts if part.name == "weights"] == ["vLLM", "vLLM"]
+        assert not of_two(optimizer__processes="3", rollouts__gpu_memory="0.6").fits, "1.2 of one GPU"
+
+    def test_shared_weights_take_less(self, large: ModelShape) -> None:
+        def weights(machines: int = 1, **flags: Any) -> int:
+            made = plan(of(optimizer__processes="8", **flags), large, Machine(8 // machines, 80 * GB, count=machines))
+            return sum(part.bytes for who, part in made.devices[0].parts if (who, part.name) == ("trainer", "weights"))
+
+        whole, shared = weights(), weights(optimizer__distribution="fsdp2")
+        assert whole / 8 < shared < whole / 2
+        assert weights(2, optimizer__distribution="fsdp2") == shared, "wherever the trainers are"
+
+    def test_a_model_that_nothing_helps(self, large: ModelShape) -> None:
+        made = plan(TrainSettings(), large, Machine(1, 4 * GB))
+        assert suggested(made, large) is None
+
+    def test_time_goes_down_with_a_better_gpu_and_up_with_what_is_done(self, large: ModelShape) -> None:
+        def seconds(kind: str, **flags: Any) -> tuple[float, float]:
+            found = plan(of(**flags), large, Machine(2, 80 * GB, kind)).time
+            assert found is not None
+            return found.rollouts, found.training
+
+        rollouts, training = seconds("a100")
+        assert all(new < old for new, old in zip(seconds("h100"), (rollouts, training), strict=True))
+        assert seconds("a100", optimizer__beta="0")[1] == pytest.approx(training * 4 / 5)
+        short = {"model__max_context": "2048"}
+        once = seconds("a100", model__gradient_checkpointing="false", **short)[1]
+        assert once == pytest.approx(seconds("a100", **short)[1] * 4 / 5)
+        assert seconds("a100", rollouts__concurrency="1")[0] > 2 * rollouts
+        forward = 2 * (7_615_616_512 - 152064 * 3584 - 28 * (3584 + 2 * 512 + 2 * 3584) - 3584) * 4096
+        forward += 2 * 28 * 3584 * 4096**2
+        assert training == pytest.approx(16 * 5 * forward / (0.35 * GPUS["a100"].flops * 1e12))
+        assert plan(of(), large, Machine(2, 80 * GB)).time is None, "of an unknown GPU nothing is said"
+
+
+class TestRefusals:
+    def test_what_clearly_does_not_fit_is_refused_with_what_to_change(self, large_model: str) -> None:
+        wanted = of(model__name=large_model)
+        most, changed = "of 40.0", "model.quantization=nf4, rollouts.engine=transformers"
+        with raises(NO_ROOM, "GPU 0", most, "trainer's activations", changed, "model.check_memory=false"):
+            check_memory(wanted, Machine(1, 40 * GB))
+        with raises(NO_ROOM, "smaller model", "model.check_memory=false") as refused:
+            check_memory(wanted, Machine(1, 4 * GB))
+        assert "model.quantization" not in refused.value.message, "nothing helps"
+
+    def test_what_nearly_does_is_warned_of(
+        self, large_model: str, large: ModelShape, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        wanted = of(model__name=large_model)
+        check_memory(wanted, Machine(1, 80 * GB))
+        assert capsys.readouterr().err == ""
+        needed = plan(wanted, large, Machine(2, 80 * GB)).devices[0].needed
+        check_memory(wanted, Machine(2, int(needed / 1.1)))
+        warned = capsys.readouterr().err
+        assert "warning:" in warned
+        assert "GPU 0" in warned
+        with raises(NO_ROOM, "GPU 0"):
+            check_memory(wanted, Machine(2, int(needed / 1.2)))
+
+    def test_a_server_without_room_for_one_episode_is_refused(self, large_model: str) -> None:
+        wanted = of(model__name=large_model, rollouts__gpu_memory="0.19")
+        with raises(NO_ROOM, "keys and values of 0 tokens", "8,192"):
+            check_memory(wanted, Machine(1, 80 * GB))
+
+    def test_without_a_gpu_what_is_usual_counts(self, tiny: ModelShape) -> None:
+        wanted = resolve("tiny", {}, {}).settings
+        whole, usual = (plan(wanted, tiny, Machine(0, GB), context=each).worst.needed for each in (None, 2048))
+        assert usual < whole
+        check_memory(wanted, Machine(0, usual))
+        with raises(NO_ROOM, "the machine"):
+            check_memory(wanted, Machine(0, usual // 2))
+        check_memory(wanted, None)
+
+    def test_train_refuses_before_anything_is_begun(self, run: Callable[..., Ran], tmp_path: Path) -> None:
+        from gumshoe.mail.build import build_index
+        from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
+
+        write_mail(synthesize_mail(8, 6, 900, "easy"), tmp_path)
+        build_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
+        out = tmp_path / "out"
+        size = 40_000  # episodes of a pass
+        sets = [f"rollouts.num_generations={size}", f"optimizer.per_device_train_batch_size={size}"]
+        sets += ["optimizer.gradient_accumulation_steps=1", "rollouts.engine=transformers"]
+        words = [each for one in sets for each in ("--set", one)]
+        where = ["--index", tmp_path / "index", "--scenarios", tmp_path / "scenarios.jsonl", "--out", out]
+        ran = run("train", "--model", "tiny", *where, *words)
+        assert (ran.status, ran.code) == (2, NO_ROOM)
+        assert "the machine" in ran.err
+        assert not out.exists()
+
+
+class TestAvailable:
+    MEMINFO = "MemTotal: 4000 kB\nMemAvailable: 1000 kB\n"
+
+    def test_the_least_of_machine_and_limits_counts(self, tmp_path: Path) -> None:
+        assert available_memory(tmp_path) is None
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc/meminfo").write_text(self.MEMINFO)
+        assert available_memory(tmp_path) == 1_024_000
+        groups = tmp_path / "sys/fs/cgroup"
+        groups.mkdir(parents=True)
+        (groups / "memory.max").write_text("max\n")
+        (groups / "memory.current").write_text("5\n")
+        (groups / "memory.stat").write_text("inactive_file 100000\n")
+        assert available_memory(tmp_path) == 1_024_000
+        (groups / "memory.max").write_text("800000\n")
+        (groups / "memory.current").write_text("500000\n")
+        assert available_memory(tmp_path) == 400_000
+        (groups / "memory").mkdir()
+        (groups / "memory/memory.limit_in_bytes").write_text("300000\n")
+        (groups / "memory/memory.usage_in_bytes").write_text("400000\n")
+        (groups / "memory/memory.stat").write_text("total_inactive_file 50000\n")
+        assert available_memory(tmp_path) == 0
+
+
+class TestCommand:
+    def test_a_table_by_part_and_a_verdict(self, run: Callable[..., Ran], large_model: str) -> None:
+        ran = run("plan", "--model", large_model, "--gpu", "h100")
+        assert ran.status == 0
+        for part in ("weights", "optimizer", "activations", "logits and loss", "keys and values", "CUDA graphs"):
+            assert part in ran.out
+        assert "57,344 bytes a token" in ran.out
+        assert "It fits" in ran.out
+        assert "rollouts," in ran.out
+
+    def test_json_has_bytes(self, run: Callable[..., Ran], large_model: str) -> None:
+        ran = run("plan", "--model", large_model, "--gpus", 1, "--gpu-memory", 24, "--json")
+        found = json.loads(ran.out)
+        assert ran.status == 3
+        assert not found["fits"]
+        device = found["devices"][0]
+        assert device["needed_bytes"] == sum(part["bytes"] for part in device["parts"])
+        assert found["suggested"]["changes"]["model.quantization"] == "nf4"
+
+    def test_what_does_not_fit_comes_with_a_configuration_that_does(
+        self, run: Callable[..., Ran], large_model: str, tmp_path: Path
+    ) -> None:
+        ran = run("plan", "--model", large_model, "--gpu-memory", 24)
+        assert (ran.status, ran.code) == (3, NO_ROOM)
+        assert "GPU 0" in ran.err
+        file = tmp_path / "suggested.yaml"
+        file.write_text(ran.out.split("--config`:\n\n")[1])
+        assert run("plan", "--config", file, "--gpu-memory", 24).status == 0
+
+    def test_without_a_gpu(self, run: Callable[..., Ran]) -> None:
+        ran = run("plan", "--config", "tiny", "--gpus", 0, "--gpu-memory", 64)
+        assert ran.status == 0
+        assert "without a GPU" in ran.out
+        assert "64.0 GB" in ran.out
+        assert f"{TINY.name}: 2,506,176 parameters" in ran.out
+
+    @pytest.mark.parametrize(
+        ("words", "code", "value"),
+        [
+            (["--gpus", 1], "planning.memory-unknown", "--gpu-memory"),
+            (["--gpu", "abacus"], "planning.unknown-gpu", "a10, a100"),
+            (["--gpu-memory", 80, "--set", "optimizer.processes=3"], "planning.too-few-gpus", "3 trainers"),
+            (["--gpu-memory", 80, "--model", "nowhere/at-all-here"], "sources.model-not-found", "nowhere/at-all-here"),
+        ],
+    )
+    def test_what_cannot_be_planned(self, run: Callable[..., Ran], words: list[Any], code: str, value: str) -> None:
+        ran = run("plan", *words) if "--model" in words else run("plan", "--model", "tiny", *words)
+        assert (ran.status, ran.code) == (2, code)
+        assert value in ran.err
+
+
+def test_episodes_in_the_trainer_s_process_take_memory_for_each(tiny: ModelShape) -> None:
+    def needed(at_once: int) -> int:
+        wanted = of(rollouts__engine="transformers", rollouts__concurrency=str(at_once))
+        return sum(each.bytes for each in sampling_here(tiny, wanted, CPU, 2048))
+
+    assert needed(64) == 64 * needed(1)
+    assert needed(64) > 2 * 64 * kv_bytes(tiny, 4, 2048) > GIB // 2
