@@ -13,7 +13,7 @@ from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 if TYPE_CHECKING:
     from gumshoe_pipelines.graphs import Graph
-    from gumshoe_pipelines.kubeflow_client import Server
+    from gumshoe_pipelines.kubeflow_client import KubeflowClient
     from gumshoe_pipelines.watch import RunView
 
 app = typer.Typer(
@@ -45,14 +45,14 @@ def compile_(
     ] = None,
 ) -> None:
     """Compile pipelines to what Kubeflow takes: PIPELINE.yaml for its server, PIPELINE.k8s.yaml for `kubectl apply`."""
-    from gumshoe.artifacts.storage import explained, writable_directory
+    from gumshoe.artifacts.storage import explain_os_errors, writable_directory
     from gumshoe_pipelines.graphs import PIPELINES, compiled, manifests
 
     place = writable_directory(str(directory))
     for name in names or PIPELINES:
         graph = compiled(name)
         for path, text in ((place / f"{name}.yaml", graph.text), (place / f"{name}.k8s.yaml", manifests(graph))):
-            with explained(path):
+            with explain_os_errors(path):
                 path.write_text(text, encoding="utf-8")
             out.print(printable(path), soft_wrap=True)
 
@@ -72,12 +72,12 @@ def run(
     Where they are not set, artifacts go to DIR/store, and the run has an id of its own. With the id of a run that
     stopped, it takes up where that stopped.
     """
-    from gumshoe_pipelines.local_runner import run_here
+    from gumshoe_pipelines.local_runner import run_locally
 
     place = directory.absolute()
     graph, arguments = _asked(name, parameters, params, "local", {"store": str(place / "store")}, reach=True)
     err.print(f"Run {printable(arguments.get('run', name))}, with all that it leaves in {printable(place)}")
-    run_here(graph, arguments, place, caching=caching)
+    run_locally(graph, arguments, place, caching=caching)
     _conclude(arguments)
 
 
@@ -126,10 +126,10 @@ def submit(
             "pipelines.cron-with-watch",
             "--watch cannot follow a schedule (--cron); follow one of its runs with `gumshoe pipeline watch ID`",
         )
-    from gumshoe_pipelines.kubeflow_client import Address, Server
+    from gumshoe_pipelines.kubeflow_client import Address, KubeflowClient
 
     graph, arguments = _asked(name, parameters, params, "run", {}, reach=False)
-    server = Server(Address.of(host, namespace, token, in_cluster=in_cluster))
+    server = KubeflowClient(Address.of(host, namespace, token, in_cluster=in_cluster))
     if cron is not None:
         recurring = server.schedule(
             graph, arguments, cron=cron, experiment=experiment, service_account=service_account, caching=caching
@@ -163,9 +163,9 @@ def watch_(
 
     Ends with 1 where the run fails.
     """
-    from gumshoe_pipelines.kubeflow_client import Address, Server
+    from gumshoe_pipelines.kubeflow_client import Address, KubeflowClient
 
-    _follow(Server(Address.of(host, namespace, token, in_cluster=in_cluster)), run_id, once=once)
+    _follow(KubeflowClient(Address.of(host, namespace, token, in_cluster=in_cluster)), run_id, once=once)
 
 
 @app.command("list")
@@ -180,9 +180,9 @@ def list_(
     """List runs, the newest first."""
     from rich.table import Table
 
-    from gumshoe_pipelines.kubeflow_client import Address, Server
+    from gumshoe_pipelines.kubeflow_client import Address, KubeflowClient
 
-    runs = Server(Address.of(host, namespace, token, in_cluster=in_cluster)).runs(most)
+    runs = KubeflowClient(Address.of(host, namespace, token, in_cluster=in_cluster)).runs(most)
     if json:
         print_json([{"run_id": each.run_id, "name": each.display_name, "state": each.state} for each in runs])
         return
@@ -209,7 +209,7 @@ def _asked(
     return graph, arguments
 
 
-def _follow(server: "Server", run_id: str, *, once: bool = False) -> None:
+def _follow(server: "KubeflowClient", run_id: str, *, once: bool = False) -> None:
     from rich.live import Live
 
     from gumshoe.cluster.kubernetes_api import Cluster

@@ -14,7 +14,7 @@ EMBEDDING = "intfloat/e5-base-v2"
 """The embedding model of documents, unless another is named."""
 
 
-def prepared(
+def ingest_and_split(
     where: Placement,
     sources: Any,
     environment: Any,
@@ -37,7 +37,7 @@ def prepared(
     return {"index": index, "scenarios": loaded.outputs["scenarios"]}
 
 
-def published_if_passed(
+def publish_if_gate_passes(
     where: Placement, decided: Any, adapter: Any, store: Any, run: Any, deploy: Any, deployment: Any
 ) -> None:
     """The last steps: an adapter is published where the gate let it pass, and put into service where that is asked."""

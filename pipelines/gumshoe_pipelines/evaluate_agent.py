@@ -7,7 +7,7 @@ from kfp import dsl
 from gumshoe.artifacts.component import fetch_adapter
 from gumshoe.cluster.component import notify
 from gumshoe.evaluation.component import evaluate_policy
-from gumshoe_pipelines.common_steps import EMBEDDING, prepared
+from gumshoe_pipelines.common_steps import EMBEDDING, ingest_and_split
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
 
 
@@ -58,7 +58,7 @@ def evaluate_agent(
     told = where.on_cpu(notify(store=store, run=run), hours=0.25)
     with dsl.ExitHandler(told, name="run"):
         asked = {
-            **prepared(where, sources, environment, embedding, scenarios, seed, code),
+            **ingest_and_split(where, sources, environment, embedding, scenarios, seed, code),
             "base_model": base_model,
             "gpus": gpus,
         }

@@ -59,16 +59,16 @@ def train_grpo(
     import shutil
     from pathlib import Path
 
-    from gumshoe.training.training_step import Asked, trained
+    from gumshoe.training.training_step import TrainRequest, train_adapter
 
     begun_at = None if start is None else Path(start.path)
-    asked = Asked(Path(index.path), Path(scenarios.path), base_model, config, settings, checkpoints, begun_at)
+    asked = TrainRequest(Path(index.path), Path(scenarios.path), base_model, config, settings, checkpoints, begun_at)
     if nodes == 1:
-        found = trained(asked)
+        found = train_adapter(asked)
     else:
-        from gumshoe_pipelines.trainjob_step import Nodes, trained_on_nodes
+        from gumshoe_pipelines.trainjob_step import TrainJobOptions, train_on_cluster
 
-        found = trained_on_nodes(asked, Nodes.of(nodes, gpus, job, image, node_selector, tolerations))
+        found = train_on_cluster(asked, TrainJobOptions.of(nodes, gpus, job, image, node_selector, tolerations))
     shutil.copytree(found.adapter, adapter.path, dirs_exist_ok=True)
     shutil.copyfile(found.plots, plots.path)
     shutil.rmtree(found.directory)
@@ -77,7 +77,7 @@ def train_grpo(
         metrics.log_metric(name, value)
 
 
-def trained_with_rewards(where: Placement, own: Placement, nodes: Any, job: Any, **asked: Any) -> Any:
+def grpo_step(where: Placement, own: Placement, nodes: Any, job: Any, **asked: Any) -> Any:
     """The step that trains, in a pod of its `own`; `asked` are its other inputs."""
     task = train_grpo(
         **asked,

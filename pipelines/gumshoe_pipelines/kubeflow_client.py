@@ -56,7 +56,7 @@ class Address:
         return cls(host.rstrip("/"), namespace, token)
 
 
-class Server:
+class KubeflowClient:
     """Asks a server. Every method raises as `_explained` says."""
 
     def __init__(self, address: Address) -> None:
@@ -87,7 +87,7 @@ class Server:
         run = api.V2beta1Run(
             display_name=name,
             experiment_id=self._experiment(experiment),
-            pipeline_spec=sent(graph, arguments, caching=caching),
+            pipeline_spec=submit_arguments(graph, arguments, caching=caching),
             runtime_config=api.V2beta1RuntimeConfig(parameters=arguments),
             service_account=service_account,
         )
@@ -107,7 +107,7 @@ class Server:
         recurring = api.V2beta1RecurringRun(
             display_name=graph.name,
             experiment_id=self._experiment(experiment),
-            pipeline_spec=sent(graph, arguments, caching=caching),
+            pipeline_spec=submit_arguments(graph, arguments, caching=caching),
             runtime_config=api.V2beta1RuntimeConfig(parameters=arguments),
             service_account=service_account,
             max_concurrency="1",
@@ -202,7 +202,7 @@ class Server:
             ) from None
 
 
-def sent(graph: Graph, arguments: dict[str, Any], *, caching: bool) -> dict[str, Any]:
+def submit_arguments(graph: Graph, arguments: dict[str, Any], *, caching: bool) -> dict[str, Any]:
     """A pipeline as a server takes it, with the labels of its pods filled in."""
     spec, *platforms = read_documents(graph.text)
     if not caching:

@@ -33,7 +33,7 @@ _BETWEEN_TRIES = "2s"
 
 
 @dataclass(slots=True)
-class Step:
+class LocalStep:
     """How a step went."""
 
     name: str
@@ -46,7 +46,7 @@ class Step:
 class LocalRun:
     """A run on this machine."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[LocalStep] = field(default_factory=list)
     begun: float = 0.0
     """When the last step began, in seconds of the monotonic clock."""
 
@@ -55,7 +55,7 @@ class LocalRun:
         text = _COLOUR.sub("", line.rstrip())
         if found := _BEGUN.search(text):
             if not (self.steps and self.steps[-1].name == found[1] and self.steps[-1].state == "again"):
-                self.steps.append(Step(found[1]))
+                self.steps.append(LocalStep(found[1]))
                 self.begun = time.monotonic()
             self.steps[-1].state = "running"
             return f"[bold]{escape(found[1])}[/]"
@@ -67,10 +67,10 @@ class LocalRun:
             self.steps[-1].state = "again"
             return f"  [yellow]again[/]: try {int(found[2]) + 1} of {found[3]}"
         if found := _CACHED.search(text):
-            self.steps.append(Step(found[1], "cached"))
+            self.steps.append(LocalStep(found[1], "cached"))
             return f"[bold]{escape(found[1])}[/]\n  {_SHOWN['cached']}"
         if found := _SKIPPED.search(text):
-            self.steps.append(Step(found[1], "skipped"))
+            self.steps.append(LocalStep(found[1], "skipped"))
             return f"[bold]{escape(found[1])}[/]\n  {_SHOWN['skipped']}"
         if not (self.steps and self.steps[-1].state == "running" and line.startswith("    ") and text.strip()):
             return None
@@ -92,7 +92,7 @@ _SHOWN = {
 }
 
 
-def run_here(graph: Graph, arguments: dict[str, Any], directory: Path, *, caching: bool) -> None:
+def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, caching: bool) -> None:
     """Run a compiled pipeline on this machine, with what each step says on the terminal, and all of it in `run.log`.
 
     Raises:

@@ -60,7 +60,7 @@ class Placement:
         kubernetes.empty_dir_mount(task, volume_name="shm", mount_path="/dev/shm", medium="Memory")  # noqa: S108
         return task
 
-    def divided(self, nodes: Any) -> "tuple[Placement, Placement]":
+    def split_placement(self, nodes: Any) -> "tuple[Placement, Placement]":
         """Where policies are measured, and what pod a training on so many nodes has: known when the pipeline runs."""
         placed = place_steps(
             nodes=nodes, gpus=self.gpus, node_selector=self.node_selector, tolerations=self.tolerations

@@ -10,8 +10,8 @@ from kfp import dsl
 from gumshoe.artifacts.component import fetch_adapter
 from gumshoe.cluster.component import notify
 from gumshoe.evaluation.component import evaluate_policy, gate
-from gumshoe_pipelines.common_steps import EMBEDDING, prepared, published_if_passed
-from gumshoe_pipelines.grpo_step import trained_with_rewards
+from gumshoe_pipelines.common_steps import EMBEDDING, ingest_and_split, publish_if_gate_passes
+from gumshoe_pipelines.grpo_step import grpo_step
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
 
 
@@ -73,10 +73,10 @@ def retrain_agent(
     told = where.on_cpu(notify(store=store, run=run), hours=0.25)
     with dsl.ExitHandler(told, name="run"):
         current = where.on_cpu(fetch_adapter(store=store, version="latest")).outputs["adapter"]
-        divided = prepared(where, sources, environment, embedding, scenarios, seed, code, current)
+        divided = ingest_and_split(where, sources, environment, embedding, scenarios, seed, code, current)
         there, own = where.divided(nodes)
         asked = {**divided, "base_model": base_model}
-        trained = trained_with_rewards(
+        trained = grpo_step(
             where, own, nodes, job, **asked, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"
         )
         adapter = trained.outputs["adapter"]
@@ -94,4 +94,4 @@ def retrain_agent(
         decided = where.on_cpu(
             gate(evaluation=measured.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5
         )
-        published_if_passed(where, decided, adapter, store, run, deploy, deployment)
+        publish_if_gate_passes(where, decided, adapter, store, run, deploy, deployment)

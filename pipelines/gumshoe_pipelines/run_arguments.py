@@ -8,7 +8,7 @@ from typing import Any
 
 from gumshoe.artifacts.hub import local_dataset
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
-from gumshoe.cluster.trainjob import Job
+from gumshoe.cluster.trainjob import TrainJobSpec
 from gumshoe.errors import UsageError
 from gumshoe_pipelines.common_steps import EMBEDDING
 from gumshoe_pipelines.graphs import combine
@@ -191,7 +191,7 @@ def _thresholds(arguments: Mapping[str, Any], _: bool) -> None:
 
 
 def _deploy(arguments: Mapping[str, Any], _: bool) -> None:
-    from gumshoe.cluster.deploy import HOWS, Target
+    from gumshoe.cluster.deploy import HOWS, DeployTarget
     from gumshoe.cluster.releases import check_keys
 
     how = arguments["deploy"]
@@ -202,14 +202,14 @@ def _deploy(arguments: Mapping[str, Any], _: bool) -> None:
             "pipelines.store-not-in-s3",
             f"pods of a deployment cannot read from {arguments['store']}; publish to s3://BUCKET/PREFIX",
         )
-    check_keys(Target.of(arguments.get("deployment", {})).values)
+    check_keys(DeployTarget.of(arguments.get("deployment", {})).values)
 
 
 def _nodes(arguments: Mapping[str, Any], reach: bool) -> None:
     nodes = arguments.get("nodes", 1)
     if nodes < 1:
         raise UsageError("pipelines.invalid-nodes", f"must be an integer >= 1, got {nodes}")
-    job = Job.of(arguments.get("job", {}))
+    job = TrainJobSpec.of(arguments.get("job", {}))
     if nodes == 1:
         return
     if split_uri(arguments["store"])[0] != "s3":

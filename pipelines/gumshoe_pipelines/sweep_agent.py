@@ -8,8 +8,8 @@ from typing import Any
 from kfp import dsl
 
 from gumshoe.evaluation.component import choose, evaluate_policy
-from gumshoe_pipelines.common_steps import EMBEDDING, prepared, published_if_passed
-from gumshoe_pipelines.grpo_step import trained_with_rewards
+from gumshoe_pipelines.common_steps import EMBEDDING, ingest_and_split, publish_if_gate_passes
+from gumshoe_pipelines.grpo_step import grpo_step
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
 
 AT_ONCE = 4
@@ -73,16 +73,14 @@ def sweep_agent(
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
     there, own = where.divided(nodes)
     asked = {
-        **prepared(where, sources, environment, embedding, scenarios, seed, code),
+        **ingest_and_split(where, sources, environment, embedding, scenarios, seed, code),
         "base_model": base_model,
     }
     measuring = {**asked, "gpus": there.gpus, "judge": judge, "limits": limits, "choice": choice, "code": code}
     before = there.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
     with dsl.ParallelFor(sweep, parallelism=AT_ONCE, name="each") as each:
         place = f"{store}/runs/{run}/{each.name}"
-        trained = trained_with_rewards(
-            where, own, nodes, job, **asked, config=config, settings=each.settings, checkpoints=place
-        )
+        trained = grpo_step(where, own, nodes, job, **asked, config=config, settings=each.settings, checkpoints=place)
         after = there.on_gpu(
             evaluate_policy(**measuring, adapter=trained.outputs["adapter"], baseline=before.outputs["evaluation"]),
             hours=6,
@@ -97,4 +95,4 @@ def sweep_agent(
         ),
         hours=0.5,
     )
-    published_if_passed(where, decided, decided.outputs["best"], store, run, deploy, deployment)
+    publish_if_gate_passes(where, decided, decided.outputs["best"], store, run, deploy, deployment)

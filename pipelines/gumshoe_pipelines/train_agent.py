@@ -10,8 +10,8 @@ from kfp import dsl
 from gumshoe.cluster.component import notify
 from gumshoe.evaluation.component import evaluate_policy, gate
 from gumshoe.training.component import warm_start
-from gumshoe_pipelines.common_steps import EMBEDDING, prepared, published_if_passed
-from gumshoe_pipelines.grpo_step import trained_with_rewards
+from gumshoe_pipelines.common_steps import EMBEDDING, ingest_and_split, publish_if_gate_passes
+from gumshoe_pipelines.grpo_step import grpo_step
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
 
 
@@ -77,7 +77,7 @@ def train_agent(
     with dsl.ExitHandler(told, name="run"):
         there, own = where.divided(nodes)
         asked = {
-            **prepared(where, sources, environment, embedding, scenarios, seed, code),
+            **ingest_and_split(where, sources, environment, embedding, scenarios, seed, code),
             "base_model": base_model,
         }
         measuring = {**asked, "gpus": there.gpus, "judge": judge, "limits": limits, "choice": choice, "code": code}
@@ -85,7 +85,7 @@ def train_agent(
         learning = {**asked, "config": config, "settings": settings}
         warm = warm_start(**learning, gpus=gpus, demonstrations=demonstrations, judge=judge, code=code)
         where.on_gpu(warm, hours=12, cached=True).after(before)
-        trained = trained_with_rewards(
+        trained = grpo_step(
             where, own, nodes, job, **learning, checkpoints=f"{store}/runs/{run}", start=warm.outputs["adapter"]
         )
         adapter = trained.outputs["adapter"]
@@ -95,4 +95,4 @@ def train_agent(
         decided = where.on_cpu(
             gate(evaluation=after.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5
         )
-        published_if_passed(where, decided, adapter, store, run, deploy, deployment)
+        publish_if_gate_passes(where, decided, adapter, store, run, deploy, deployment)

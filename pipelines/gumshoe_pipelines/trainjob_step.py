@@ -12,25 +12,25 @@ from typing import Any
 
 from gumshoe.artifacts.adapter_layout import LOADER_PORT
 from gumshoe.cluster.kubernetes_api import Cluster
-from gumshoe.cluster.object_client import Patience
+from gumshoe.cluster.object_client import Timeouts
 from gumshoe.cluster.trainjob import (
     ADAPTERS,
     SECRET_KEYS,
     SERVER_PORT,
-    Job,
     Rollout,
     TrainingJob,
+    TrainJobSpec,
     name_of,
     rollout_address,
 )
-from gumshoe.cluster.trainjob_runner import train_on_nodes
+from gumshoe.cluster.trainjob_runner import run_trainjob
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.inference.vllm_server import room_for
+from gumshoe.inference.vllm_server import lora_rank_slot
 from gumshoe.scenarios.scenario import SCENARIOS
-from gumshoe.training.node_main import Request, fetched_result
+from gumshoe.training.node_main import NodeRequest, fetch_result
 from gumshoe.training.run_spec import train_split
 from gumshoe.training.settings import TrainSettings, check, resolve
-from gumshoe.training.training_step import Asked, Trained
+from gumshoe.training.training_step import TrainRequest, TrainResult
 from gumshoe_pipelines.grpo_step import HOURS
 from gumshoe_pipelines.kubeflow_client import project_of
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
@@ -41,13 +41,13 @@ _EARLIER = 1800  # seconds before the step's own end, to remove what it made
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class TrainJobOptions:
     """Where a training takes place."""
 
     nodes: int
     gpus: int
     """Of each."""
-    job: Job
+    job: TrainJobSpec
     image: str
     node_selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
@@ -61,7 +61,7 @@ class Nodes:
         image: str,
         node_selector: Mapping[str, str],
         tolerations: Sequence[Mapping[str, Any]],
-    ) -> "Nodes":
+    ) -> "TrainJobOptions":
         """As a pipeline's parameters say it.
 
         Raises:
@@ -69,7 +69,7 @@ class Nodes:
         """
         if nodes < 1:
             raise UsageError("pipelines.invalid-nodes", f"nodes must be an integer >= 1, got {nodes}")
-        return cls(nodes, gpus, Job.of(job), image, node_selector, tuple(tolerations))
+        return cls(nodes, gpus, TrainJobSpec.of(job), image, node_selector, tuple(tolerations))
 
     @property
     def trainers(self) -> int:
@@ -77,9 +77,9 @@ class Nodes:
         return self.nodes * max(1, self.gpus)
 
 
-def trained_on_nodes(
-    asked: Asked, where: Nodes, cluster: Cluster | None = None, patience: Patience | None = None
-) -> Trained:
+def train_on_cluster(
+    asked: TrainRequest, where: TrainJobOptions, cluster: Cluster | None = None, patience: Timeouts | None = None
+) -> TrainResult:
     """Train on several nodes; a run that left checkpoints in the store goes on from there, and a result is taken.
 
     `cluster` is the one that this pod is in unless given.
@@ -96,12 +96,12 @@ def trained_on_nodes(
     check_servers(known)
     learned, _ = train_split(known, str(asked.scenarios / SCENARIOS))
     check(known, len(learned))  # before anybody waits for nodes
-    request = Request.published(replace(asked, settings=flags))
+    request = NodeRequest.published(replace(asked, settings=flags))
     directory = Path(tempfile.mkdtemp(prefix="gumshoe-trained-"))
-    found = fetched_result(request, directory)
+    found = fetch_result(request, directory)
     if found is None:
-        train_on_nodes(job_of(name, request, known, where), cluster or Cluster.of(None, None), _say, patience)
-        found = fetched_result(request, directory)
+        run_trainjob(job_of(name, request, known, where), cluster or Cluster.of(None, None), _say, patience)
+        found = fetch_result(request, directory)
     if found is None:
         raise GumshoeError(
             "pipelines.no-training-result",
@@ -125,7 +125,7 @@ def check_servers(known: TrainSettings) -> None:
         )
 
 
-def settings_on(where: Nodes, name: str, checkpoints: str) -> dict[str, Any]:
+def settings_on(where: TrainJobOptions, name: str, checkpoints: str) -> dict[str, Any]:
     """The settings of training that come from where it takes place."""
     own: dict[str, Any] = {"optimizer.processes": where.trainers}
     if where.job.rollout_servers:
@@ -138,7 +138,7 @@ def handover_of(checkpoints: str) -> str:
     return f"{checkpoints.rstrip('/')}/policies"
 
 
-def job_of(name: str, request: Request, known: TrainSettings, where: Nodes) -> TrainingJob:
+def job_of(name: str, request: NodeRequest, known: TrainSettings, where: TrainJobOptions) -> TrainingJob:
     """What the cluster is asked for."""
     store, _, run = request.checkpoints.rstrip("/").rpartition("/runs/")
     labels = {PROJECT_LABEL: _label(project_of(store)), RUN_LABEL: _label(run), STEP_LABEL: _STEP}
@@ -158,14 +158,14 @@ def job_of(name: str, request: Request, known: TrainSettings, where: Nodes) -> T
     )
 
 
-def _rollout(known: TrainSettings, request: Request, where: Nodes) -> Rollout:
+def _rollout(known: TrainSettings, request: NodeRequest, where: TrainJobOptions) -> Rollout:
     """What the servers are started with, as `gumshoe train` would start its own."""
     model, gpus = known.model, where.job.gpus_of_server(where.gpus)
     server: dict[str, object] = {
         "--model": request.base_model,
         "--port": SERVER_PORT,
         "--max-model-len": model.max_context,
-        "--max-lora-rank": room_for(known.lora.rank),
+        "--max-lora-rank": lora_rank_slot(known.lora.rank),
         "--dtype": "bfloat16" if model.dtype == "auto" and where.gpus else model.dtype,  # as trained
     }
     if gpus and known.rollouts.gpu_memory:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError
-from gumshoe.cluster.pod_problems import Knobs, trouble_of
+from gumshoe.cluster.pod_problems import PodRemedies, pod_problem
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe_pipelines.placement import STEP_LABEL
 
@@ -17,7 +17,7 @@ _EVERY = 5.0  # seconds
 _SILENCE = 600.0  # seconds without an answer after which nobody waits any longer
 _LINES = 20  # of a pod's log
 _MARKS = ("Step ", "Evaluation after ", "Waiting for ")  # how the lines begin that say how far a training is
-_KNOBS = Knobs(
+_KNOBS = PodRemedies(
     images="worker_image and trainer_image",
     place="gpus, node_selector and tolerations",
     memory="make model.max_context or the batch smaller, or give it more",
@@ -67,7 +67,7 @@ def pods_of(cluster: Cluster, run_id: str) -> dict[str, PodView]:
     pods = sorted(found, key=lambda pod: pod.metadata.creation_timestamp or datetime.min.replace(tzinfo=UTC))
     return {
         pod.metadata.labels.get(STEP_LABEL, pod.metadata.name): PodView(
-            _progress(cluster, pod), trouble_of(pod, cluster, _KNOBS)
+            _progress(cluster, pod), pod_problem(pod, cluster, _KNOBS)
         )
         for pod in pods
     }
@@ -86,7 +86,7 @@ def _progress(cluster: Cluster, pod: Any) -> str:
     return next((line for line in reversed(said) if line.startswith(_MARKS)), "")
 
 
-def seen(run: Any, pods: dict[str, PodView]) -> RunView:
+def run_view(run: Any, pods: dict[str, PodView]) -> RunView:
     """A run as a server tells of it, with what its pods say."""
     details = run.run_details.task_details if run.run_details and run.run_details.task_details else []
     own = [each for each in details if each.display_name not in (None, "root") and "driver" not in each.display_name]
@@ -153,7 +153,7 @@ def follow(
             if said != warned:
                 warned = said
                 warn(said)
-        view = seen(run, found)
+        view = run_view(run, found)
         yield view
         if view.state in OVER:
             return

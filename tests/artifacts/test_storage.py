@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.artifacts.storage import Deadline, Storage, directory_lock, explained, list_uri, open_storage, open_uri
+from gumshoe.artifacts.storage import (
+    Deadline,
+    Storage,
+    directory_lock,
+    explain_os_errors,
+    list_uri,
+    open_storage,
+    open_uri,
+)
 from gumshoe.artifacts.store import Store
 from tests.artifacts.conftest import LIMITS
 from tests.artifacts.fault_proxy import FaultProxy, small_pages
@@ -164,7 +172,7 @@ def test_each_error_of_the_operating_system_has_its_code(number: int, code: str,
     def fail() -> None:
         raise OSError(number, os.strerror(number))
 
-    with raises(code, path) as raised, explained(path):
+    with raises(code, path) as raised, explain_os_errors(path):
         fail()
     assert raised.value.exit_status == 1
 

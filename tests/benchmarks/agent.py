@@ -36,7 +36,7 @@ from gumshoe.mail.build import build_index
 from gumshoe.mail.index import Hit, MailIndex, Message
 from gumshoe.rollouts.chat_format import ChatFormat, Encoded
 from gumshoe.rollouts.engine import RolloutEngine
-from gumshoe.rollouts.episode import EpisodeLimits, TokenSpeaker, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, TokenChatSession, run_episode
 from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
@@ -128,7 +128,7 @@ async def run_all(place: Place, policy: Callable[[Scenario], Policy], samples: i
         environment = EmailEnvironment(index, about, LIMITS.max_turns)
         prompt = chat.prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
         seed = f"{about.id}/{sample}/{attempt}"
-        speaker = TokenSpeaker(policy(about), chat, prompt, Sampling(), LIMITS.max_context, seed)
+        speaker = TokenChatSession(policy(about), chat, prompt, Sampling(), LIMITS.max_context, seed)
         return await run_episode(speaker, environment, sample, LIMITS, threads)
 
     episodes = calls = tokens = 0

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from gumshoe.artifacts.response_cache import Cache, default_cache
 from gumshoe.artifacts.sqlite import open_read_only
-from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents.build import DocumentBuildOptions, build_index
 from gumshoe.documents.chunking import chunk_document
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentIndex
@@ -125,7 +125,7 @@ def show(title: str, header: list[str], rows: list[list[str]]) -> None:
 
 def measure_quality(directory: Path, scifact: SciFact, model: Remembered) -> None:
     """The parts and both together on all queries; and a weight chosen on one half of them, on the other half."""
-    build_index([scifact.source], directory, BuildOptions(OFFLINE), embedder=model)
+    build_index([scifact.source], directory, DocumentBuildOptions(OFFLINE), embedder=model)
     index = DocumentIndex(directory, model)
     parts: list[tuple[str, dict[str, Any]]] = [
         ("words (BM25)", {"dense_weight": 0.0}),
@@ -184,7 +184,7 @@ def measure_speed(directory: Path, scifact: SciFact, model: Remembered, size: in
         for document in grow(scifact, model, size, pages):
             record = {"id": document.document_id, "title": document.title, "text": document.text}
             file.write(json.dumps(record) + "\n")
-    options = BuildOptions(OFFLINE, drop_duplicates=False)
+    options = DocumentBuildOptions(OFFLINE, drop_duplicates=False)
     report = build_index([f"jsonl:{source}"], directory / "ours", options, embedder=Noisy(model))
     index = DocumentIndex(directory / "ours", model)
     model.embed(list(scifact.queries.values()), "query")

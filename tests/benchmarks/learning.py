@@ -18,9 +18,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gumshoe.documents.build import BuildOptions
+from gumshoe.documents.build import DocumentBuildOptions
 from gumshoe.documents.build import build_index as build_documents
-from gumshoe.evaluation.comparison import compared
+from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.results import Difference, EvaluationResult, PolicyResult
 from gumshoe.mail.build import build_index
 from gumshoe.scenarios.scenario import ScenarioSet
@@ -71,7 +71,7 @@ class Learned:
 
     @property
     def change(self) -> Difference:
-        return compared(self.after, self.before).accuracy
+        return compare_policies(self.after, self.before).accuracy
 
     def row(self, metrics: tuple[str, ...] = ("accuracy",)) -> list[str]:
         change = self.change
@@ -143,7 +143,7 @@ def work(directory: Path, seed: int) -> Questions:
     """An invented handbook with plain questions, searched by words alone."""
     place = directory / f"work-{seed}"
     write_documents(synthesize_documents(seed, 1200, "plain"), place)
-    build_documents([f"jsonl:{place / DOCUMENTS}"], place / "index", BuildOptions(embedding="none"))
+    build_documents([f"jsonl:{place / DOCUMENTS}"], place / "index", DocumentBuildOptions(embedding="none"))
     return Questions(place / "index", place / "scenarios.jsonl")
 
 

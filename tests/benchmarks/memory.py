@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.training.models.model_shape import ModelShape, read_shape
-from gumshoe.training.planning.memory_estimate import GIB, READ_AT_ONCE, Pass, Place, sampling_here, trainer_parts
+from gumshoe.training.planning.memory_estimate import GIB, READ_AT_ONCE, Pass, Place, in_process_sampling, trainer_parts
 from gumshoe.training.settings import TrainSettings
 from tests.benchmarks.mail import show
 
@@ -126,7 +126,7 @@ def estimate(case: Case, shape: ModelShape, settings: TrainSettings) -> dict[str
     parts = trainer_parts(shape, settings, place, Pass(batch, case.context, case.sampled))
     if case.at_once:
         own = [each for each in parts if each.name in ("weights", "adapter")]
-        parts = [*own, *sampling_here(shape, settings, place, case.context)]
+        parts = [*own, *in_process_sampling(shape, settings, place, case.context)]
     return {each.name: each.bytes for each in parts if each.name != "framework"}
 
 
@@ -245,17 +245,17 @@ def _train(case: Case, directory: Path) -> None:
     from trl import GRPOConfig
 
     from gumshoe.tiny.maker import train_tokenizer
-    from gumshoe.training.grpo.rollout_collector import ScoredGroup, StepRollouts
+    from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
     from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
-    from gumshoe.training.models.lora_model import dtype_of, lora_of
+    from gumshoe.training.models.lora_model import dtype_of, lora_config
     from tests.training.test_trainer import SCENARIO
 
     settings = case.train_settings(directory)
     tokenizer = train_tokenizer(["the quick brown fox, 1234 <b>"], 300)
     generations, optimizer = settings.rollouts.num_generations, settings.optimizer
 
-    def roll_out(_: int) -> StepRollouts:
-        found = StepRollouts(settings.groups)
+    def roll_out(_: int) -> RolloutBatch:
+        found = RolloutBatch(settings.groups)
         for group in range(settings.groups):
             members = tuple(_episodes(case, generations, group))
             found.groups.append(ScoredGroup(SCENARIO, members, tuple(float(each) for each in range(generations))))
@@ -287,7 +287,7 @@ def _train(case: Case, directory: Path) -> None:
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [str(each) for each in range(settings.groups)]}),
         processing_class=tokenizer,
-        peft_config=lora_of(settings.lora),
+        peft_config=lora_config(settings.lora),
     )
     trainer.train()
 
@@ -296,25 +296,25 @@ def _sample(case: Case, directory: Path) -> None:
     """A turn of every episode, and then one that reads what the context has left."""
     from peft import get_peft_model
 
-    from gumshoe.inference.generation import Turn, sample_turns
+    from gumshoe.inference.generation import PendingTurn, sample_turns
     from gumshoe.inference.policy import Sampling
-    from gumshoe.training.models.lora_model import lora_of
+    from gumshoe.training.models.lora_model import lora_config
 
     settings = case.train_settings(directory)
-    model: Any = get_peft_model(_loaded(settings), lora_of(settings.lora)).eval()
+    model: Any = get_peft_model(_loaded(settings), lora_config(settings.lora)).eval()
     at, once = Sampling(max_tokens=case.sampled), range(case.at_once)
     first = case.context - READ_AT_ONCE - 2 * case.sampled
-    turns = [Turn([10 + (each + place) % 200 for place in range(first)], at, (), each, None) for each in once]
+    turns = [PendingTurn([10 + (each + place) % 200 for place in range(first)], at, (), each, None) for each in once]
     sample_turns(model, turns)
     more = list(range(10, 10 + 64)) * (READ_AT_ONCE // 64)
-    again = [Turn([*each.prompt, *each.ids, *more], at, (), each.seed, each.past) for each in turns]
+    again = [PendingTurn([*each.prompt, *each.ids, *more], at, (), each.seed, each.past) for each in turns]
     del turns
     sample_turns(model, again)
 
 
 def _episodes(case: Case, count: int, group: int) -> Iterator[Any]:
     """Of unequal lengths, the last as long as any; what was sampled is at the end."""
-    from gumshoe.environments.base import Record
+    from gumshoe.environments.base import EpisodeState
     from gumshoe.rollouts.trajectory import Segment, Trajectory
 
     most = min(case.model["vocab_size"], 256)
@@ -329,7 +329,7 @@ def _episodes(case: Case, count: int, group: int) -> Iterator[Any]:
             Segment(origin, "", tuple(each), (-5.0,) * len(each) if origin == "sampled" else ())  # type: ignore[arg-type]
             for origin, each in parts
         ]
-        yield Trajectory("1", number, "policy", "answer", "", segments, Record(), 2, 0.0, 0.0)
+        yield Trajectory("1", number, "policy", "answer", "", segments, EpisodeState(), 2, 0.0, 0.0)
 
 
 def _status(name: str) -> int:

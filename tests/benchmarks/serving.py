@@ -33,20 +33,20 @@ import uvicorn
 import uvloop
 
 from gumshoe.environments.base import Environment
-from gumshoe.environments.registry import open_world
+from gumshoe.environments.registry import open_env
 from gumshoe.inference.policy import Completion, Sampling
 from gumshoe.inference.policy_names import TINY, PolicyName, load_tokenizer
 from gumshoe.mail.build import build_index
 from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.rollouts.episode import Speaker
-from gumshoe.rollouts.sessions import token_speakers
+from gumshoe.rollouts.episode import ChatSession
+from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.scenarios.scenario import SCENARIOS
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access import add_key, open_access
-from gumshoe.serving.feedback_recorder import Keeper
+from gumshoe.serving.feedback_recorder import FeedbackRecorder
 from gumshoe.serving.server import routes_to
-from gumshoe.serving.service import AnswerService, Candidate
+from gumshoe.serving.service import AnswerService, ServedPolicy
 from gumshoe.serving.settings import read_settings
 from gumshoe.serving.telemetry import Metrics, log_as_json, tracer
 from gumshoe.synthesis.mailboxes import MAIL, synthesize_mail, write_mail
@@ -78,7 +78,7 @@ class Pausing(Searcher):
 
 def serve(directory: Path, listening: socket.socket, pause: float) -> None:
     """The server's process."""
-    codec, world = load_tokenizer(TINY), open_world(directory / "index")
+    codec, world = load_tokenizer(TINY), open_env(directory / "index")
     chat = ChatFormat(codec)
     finds = {about.question: looked_up(world.index, about) for about in load_scenarios(str(directory / SCENARIOS))}
 
@@ -86,9 +86,9 @@ def serve(directory: Path, listening: socket.socket, pause: float) -> None:
         return tuple(codec.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     @contextmanager
-    def speak(environment: Environment, seed: str) -> Iterator[Speaker]:
+    def speak(environment: Environment, seed: str) -> Iterator[ChatSession]:
         policy = Pausing(finds[environment.scenario.question], encode, pause)
-        with token_speakers(policy, chat, Sampling(max_tokens=400), 8192)(environment, seed) as speaker:
+        with token_chat_sessions(policy, chat, Sampling(max_tokens=400), 8192)(environment, seed) as speaker:
             yield speaker
 
     flags = {"index": str(directory / "index"), "access": {"keys": str(directory / "keys")}}
@@ -96,8 +96,8 @@ def serve(directory: Path, listening: socket.socket, pause: float) -> None:
 
     async def run() -> None:
         async with ToolThreads() as threads:
-            candidates = [Candidate(PolicyName("scripted", "scripted"), 1.0, speak, "")]
-            nothing = Keeper(settings.keeping, None)
+            candidates = [ServedPolicy(PolicyName("scripted", "scripted"), 1.0, speak, "")]
+            nothing = FeedbackRecorder(settings.keeping, None)
             service = AnswerService(settings, world, Metrics(), tracer(), threads, nothing.episode, candidates)
             async with routes_to(service, open_access(settings.access), nothing) as app:
                 config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")

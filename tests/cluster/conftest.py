@@ -9,10 +9,10 @@ import pytest
 from gumshoe.artifacts.adapter_layout import ADAPTERS
 from gumshoe.artifacts.storage import Deadline, Limits
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster.adapter_loader import Pace
+from gumshoe.cluster.adapter_loader import PollInterval
 
 STORE = Limits(connect_timeout=600, read_timeout=600, attempts=2, backoff=0.1, workers=2, deadline=3600)
-PACE = Pace(look=0.02, backoff=0.1, answer=3600, load=3600, store=STORE)
+PACE = PollInterval(look=0.02, backoff=0.1, answer=3600, load=3600, store=STORE)
 IMPATIENT = replace(PACE, answer=0.7, load=0.7, store=replace(STORE, read_timeout=0.7))
 """For what never answers. What answers may be too slow for it once, so look until it is as it should be."""
 

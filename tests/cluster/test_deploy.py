@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster.deploy import Target, put_into_service
+from gumshoe.cluster.deploy import DeployTarget, put_into_service
 from gumshoe.cluster.releases import own_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.conftest import Ran
@@ -611,7 +611,7 @@ def test_other_modes_are_deployed_too(run: Callable[..., Ran], cluster: FakeKube
 
 def test_a_pipeline_deploys_what_it_published(cluster: FakeKubernetes, store: Store) -> None:
     values = {"agent": {"access": {"existingSecret": "gumshoe-keys"}}}
-    target = Target.of({"name": "mail", "percent": 20, "values": values})
+    target = DeployTarget.of({"name": "mail", "percent": 20, "values": values})
     assert put_into_service("adapters/r1", store.uri, "none", target) == ""
     assert cluster.asked == []
     first = put_into_service("adapters/r1", store.uri, "canary", target)
@@ -638,4 +638,4 @@ def test_a_pipeline_deploys_what_it_published(cluster: FakeKubernetes, store: St
 )
 def test_a_pipeline_s_target_is_checked(told: dict[str, Any], code: str, values: list[object]) -> None:
     with raises(code, *values):
-        Target.of(told)
+        DeployTarget.of(told)

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterUnavailableError
-from gumshoe.cluster.object_client import Patience
+from gumshoe.cluster.object_client import Timeouts
 from gumshoe.cluster.trainjob import (
     PRIORITY_LABEL,
     QUEUE_LABEL,
-    Job,
     Rollout,
     TrainingJob,
+    TrainJobSpec,
     name_of,
     rollout_address,
     rollout_name,
 )
-from gumshoe.cluster.trainjob_runner import train_on_nodes
+from gumshoe.cluster.trainjob_runner import run_trainjob
 from gumshoe.errors import GumshoeError, UnavailableError
 from tests.cluster.fake_kubernetes import FakeKubernetes
 from tests.cluster.fake_trainer import SPACE, Trainer, condition, hurry, meanwhile
@@ -40,7 +40,7 @@ ASKED = TrainingJob(
     gpus=8,
     image="ghcr.io/gumshoe/trainer:1",
     command=("python", "-m", "gumshoe.training.node_main", "{}"),
-    job=Job(rollout_servers=3, rollout_gpus=2, cache="gumshoe-cache"),
+    job=TrainJobSpec(rollout_servers=3, rollout_gpus=2, cache="gumshoe-cache"),
     rollout=Rollout(("python", "-m", "gumshoe.inference.rollout_server"), ("gumshoe", "adapter-loader", "s3://b/p")),
     env=({"name": "AWS_REGION", "value": "eu"},),
     labels={"gumshoe.dev/project": "mail", "gumshoe.dev/run": "r1"},
@@ -49,7 +49,7 @@ ASKED = TrainingJob(
 )
 QUEUED = replace(ASKED, job=replace(ASKED.job, queue="gumshoe", priority="gumshoe-training"))
 HOUR = 3600.0
-PATIENCE = Patience(silence=HOUR, gone=HOUR, starting=HOUR, stalled=HOUR, last_words=HOUR, look=0.05)
+PATIENCE = Timeouts(silence=HOUR, gone=HOUR, starting=HOUR, stalled=HOUR, last_words=HOUR, look=0.05)
 """Longer than any test takes: what is to run out gets less, or has its clock moved forward."""
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "step", "uid": "u-step"}
 ALL = {("trainjobs", NAME), ("deployments", SERVERS), ("services", SERVERS)}
@@ -75,7 +75,7 @@ def train() -> Callable[..., list[str]]:
         asked: TrainingJob = ASKED, said: list[str] | None = None, owner: Any = POD, **patience: float
     ) -> list[str]:
         told: list[str] = [] if said is None else said
-        train_on_nodes(asked, Cluster.of(None, None), told.append, replace(PATIENCE, **patience), owner)
+        run_trainjob(asked, Cluster.of(None, None), told.append, replace(PATIENCE, **patience), owner)
         return told
 
     return run
@@ -136,8 +136,10 @@ def test_names_are_labels_and_come_from_the_run_alone(run: str) -> None:
 )
 def test_how_it_cannot_be_carried_out(told: dict[str, Any], code: str, values: list[str]) -> None:
     with raises(code, *values):
-        Job.of(told)
-    assert Job.of({"rollout_servers": 2.0, "memory": "64Gi"}).rollout_servers == 2, "as Kubeflow hands numbers on"
+        TrainJobSpec.of(told)
+    assert TrainJobSpec.of({"rollout_servers": 2.0, "memory": "64Gi"}).rollout_servers == 2, (
+        "as Kubeflow hands numbers on"
+    )
 
 
 def test_its_progress_is_handed_on_and_nothing_of_it_is_left(
@@ -211,7 +213,7 @@ def test_a_cluster_that_is_gone_midway_keeps_it_and_the_next_try_takes_it_up(
         return bool(cluster.objects["deployments", SPACE, SERVERS]["metadata"]["ownerReferences"] == [other])
 
     with meanwhile(taken_over, seen):
-        train_on_nodes(ASKED, Cluster.of(None, None), lambda _: None, PATIENCE, other)
+        run_trainjob(ASKED, Cluster.of(None, None), lambda _: None, PATIENCE, other)
     assert owners == [[other]] * 3, "it goes with the pod of the try that follows it"
     assert not cluster.objects
 

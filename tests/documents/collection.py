@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents.build import DocumentBuildOptions, build_index
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.documents.sources import open_source
 from gumshoe.embeddings.embedder import Use, Vectors
 
-WORDS_ALONE = BuildOptions("none")
+WORDS_ALONE = DocumentBuildOptions("none")
 DISEASES: list[dict[str, Any]] = [
     {
         "id": "flu",
@@ -75,7 +75,10 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> str:
 
 
 def make_index(
-    directory: Path, records: Iterable[Any], options: BuildOptions = WORDS_ALONE, embedder: WordVectors | None = None
+    directory: Path,
+    records: Iterable[Any],
+    options: DocumentBuildOptions = WORDS_ALONE,
+    embedder: WordVectors | None = None,
 ) -> DocumentIndex:
     """An index of some records, opened."""
     source = write_jsonl(directory / "documents.jsonl", records)

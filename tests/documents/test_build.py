@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.storage import directory_lock
-from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents.build import DocumentBuildOptions, build_index
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.documents.schema import is_document_index, read_facts
 from gumshoe.embeddings.embedder import EmbeddingError
@@ -21,7 +21,7 @@ from gumshoe.errors import GumshoeError
 from tests.documents.collection import DISEASES, WORDS_ALONE, WordVectors, make_index, plain_records, write_jsonl
 from tests.errors import check_error, raises
 
-DENSE = BuildOptions("word-vectors")
+DENSE = DocumentBuildOptions("word-vectors")
 MANY = 2500  # chunks: more than two of the windows after which a build that is killed goes on
 
 
@@ -51,7 +51,7 @@ def test_documents_and_chunks_that_repeat_others_are_left_out_and_counted(tmp_pa
     assert index.read("b").document_id == "a"
     assert index.read("c").text == text.upper()
     assert index.read("a~2").text == "Something else."
-    kept = build_index([source], tmp_path / "all", BuildOptions("none", drop_duplicates=False)).counts
+    kept = build_index([source], tmp_path / "all", DocumentBuildOptions("none", drop_duplicates=False)).counts
     assert (kept.documents, kept.chunks, kept.duplicates) == (6, 6, {})
 
 
@@ -59,7 +59,9 @@ def test_a_document_that_only_repeats_others_keeps_its_first_chunk_and_is_found(
     one, two = (" ".join(f"{part}{number}" for number in range(50)) for part in ("early", "late"))
     texts = [f"{one}.\n{two}.", f"{two}.\n{one}.", f"{one}.\nSomething else."]
     records = [{"id": str(number), "title": "T", "text": text} for number, text in enumerate(texts)]
-    counts = build_index([write_jsonl(tmp_path / "d.jsonl", records)], tmp_path / "i", BuildOptions("none", 120)).counts
+    counts = build_index(
+        [write_jsonl(tmp_path / "d.jsonl", records)], tmp_path / "i", DocumentBuildOptions("none", 120)
+    ).counts
     assert (counts.chunks, counts.duplicates) == (4, {"exact chunks": 1})
     index = DocumentIndex(tmp_path / "i")
     assert {hit.chunk_id for hit in index.search("late7")} == {"0#1", "1#0"}
@@ -68,7 +70,7 @@ def test_a_document_that_only_repeats_others_keeps_its_first_chunk_and_is_found(
 
 def test_the_index_says_what_built_it(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", [*DISEASES, {"text": ""}, 3])
-    report = build_index([source], tmp_path / "index", BuildOptions("word-vectors", 99), embedder=WordVectors())
+    report = build_index([source], tmp_path / "index", DocumentBuildOptions("word-vectors", 99), embedder=WordVectors())
     index = DocumentIndex(tmp_path / "index")
     facts = index.stats()
     assert facts["sources"] == [source]
@@ -89,7 +91,7 @@ def test_the_index_says_what_built_it(tmp_path: Path) -> None:
 
 
 def test_the_content_hash_is_that_of_the_documents_and_the_options(tmp_path: Path) -> None:
-    def content(name: str, records: list[Any], options: BuildOptions = WORDS_ALONE) -> str:
+    def content(name: str, records: list[Any], options: DocumentBuildOptions = WORDS_ALONE) -> str:
         return str(make_index(tmp_path / name, records, options, WordVectors()).stats()["content"])
 
     same = content("a", DISEASES)
@@ -104,8 +106,8 @@ def test_the_content_hash_is_that_of_the_documents_and_the_options(tmp_path: Pat
         content("url", [{**each, "url": "https://x.example"} for each in DISEASES]),
         content("metadata", [{**each, "year": 2020} for each in DISEASES]),
         content("twin", [*DISEASES, {**DISEASES[0], "id": "twin"}]),
-        content("tokens", DISEASES, BuildOptions("none", 100)),
-        content("language", DISEASES, BuildOptions("none", language="de")),
+        content("tokens", DISEASES, DocumentBuildOptions("none", 100)),
+        content("language", DISEASES, DocumentBuildOptions("none", language="de")),
         content("embedding", DISEASES, DENSE),
     ]
     assert len(set(hashes)) == len(hashes)
@@ -279,7 +281,7 @@ def test_of_what_lies_beside_an_index_nothing_is_removed(tmp_path: Path) -> None
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     build_index([source], tmp_path / "index", WORDS_ALONE)
-    build_index([source], tmp_path / "index", BuildOptions("none", 99), replace=True)
+    build_index([source], tmp_path / "index", DocumentBuildOptions("none", 99), replace=True)
     assert [path.read_text() for path in others] == ["mine", "mine"]
     assert (tmp_path / "index" / "data-raw" / "d.jsonl").exists()
     assert len(list((tmp_path / "index").glob("data-*/documents.sqlite"))) == 1
@@ -297,13 +299,13 @@ def test_two_builds_do_not_write_to_one_place(tmp_path: Path) -> None:
     [
         ([], WORDS_ALONE, "documents.no-sources", []),
         (["jsonl:missing.jsonl"], WORDS_ALONE, "store.not-found", ["missing.jsonl"]),
-        (["{good}"], BuildOptions("none", 10), "documents.invalid-chunk-size", [10, 32]),
-        (["{good}"], BuildOptions("none", language="English"), "documents.invalid-language", ["English"]),
-        (["{good}"], BuildOptions("./no-such-model"), "sources.no-such-model-directory", ["./no-such-model"]),
+        (["{good}"], DocumentBuildOptions("none", 10), "documents.invalid-chunk-size", [10, 32]),
+        (["{good}"], DocumentBuildOptions("none", language="English"), "documents.invalid-language", ["English"]),
+        (["{good}"], DocumentBuildOptions("./no-such-model"), "sources.no-such-model-directory", ["./no-such-model"]),
     ],
 )
 def test_what_cannot_be_done_is_told_before_anything_is_read(
-    tmp_path: Path, sources: list[str], options: BuildOptions, code: str, values: list[object]
+    tmp_path: Path, sources: list[str], options: DocumentBuildOptions, code: str, values: list[object]
 ) -> None:
     good = write_jsonl(tmp_path / "d.jsonl", DISEASES)
     with raises(code, *values):

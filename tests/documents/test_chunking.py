@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents.build import DocumentBuildOptions, build_index
 from gumshoe.documents.chunking import chunk_document, estimate_tokens
 from gumshoe.documents.document import Document
 from gumshoe.documents.duplicates import ALIKE, Duplicates
@@ -127,7 +127,10 @@ def test_a_budget_that_the_model_cannot_read_is_refused_before_anything_is_read(
     for tokens, bound in ((257, 256), (31, 32)):
         with raises("documents.invalid-chunk-size", tokens, bound):
             build_index(
-                [f"jsonl:{tmp_path / 'd.jsonl'}"], tmp_path / "i", BuildOptions(OFFLINE, tokens), embedder=minilm
+                [f"jsonl:{tmp_path / 'd.jsonl'}"],
+                tmp_path / "i",
+                DocumentBuildOptions(OFFLINE, tokens),
+                embedder=minilm,
             )
     assert list(tmp_path.glob("i/*")) == []
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.artifacts.store import Store
-from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents.build import DocumentBuildOptions, build_index
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import MOST, DocumentIndex, DocumentNotFoundError
 from gumshoe.documents.place import index_place
@@ -24,7 +24,7 @@ from tests.benchmarks.scifact import SciFact
 from tests.documents.collection import DISEASES, WordVectors, make_index, plain_records, write_jsonl
 from tests.errors import check_error, raises
 
-DENSE = BuildOptions("word-vectors")
+DENSE = DocumentBuildOptions("word-vectors")
 QUICK = settings(derandomize=True, deadline=None, database=None)
 
 
@@ -83,7 +83,9 @@ def test_a_document_is_found_by_its_best_chunk_and_once(tmp_path: Path) -> None:
     ]
     filler = " ".join(f"This sentence is number {number} and it says nothing of note." for number in range(6))
     text = "\n\n".join(f"{part} {filler} {number}" for number, part in enumerate(parts))
-    index = make_index(tmp_path, [{"id": "long", "title": "Things", "text": text}, *DISEASES], BuildOptions("none", 64))
+    index = make_index(
+        tmp_path, [{"id": "long", "title": "Things", "text": text}, *DISEASES], DocumentBuildOptions("none", 64)
+    )
     (hit,) = index.search("kettle")
     assert "kettle" in hit.snippet
     assert hit.chunk_id.startswith("long#")
@@ -97,7 +99,7 @@ def test_words_that_stand_far_apart_in_a_document_count_together(tmp_path: Path)
         {"id": "gout", "title": "Two", "text": f"It tells of gout. {filler} It tells of rain."},
         {"id": "scurvy", "title": "Three", "text": f"It tells of rain. {filler} It tells of scurvy."},
     ]
-    index = make_index(tmp_path, records, BuildOptions("none", 64, drop_duplicates=False))
+    index = make_index(tmp_path, records, DocumentBuildOptions("none", 64, drop_duplicates=False))
     assert ids(index.search("gout scurvy"))[0] == "both"
 
 
@@ -213,7 +215,7 @@ def test_a_document_that_is_not_there_is_told_of(words: DocumentIndex, wrong: st
 
 def test_documents_that_were_read_take_no_memory(tmp_path: Path) -> None:
     records = [{"id": str(number), "text": f"{number} {'long' * 25_000}"} for number in range(20)]
-    index = make_index(tmp_path, records, BuildOptions("none", 100_000))
+    index = make_index(tmp_path, records, DocumentBuildOptions("none", 100_000))
     index.read("0")
     tracemalloc.start()
     try:
@@ -264,7 +266,7 @@ def test_another_model_than_that_of_the_index_is_refused(hybrid: DocumentIndex) 
 @pytest.mark.ci
 def test_a_real_model_finds_what_is_meant_in_other_words(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", DISEASES)
-    build_index([source], tmp_path / "index", BuildOptions(OFFLINE))
+    build_index([source], tmp_path / "index", DocumentBuildOptions(OFFLINE))
     index = DocumentIndex(tmp_path / "index")
     assert ids(index.search("painful foot joint"))[0] == "gout"
     assert ids(index.search("lack of oranges and lemons"))[0] == "scurvy"
@@ -298,7 +300,7 @@ def test_an_index_is_published_and_searched_from_a_store(
 @pytest.mark.nightly
 def test_the_words_of_scifact_find_what_a_public_bm25_finds(shared_data: Path, tmp_path: Path) -> None:
     data = SciFact.read(shared_data / "scifact")
-    build_index([data.source], tmp_path / "index", BuildOptions("none"))
+    build_index([data.source], tmp_path / "index", DocumentBuildOptions("none"))
     quality = data.measure(DocumentIndex(tmp_path / "index"), dense_weight=0)
     assert quality.ndcg >= 0.67
     assert quality.recall >= 0.92

@@ -30,7 +30,7 @@ from gumshoe.documents.document import page_id
 from gumshoe.documents.scraping.addresses import Fields, WantedPage, wanted_pages
 from gumshoe.documents.scraping.extraction import Extractor, extractor
 from gumshoe.documents.scraping.failure import PageFailure
-from gumshoe.documents.scraping.fetching import Manners
+from gumshoe.documents.scraping.fetching import Politeness
 from gumshoe.documents.scraping.guard import Resolve, as_network, is_allowed, normal_address
 from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport, ScrapeSettings, scrape
 from tests.conftest import Ran
@@ -40,7 +40,9 @@ from tests.errors import raises
 from tests.waiting import Clock, wait_until
 
 HOUR = 3600.0
-MANNERS = Manners("Testbot/1.0", delay=0, tries=2, backoff=0.01, longest_wait=60, page_seconds=HOUR, page_bytes=200_000)
+MANNERS = Politeness(
+    "Testbot/1.0", delay=0, tries=2, backoff=0.01, longest_wait=60, page_seconds=HOUR, page_bytes=200_000
+)
 HERE = ip_network("127.0.0.0/8")
 
 

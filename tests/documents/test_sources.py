@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.artifacts import source_files as reading
+from gumshoe.artifacts import source_files
 from gumshoe.artifacts.source_files import Unreadable
 from gumshoe.artifacts.storage import FileStorage, StorageError
 from gumshoe.documents.document import Document, make_document, page_id
@@ -437,13 +437,13 @@ def test_any_bytes_are_a_document_or_told_of(ending: str, data: bytes, begun: by
 def test_files_are_read_ahead_by_their_bytes_and_one_that_is_too_large_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_AHEAD_BYTES", 100)
-    monkeypatch.setattr(reading, "_LARGEST", 1000)
+    monkeypatch.setattr(source_files, "_AHEAD_BYTES", 100)
+    monkeypatch.setattr(source_files, "_LARGEST", 1000)
     storage = Counting(tmp_path)
     for number, size in enumerate([60, 60, 300, 1001, 20, 20, 20, 20, 20]):
         (tmp_path / f"{number}.txt").write_bytes(b"x" * size)
     found: list[int | StorageError] = []
-    for entry, raw in reading.read_files(storage, list(FileStorage(tmp_path).entries())):
+    for entry, raw in source_files.read_files(storage, list(FileStorage(tmp_path).entries())):
         found.append(len(raw) if isinstance(raw, bytes) else raw)
         time.sleep(0.01)
         storage.taken += entry.size if isinstance(raw, bytes) else 0

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gumshoe.environments.cited_sources import DocumentSource
+from gumshoe.environments.base import DocumentSource
 from gumshoe.environments.search import SearchEnvironment
 from gumshoe.environments.tools import Toolbox
 from gumshoe.scenarios.scenario import Scenario

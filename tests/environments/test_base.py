@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from gumshoe.environments.base import Record
+from gumshoe.environments.base import EpisodeState
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
 from gumshoe.mail.index import MailIndex
@@ -57,7 +57,7 @@ def searched(place: EmailEnvironment, *keywords: str, **arguments: Any) -> list[
 
 def noted(place: EmailEnvironment) -> dict[str, Any]:
     """What the record holds beyond an empty one, and beyond the deeds."""
-    plain = asdict(Record())
+    plain = asdict(EpisodeState())
     return {name: value for name, value in asdict(place.record).items() if value != plain[name] and name != "deeds"}
 
 

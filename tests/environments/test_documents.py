@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.documents.build import BuildOptions, build_index
+from gumshoe.documents.build import DocumentBuildOptions, build_index
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentIndex
-from gumshoe.environments.base import Record
+from gumshoe.environments.base import EpisodeState
 from gumshoe.environments.documents import DocumentsEnvironment, excerpt
-from gumshoe.environments.ingest import ingested
+from gumshoe.environments.ingest import ingest_sources
 from gumshoe.environments.tools import Call, ToolError
 from gumshoe.inference.policy import Sampling
 from gumshoe.rollouts.episode import EpisodeLimits
@@ -55,7 +55,7 @@ def listed(text: str) -> list[str]:
 
 def noted(place: DocumentsEnvironment) -> dict[str, Any]:
     """What the record holds beyond an empty one, and beyond the deeds."""
-    plain = asdict(Record())
+    plain = asdict(EpisodeState())
     return {name: value for name, value in asdict(place.record).items() if value != plain[name] and name != "deeds"}
 
 
@@ -192,12 +192,12 @@ def test_what_was_ingested_is_not_made_again(about: str, tmp_path: Path) -> None
     source = write_mail(tmp_path / "in.jsonl", [record(1), record(2)])
     if about == "documents":
         source = write_jsonl(tmp_path / "in.jsonl", PAGES)
-    made = ingested([source], about, "none", tmp_path / "index")
+    made = ingest_sources([source], about, "none", tmp_path / "index")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index").rglob("*")}
-    assert ingested([source], about, "none", tmp_path / "index") == made
+    assert ingest_sources([source], about, "none", tmp_path / "index") == made
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "index").rglob("*")} == before
     with raises("mail.index-exists" if about == "email" else "documents.index-exists", tmp_path / "index"):
-        ingested([source, source], about, "none", tmp_path / "index")
+        ingest_sources([source, source], about, "none", tmp_path / "index")
 
 
 def test_ask_embeds_its_queries_at_an_endpoint(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_ask_embeds_its_queries_at_an_endpoint(tmp_path: Path) -> None:
         return letter_counts(request)
 
     with FakeVLLM(embeddings=embed) as server:
-        options = BuildOptions(f"openai:base@{server.address}/v1")
+        options = DocumentBuildOptions(f"openai:base@{server.address}/v1")
         build_index([write_jsonl(tmp_path / "in.jsonl", PAGES[:3])], tmp_path / "index", options)
         asked = Question(tmp_path / "index", None, None, "How long does marsh fever last?")
         model = LocalModel(None, None, str(tmp_path / "no-model"))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.environments.cited_sources import DocumentSource, MessageSource
-from gumshoe.environments.registry import EnvironmentSettings, World, open_world
+from gumshoe.environments.base import DocumentSource, MessageSource
+from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_env
 from gumshoe.environments.tools import Call
 from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.scenario import Scenario
@@ -36,11 +36,11 @@ def notes(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(directory: Path, word: object = None) -> World:
-    return open_world(directory, None if word is None else EnvironmentSettings.parse(word))
+def opened(directory: Path, word: object = None) -> EnvFactory:
+    return open_env(directory, None if word is None else EnvironmentSettings.parse(word))
 
 
-def tools(world: World) -> list[str]:
+def tools(world: EnvFactory) -> list[str]:
     return [tool.__name__ for tool in world.tools()]
 
 
@@ -51,7 +51,7 @@ def test_what_an_index_holds_tells_the_environment(mail: Path, collection: Path)
     world = opened(collection)
     assert (world.name, world.has_inboxes) == ("documents", False)
     assert tools(world) == ["search_documents", "read_document"]
-    assert opened(mail, "email").noted == opened(mail).noted
+    assert opened(mail, "email").provenance == opened(mail).provenance
 
 
 def test_a_question_of_the_other_kind_is_refused_before_anything_is_asked(mail: Path, collection: Path) -> None:
@@ -75,28 +75,28 @@ def test_a_source_is_shown_as_what_it_is(mail: Path, collection: Path) -> None:
 
 
 def test_the_tiny_policy_is_asked_for_no_reasoning_unless_the_settings_say_so(mail: Path, collection: Path) -> None:
-    def asks(world: World) -> bool:
-        return "<think>" in world.environment(ABOUT_DOCUMENTS, 10).system_prompt()
+    def asks(world: EnvFactory) -> bool:
+        return "<think>" in world.new_environment(ABOUT_DOCUMENTS, 10).system_prompt()
 
     assert asks(opened(collection))
     assert not asks(opened(collection).for_tiny())
     assert not asks(opened(collection, "{documents: {reasoning: false}}"))
     wanted = opened(collection, {"documents": {"reasoning": True}}).for_tiny()
     assert asks(wanted)
-    assert wanted.noted["environment"]["reasoning"] is True
-    assert opened(mail).for_tiny().noted == opened(mail).noted
+    assert wanted.provenance["environment"]["reasoning"] is True
+    assert opened(mail).for_tiny().provenance == opened(mail).provenance
 
 
 def test_a_single_call_shows_more_of_a_document_unless_the_settings_say_how_much(mail: Path, tmp_path: Path) -> None:
     long = make_collection(tmp_path, [page(1, text=f"It begins. {'So on. ' * 5000}It ends.")])
 
-    def read(world: World) -> str:
-        return world.environment(ABOUT_DOCUMENTS, 1).toolbox.run(Call("read_document", {"document_id": "d1"}))
+    def read(world: EnvFactory) -> str:
+        return world.new_environment(ABOUT_DOCUMENTS, 1).toolbox.run(Call("read_document", {"document_id": "d1"}))
 
     assert "It ends." not in read(opened(long))
     assert read(opened(long).for_calls()).endswith("It ends.")
     assert "It ends." not in read(opened(long, "{documents: {longest: 900}}").for_calls())
-    assert opened(mail).for_calls().noted == opened(mail).noted
+    assert opened(mail).for_calls().provenance == opened(mail).provenance
 
 
 def test_a_day_is_that_which_is_named_or_else_of_mail_today(mail: Path, collection: Path) -> None:
@@ -170,13 +170,13 @@ def test_a_directory_without_an_index_is_refused(tmp_path: Path) -> None:
 def test_one_s_own_environment_is_a_class_and_a_word(notes: Path) -> None:
     world = opened(notes, {OWN: {"shouting": True}})
     assert (world.name, world.arguments, tools(world)) == (OWN, {"shouting": True}, ["look_up"])
-    place = world.environment(ABOUT_DOCUMENTS, 5)
+    place = world.new_environment(ABOUT_DOCUMENTS, 5)
     assert place.system_prompt() == "Look it up in 5 turns."
     assert place.toolbox.run(Call("look_up", {"word": "blue"})) == "THE LAMP IS BLUE"
     place.toolbox.run(Call("return_final_answer", {"answer": "Blue", "document_ids": ["d1", "d3"]}))
     assert (place.record.found, place.record.right_sources, place.record.invalid_ids) == (["d1"], ["d1"], 1)
     assert world.find_source(ABOUT_DOCUMENTS, "d2") == DocumentSource("d2", "Note d2")
-    assert world.noted["environment"] == {"name": OWN, "shouting": True}
+    assert world.provenance["environment"] == {"name": OWN, "shouting": True}
 
 
 def test_a_question_that_is_asked_needs_no_inbox_where_it_is_about_documents() -> None:

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gumshoe.environments.base import Record
-from gumshoe.environments.registry import open_world
-from gumshoe.evaluation.comparison import compared
-from gumshoe.evaluation.evaluate import Evaluated, EvaluationSettings, NamedPolicy
-from gumshoe.evaluation.metrics import by_kind, measured
+from gumshoe.environments.base import EpisodeState
+from gumshoe.environments.registry import open_env
+from gumshoe.evaluation.comparison import compare_policies
+from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun, NamedPolicy
+from gumshoe.evaluation.metrics import by_kind, compute_metrics
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import Agreement, EvaluationResult, JudgeResult
-from gumshoe.rewards.scoring import Judged
+from gumshoe.rewards.scoring import JudgedTrajectory
 from gumshoe.rollouts.trajectory import Segment, TokenUsage, Trajectory
-from gumshoe.rollouts.writer import Settings
+from gumshoe.rollouts.writer import RolloutOptions
 from gumshoe.scenarios.scenario import ScenarioSet
 from tests.evaluation.conftest import Place
 from tests.evaluation.predictions import evaluation, result
@@ -54,7 +54,9 @@ def episode(number: int, *, correct: bool, policy: str, body: str = "Body", hits
         injected(f"<tool_response>\nFrom: ann\n\n{body}\n</tool_response>"),
         said(call("return_final_answer", answer=answer, message_ids=[source])),
     ]
-    record = Record(searches=1, found=[source], read=[source], answer=answer, sources=[source], right_sources=[source])
+    record = EpisodeState(
+        searches=1, found=[source], read=[source], answer=answer, sources=[source], right_sources=[source]
+    )
     return Trajectory(f"q{number}", 0, policy, "answer", "", segments, record, 3, 1.0, 0.1, TokenUsage(3000, 90))
 
 
@@ -65,7 +67,7 @@ def made_up(
     body: str = "Body",
     doubted: int | None = None,
     **asked: str,
-) -> tuple[Evaluated, EvaluationSettings]:
+) -> tuple[EvaluationRun, EvaluationRequest]:
     """An evaluation of policies that each err on every so many-th question; with a second judge, where every so
     many-th verdict is doubted.
     """
@@ -82,11 +84,13 @@ def made_up(
         unsure.record.answer, unsure.record.does_not_know = "I don't know", True
         misled.record.right_sources = []
 
-    def verdicts(each: Trajectory, number: int, correct: bool) -> list[tuple[str, Judged]]:
-        first = Judged(each.scenario, 0, each.record.answer, correct, f"why of {number}: {body}")
+    def verdicts(each: Trajectory, number: int, correct: bool) -> list[tuple[str, JudgedTrajectory]]:
+        first = JudgedTrajectory(each.scenario, 0, each.record.answer, correct, f"why of {number}: {body}")
         if doubted is None:
             return [("heuristic", first)]
-        second = Judged(each.scenario, 0, each.record.answer, correct != (number % doubted == 0), f"doubt of {number}")
+        second = JudgedTrajectory(
+            each.scenario, 0, each.record.answer, correct != (number % doubted == 0), f"doubt of {number}"
+        )
         return [("heuristic", first), ("exact", second)]
 
     predictions = [
@@ -107,18 +111,18 @@ def made_up(
                 kappa=0.25,
                 disagreements=apart,
             )
-        changes = {"metrics": measured(own), "kinds": by_kind(own), "agreement": agreement}
+        changes = {"metrics": compute_metrics(own), "kinds": by_kind(own), "agreement": agreement}
         results.append(result(own).model_copy(update=changes))
     judges = tuple(JudgeResult(name=name, usage={}) for name in ("heuristic", "exact")[: 1 + (doubted is not None)])
-    comparisons = tuple(compared(each, results[0]) for each in results[1:])
+    comparisons = tuple(compare_policies(each, results[0]) for each in results[1:])
     found: EvaluationResult = evaluation(*results).model_copy(update={"comparisons": comparisons, "judges": judges})
-    rollout = Settings(place.index, str(place.scenarios), "", str(place.tokenizer), "test")
+    rollout = RolloutOptions(place.index, str(place.scenarios), "", str(place.tokenizer), "test")
     named = tuple(NamedPolicy(name, "vllm:http://localhost#x") for name, _ in policies)
-    world = open_world(place.index)
-    return Evaluated(found, scenarios, predictions, trajectories, world), EvaluationSettings(rollout, named)
+    world = open_env(place.index)
+    return EvaluationRun(found, scenarios, predictions, trajectories, world), EvaluationRequest(rollout, named)
 
 
-def write_page(path: Path, evaluated: Evaluated, settings: EvaluationSettings) -> str:
+def write_page(path: Path, evaluated: EvaluationRun, settings: EvaluationRequest) -> str:
     """The report's address."""
     write_report(evaluated, settings, path)
     return path.as_uri()

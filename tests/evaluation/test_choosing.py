@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.evaluation.evaluation_step import measured
+from gumshoe.evaluation.evaluation_step import measure_policies
 from gumshoe.evaluation.predictions import Prediction, read_predictions
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.inference import policy_names
@@ -235,7 +235,7 @@ def test_a_pipeline_s_step_measures_the_choice_that_it_is_told(
     limits = {"max_turns": 3.0, "max_tokens": 60.0}  # Kubeflow hands every number over as a float
     choice = {"samples": 3, "choose": "majority", "temperature": 0.7}
     e, page = tmp_path / "e", tmp_path / "page.html"
-    found = measured(place.index, asked, "tiny", {}, "heuristic", limits, e, page, choice)
+    found = measure_policies(place.index, asked, "tiny", {}, "heuristic", limits, e, page, choice)
     assert (found.episodes, len(found.correct_map)) == (6, 2)
     result, _ = read_result(str(tmp_path / "e"))
     assert result.settings["temperature"] == 0.7
@@ -245,4 +245,4 @@ def test_a_pipeline_s_step_measures_the_choice_that_it_is_told(
 @pytest.mark.parametrize("limits", [{"max_turns": 0}, {"max_tokens": 60.5}, {"turns": 3}])
 def test_a_pipeline_s_step_refuses_limits_that_are_none(limits: dict[str, object], tmp_path: Path) -> None:
     with raises("evaluation.invalid-limits", next(iter(limits))):
-        measured(tmp_path, tmp_path, "tiny", {}, "heuristic", limits, tmp_path / "e", tmp_path / "page.html")
+        measure_policies(tmp_path, tmp_path, "tiny", {}, "heuristic", limits, tmp_path / "e", tmp_path / "page.html")

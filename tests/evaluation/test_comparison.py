@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.evaluation.comparison import compared
-from gumshoe.evaluation.gate import Decision, GateSettings, compared_places, decided
+from gumshoe.evaluation.comparison import compare_policies
+from gumshoe.evaluation.gate import Decision, GateSettings, compare_evaluations, decide_gate
 from gumshoe.evaluation.results import JudgeResult
 from tests.errors import raises
 from tests.evaluation.predictions import answers, evaluation, prediction, result
@@ -19,7 +19,7 @@ def test_a_comparison_by_hand() -> None:
     from scipy import stats  # takes a second to import
 
     candidate, baseline = answers("++++-", "new"), answers("+---+", "old")
-    found = compared(result(candidate), result(baseline))
+    found = compare_policies(result(candidate), result(baseline))
     assert (found.candidate, found.baseline, found.questions) == ("new", "old", 5)
     assert (found.wins, found.losses, found.ties) == (3, 1, 1)
     assert (found.gained, found.lost) == (("q1", "q2", "q3"), ("q4",))
@@ -37,7 +37,7 @@ def test_a_comparison_turned_round_is_its_opposite(pairs: list[tuple[bool, bool]
     one, other = (
         result(answers("".join("+-"[not each[side]] for each in pairs), name)) for side, name in enumerate("ab")
     )
-    there, back = compared(one, other), compared(other, one)
+    there, back = compare_policies(one, other), compare_policies(other, one)
     assert there.accuracy.difference == pytest.approx(-back.accuracy.difference)
     assert (there.wins, there.losses, there.ties) == (back.losses, back.wins, back.ties)
     assert there.wins + there.losses + there.ties == len(pairs)
@@ -49,7 +49,9 @@ def test_a_comparison_turned_round_is_its_opposite(pairs: list[tuple[bool, bool]
 
 def test_pairs_tell_more_than_two_intervals_do() -> None:
     """90 of 200 and 100 of 200, where 10 questions were won and none lost: sure in pairs, not side by side."""
-    found = compared(result(answers("+" * 100 + "-" * 100, "new")), result(answers("+" * 90 + "-" * 110, "old")))
+    found = compare_policies(
+        result(answers("+" * 100 + "-" * 100, "new")), result(answers("+" * 90 + "-" * 110, "old"))
+    )
     assert found.accuracy.low > 0
     assert found.p_value < 0.01
 
@@ -57,14 +59,14 @@ def test_pairs_tell_more_than_two_intervals_do() -> None:
 @pytest.mark.parametrize(("right", "before", "of"), [(206, 110, 240), (94, 90, 200), (53, 50, 150)])
 def test_a_gain_is_what_was_counted(right: int, before: int, of: int) -> None:
     candidate, baseline = ("+" * each + "-" * (of - each) for each in (right, before))
-    found = compared(result(answers(candidate, "new")), result(answers(baseline, "old")))
+    found = compare_policies(result(answers(candidate, "new")), result(answers(baseline, "old")))
     assert found.accuracy.difference == (right - before) / of
 
 
 def test_of_several_episodes_of_a_question_the_means_are_compared() -> None:
     candidate = [prediction(1, policy="new", sample=n, correct=n < 2, reward=float(n)) for n in range(3)]
     baseline = [prediction(1, policy="old", sample=n, correct=n < 1, reward=1.0) for n in range(2)]
-    found = compared(result(candidate), result(baseline))
+    found = compare_policies(result(candidate), result(baseline))
     assert (found.wins, found.losses) == (1, 0)
     assert found.accuracy.difference == pytest.approx(2 / 3 - 1 / 2)
     assert found.beat_rate.value == pytest.approx((0 + 0.5 + 1) / 3)
@@ -72,10 +74,10 @@ def test_of_several_episodes_of_a_question_the_means_are_compared() -> None:
 
 def test_other_questions_are_refused() -> None:
     with raises("gate.other-questions", "p and p", "2 and 3"):
-        compared(result(answers("++")), result(answers("+++")))
+        compare_policies(result(answers("++")), result(answers("+++")))
     one, other = result(answers("++")), result(answers("+-"))
     with raises("gate.other-scenarios", "2 and 2"):
-        compared_places((evaluation(one, content="a"), one), (evaluation(other, content="b"), other))
+        compare_evaluations((evaluation(one, content="a"), one), (evaluation(other, content="b"), other))
 
 
 def gate(candidate: str, baseline: str, unusable: int = 0, **settings: float) -> Decision:
@@ -84,7 +86,7 @@ def gate(candidate: str, baseline: str, unusable: int = 0, **settings: float) ->
         ours[-1 - number] = ours[-1 - number].model_copy(update={"ending": "no call", "answer": None})
     policies = result(ours), result(answers(baseline, "old"))
     places = [(evaluation(each), each) for each in policies]
-    found = decided(places[0], places[1], GateSettings(**settings))
+    found = decide_gate(places[0], places[1], GateSettings(**settings))
     assert found.passed == (found.code is None)
     return found
 
@@ -139,12 +141,12 @@ def test_policies_that_were_measured_otherwise_are_not_compared() -> None:
         ({"index": "another"}, "gate.other-index", "i and another"),
     ):
         with raises(code, "new and old", values):
-            compared_places((evaluation(one), one), (plain.model_copy(update=changes), other))
+            compare_evaluations((evaluation(one), one), (plain.model_copy(update=changes), other))
     elsewhere = other.model_copy(update={"environment": {"name": "email", "limit": 5}})
     with raises("gate.other-environment", "name email and name email, limit 5"):
-        compared_places((evaluation(one), one), (evaluation(elsewhere), elsewhere))
+        compare_evaluations((evaluation(one), one), (evaluation(elsewhere), elsewhere))
     seeds = [evaluation(each).model_copy(update={"settings": {"seed": seed}}) for seed, each in enumerate((one, other))]
-    assert compared_places((seeds[0], one), (seeds[1], other)).wins == 1
+    assert compare_evaluations((seeds[0], one), (seeds[1], other)).wins == 1
 
 
 def test_what_was_learned_from_passes_no_gate_and_what_is_not_known_of_that_is_said() -> None:
@@ -152,11 +154,11 @@ def test_what_was_learned_from_passes_no_gate_and_what_is_not_known_of_that_is_s
     for split, said in (("train", "train"), ("validation", "validation"), (None, "all")):
         seen = evaluation(one).model_copy(update={"split": split})
         with raises("gate.not-test-split", "new", f"split {said},"):
-            decided((seen, one), (evaluation(other), other), GateSettings())
+            decide_gate((seen, one), (evaluation(other), other), GateSettings())
     unknown = one.model_copy(update={"is_unseen": False})
-    found = decided((evaluation(unknown), unknown), (evaluation(other), other), GateSettings())
+    found = decide_gate((evaluation(unknown), unknown), (evaluation(other), other), GateSettings())
     assert found.passed
-    known = decided((evaluation(one), one), (evaluation(other), other), GateSettings())
+    known = decide_gate((evaluation(one), one), (evaluation(other), other), GateSettings())
     assert known.passed
     assert found.why.startswith(known.why)
     assert "not known" in found.why.removeprefix(known.why)
@@ -197,7 +199,7 @@ def test_a_decision_that_was_written_without_a_code_is_read() -> None:
 def test_part_of_a_split_passes_no_gate() -> None:
     one, other = result(answers("++", "new")), result(answers("--", "old"))
     with raises("gate.partial-split", "new", "--limit"):
-        decided((evaluation(one, is_whole=False), one), (evaluation(other), other), GateSettings())
+        decide_gate((evaluation(one, is_whole=False), one), (evaluation(other), other), GateSettings())
 
 
 @pytest.mark.nightly
@@ -209,6 +211,6 @@ def test_the_paired_interval_holds_the_truth_as_often_as_it_says() -> None:
         old = dice.random(150) < 0.5
         new = np.where(dice.random(150) < 0.3, dice.random(150) < 0.5 + 0.1 / 0.3, old)
         signs = ["".join("-+"[int(each)] for each in side) for side in (new, old)]
-        found = compared(result(answers(signs[0], "new")), result(answers(signs[1], "old"))).accuracy
+        found = compare_policies(result(answers(signs[0], "new")), result(answers(signs[1], "old"))).accuracy
         held += found.low <= 0.1 <= found.high
     assert 0.9 <= held / 200 <= 0.99

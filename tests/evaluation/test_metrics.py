@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gumshoe.evaluation.metrics import METRICS, Price, by_kind, described, measured, written
+from gumshoe.evaluation.metrics import METRICS, Price, by_kind, compute_metrics, described, written
 from tests.evaluation.predictions import answers, prediction
 
 
@@ -20,7 +20,7 @@ def test_every_rate_by_hand() -> None:
         prediction(9, correct=False, answer=None, ending="bad arguments", right_source=False),
         prediction(10),
     ]
-    found = {name: each.value for name, each in measured(episodes).items()}
+    found = {name: each.value for name, each in compute_metrics(episodes).items()}
     expected = {
         "accuracy": 0.2,
         "source_accuracy": 0.2,
@@ -46,7 +46,7 @@ def test_numbers_by_hand() -> None:
         prediction(2, turns=6, correct=False, searches=3, repeated_searches=1, seconds=3.0, reward=-0.8),
         prediction(3, turns=10, correct=False, answer=None, ending="max turns", empty_searches=2, seconds=8.0),
     ]
-    found = {name: each.value for name, each in measured(episodes).items()}
+    found = {name: each.value for name, each in compute_metrics(episodes).items()}
     assert found["turns"] == pytest.approx(6)
     assert found["turns_correct"] == 2
     assert found["turns_gave_up"] == 10
@@ -65,7 +65,7 @@ def test_a_rate_has_wilson_s_interval_and_a_mean_the_bootstrap_s() -> None:
     from scipy import stats  # takes a second to import
 
     episodes = [prediction(number, correct=number % 3 == 0, turns=1 + number % 7) for number in range(60)]
-    found = measured(episodes)
+    found = compute_metrics(episodes)
     wilson = stats.binomtest(20, 60).proportion_ci(method="wilson")
     assert (found["accuracy"].low, found["accuracy"].high) == pytest.approx((wilson.low, wilson.high))
     turns = [each.turns for each in episodes]
@@ -75,26 +75,26 @@ def test_a_rate_has_wilson_s_interval_and_a_mean_the_bootstrap_s() -> None:
 
 
 def test_what_applies_to_no_episode_is_left_out() -> None:
-    found = measured(answers("---"))
+    found = compute_metrics(answers("---"))
     assert "turns_correct" not in found
     assert "turns_gave_up" not in found
     assert "cost_per_1000" not in found
     assert "spread" not in found
-    assert measured([]) == {}
+    assert compute_metrics([]) == {}
 
 
 def test_a_metric_counts_the_questions_it_is_of() -> None:
-    found = measured(answers("++-"))
+    found = compute_metrics(answers("++-"))
     assert found["turns_correct"].questions == 2
     assert found["accuracy"].questions == 3
 
 
 def test_the_cost_of_a_thousand_questions() -> None:
     price = Price(prompt=2.5, completion=10)
-    found = measured([prediction(1, prompt_tokens=4000, sampled_tokens=200), prediction(2)], price)
+    found = compute_metrics([prediction(1, prompt_tokens=4000, sampled_tokens=200), prediction(2)], price)
     assert found["cost_per_1000"].value == pytest.approx((4000 * 2.5 + 200 * 10 + 1000 * 2.5 + 100 * 10) / 2 / 1000)
-    assert "cost_per_1000" not in measured([prediction(1, prompt_tokens=None, sampled_tokens=None)], price)
-    assert "prompt_tokens" not in measured([prediction(1, prompt_tokens=None, sampled_tokens=None)])
+    assert "cost_per_1000" not in compute_metrics([prediction(1, prompt_tokens=None, sampled_tokens=None)], price)
+    assert "prompt_tokens" not in compute_metrics([prediction(1, prompt_tokens=None, sampled_tokens=None)])
 
 
 def test_several_episodes_of_a_question_count_once_and_give_pass_at_k_and_spread() -> None:
@@ -103,7 +103,7 @@ def test_several_episodes_of_a_question_count_once_and_give_pass_at_k_and_spread
         for number, right in enumerate([4, 2, 0])
         for sample in range(4)
     ]
-    found = measured(episodes)
+    found = compute_metrics(episodes)
     assert found["accuracy"].value == pytest.approx(0.5)
     assert found["accuracy"].questions == 3
     assert found["pass@1"].value == pytest.approx(0.5)

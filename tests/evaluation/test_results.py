@@ -5,10 +5,10 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-from gumshoe.environments.base import Record
+from gumshoe.environments.base import EpisodeState
 from gumshoe.evaluation.predictions import Prediction, read_predictions, write_predictions, write_table
 from gumshoe.evaluation.results import EvaluationResult, read_result
-from gumshoe.rewards.scoring import Judged
+from gumshoe.rewards.scoring import JudgedTrajectory
 from gumshoe.rollouts.trajectory import Segment, TokenUsage, Trajectory
 from gumshoe.scenarios.scenario import ScenarioSet
 from tests.errors import raises
@@ -65,7 +65,7 @@ def test_the_table_has_a_row_a_question_and_nothing_that_a_spreadsheet_would_run
 
 def test_a_prediction_takes_from_a_trajectory_what_counts() -> None:
     about = scenario(1, message_ids=["<1@example.com>", "<2@example.com>"], needs_all=True)
-    record = Record(
+    record = EpisodeState(
         deeds=[["invalid id"], ["answered"]],
         found=["<1@example.com>", "<2@example.com>"],
         read=["<1@example.com>"],
@@ -77,7 +77,10 @@ def test_a_prediction_takes_from_a_trajectory_what_counts() -> None:
     episode = Trajectory(
         "q1", 2, "v", "answer", "", [Segment("prompt", "")], record, 2, 1.5, 0.25, TokenUsage(70, 7), 3
     )
-    verdicts = [("heuristic", Judged("q1", 2, "A", True, "so", "words")), ("exact", Judged("q1", 2, "A", False, "no"))]
+    verdicts = [
+        ("heuristic", JudgedTrajectory("q1", 2, "A", True, "so", "words")),
+        ("exact", JudgedTrajectory("q1", 2, "A", False, "no")),
+    ]
     found = Prediction.of("p", about, episode, verdicts, 0.7)
     assert (found.found, found.read, found.right_source) == (True, False, False)
     assert found.hallucinated_sources == 2  # one of the three was read, not given

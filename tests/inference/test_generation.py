@@ -10,7 +10,7 @@ from gumshoe.inference.policy import Sampling
 if TYPE_CHECKING:
     import torch
 
-    from gumshoe.inference.generation import Past, Turn
+    from gumshoe.inference.generation import Past, PendingTurn
 
 VOCABULARY, STOP = 50, 7
 
@@ -28,7 +28,7 @@ def model() -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
-def sample_turns(model: Any, turns: "list[Turn]") -> None:
+def sample_turns(model: Any, turns: "list[PendingTurn]") -> None:
     from gumshoe.inference import generation
 
     generation.sample_turns(model, turns)
@@ -37,13 +37,13 @@ def sample_turns(model: Any, turns: "list[Turn]") -> None:
 def common_beginning(model: Any, prompts: list[list[int]]) -> "Past | None":
     from gumshoe.inference import generation
 
-    return generation.common_beginning(model, prompts)
+    return generation.shared_prefix(model, prompts)
 
 
-def turn(prompt: list[int], sampling: Sampling, seed: int = 0, past: "Past | None" = None) -> "Turn":
-    from gumshoe.inference.generation import Turn
+def turn(prompt: list[int], sampling: Sampling, seed: int = 0, past: "Past | None" = None) -> "PendingTurn":
+    from gumshoe.inference.generation import PendingTurn
 
-    return Turn(prompt, sampling, (STOP,), seed, past)
+    return PendingTurn(prompt, sampling, (STOP,), seed, past)
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -51,7 +51,7 @@ def prompts(count: int) -> list[list[int]]:
     return [[(number * place) % (VOCABULARY - 10) + 9 for place in range(1, 4 + 5 * number)] for number in range(count)]
 
 
-def agree(one: "Turn", other: "Turn") -> None:
+def agree(one: "PendingTurn", other: "PendingTurn") -> None:
     assert (one.ids, one.finish) == (other.ids, other.finish)
     assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 

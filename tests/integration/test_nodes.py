@@ -21,14 +21,14 @@ import pytest
 from gumshoe.artifacts.adapter_layout import ADAPTERS, LOADER_PORT, STATUS
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster.kubernetes_api import Cluster
-from gumshoe.cluster.object_client import Patience
+from gumshoe.cluster.object_client import Timeouts
 from gumshoe.cluster.trainjob import ADAPTERS as KEPT
 from gumshoe.cluster.trainjob import SERVER_PORT, name_of
 from gumshoe.mail.build import build_index
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
-from gumshoe.training.training_step import Asked
+from gumshoe.training.training_step import TrainRequest
 from tests.cluster.fake_kubernetes import FakeKubernetes, Object
 from tests.cluster.fake_trainer import Trainer
 from tests.conftest import free_port
@@ -226,13 +226,13 @@ def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_sto
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Needs vLLM servers of its own, which the pods of the cluster start."""
-    from gumshoe_pipelines.trainjob_step import Nodes, handover_of, trained_on_nodes
+    from gumshoe_pipelines.trainjob_step import TrainJobOptions, handover_of, train_on_cluster
 
     run = f"s3://{s3_bucket}/acme/runs/r1"
-    asked = Asked(place / "index", place / "questions", "tiny", "", SETTINGS, run)
-    where = Nodes.of(NODES, 0, {"rollout_servers": SERVERS}, "trainer", {}, [])
+    asked = TrainRequest(place / "index", place / "questions", "tiny", "", SETTINGS, run)
+    where = TrainJobOptions.of(NODES, 0, {"rollout_servers": SERVERS}, "trainer", {}, [])
     with Kubelet(cluster, place) as kubelet:
-        found = trained_on_nodes(asked, where, Cluster.of(None, None), Patience(look=0.2))
+        found = train_on_cluster(asked, where, Cluster.of(None, None), Timeouts(look=0.2))
     said = capsys.readouterr().out
     assert f"\nStep 1/{STEPS} |" in said
     assert re.search(rf"^Evaluation .* {STEPS} \| Acc ", said, re.M)
@@ -253,4 +253,4 @@ def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_sto
     assert kinds >= {"inputs", "results", "checkpoints"}
 
     monkeypatch.delenv("KUBECONFIG")  # and no cluster is needed for what is at its end
-    assert trained_on_nodes(asked, where).numbers == found.numbers
+    assert train_on_cluster(asked, where).numbers == found.numbers

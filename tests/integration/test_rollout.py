@@ -75,7 +75,7 @@ def check_tokens(each: Trajectory, chat: ChatFormat, max_tokens: int) -> None:
     assert [segment.origin for segment in each.segments[:2]] == ["prompt", "sampled"]
     assert len(each.segments) == 2 * each.turns > 0
     for segment in each.segments:
-        assert segment.text == chat.shown(segment.ids)
+        assert segment.text == chat.decode(segment.ids)
         if segment.origin == "sampled":
             assert len(segment.logprobs) == len(segment.ids) <= max_tokens
             assert all(logprob <= 0 for logprob in segment.logprobs)

@@ -20,7 +20,7 @@ from gumshoe.rollouts.episode import EpisodeLimits, run_episode
 from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
-from gumshoe.rollouts.writer import RolloutReport, Settings, read_trajectories, run_to_file
+from gumshoe.rollouts.writer import RolloutOptions, RolloutReport, read_trajectories, run_to_file
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import progress
@@ -53,7 +53,7 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Mailboxes:
     return Mailboxes(directory / "index", directory / "scenarios.jsonl")
 
 
-def roll_out(settings: Settings, out: Path) -> RolloutReport:
+def roll_out(settings: RolloutOptions, out: Path) -> RolloutReport:
     with progress("Episodes") as advance:
         return asyncio.run(run_to_file(settings, out, advance))
 
@@ -77,7 +77,7 @@ def test_on_mailboxes_that_it_never_saw_it_is_right_as_often_as_it_should_be(
 ) -> None:
     """About 24 % of its answers are right, and 2.5 % of its episodes end with what cannot be used; sampled, 22.5 % and
     3.7 %, with standard deviations of half a point over three samples of each question."""
-    settings = Settings(
+    settings = RolloutOptions(
         index=held_out.index,
         scenarios=str(held_out.scenarios),
         policy=vllm.policy,
@@ -151,7 +151,9 @@ def test_a_rollout_of_the_tiny_policy_runs_end_to_end(
         most = 1000 if questions == "real" else 64
         policy, tokenizer = request.getfixturevalue("vllm").policy, str(TINY)
     out, sampling = tmp_path / "t.jsonl", Sampling(max_tokens=160)
-    report = roll_out(Settings(index, str(scenarios), policy, tokenizer or None, "test", most, sampling=sampling), out)
+    report = roll_out(
+        RolloutOptions(index, str(scenarios), policy, tokenizer or None, "test", most, sampling=sampling), out
+    )
     found = list(read_trajectories(out))
     asked = load_scenarios(str(scenarios)).only("test")
     assert questions != "real" or len(asked) == 149
@@ -179,7 +181,7 @@ def test_its_rollouts_are_scored_by_every_judge(
     if questions == "real":
         index = request.getfixturevalue("real_index")
         scenarios = request.getfixturevalue("shared_data") / "enron" / "questions.jsonl"
-    settings = Settings(
+    settings = RolloutOptions(
         index=index,
         scenarios=str(scenarios),
         policy=vllm.policy,
@@ -245,6 +247,6 @@ def test_the_word_tiny_takes_vllm_if_it_is_installed(
 
 
 def check_that_tiny_answers(place: Mailboxes, out: Path) -> None:
-    report = roll_out(Settings(index=place.index, scenarios=str(place.scenarios), policy="tiny", limit=4), out)
+    report = roll_out(RolloutOptions(index=place.index, scenarios=str(place.scenarios), policy="tiny", limit=4), out)
     assert report.done == 4
     assert {each.policy for each in read_trajectories(out)} == {"tiny"}

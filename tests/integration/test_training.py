@@ -13,13 +13,13 @@ import pytest
 
 from gumshoe.artifacts.storage import directory_lock
 from gumshoe.artifacts.store import Store
-from gumshoe.environments.base import Record
+from gumshoe.environments.base import EpisodeState
 from gumshoe.inference.policy_names import TINY
 from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.training.grpo.rollout_collector import ScoredGroup, StepRollouts
+from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
 from gumshoe.training.records import EvaluationRecord, read_records
 from gumshoe.training.run_spec import Metadata
 from tests.conftest import Ran, kill_tree
@@ -160,9 +160,9 @@ def test_a_step_is_kept_if_the_judge_of_its_episodes_fails(
         judge.inject(status(400), times=None)
         run = Run(spec_of(training_mail, tmp_path, evaluation__judge=f"openai:base@{judge.address}/v1"))
         scenario = load_scenarios(str(training_mail / "scenarios.jsonl")).scenarios[0]
-        record = Record(answer=scenario.answer)
+        record = EpisodeState(answer=scenario.answer)
         answered = Trajectory(scenario.id, 0, "p", "answer", "", [Segment("prompt", "a", (1,))], record, 1, 0.0, 0.0)
-        found = StepRollouts(1, every=[ScoredGroup(scenario, (answered,), (1.0,))])
+        found = RolloutBatch(1, every=[ScoredGroup(scenario, (answered,), (1.0,))])
         assert run._sampled_accuracy(found) is None
         assert "[training.no-verdict]" in capsys.readouterr().err
         judge.heal()

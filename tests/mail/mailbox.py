@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gumshoe.mail.build import BuildOptions, build_index
+from gumshoe.mail.build import MailBuildOptions, build_index
 from gumshoe.mail.index import MailIndex
 
-KEEP_ALL = BuildOptions(max_body=None, max_recipients=None, drop_duplicates=False)
+KEEP_ALL = MailBuildOptions(max_body=None, max_recipients=None, drop_duplicates=False)
 
 
 def record(number: int, **fields: Any) -> dict[str, Any]:
@@ -34,7 +34,9 @@ def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> str:
     return f"jsonl:{path}"
 
 
-def make_index(directory: Path, records: Iterable[dict[str, Any]], options: BuildOptions | None = None) -> MailIndex:
+def make_index(
+    directory: Path, records: Iterable[dict[str, Any]], options: MailBuildOptions | None = None
+) -> MailIndex:
     """An index of some records."""
     directory.mkdir(parents=True, exist_ok=True)
     build_index([write_jsonl(directory / "mail.jsonl", records)], directory / "index", options)

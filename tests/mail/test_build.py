@@ -13,7 +13,7 @@ import pytest
 
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import directory_lock
-from gumshoe.mail.build import BuildOptions, build_index
+from gumshoe.mail.build import MailBuildOptions, build_index
 from gumshoe.mail.index import MailIndex
 from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
@@ -45,15 +45,15 @@ def test_each_reason_for_leaving_out_has_its_own_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "kept_out"),
     [
-        (BuildOptions(max_body=None), {"many recipients": 1, "duplicate": 1}),
-        (BuildOptions(max_recipients=None), {"long body": 1, "duplicate": 1}),
-        (BuildOptions(drop_duplicates=False), {"long body": 1, "many recipients": 1}),
-        (BuildOptions(max_body=4999), {"long body": 2, "many recipients": 1, "duplicate": 1}),
+        (MailBuildOptions(max_body=None), {"many recipients": 1, "duplicate": 1}),
+        (MailBuildOptions(max_recipients=None), {"long body": 1, "duplicate": 1}),
+        (MailBuildOptions(drop_duplicates=False), {"long body": 1, "many recipients": 1}),
+        (MailBuildOptions(max_body=4999), {"long body": 2, "many recipients": 1, "duplicate": 1}),
         (KEEP_ALL, {}),
     ],
 )
 def test_each_reason_for_leaving_out_has_its_own_switch(
-    tmp_path: Path, options: BuildOptions, kept_out: dict[str, int]
+    tmp_path: Path, options: MailBuildOptions, kept_out: dict[str, int]
 ) -> None:
     report = build_index([write_jsonl(tmp_path / "m.jsonl", RECORDS)], tmp_path / "index", options)
     assert report.kept_out == kept_out
@@ -90,7 +90,7 @@ def test_the_index_says_what_built_it(tmp_path: Path) -> None:
     ]
 
 
-def _content(directory: Path, records: list[dict[str, Any]], options: BuildOptions | None = None) -> str:
+def _content(directory: Path, records: list[dict[str, Any]], options: MailBuildOptions | None = None) -> str:
     return str(make_index(directory, records, options).stats()["content"])
 
 
@@ -108,7 +108,7 @@ def test_the_content_hash_is_that_of_the_input_and_the_options(tmp_path: Path) -
         "a name": [{**each, "x_from": "Ann"} for each in RECORDS],
     }
     hashes = {name: _content(tmp_path / name.replace(" ", "-"), records) for name, records in changes.items()}
-    hashes["options"] = _content(tmp_path / "options", RECORDS, BuildOptions(max_body=4000))
+    hashes["options"] = _content(tmp_path / "options", RECORDS, MailBuildOptions(max_body=4000))
     assert len({same, *hashes.values()}) == len(hashes) + 1
 
 

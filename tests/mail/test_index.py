@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gumshoe.artifacts.sqlite import damage_explained
 from gumshoe.mail.index import MailIndex
-from gumshoe.mail.search_arguments import SearchArgumentError
+from gumshoe.mail.search_arguments import MailSearchError
 from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 
@@ -240,12 +240,12 @@ def test_bad_arguments_say_what_to_write_instead(
 ) -> None:
     with raises(code, *values) as raised:
         call(index)
-    assert isinstance(raised.value, SearchArgumentError)
+    assert isinstance(raised.value, MailSearchError)
 
 
 @given(keywords=st.lists(st.text(max_size=220), max_size=4))
 def test_no_keyword_makes_sqlite_raise(index: MailIndex, keywords: list[str]) -> None:
-    with contextlib.suppress(SearchArgumentError):
+    with contextlib.suppress(MailSearchError):
         index.search(BOB, keywords)
 
 

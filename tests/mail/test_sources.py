@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.artifacts.source_files import Unreadable
-from gumshoe.mail.build import BuildOptions, build_index
+from gumshoe.mail.build import MailBuildOptions, build_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import ParsedMessage, shown_date
 from gumshoe.mail.sources import open_source, parse_record
@@ -516,7 +516,7 @@ def test_an_index_counts_and_lists_all_that_its_sources_hold(tmp_path: Path) -> 
         tmp_path, {"box.mbox": mbox(mail(21), b"junk\n"), "mail.jsonl": jsonl(record(31, date=1e300), b"{", record(32))}
     )
     sources = [f"maildir:{tmp_path / 'tree'}", f"mbox:{tmp_path / 'box.mbox'}", f"jsonl:{tmp_path / 'mail.jsonl'}"]
-    options = BuildOptions(drop_duplicates=False)
+    options = MailBuildOptions(drop_duplicates=False)
     report = build_index(sources, tmp_path / "index", options)
     assert (report.read, report.messages, report.without_date) == (8, 8, 1)
     assert report.unreadable == {"no mail headers": 2, "empty": 1, "not JSON": 1}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import gumshoe.mail.index
 from gumshoe.mail.audit import MailAudit
-from gumshoe.mail.build import BuildOptions
+from gumshoe.mail.build import MailBuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.message import ADDRESS_MARK, normal_address
 from gumshoe.mail.schema import address_term
@@ -196,7 +196,7 @@ def test_a_used_id_neither_hides_a_message_nor_gives_it_away(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("options", [None, KEEP_ALL])
 def test_an_id_made_up_to_meet_another_message_s_gives_nothing_away(
-    tmp_path: Path, options: BuildOptions | None
+    tmp_path: Path, options: MailBuildOptions | None
 ) -> None:
     """The attacker knows how a message under a used id is renamed, and waits there for it."""
     first, attack = record(1), record(1, body="attack", sender="eve@example.com", to=["eve@example.com"])

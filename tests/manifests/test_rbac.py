@@ -9,7 +9,7 @@ import pytest
 
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster import deploy, releases
-from gumshoe.cluster.deploy import Target, put_into_service
+from gumshoe.cluster.deploy import DeployTarget, put_into_service
 from gumshoe.cluster.kubernetes_api import Cluster
 from tests.cluster import fake_kubernetes as kubernetes
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
@@ -80,7 +80,7 @@ def test_what_puts_an_adapter_into_service_may_do_what_it_does(
     with recorded(cluster) as asked:
 
         def put(version: str, how: str, values: dict[str, Any]) -> None:
-            put_into_service(f"adapters/{version}", store.uri, how, Target.of({"name": "mail", "values": values}))
+            put_into_service(f"adapters/{version}", store.uri, how, DeployTarget.of({"name": "mail", "values": values}))
 
         put("r1", "canary", EVERYTHING)
         put("r2", "canary", {})

@@ -9,9 +9,9 @@ import pytest
 from gumshoe.cluster.adapter_loader import Status
 from gumshoe.cluster.adapter_loader_http import metrics
 from gumshoe.cluster.kubernetes_api import Cluster
-from gumshoe.cluster.object_client import Objects
+from gumshoe.cluster.object_client import ObjectClient
 from gumshoe.cluster.trainjob import PRIORITY_LABEL, QUEUE_LABEL
-from gumshoe.cluster.trainjob_runner import train_on_nodes
+from gumshoe.cluster.trainjob_runner import run_trainjob
 from gumshoe.errors import UsageError
 from tests.cluster.fake_kubernetes import FakeKubernetes
 from tests.cluster.fake_trainer import Trainer, hurry, meanwhile
@@ -33,7 +33,7 @@ def test_a_step_that_trains_on_nodes_may_do_what_it_does(
     hurry(monkeypatch)
     trainer = Trainer(cluster, phase="Pending")
     cluster.settle = trainer.settle
-    earlier = Objects(Cluster.of(None, None), PATIENCE, {**POD, "uid": "u-earlier"})
+    earlier = ObjectClient(Cluster.of(None, None), PATIENCE, {**POD, "uid": "u-earlier"})
     told: list[str] = []
 
     def said(what: str) -> Callable[[], bool]:
@@ -57,7 +57,7 @@ def test_a_step_that_trains_on_nodes_may_do_what_it_does(
         for each in QUEUED.manifests:
             earlier.make(each)
         with meanwhile(*steps):
-            train_on_nodes(QUEUED, Cluster.of(None, None), told.append, PATIENCE, POD)
+            run_trainjob(QUEUED, Cluster.of(None, None), told.append, PATIENCE, POD)
     assert asked == rules_of("gumshoe-train")
 
 

@@ -8,16 +8,16 @@ from tests.errors import raises
 
 
 def test_what_nodes_are_told_is_what_their_servers_are_asked_by() -> None:
-    from gumshoe_pipelines.trainjob_step import Nodes, settings_on
+    from gumshoe_pipelines.trainjob_step import TrainJobOptions, settings_on
 
-    where = Nodes.of(2, 8, {}, "trainer", {}, [])
+    where = TrainJobOptions.of(2, 8, {}, "trainer", {}, [])
     told = settings_on(where, "gumshoe-r1", "s3://bucket/mail/runs/r1/")
     assert told == {
         "optimizer.processes": 16,
         "rollouts.servers": ["http://gumshoe-r1-rollout:8000"],
         "rollouts.handover": "s3://bucket/mail/runs/r1/policies",
     }
-    assert settings_on(Nodes.of(2, 0, {"rollout_servers": 0}, "trainer", {}, []), "n", "s") == {
+    assert settings_on(TrainJobOptions.of(2, 0, {"rollout_servers": 0}, "trainer", {}, []), "n", "s") == {
         "optimizer.processes": 2
     }
 
@@ -33,12 +33,12 @@ def test_what_nodes_are_told_is_what_their_servers_are_asked_by() -> None:
 def test_a_server_uses_the_gpus_that_it_is_given_and_has_the_weights_as_the_trainers(
     gpus: int, job: dict[str, Any], told: dict[str, str]
 ) -> None:
-    from gumshoe.training.node_main import Request
+    from gumshoe.training.node_main import NodeRequest
     from gumshoe.training.settings import resolve
-    from gumshoe_pipelines.trainjob_step import Nodes, job_of
+    from gumshoe_pipelines.trainjob_step import TrainJobOptions, job_of
 
-    where = Nodes.of(2, gpus, job, "trainer", {}, [])
-    request = Request("index", "scenarios", "tiny", "tiny", {}, "s3://bucket/mail/runs/r1")
+    where = TrainJobOptions.of(2, gpus, job, "trainer", {}, [])
+    request = NodeRequest("index", "scenarios", "tiny", "tiny", {}, "s3://bucket/mail/runs/r1")
     made = job_of("r1", request, resolve("tiny", {"rollouts.gpu_memory": 0.7}).settings, where)
     assert made.rollout is not None
     flags = made.rollout.server[3:]

@@ -20,7 +20,7 @@ from tests.waiting import Clock
 
 if TYPE_CHECKING:
     from gumshoe_pipelines.graphs import Graph
-    from gumshoe_pipelines.kubeflow_client import Server
+    from gumshoe_pipelines.kubeflow_client import KubeflowClient
     from gumshoe_pipelines.watch import RunView
 
 ASKED = ["-p", "sources=[jsonl:s3://bucket/mail.jsonl]", "-p", "scenarios=s3://bucket/questions.jsonl"]
@@ -42,14 +42,14 @@ def cluster(kubeflow: FakeKubeflow, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def server(kubeflow: FakeKubeflow) -> "Server":
+def server(kubeflow: FakeKubeflow) -> "KubeflowClient":
     return server_at(kubeflow)
 
 
-def server_at(kubeflow: FakeKubeflow, deadline: float = 3600) -> "Server":
-    from gumshoe_pipelines.kubeflow_client import Address, Server
+def server_at(kubeflow: FakeKubeflow, deadline: float = 3600) -> "KubeflowClient":
+    from gumshoe_pipelines.kubeflow_client import Address, KubeflowClient
 
-    return Server(Address(kubeflow.url, deadline=deadline))
+    return KubeflowClient(Address(kubeflow.url, deadline=deadline))
 
 
 @cache
@@ -59,7 +59,7 @@ def train_agent() -> "Graph":
     return compiled("train-agent")
 
 
-def submitted(server: "Server", **arguments: Any) -> str:
+def submitted(server: "KubeflowClient", **arguments: Any) -> str:
     given = {**ARGUMENTS, **arguments}
     begun = server.submit(train_agent(), given, experiment="e", service_account=None, caching=True)
     return str(begun.run_id)
@@ -92,14 +92,14 @@ def test_a_run_is_submitted_with_its_graph_and_the_labels_of_its_pods(
     assert labels == {PROJECT_LABEL: "acme", RUN_LABEL: "r1", STEP_LABEL: "train-grpo"}
 
 
-def test_an_experiment_that_is_there_is_used(server: "Server", kubeflow: FakeKubeflow) -> None:
+def test_an_experiment_that_is_there_is_used(server: "KubeflowClient", kubeflow: FakeKubeflow) -> None:
     submitted(server)
     submitted(server, run="r2")
     assert len(kubeflow.experiments) == 1
     assert len(kubeflow.runs) == 2
 
 
-def test_a_run_that_is_going_on_is_not_submitted_once_more(server: "Server", kubeflow: FakeKubeflow) -> None:
+def test_a_run_that_is_going_on_is_not_submitted_once_more(server: "KubeflowClient", kubeflow: FakeKubeflow) -> None:
     """Its checkpoints would be taken for the other's; one that has ended is taken up."""
     submitted(server)
     with raises("pipelines.run-in-progress", "r1", "`gumshoe pipeline watch run-0`"):
@@ -109,7 +109,7 @@ def test_a_run_that_is_going_on_is_not_submitted_once_more(server: "Server", kub
     assert len(kubeflow.runs) == 2
 
 
-def test_without_caching_no_step_is_taken_from_the_cache(kubeflow: FakeKubeflow, server: "Server") -> None:
+def test_without_caching_no_step_is_taken_from_the_cache(kubeflow: FakeKubeflow, server: "KubeflowClient") -> None:
     graph = train_agent()
     for caching in (True, False):
         arguments = {**ARGUMENTS, "run": f"caching-{caching}"}
@@ -264,7 +264,7 @@ def with_state(phase: str = "Pending", **state: Any) -> dict[str, Any]:
     return {"phase": phase, "containerStatuses": [container]}
 
 
-def shown(server: "Server", cluster: Cluster | None = None, **more: Any) -> "list[RunView]":
+def shown(server: "KubeflowClient", cluster: Cluster | None = None, **more: Any) -> "list[RunView]":
     from gumshoe_pipelines.watch import follow, pods_of
 
     warned: list[str] = more.setdefault("warned", [])
@@ -276,7 +276,7 @@ def shown(server: "Server", cluster: Cluster | None = None, **more: Any) -> "lis
     return list(views)
 
 
-def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: "Server", cluster: Cluster) -> None:
+def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: "KubeflowClient", cluster: Cluster) -> None:
     submitted(server)
     kubeflow.states.extend(["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"])
     kubeflow.runs["run-0"].run_details = details(
@@ -324,7 +324,12 @@ def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: "Server", 
     ],
 )
 def test_what_keeps_a_pod_from_running_is_said_in_plain_words(
-    status: dict[str, Any], reason: str, values: list[str], kubeflow: FakeKubeflow, server: "Server", cluster: Cluster
+    status: dict[str, Any],
+    reason: str,
+    values: list[str],
+    kubeflow: FakeKubeflow,
+    server: "KubeflowClient",
+    cluster: Cluster,
 ) -> None:
     submitted(server)
     kubeflow.states.extend(["RUNNING", "FAILED"])
@@ -336,7 +341,9 @@ def test_what_keeps_a_pod_from_running_is_said_in_plain_words(
         assert value in step.trouble
 
 
-def test_an_event_tells_what_a_status_does_not(kubeflow: FakeKubeflow, server: "Server", cluster: Cluster) -> None:
+def test_an_event_tells_what_a_status_does_not(
+    kubeflow: FakeKubeflow, server: "KubeflowClient", cluster: Cluster
+) -> None:
     submitted(server)
     kubeflow.states.append("FAILED")
     from kubernetes import client as kubernetes
@@ -353,7 +360,7 @@ def test_an_event_tells_what_a_status_does_not(kubeflow: FakeKubeflow, server: "
     assert "(no secret s3)" in step.trouble
 
 
-def test_a_watch_that_breaks_goes_on(kubeflow: FakeKubeflow, server: "Server") -> None:
+def test_a_watch_that_breaks_goes_on(kubeflow: FakeKubeflow, server: "KubeflowClient") -> None:
     submitted(server)
     kubeflow.states.extend(["RUNNING", "SUCCEEDED"])
     kubeflow.faults.extend(["fine", "reset", "503", "reset", "fine"])
@@ -366,7 +373,7 @@ def test_a_watch_that_breaks_goes_on(kubeflow: FakeKubeflow, server: "Server") -
 
 
 def test_a_server_that_stays_silent_is_not_waited_for_for_ever(
-    kubeflow: FakeKubeflow, server: "Server", clock: Clock, monkeypatch: pytest.MonkeyPatch
+    kubeflow: FakeKubeflow, server: "KubeflowClient", clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each pause between two tries takes half of the time that it may be silent."""
     submitted(server)
@@ -380,7 +387,7 @@ def test_a_server_that_stays_silent_is_not_waited_for_for_ever(
 
 
 def test_a_run_goes_on_where_its_pods_cannot_be_seen(
-    kubeflow: FakeKubeflow, server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kubeflow: FakeKubeflow, server: "KubeflowClient", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted(server)
     kubeflow.states.append("SUCCEEDED")
@@ -392,7 +399,7 @@ def test_a_run_goes_on_where_its_pods_cannot_be_seen(
 
 def test_watching_a_run_that_fails_ends_with_1(
     kubeflow: FakeKubeflow,
-    server: "Server",
+    server: "KubeflowClient",
     run: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.inference.policy import PolicyError
-from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Sampled, answered, chosen_of
+from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, SampledAnswer, answer_with_samples, chosen_of
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Segment, TokenUsage, Trajectory
 from tests.errors import raises
@@ -250,7 +250,7 @@ def answer_of(each: Trajectory) -> Answer:
 NEVER = math.inf
 
 
-def run_samples(*outcomes: Trajectory | Exception | float, **told: Any) -> Sampled:
+def run_samples(*outcomes: Trajectory | Exception | float, **told: Any) -> SampledAnswer:
     """Run samples that each end with an episode, fail, or take a given number of seconds."""
 
     async def run(number: int) -> tuple[Answer, Trajectory]:
@@ -264,11 +264,11 @@ def run_samples(*outcomes: Trajectory | Exception | float, **told: Any) -> Sampl
 
     patience = {name: told.pop(name) for name in ("patience", "judge_patience") if name in told}
 
-    async def whole() -> Sampled:
+    async def whole() -> SampledAnswer:
         chosen = ChoiceSettings(samples=len(outcomes), **told)
         chooser = chosen.opened()
         try:
-            return await answered(run, chosen, chooser, (QUESTION, DAY), **patience)
+            return await answer_with_samples(run, chosen, chooser, (QUESTION, DAY), **patience)
         finally:
             await chooser.aclose()
 
@@ -285,7 +285,7 @@ def test_what_all_samples_took_is_told_with_the_answer() -> None:
     cost = found.answer.cost
     assert cost == Cost(3, 0, 6, 600, 60, 7.5, 3.5)
     for value in ("3 of 3", "6 turns", "600 prompt", "60 sampled", "7.5 s"):
-        assert value in cost.told
+        assert value in cost.summary
     group[0].usage = None
     unknown = run_samples(*group).answer.cost
     assert unknown is not None

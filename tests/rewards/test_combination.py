@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gumshoe.rewards.combination import Scores, Way, check_way, combined, is_flat, on_one_side
+from gumshoe.rewards.combination import Scores, Way, check_combination, combine_rewards, is_flat, on_one_side
 from tests.errors import raises
 from tests.scenarios.questions import QUICK
 
@@ -25,7 +25,9 @@ GROUPS = st.tuples(st.integers(1, 8), st.integers(1, 5)).flatmap(
 def one(scores: Sequence[Sequence[float]], way: Way, weights: Sequence[float] = ()) -> list[float]:
     """The combined rewards of a group, for functions that all weigh the same unless told."""
     table = np.array(scores, dtype=np.float64)
-    made: list[float] = combined(table, way, weights or ([1.0] * table.shape[1] if way == "weights" else ())).tolist()
+    made: list[float] = combine_rewards(
+        table, way, weights or ([1.0] * table.shape[1] if way == "weights" else ())
+    ).tolist()
     return made
 
 
@@ -98,7 +100,7 @@ def test_a_function_that_does_not_apply_neither_helps_nor_harms(way: Way) -> Non
 @QUICK
 @given(scores=GROUPS, way=st.sampled_from(WAYS))
 def test_nothing_gives_nan(scores: Scores, way: Way) -> None:
-    made = combined(scores, way, [1.0] * scores.shape[1] if way == "weights" else ())
+    made = combine_rewards(scores, way, [1.0] * scores.shape[1] if way == "weights" else ())
     assert made.shape == (len(scores),)
     assert np.isfinite(made).all()
 
@@ -108,7 +110,9 @@ def test_nothing_gives_nan(scores: Scores, way: Way) -> None:
 def test_to_permute_a_group_permutes_its_rewards(scores: Scores, way: Way, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(scores))))
     weights = [1.0] * scores.shape[1] if way == "weights" else ()
-    assert combined(scores[order], way, weights) == pytest.approx(combined(scores, way, weights)[order], abs=1e-6)
+    assert combine_rewards(scores[order], way, weights) == pytest.approx(
+        combine_rewards(scores, way, weights)[order], abs=1e-6
+    )
     assert on_one_side(scores[order]).tolist() == on_one_side(scores)[order].tolist()
 
 
@@ -117,7 +121,7 @@ def test_to_permute_a_group_permutes_its_rewards(scores: Scores, way: Way, data:
 def test_to_add_a_number_to_one_function_changes_no_order(scores: Scores, way: Way, column: int, more: int) -> None:
     moved = scores.copy()
     moved[:, column % scores.shape[1]] += more
-    before, after = combined(scores, way), combined(moved, way)
+    before, after = combine_rewards(scores, way), combine_rewards(moved, way)
     assert before - before.mean() == pytest.approx(after - after.mean(), abs=1e-6)
 
 
@@ -151,9 +155,9 @@ def test_a_way_that_does_not_fit_is_refused_before_it_is_used(
     way: str, weights: Mapping[str, float] | None, code: str, values: list[str]
 ) -> None:
     with raises(code, *values):
-        check_way(way, ["exact", "turns"], weights)
+        check_combination(way, ["exact", "turns"], weights)
 
 
 def test_a_way_that_fits_is_taken() -> None:
-    assert check_way("weights", ["exact", "turns"], {"turns": 0.1, "exact": 1}) == "weights"
-    assert check_way("std", ["exact"], None) == "std"
+    assert check_combination("weights", ["exact", "turns"], {"turns": 0.1, "exact": 1}) == "weights"
+    assert check_combination("std", ["exact"], None) == "std"

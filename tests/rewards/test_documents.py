@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from gumshoe.embeddings.embedder import OFFLINE
-from gumshoe.environments.registry import EnvironmentSettings, World, open_world
+from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_env
 from gumshoe.inference.policy import Sampling, ScriptedPolicy
-from gumshoe.rewards.combination import Way, combined
+from gumshoe.rewards.combination import Way, combine_rewards
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rewards.scoring import LabelledAnswer, calibrate
 from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.rollouts.episode import EpisodeLimits, TokenSpeaker, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, TokenChatSession, run_episode
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -38,15 +38,15 @@ THINK = "<think>\nLet me see.\n</think>\n"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory) -> EnvFactory:
     index = make_collection(tmp_path_factory.mktemp("rewards"), PAGES)
-    return open_world(index, EnvironmentSettings.parse("{documents: {reasoning: true}}"))
+    return open_env(index, EnvironmentSettings.parse("{documents: {reasoning: true}}"))
 
 
-def played(world: World, *turns: str) -> Trajectory:
+def played(world: EnvFactory, *turns: str) -> Trajectory:
     """An episode of somebody who says this, turn after turn."""
     codec = make_tokenizer(QWEN2_5)
-    chat, place = ChatFormat(codec), world.environment(ASKED, 10)
+    chat, place = ChatFormat(codec), world.new_environment(ASKED, 10)
 
     def script(prompt: str, seed: int) -> str:  # noqa: ARG001
         return turns[len(re.findall("<tool_response>", prompt))]
@@ -54,12 +54,12 @@ def played(world: World, *turns: str) -> Trajectory:
     async def run() -> Trajectory:
         prompt = chat.prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas())
         sampling = Sampling(max_tokens=1000)
-        speaker = TokenSpeaker(ScriptedPolicy(codec, script), chat, prompt, sampling, 20_000, "seed")
+        speaker = TokenChatSession(ScriptedPolicy(codec, script), chat, prompt, sampling, 20_000, "seed")
         async with ToolThreads() as threads:
             return await run_episode(speaker, place, 0, EpisodeLimits(10, 20_000), threads)
 
     found = asyncio.run(run())
-    found.settings = {"max_turns": 10, **world.noted}
+    found.settings = {"max_turns": 10, **world.provenance}
     return found
 
 
@@ -87,14 +87,14 @@ def scored(name: str, *group: Trajectory, **arguments: Any) -> list[float]:
         (["xyzzy", "salt balsam"], 0.0),
     ],
 )
-def test_mrr_is_of_the_best_search(world: World, queries: list[str], expected: float) -> None:
+def test_mrr_is_of_the_best_search(world: EnvFactory, queries: list[str], expected: float) -> None:
     """Hand-worked: where d1 stands among what each search lists."""
     found = played(world, *map(search, queries), answer("I don't know"))
     assert found.ending == "answer"
     assert scored("mrr", found) == [expected]
 
 
-def test_format_wants_reasoning_before_each_call(world: World) -> None:
+def test_format_wants_reasoning_before_each_call(world: EnvFactory) -> None:
     whole = played(world, search("fever"), answer("nine days", "d1"))
     without = played(world, search("fever"), call("return_final_answer", answer="nine days", document_ids=["d1"]))
     assert scored("format", whole, without) == [1, 0.5]
@@ -112,7 +112,7 @@ is (0.612, -0.354, 0.707)."""
 
 
 @pytest.mark.parametrize("way", ["uniform", "std", "l2norm", "pca"])
-def test_mrr_similarity_and_format_are_combined_in_every_way(way: Way, world: World) -> None:
+def test_mrr_similarity_and_format_are_combined_in_every_way(way: Way, world: EnvFactory) -> None:
     group = [
         played(world, search("marsh fever"), answer("nine days", "d1")),
         played(world, search("hill fever"), answer("I don't know")),
@@ -127,7 +127,7 @@ def test_mrr_similarity_and_format_are_combined_in_every_way(way: Way, world: Wo
         columns = [scored("mrr", *group), scored("answer_similarity", *group, model=model), scored("format", *group)]
     scores = np.array(columns).T
     assert scores == pytest.approx(np.array([[1, 1, 1], [0.5, 0, 1], [0, 1, 0]]))
-    assert combined(scores, way) == pytest.approx(GROUP[way], abs=1e-3)
+    assert combine_rewards(scores, way) == pytest.approx(GROUP[way], abs=1e-3)
 
 
 @pytest.mark.nightly
@@ -148,7 +148,7 @@ def test_long_answers_are_told_apart_by_their_embeddings_and_not_by_rules(shared
     assert asyncio.run(share("heuristic")) < 0.82
 
 
-def test_the_rubric_takes_documents_for_sources(world: World) -> None:
+def test_the_rubric_takes_documents_for_sources(world: EnvFactory) -> None:
     right = played(
         world, search("marsh fever"), THINK + call("read_document", document_id="d1"), answer("nine days", "d1")
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gumshoe.embeddings.embedder import EndpointEmbedder
-from gumshoe.rewards.chat_judge import JudgeModel, ModelSettings
+from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings
 from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
 from gumshoe.rewards.judge import JudgeError, Verdict
 from gumshoe.rewards.judge_registry import EmbeddingJudge, ExactJudge, OpenAIJudge, open_judge
@@ -25,7 +25,7 @@ ASKED = scenario(1)
 
 def judge(server: FakeVLLM, **settings: Any) -> OpenAIJudge:
     settings = {"deadline": 600, "cache": None, **settings}
-    return OpenAIJudge(JudgeModel(ModelSettings(model="base", url=f"{server.address}/v1", **settings)))
+    return OpenAIJudge(JudgeModel(JudgeModelSettings(model="base", url=f"{server.address}/v1", **settings)))
 
 
 def judged(judge: OpenAIJudge, *answers: str) -> list[Verdict]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.environments.base import Deed, Ending, Record
+from gumshoe.environments.base import Ending, EpisodeState, Event
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rollouts.trajectory import Segment, Trajectory
 from tests.errors import raises
@@ -25,7 +25,9 @@ def episode(*said: str, sample: int = 0, settings: dict[str, Any] | None = None,
         segments += [Segment("sampled", text, (2,), (0.0,)), Segment("injected", "Nothing found.", (3,))]
     about, turns = scenario(1).id, len(said)
     settings = {"max_turns": 10} if settings is None else settings
-    return Trajectory(about, sample, "p", "answer", "", segments[:-1], Record(**noted), turns, 0, 0, settings=settings)
+    return Trajectory(
+        about, sample, "p", "answer", "", segments[:-1], EpisodeState(**noted), turns, 0, 0, settings=settings
+    )
 
 
 def scores(name: str, *group: Trajectory, **arguments: Any) -> list[float]:
@@ -165,7 +167,7 @@ def test_turns_is_what_is_left_of_them() -> None:
 
 
 def test_repetition_costs_and_costs_more_where_it_was_in_vain() -> None:
-    deeds: list[list[Deed]] = [
+    deeds: list[list[Event]] = [
         ["searched", "in vain"],
         ["searched again", "in vain"],
         ["searched", "found"],

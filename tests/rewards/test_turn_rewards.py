@@ -6,13 +6,13 @@ from typing import Any, get_args
 
 import pytest
 
-from gumshoe.environments.base import Deed, Ending, Unusable
+from gumshoe.environments.base import Ending, Event, Unusable
 from gumshoe.rewards.judge_registry import ExactJudge
-from gumshoe.rewards.turn_rewards import TurnValues, turn_rewards
+from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
 from tests.rewards.test_reward import ANSWER, episode
 from tests.scenarios.questions import scenario
 
-VALUES = TurnValues(
+VALUES = TurnRewardValues(
     found=64, read=32, read_another=-1, read_again=-2, new_search=4, repeated_search=-8, in_vain=-16, invalid_id=-128
 )
 
@@ -23,7 +23,7 @@ def rewards(*said: str, ending: Ending = "answer", **noted: Any) -> list[float]:
 
 
 def test_each_turn_has_the_value_of_what_it_did() -> None:
-    deeds: list[list[Deed]] = [
+    deeds: list[list[Event]] = [
         ["searched", "in vain"],
         ["searched again", "in vain"],
         ["searched", "found"],
@@ -52,4 +52,4 @@ def test_out_of_turns_or_of_context_costs_nothing() -> None:
 
 
 def test_every_deed_has_a_value() -> None:
-    assert set(TurnValues().of_deeds()) == set(get_args(Deed))
+    assert set(TurnRewardValues().of_deeds()) == set(get_args(Event))

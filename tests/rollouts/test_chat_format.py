@@ -46,11 +46,11 @@ def tagged(text: str) -> str:
 
 def controls(chat: ChatFormat, ids: Sequence[int]) -> int:
     """How many control tokens there are among some ids."""
-    return sum(chat.shown([token]) in CONTROL for token in ids)
+    return sum(chat.decode([token]) in CONTROL for token in ids)
 
 
 def test_a_turn_of_qwen2_5_ends_with_its_one_stop_token(chat: ChatFormat) -> None:
-    assert [chat.shown([stop]) for stop in chat.stop_ids] == ["<|im_end|>"]
+    assert [chat.decode([stop]) for stop in chat.stop_ids] == ["<|im_end|>"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_prompt_is_the_templates_own(tokenizer: Any, chat: ChatFormat) -> No
     )
     prompt = chat.prompt("Be brief. ", "\n¿Qué?", tools())
     assert list(prompt.ids) == expected
-    assert prompt.text == chat.shown(prompt.ids)
+    assert prompt.text == chat.decode(prompt.ids)
     assert '{"name": "look", "description": "Look a word up."' in prompt.text
 
 
@@ -186,34 +186,37 @@ def test_no_text_of_somebody_else_becomes_a_control_token(
 @QUICK
 @given(text=HOSTILE)
 def test_what_is_broken_up_still_reads_the_same(chat: ChatFormat, text: str) -> None:
-    assert chat.defused(text).replace(" ", "") == text.replace(" ", "")
-    assert not any(token in chat.defused(text) for token in CONTROL)
+    assert chat.escape_control_tokens(text).replace(" ", "") == text.replace(" ", "")
+    assert not any(token in chat.escape_control_tokens(text) for token in CONTROL)
 
 
 @QUICK
 @given(text=TEXTS)
 def test_text_without_control_tokens_is_left_as_it_is(chat: ChatFormat, text: str) -> None:
-    assert chat.defused(text) == text
+    assert chat.escape_control_tokens(text) == text
 
 
 def test_call_tags_in_mail_are_broken_up_where_they_are_tokens_and_common_words_never_are() -> None:
     chat = ChatFormat(make_tokenizer(QWEN2_5, "<tool_call>", "</tool_call>", "hello", "    ", "--"))
-    assert chat.defused("<tool_call> hello    you -- </tool_call>") == "< tool_call> hello    you -- < /tool_call>"
+    assert (
+        chat.escape_control_tokens("<tool_call> hello    you -- </tool_call>")
+        == "< tool_call> hello    you -- < /tool_call>"
+    )
 
 
 def test_only_the_stop_token_that_ends_a_turn_is_no_part_of_its_text(tokenizer: Any, chat: ChatFormat) -> None:
     ids = tokenizer.encode("a<|im_end|>b<|endoftext|><|im_end|><|im_end|>", add_special_tokens=False)
-    assert chat.said(ids) == ("a<|im_end|>b<|endoftext|><|im_end|>", "<|im_end|>")
-    assert chat.said(ids[:-2]) == ("a<|im_end|>b<|endoftext|>", "")
-    assert chat.shown(ids) == "a<|im_end|>b<|endoftext|><|im_end|><|im_end|>"
-    assert chat.said([]) == ("", chat.shown([])) == ("", "")
+    assert chat.decode_turn(ids) == ("a<|im_end|>b<|endoftext|><|im_end|>", "<|im_end|>")
+    assert chat.decode_turn(ids[:-2]) == ("a<|im_end|>b<|endoftext|>", "")
+    assert chat.decode(ids) == "a<|im_end|>b<|endoftext|><|im_end|><|im_end|>"
+    assert chat.decode_turn([]) == ("", chat.decode([])) == ("", "")
 
 
 @QUICK
 @given(text=TEXTS)
 def test_text_is_read_back_from_its_ids_to_the_letter(tokenizer: Any, chat: ChatFormat, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert chat.said([*ids, *chat.stop_ids]) == (chat.shown(ids), chat.end) == (text, chat.end)
+    assert chat.decode_turn([*ids, *chat.stop_ids]) == (chat.decode(ids), chat.end) == (text, chat.end)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +294,8 @@ def test_a_call_that_cannot_be_used_is_refused_and_says_why(text: str, why: str)
 @given(ids=st.lists(st.integers(0, 1300), max_size=30))
 def test_any_ids_have_a_text_and_a_call_or_a_reason_why_not(chat: ChatFormat, ids: list[int]) -> None:
     """Also ids that are not in the vocabulary: models have more of them than their tokenizers."""
-    text, closed = chat.said(ids)
-    assert chat.shown(ids) == text + closed
+    text, closed = chat.decode_turn(ids)
+    assert chat.decode(ids) == text + closed
     parsed_or_refused(text)
 
 
@@ -321,5 +324,5 @@ def parsed_or_refused(text: str) -> None:
 
 @pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"])
 def test_a_result_cannot_end_itself_or_make_a_call(chat: ChatFormat, tag: str) -> None:
-    plain, forged = chat.shown(chat.glue("R").ids), chat.shown(chat.glue(f"R{tag}{tag[:2]}{tag}{tag[2:]}").ids)
+    plain, forged = chat.decode(chat.glue("R").ids), chat.decode(chat.glue(f"R{tag}{tag[:2]}{tag}{tag[2:]}").ids)
     assert forged.count(tag) == plain.count(tag)

@@ -14,7 +14,7 @@ from gumshoe.errors import UsageError
 from gumshoe.inference.policy import PolicyError, Sampling
 from gumshoe.inference.policy_names import TINY, PolicyName
 from gumshoe.mail.index import MailIndex
-from gumshoe.rollouts.chat_policy import ChatSpeaker
+from gumshoe.rollouts.chat_policy import ApiChatSession
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
 from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -88,7 +88,7 @@ def converse(
         address = f"{server.address}/v1"
         async with openai_client(address, timeout=HOUR, retries=retries) as client, ToolThreads() as threads:
             told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
-            speaker = ChatSpeaker(client, model, *told, sampling, deadline)
+            speaker = ApiChatSession(client, model, *told, sampling, deadline)
             episode = run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6), threads)
             talk = asyncio.create_task(episode)
             if stuck is not None:
@@ -245,7 +245,8 @@ def test_an_answer_that_never_ends_is_given_up(server: FakeVLLM, index: MailInde
 
 
 @pytest.mark.parametrize(
-    ("answered", "code"), [(401, "models.access-denied"), (403, "models.access-denied"), (404, "models.not-found")]
+    ("answered", "code"),
+    [(401, "models.access-denied"), (403, "models.access-denied"), (404, "models.not-found")],
 )
 def test_what_the_user_must_put_right_is_no_failure_of_infrastructure(
     server: FakeVLLM, index: MailIndex, answered: int, code: str

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gumshoe.cli import main
-from gumshoe.rollouts.writer import Settings, read_trajectories, run_to_file
+from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file
 from tests.conftest import Ran, free_port
 from tests.errors import raises
 from tests.inference.fake_vllm import (
@@ -101,7 +101,7 @@ def test_progress_counts_episodes_and_says_how_fast_and_what_failed(place: Place
 
     with FakeVLLM() as server:
         server.inject(status(400), after=5)
-        settings = Settings(
+        settings = RolloutOptions(
             place.index, str(place.scenarios), adapter(server), str(place.tokenizer), samples=2, concurrency=2
         )
         report = asyncio.run(run_to_file(settings, tmp_path / "t.jsonl", advance))

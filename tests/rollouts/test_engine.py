@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.environments.base import Record
+from gumshoe.environments.base import EpisodeState
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import Toolbox
 from gumshoe.errors import UnavailableError, UsageError
@@ -22,8 +22,8 @@ from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.rollouts.engine import Progress, RolloutEngine, RunEpisode
-from gumshoe.rollouts.episode import EpisodeLimits, Said, Speaker, TokenSpeaker, run_episode
+from gumshoe.rollouts.engine import RolloutEngine, RolloutProgress, RunEpisode
+from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, TokenChatSession, Turn, run_episode
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Group, Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -63,7 +63,9 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
 
 def trajectory(about: Scenario, sample: int) -> Trajectory:
     """What a plain episode leaves."""
-    return Trajectory(about.id, sample, "plain", "answer", "", [Segment("sampled", "Yes.", (1, 2))], Record(), 1, 0, 0)
+    return Trajectory(
+        about.id, sample, "plain", "answer", "", [Segment("sampled", "Yes.", (1, 2))], EpisodeState(), 1, 0, 0
+    )
 
 
 async def collect(engine: RolloutEngine, scenarios: list[Scenario], samples: int = 1) -> list[Group]:
@@ -89,7 +91,9 @@ def real_episodes(
         told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
         prompt = await asyncio.to_thread(chat.prompt, *told)
         name = f"{seed}/{about.id}/{sample}/{attempt}"
-        speaker: Speaker = TokenSpeaker(policy, chat, prompt, Sampling(max_tokens=400), LIMITS.max_context, name)
+        speaker: ChatSession = TokenChatSession(
+            policy, chat, prompt, Sampling(max_tokens=400), LIMITS.max_context, name
+        )
         return await run_episode(speaker, environment, sample, LIMITS, threads)
 
     return run
@@ -102,14 +106,14 @@ def roll(
     about: list[Scenario],
     samples: int = 1,
     concurrency: int = 64,
-) -> tuple[list[Group], Progress]:
+) -> tuple[list[Group], RolloutProgress]:
     """Return the groups of a rollout on vLLM servers, and where it ended."""
 
     async def keep_looking_at_the_clock() -> None:
         while True:
             await asyncio.sleep(0.01)
 
-    async def run() -> tuple[list[Group], Progress]:
+    async def run() -> tuple[list[Group], RolloutProgress]:
         async with VLLMPolicy(addresses, "adapter", REQUESTS) as policy, ToolThreads(deadline=HOUR) as threads:
             looking = asyncio.create_task(keep_looking_at_the_clock())
             engine = RolloutEngine(real_episodes(policy, chat, index, threads), concurrency)
@@ -329,7 +333,7 @@ class _Waiter:
     finished = False
 
     def __init__(self, about: Scenario, begun: threading.Event, over: threading.Event) -> None:
-        self.scenario, self.record = about, Record()
+        self.scenario, self.record = about, EpisodeState()
         self.toolbox = Toolbox([self.wait])
         self._begun, self._over = begun, over
 
@@ -348,12 +352,12 @@ class _Waiter:
 
 
 class _Caller:
-    def hear(self, result: str) -> None:
+    def add_tool_result(self, result: str) -> None:
         pass
 
-    async def say(self) -> Said:
+    async def next_turn(self) -> Turn:
         text = '<tool_call>{"name": "wait", "arguments": {}}</tool_call>'
-        return Said((Segment("sampled", text),), text, "caller", cut=False)
+        return Turn((Segment("sampled", text),), text, "caller", cut=False)
 
 
 def test_tools_do_not_hold_up_the_event_loop() -> None:
@@ -446,7 +450,7 @@ def test_a_server_that_is_killed_in_the_middle_and_started_again_costs_no_group(
     patient = RequestLimits(HOUR, connect=HOUR, attempts=6, backoff=0.2, patience=HOUR)
     server.start()
 
-    async def run() -> tuple[list[Group], Progress, int]:
+    async def run() -> tuple[list[Group], RolloutProgress, int]:
         async with VLLMPolicy([server.address], "adapter", patient) as policy, ToolThreads(deadline=HOUR) as threads:
             engine = RolloutEngine(real_episodes(policy, chat, index, threads), 16)
             task = asyncio.create_task(collect(engine, scenarios(16), 4))

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.environments.base import Ending, Environment, Record
+from gumshoe.environments.base import Ending, Environment, EpisodeState
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import Toolbox
 from gumshoe.inference.policy import Completion, Policy, Sampling, ScriptedPolicy
 from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.chat_format import ChatFormat, Encoded
-from gumshoe.rollouts.episode import EpisodeLimits, TokenSpeaker, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, TokenChatSession, run_episode
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from tests.errors import raises
@@ -102,7 +102,7 @@ def episode(
     deadline: float = HOUR,
 ) -> Trajectory:
     prompt = chat.prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas())
-    speaker = TokenSpeaker(policy, chat, prompt, sampling, limits.max_context, seed)
+    speaker = TokenChatSession(policy, chat, prompt, sampling, limits.max_context, seed)
 
     async def run() -> Trajectory:
         async with ToolThreads(2, deadline) as threads:
@@ -136,7 +136,7 @@ def test_the_ids_of_an_episode_are_the_templates_own_rendering_of_the_conversati
 ) -> None:
     place, again = (EmailEnvironment(index, scenario(1), 10) for _ in range(2))
     made = episode(chat, scripted(tokenizer, f"I search.\n{SEARCH}", READ, ANSWER), place)
-    search = chat.defused(again.search_inbox(["gas"]))
+    search = chat.escape_control_tokens(again.search_inbox(["gas"]))
     assert "< |im_end|>" in search
     expected = rendered(
         tokenizer,
@@ -147,7 +147,7 @@ def test_the_ids_of_an_episode_are_the_templates_own_rendering_of_the_conversati
         again.read_email("<1@example.com>"),
         ANSWER,
     )
-    assert chat.shown(expected[-1:]) == "\n"  # after the end of a turn; no policy samples it
+    assert chat.decode(expected[-1:]) == "\n"  # after the end of a turn; no policy samples it
     assert made.ids == expected[:-1]
 
 
@@ -336,7 +336,7 @@ def test_a_turn_cut_off_after_its_call_is_closed_by_what_is_injected(
     expected = rendered(tokenizer, place, READ, result, READ)
     assert (made.ending, made.turns) == ("max turns", 2)
     assert made.ids == expected[: len(made.ids)]
-    assert chat.shown(expected[len(made.ids) :]) == "<|im_end|>\n"
+    assert chat.decode(expected[len(made.ids) :]) == "<|im_end|>\n"
     assert made.segments[2].text.startswith("<|im_end|>\n<|im_start|>user\n")
 
 
@@ -352,7 +352,7 @@ class Waiting:
     """An environment with one tool, which does and returns what a function says."""
 
     def __init__(self, then: Callable[[], object]) -> None:
-        self.scenario, self.record, self.finished = scenario(1), Record(), False
+        self.scenario, self.record, self.finished = scenario(1), EpisodeState(), False
         self.toolbox = Toolbox([self.wait])
         self._then = then
 
@@ -381,7 +381,7 @@ def test_a_result_of_any_length_is_what_the_template_renders(tokenizer: Any, cha
     made = episode(chat, scripted(tokenizer, turn), place, EpisodeLimits(max_turns=2, max_context=10**6))
     expected = rendered(tokenizer, place, turn, result, turn)
     assert made.ids == expected[: len(made.ids)]
-    assert made.segments[2].text == chat.shown(made.segments[2].ids)
+    assert made.segments[2].text == chat.decode(made.segments[2].ids)
 
 
 def test_seconds_in_the_policy_and_in_the_tools_are_told_apart(tokenizer: Any, chat: ChatFormat, clock: Clock) -> None:
@@ -399,7 +399,7 @@ def test_seconds_in_the_policy_and_in_the_tools_are_told_apart(tokenizer: Any, c
 def test_tools_do_not_hold_up_other_episodes(tokenizer: Any, chat: ChatFormat) -> None:
     async def both() -> None:
         first, second = (
-            TokenSpeaker(scripted(tokenizer, call("wait")), chat, Encoded("", (1,)), Sampling(), 1000, "1")
+            TokenChatSession(scripted(tokenizer, call("wait")), chat, Encoded("", (1,)), Sampling(), 1000, "1")
             for _ in range(2)
         )
         meeting = threading.Barrier(2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.environments.base import Ending, Record
+from gumshoe.environments.base import Ending, EpisodeState
 from gumshoe.rollouts.trajectory import Origin, Segment, TokenUsage, Trajectory, TrajectoryFileError
 from tests.errors import raises
 from tests.scenarios.questions import QUICK
@@ -18,7 +18,7 @@ SAMPLED = Segment("sampled", "ab", (5, 6), (-0.5, -1.25))
 
 
 def trajectory(*segments: Segment, **fields: Any) -> Trajectory:
-    made = Trajectory("q1", 0, "base", "answer", "", list(segments), Record(), 1, 0.5, 0.25)
+    made = Trajectory("q1", 0, "base", "answer", "", list(segments), EpisodeState(), 1, 0.5, 0.25)
     return replace(made, **fields)
 
 
@@ -77,7 +77,9 @@ def test_a_trajectory_is_read_back_from_its_one_line(
     seconds: float,
     rewards: dict[str, float],
 ) -> None:
-    record = Record(searches=3, repeated_searches=1, found=["a"], answer=answer, sources=sources, does_not_know=True)
+    record = EpisodeState(
+        searches=3, repeated_searches=1, found=["a"], answer=answer, sources=sources, does_not_know=True
+    )
     made = trajectory(
         *several,
         scenario=scenario,
@@ -102,7 +104,7 @@ def test_what_was_written_before_usage_was_told_of_is_read() -> None:
 
 def test_half_a_code_point_does_not_keep_a_trajectory_from_its_file() -> None:
     """Servers of chat models send some, in text and in arguments."""
-    made = trajectory(Segment("sampled", "a\ud800b"), record=Record(answer="\udfff"))
+    made = trajectory(Segment("sampled", "a\ud800b"), record=EpisodeState(answer="\udfff"))
     read = Trajectory.from_json(made.to_json().encode(), "here")
     assert (read.segments[0].text, read.record.answer) == ("a?b", "?")
 

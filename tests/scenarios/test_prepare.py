@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gumshoe.scenarios.lineage import Lineage
-from gumshoe.scenarios.prepare import Prepared, prepare
+from gumshoe.scenarios.prepare import PreparedScenarios, prepare
 from gumshoe.scenarios.scenario import SCENARIOS, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from tests.errors import raises
@@ -22,7 +22,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "index"
 
 
-def prepared(index: Path, directory: Path, records: list[dict[str, object]], current: Path | None = None) -> Prepared:
+def prepared(
+    index: Path, directory: Path, records: list[dict[str, object]], current: Path | None = None
+) -> PreparedScenarios:
     directory.mkdir(exist_ok=True)
     source = write_questions(directory / "questions.jsonl", records)
     return prepare(source, index, directory / "made", validation=0.1, test=0.2, seed=1, current=current)

@@ -46,12 +46,12 @@ async def service_with(
     place: Place, address: str, limits: dict[str, Any], **model: Any
 ) -> "AsyncIterator[AnswerService]":
     """Yield a service whose model is there: the adapter of a vLLM server."""
-    from gumshoe.environments.registry import open_world
+    from gumshoe.environments.registry import open_env
     from gumshoe.serving.service import serving
     from gumshoe.serving.telemetry import Metrics, tracer
 
     settings = settings_for(place, model=model_at(place, address, **model), limits=limits)
-    async with serving(settings, open_world(place.index), Metrics(), tracer(), lambda *_: None) as service:
+    async with serving(settings, open_env(place.index), Metrics(), tracer(), lambda *_: None) as service:
         await async_wait_until(lambda: not service.trouble)
         yield service
 
@@ -64,7 +64,7 @@ def served(settings: "ServeSettings", *, key: str | None = None, ready: bool = T
     """
     import uvicorn
 
-    from gumshoe.environments.registry import open_world
+    from gumshoe.environments.registry import open_env
     from gumshoe.serving import service
     from gumshoe.serving.server import application
 
@@ -73,7 +73,7 @@ def served(settings: "ServeSettings", *, key: str | None = None, ready: bool = T
         servers: list[uvicorn.Server] = []
 
         async def serve() -> None:
-            async with application(settings, open_world(Path(settings.index))) as app:
+            async with application(settings, open_env(Path(settings.index))) as app:
                 config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
                 servers.append(uvicorn.Server(config))
                 await servers[0].serve(sockets=[listening])

@@ -87,11 +87,11 @@ def test_no_day_is_told_where_none_is_named(library: Running, model: FakeVLLM) -
 
 
 def test_queries_are_embedded_at_an_endpoint(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
-    from gumshoe.documents.build import BuildOptions, build_index
+    from gumshoe.documents.build import DocumentBuildOptions, build_index
     from tests.documents.collection import write_jsonl
     from tests.documents.pages import page
 
-    options = BuildOptions(f"openai:base@{model.address}/v1")
+    options = DocumentBuildOptions(f"openai:base@{model.address}/v1")
     build_index([write_jsonl(tmp_path / "d.jsonl", map(page, range(1, 9)))], tmp_path / "index", options)
     documents = Place(tmp_path / "index", place.tokenizer)
     with served(settings_for(documents, model=model_at(documents, model.address))) as server:

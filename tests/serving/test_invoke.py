@@ -287,10 +287,10 @@ def test_a_model_that_hangs_is_told_of_as_such(place: Place, model: FakeVLLM) ->
 def test_a_failure_of_its_own_is_told_as_a_problem_and_its_words_in_the_log_alone(
     path: str, place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gumshoe.environments.registry import open_world
+    from gumshoe.environments.registry import open_env
     from gumshoe.rollouts.tool_threads import ToolThreads
     from gumshoe.serving.access import open_access
-    from gumshoe.serving.feedback_recorder import Keeper
+    from gumshoe.serving.feedback_recorder import FeedbackRecorder
     from gumshoe.serving.server import routes_to
     from gumshoe.serving.service import AnswerService
     from gumshoe.serving.telemetry import Metrics, tracer
@@ -303,7 +303,7 @@ def test_a_failure_of_its_own_is_told_as_a_problem_and_its_words_in_the_log_alon
     monkeypatch.setattr(AnswerService, "answer", fail)
 
     async def ask() -> httpx.Response:
-        nothing, world = Keeper(settings.keeping, None), open_world(place.index)
+        nothing, world = FeedbackRecorder(settings.keeping, None), open_env(place.index)
         async with ToolThreads() as threads:
             service = AnswerService(settings, world, Metrics(), tracer(), threads, nothing.episode, [])
             async with routes_to(service, open_access(settings.access), nothing) as app:

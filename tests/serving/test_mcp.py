@@ -125,7 +125,7 @@ def test_a_client_that_leaves_frees_the_place_that_it_had(walled: Running, model
 def test_calls_have_a_bound_and_a_deadline_like_questions(
     place: Place, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    from gumshoe.environments.registry import open_world
+    from gumshoe.environments.registry import open_env
     from gumshoe.environments.tools import Call
     from gumshoe.mail.index import MailIndex
     from gumshoe.rollouts.tool_threads import ToolThreads
@@ -133,7 +133,7 @@ def test_calls_have_a_bound_and_a_deadline_like_questions(
     from gumshoe.serving.service import AnswerService
     from gumshoe.serving.telemetry import Metrics, tracer
 
-    world, is_searched, go_on = open_world(place.index), threading.Event(), threading.Event()
+    world, is_searched, go_on = open_env(place.index), threading.Event(), threading.Event()
 
     def search_for_long(*_: Any, **__: Any) -> list[Any]:
         is_searched.set()

@@ -103,7 +103,7 @@ def test_errors_inside_are_answered_with_a_code_of_the_server_alone(error: Excep
 
 def test_errors_of_callers_have_their_own_codes() -> None:
     from gumshoe.serving.access import ForbiddenError, ProviderSilentError, UnauthenticatedError
-    from gumshoe.serving.errors import BusyError, NotReadyError, RefusedRequestError, TooSlowError
+    from gumshoe.serving.errors import BusyError, ModelNotReadyError, RefusedRequestError, TooSlowError
 
     for error, status, code in (
         (RefusedRequestError("serving.not-ready", 503, "Not ready", "adapter"), 503, "serving.not-ready"),
@@ -111,7 +111,7 @@ def test_errors_of_callers_have_their_own_codes() -> None:
         (ForbiddenError(), 403, "serving.inbox-forbidden"),
         (BusyError(), 429, "serving.busy"),
         (TooSlowError("No answer within 3 seconds."), 504, "serving.deadline-exceeded"),
-        (NotReadyError(PLACE), 503, "serving.model-unavailable"),
+        (ModelNotReadyError(PLACE), 503, "serving.model-unavailable"),
         (ProviderSilentError(INNER, PLACE), 503, "serving.signing-keys-unavailable"),
     ):
         answered, told = sent(error)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.mail.build import BuildReport, build_index
+from gumshoe.mail.build import MailBuildReport, build_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.synthesis.difficulty import LEVELS, Level
 from gumshoe.synthesis.mailboxes import SyntheticMail, synthesize_mail, write_mail
@@ -30,7 +30,7 @@ class Made:
     level: Level
     mail: SyntheticMail
     directory: Path
-    report: BuildReport
+    report: MailBuildReport
     index: MailIndex
 
 

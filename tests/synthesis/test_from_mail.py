@@ -18,7 +18,7 @@ import pytest
 
 from gumshoe.mail.build import build_index
 from gumshoe.mail.index import MailIndex
-from gumshoe.rewards.chat_judge import ModelSettings
+from gumshoe.rewards.chat_judge import JudgeModelSettings
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.from_mail import QuestionReport, distinct, open_questions
@@ -93,7 +93,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(server: FakeVLLM, index: Path, **others: Any) -> QuestionSettings:
     bounds = {"cache": None, "deadline": 600, **others.pop("model", {})}
-    asked = ModelSettings(model="base", url=f"{server.address}/v1", **bounds)
+    asked = JudgeModelSettings(model="base", url=f"{server.address}/v1", **bounds)
     return QuestionSettings(index, **{"inboxes": (BOB,), "model": asked, "batch": 5, **others})
 
 

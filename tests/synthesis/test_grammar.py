@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.synthesis.grammar import expand, load_text, sentence
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 TEXTS = ["bulletins", "chatter", "facts", "filler", "letters", "matters", "seasons"]
 # What the generator fills in beside the word lists; `text/*.toml` may use no other slot.
@@ -35,7 +35,7 @@ def templates(described: Any) -> Iterator[str]:
 
 def expansions(template: str) -> set[str]:
     values = {"tool": "awl", "goods": "pens"}
-    return {expand(template, Dice(seed), values) for seed in range(200)}
+    return {expand(template, Rng(seed), values) for seed in range(200)}
 
 
 @pytest.mark.parametrize(
@@ -57,18 +57,18 @@ def test_a_template_gives_each_of_its_texts(template: str, texts: set[str]) -> N
 
 
 def test_a_sentence_begins_with_a_capital() -> None:
-    assert sentence("{tool} first", Dice(1), {"tool": "awl"}) == "Awl first"
+    assert sentence("{tool} first", Rng(1), {"tool": "awl"}) == "Awl first"
 
 
 @pytest.mark.parametrize("template", ["[one|two", "{tool", "{a b}", "[a|[b]"])
 def test_brackets_that_do_not_match_are_an_error(template: str) -> None:
     with pytest.raises(ValueError, match="do not match"):
-        expand(template, Dice(1), {"tool": "awl"})
+        expand(template, Rng(1), {"tool": "awl"})
 
 
 def test_a_slot_without_a_value_is_an_error() -> None:
     with pytest.raises(KeyError, match="axe"):
-        expand("{axe}", Dice(1), {})
+        expand("{axe}", Rng(1), {})
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -76,13 +76,13 @@ def test_every_text_is_well_formed_and_has_only_slots_that_are_filled(name: str)
     lists = {**load_text("words"), **load_text("names"), **load_text("facts")["lists"]}
     values = {**lists, **dict.fromkeys(FILLED, "it")}
     for template in set(templates(load_text(name))):
-        text = expand(template, Dice(template), values)
+        text = expand(template, Rng(template), values)
         assert not re.search(r"[\[\]{}]|\(n\)|  +[a-z]|\.\.$| ,", text), template
 
 
 def test_dice_are_the_same_everywhere() -> None:
     """These are of CPython 3.11; the standard library promises them for every later one."""
-    dice = Dice(7, "mail")
+    dice = Rng(7, "mail")
     assert [dice.below(1000) for _ in range(4)] == [433, 878, 317, 200]
     assert dice.shuffled(list("gumshoe")) == list("ehmogus")
     assert [dice.weighted({"a": 1, "b": 3}) for _ in range(6)] == list("abbbbb")
@@ -90,7 +90,7 @@ def test_dice_are_the_same_everywhere() -> None:
 
 @given(st.integers(), st.integers(-5, 5), st.integers(0, 9), st.lists(st.integers(), min_size=1, unique=True))
 def test_dice_keep_to_what_they_are_given(seed: int, low: int, width: int, items: list[int]) -> None:
-    dice = Dice(seed)
+    dice = Rng(seed)
     assert low <= dice.between(low, low + width) <= low + width
     assert dice.pick(items) in items
     assert Counter(dice.shuffled(items)) == Counter(items)
@@ -98,7 +98,7 @@ def test_dice_keep_to_what_they_are_given(seed: int, low: int, width: int, items
 
 
 def test_each_choice_comes_as_often_as_its_weight_says() -> None:
-    dice = Dice(1)
+    dice = Rng(1)
     counts = Counter(dice.weighted({"rare": 1.0, "never": 0.0, "common": 9.0}) for _ in range(5000))
     assert counts["never"] == 0
     assert 400 < counts["rare"] < 600

@@ -18,7 +18,7 @@ from gumshoe.synthesis.grammar import load_text
 from gumshoe.synthesis.letters import is_working_day
 from gumshoe.synthesis.mail_questions import Background
 from gumshoe.synthesis.mailboxes import MAX_MAILBOXES, synthesize_mail
-from gumshoe.synthesis.topics import matter_kinds
+from gumshoe.synthesis.topics import topic_kinds
 from tests.errors import raises
 from tests.synthesis.conftest import Made, printed_by
 from tests.synthesis.searcher import first_hit
@@ -373,7 +373,7 @@ def test_plain_mail_says_what_a_thing_is_about_before_what_it_is(make: Callable[
         body, about = plain(texts[scenario.message_ids[0]]), plain(mail.backgrounds[scenario.id].about)
         first += -1 < body.find(about) < body.find(plain(stated(scenario)[0]))
     assert first > 0.97 * len(mail.scenarios)
-    kinds = [kind for matter in matter_kinds() for kind in matter.facts]
+    kinds = [kind for matter in topic_kinds() for kind in matter.facts]
     assert [kind.id for kind in kinds if not kind.with_value_last()] == []
 
 

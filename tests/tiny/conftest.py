@@ -5,26 +5,26 @@ from typing import Any
 
 import pytest
 
-from gumshoe.tiny.episode_generator import EPISODES, SKILLS, Company, Lesson, Practice
+from gumshoe.tiny.episode_generator import EPISODES, SKILLS, EpisodeExample, EpisodeGenerator, PracticeCompany
 
 
 @dataclass(frozen=True)
 class Played:
     """The expert's episodes of a company."""
 
-    company: Company
+    company: PracticeCompany
     tokenizer: Any
-    lessons: list[Lesson]
+    lessons: list[EpisodeExample]
     """Of whole episodes, with errors."""
-    skills: list[Lesson]
+    skills: list[EpisodeExample]
     """Parts of episodes mostly, without any."""
 
     @property
-    def whole(self) -> list[tuple[Lesson, str]]:
+    def whole(self) -> list[tuple[EpisodeExample, str]]:
         """Those that go on to the answer, with their texts."""
         return [(lesson, self.text(lesson)) for lesson in self.lessons if lesson.is_whole]
 
-    def text(self, lesson: Lesson) -> str:
+    def text(self, lesson: EpisodeExample) -> str:
         """With the company's own domain."""
         text = str(self.tokenizer.decode(list(lesson.example.ids), skip_special_tokens=False))
         return text.replace(lesson.domain, self.company.domain)
@@ -34,9 +34,9 @@ class Played:
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     from gumshoe.tiny.maker import practice_texts, train_tokenizer
 
-    company = Company.invent(5, "normal", tmp_path_factory.mktemp("company"), mailboxes=12, messages=3600)
+    company = PracticeCompany.invent(5, "normal", tmp_path_factory.mktemp("company"), mailboxes=12, messages=3600)
     tokenizer = train_tokenizer(practice_texts([company]), 2048)
-    practice = Practice(tokenizer, 1)
+    practice = EpisodeGenerator(tokenizer, 1)
     episodes = list(practice.lessons(company, EPISODES, errs=True))
     return Played(company, tokenizer, episodes, list(practice.lessons(company, SKILLS, errs=False)))
 
@@ -46,9 +46,10 @@ def taught(played: Played, tmp_path_factory: pytest.TempPathFactory) -> list[Pla
     """Whole episodes in companies of every difficulty, as often as the tiny policy sees each."""
     from gumshoe.tiny.maker import LEVELS
 
-    practice = Practice(played.tokenizer, 1)
+    practice = EpisodeGenerator(played.tokenizer, 1)
     companies = [
-        Company.invent(20 + number, level, tmp_path_factory.mktemp("company")) for number, level in enumerate(LEVELS)
+        PracticeCompany.invent(20 + number, level, tmp_path_factory.mktemp("company"))
+        for number, level in enumerate(LEVELS)
     ]
     return [
         Played(company, played.tokenizer, list(practice.lessons(company, EPISODES, errs=True)), [])

@@ -14,26 +14,26 @@ from gumshoe.environments.tools import Call, ToolError
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rollouts.chat_format import ChatFormat, parse_call
 from gumshoe.synthesis.mailboxes import synthesize_mail
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 from gumshoe.tiny.episode_generator import (
     EPISODES,
     MAX_TURNS,
     SKILLS,
     UNFAMILIAR,
     Collection,
-    Company,
+    EpisodeExample,
+    EpisodeGenerator,
     Form,
-    Lesson,
-    Practice,
+    PracticeCompany,
     with_ids,
 )
-from gumshoe.training.sft.scripted_expert import MAIL, Slip, Teacher, listed
+from gumshoe.training.sft.scripted_expert import MAIL, ScriptedExpert, Slip, listed
 from tests.tiny.conftest import Played
 
 pytestmark = pytest.mark.group("practice")  # it takes seconds to play
 
 
-class Never(Dice):
+class Never(Rng):
     """Nothing ever goes wrong."""
 
     def chance(self, probability: float) -> bool:  # noqa: ARG002
@@ -48,7 +48,7 @@ def calls_in(text: str) -> list[Call]:
     return [parse_call(turn) for turn in TURN.findall(text)]
 
 
-def in_vain(lesson: Lesson, calls: list[Call]) -> int:
+def in_vain(lesson: EpisodeExample, calls: list[Call]) -> int:
     """How many searches for words cut short an episode begins with."""
     words = set(re.findall(r"[\w'\u2019-]+", lesson.scenario.question))
     keywords = [call.arguments.get("keywords", lesson.scenario.question.split()) for call in calls]
@@ -71,7 +71,7 @@ def test_the_tools_of_mail_and_of_documents_are_practised(played: Played) -> Non
 
 def test_ids_of_another_form_change_nothing_else_and_lead_to_the_same_messages() -> None:
     mail = synthesize_mail(11, 3, 120)
-    other = with_ids(mail, "#######.#############.JavaMail.root", Dice(1))
+    other = with_ids(mail, "#######.#############.JavaMail.root", Rng(1))
     assert all(re.fullmatch(r"<\d{7}\.\d{13}\.JavaMail\.root@[\w.]+>", each["message_id"]) for each in other.messages)
     assert len({each["message_id"] for each in other.messages}) == 120
     texts = [{each["message_id"]: {**each, "message_id": ""} for each in made.messages} for made in (mail, other)]
@@ -83,7 +83,7 @@ def test_ids_of_another_form_change_nothing_else_and_lead_to_the_same_messages()
 
 
 def test_some_companies_have_ids_of_another_form(tmp_path: Path) -> None:
-    companies = [Company.invent(seed, "easy", tmp_path / str(seed), messages=120) for seed in range(12)]
+    companies = [PracticeCompany.invent(seed, "easy", tmp_path / str(seed), messages=120) for seed in range(12)]
     of_a_word = [re.fullmatch(r"<[a-z]{8}@\S+>", each.mail.messages[0]["message_id"]) for each in companies]
     assert {bool(each) for each in of_a_word} == {True, False}
     for company in companies:
@@ -114,7 +114,7 @@ def test_each_question_is_practised_in_its_forms(form: Form, played: Played) -> 
             assert all(len(listed(result)) <= form.hits for result in RESULT.findall(text))
 
 
-def called(played: Played, lesson: Lesson) -> list[str]:
+def called(played: Played, lesson: EpisodeExample) -> list[str]:
     """The tools that a lesson calls, but for a turn with a blot in it."""
     return re.findall(r'"name": "(\w+)", "arguments"', played.text(lesson).rpartition("</tools>")[2])
 
@@ -279,7 +279,7 @@ def test_a_search_names_what_the_question_is_about_and_what_it_asks(played: Play
     for scenario in played.company.mail.scenarios:
         background = played.company.mail.backgrounds[scenario.id]
         environment = EmailEnvironment(played.company.index, scenario, MAX_TURNS)
-        teacher = Teacher(scenario, background, frozenset(scenario.message_ids), MAIL, Never(1))
+        teacher = ScriptedExpert(scenario, background, frozenset(scenario.message_ids), MAIL, Never(1))
         first = next(teacher.moves()).call
         phrases += background.about in first.arguments["keywords"]
         environment.toolbox.run(first)
@@ -290,7 +290,7 @@ def test_a_search_names_what_the_question_is_about_and_what_it_asks(played: Play
 
 
 def test_a_question_in_anybody_s_words_is_searched_by_what_it_names_and_then_by_less_of_it(played: Played) -> None:
-    lessons = list(Practice(played.tokenizer, 1).unfamiliar(played.company, UNFAMILIAR))
+    lessons = list(EpisodeGenerator(played.tokenizer, 1).unfamiliar(played.company, UNFAMILIAR))
     assert len(lessons) > 300
     assert {lesson.form for lesson in lessons} == set(UNFAMILIAR)
     own = {scenario.question for scenario in played.company.mail.scenarios}
@@ -327,7 +327,7 @@ def test_a_shortened_result_keeps_a_right_source(played: Played) -> None:
 
 def test_the_same_seed_plays_the_same_episodes_and_another_seed_others(played: Played) -> None:
     def play(seed: int) -> list[list[int]]:
-        lessons = Practice(played.tokenizer, seed).lessons(played.company, EPISODES, errs=True)
+        lessons = EpisodeGenerator(played.tokenizer, seed).lessons(played.company, EPISODES, errs=True)
         return [list(each.example.ids) for each in islice(lessons, 100)]
 
     assert play(1) == [list(lesson.example.ids) for lesson in played.lessons[:100]]
@@ -375,6 +375,6 @@ def test_a_collection_of_documents_searches_reads_and_answers(played: Played) ->
 def test_a_question_that_names_nothing_is_searched_by_its_names(played: Played) -> None:
     scenario = next(each for each in played.company.mail.scenarios if "that" in each.question.split())
     background = played.company.mail.backgrounds[scenario.id]
-    teacher = Teacher(scenario, background, frozenset(scenario.message_ids), MAIL, Dice(1))
+    teacher = ScriptedExpert(scenario, background, frozenset(scenario.message_ids), MAIL, Rng(1))
     first = next(teacher.moves())
     assert first.call.arguments["keywords"]

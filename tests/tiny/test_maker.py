@@ -78,9 +78,9 @@ def test_the_template_is_fit_for_token_exact_episodes(tokenizer: Any) -> None:
 def test_a_new_model_attends_to_the_token_before() -> None:
     import torch
 
-    from gumshoe.tiny.maker import Shape, new_model
+    from gumshoe.tiny.maker import TinyShape, new_model
 
-    model = new_model(Shape(), small(), 1)
+    model = new_model(TinyShape(), small(), 1)
     model.set_attn_implementation("eager")
     ids = torch.randint(0, len(small()), (1, 40), generator=torch.Generator().manual_seed(1))
     attention = model.model(input_ids=ids, output_attentions=True).attentions[0][0, 0]  # [tokens, tokens]
@@ -89,9 +89,9 @@ def test_a_new_model_attends_to_the_token_before() -> None:
 
 @pytest.mark.ci
 def test_a_new_model_soon_copies() -> None:
-    from gumshoe.tiny.maker import Shape, copying, new_model
+    from gumshoe.tiny.maker import TinyShape, copying, new_model
 
-    model = new_model(Shape(), small(), 1)
+    model = new_model(TinyShape(), small(), 1)
     losses: list[float] = []
     examples = list(copying(len(small()), 400, 1))
     last = learn(model, examples, Learning(60, 1024, learning_rate=1e-3), losses.append)
@@ -112,11 +112,11 @@ def test_copying_counts_the_second_time_alone_and_is_of_many_sorts_of_tokens_or_
 
 def test_heads_that_share_keys_are_fewer_than_those_that_ask() -> None:
     """And the circuit that copies is wired all the same."""
-    from gumshoe.tiny.maker import Shape, new_model
+    from gumshoe.tiny.maker import TinyShape, new_model
 
-    model = new_model(Shape(), small(), 1)
+    model = new_model(TinyShape(), small(), 1)
     attention = model.model.layers[1].self_attn
-    assert attention.num_key_value_groups == Shape().heads // Shape().key_heads == 2
+    assert attention.num_key_value_groups == TinyShape().heads // TinyShape().key_heads == 2
     width = attention.head_dim
     for key_head in range(2):
         asking = attention.q_proj.weight[2 * key_head * width : (2 * key_head + 1) * width]
@@ -152,14 +152,14 @@ def test_with_none_of_the_way_to_the_habits_it_has_none(tmp_path: Path, monkeypa
     import torch
     from safetensors.torch import load_file
 
-    from gumshoe.tiny.maker import Schooling, build_tiny
+    from gumshoe.tiny.maker import TrainConfig, build_tiny
 
     weights = []
     for share, steps in ((0.0, 2), (0.0, 4), (0.5, 2)):
         monkeypatch.setattr("gumshoe.tiny.maker._HABIT_SHARE", share)
         place = tmp_path / f"{share} {steps}"
         place.mkdir()
-        build_tiny(place, 3, Schooling(1, 2, 2, steps), lambda stage, total: progress(stage, total=total))
+        build_tiny(place, 3, TrainConfig(1, 2, 2, steps), lambda stage, total: progress(stage, total=total))
         weights.append(load_file(place / "model.safetensors")["model.embed_tokens.weight"])
     assert torch.equal(weights[0], weights[1]), "however long habits are learned"
     assert not torch.equal(weights[0], weights[2])
@@ -178,8 +178,8 @@ def test_a_place_that_cannot_be_written_to_is_found_before_anything_is_made(
 
 
 def test_the_command_makes_what_the_policy_that_ships_was_made_with() -> None:
-    from gumshoe.tiny.maker import Schooling
+    from gumshoe.tiny.maker import TrainConfig
 
     given = {name: each.default for name, each in inspect.signature(build).parameters.items()}
     shipped = json.loads((TINY / "made.json").read_text())["schooling"]
-    assert asdict(Schooling()) == shipped == {name: given[name] for name in shipped}
+    assert asdict(TrainConfig()) == shipped == {name: given[name] for name in shipped}

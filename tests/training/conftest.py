@@ -10,7 +10,7 @@ def _train(module: str, spec: Path) -> None:
     """Do a trainer's work: what its module's `main` does, without its setup of the process."""
     from gumshoe.training.grpo.run import Run
     from gumshoe.training.run_spec import RunSpec
-    from gumshoe.training.sft.sft_trainer import WarmStart
+    from gumshoe.training.sft.sft_trainer import SftRun
     from gumshoe.training.sft.warm_start import WarmStartSpec
 
     text = spec.read_text()
@@ -18,7 +18,7 @@ def _train(module: str, spec: Path) -> None:
         Run(RunSpec.model_validate_json(text)).train()
     else:
         assert module == "gumshoe.training.sft.sft_trainer"
-        WarmStart(WarmStartSpec.model_validate_json(text), spec.parent).learn()
+        SftRun(WarmStartSpec.model_validate_json(text), spec.parent).learn()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.rollouts.trajectory import Segment
-from gumshoe.training.grpo.rollout_collector import StepRollouts
+from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
 from tests.training.test_trainer import GENERATIONS, LENGTH, step, tokenizer
 
@@ -31,7 +31,7 @@ def settings_of(distribution: str, processes: int, *, recomputes: bool) -> Train
     ).settings
 
 
-def rolled_out(number: int) -> StepRollouts:
+def rolled_out(number: int) -> RolloutBatch:
     found = step(0 if number == EMPTY else 2)
     for group in found.groups:
         for trajectory in group.trajectories:
@@ -51,14 +51,14 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
 
     from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
     from gumshoe.training.launch.rendezvous import in_main
-    from gumshoe.training.launch.sharding import shared_out
-    from gumshoe.training.models.lora_model import Whole, lora_of, make_ready
+    from gumshoe.training.launch.sharding import sharding_config
+    from gumshoe.training.models.lora_model import FullState, lora_config, prepare_for_training
 
     processes = settings.optimizer.processes
 
     def publish() -> None:
         unwrapped = trainer.accelerator.unwrap_model(trainer.model)
-        learned = Whole.of(unwrapped) if settings.is_sharded else unwrapped
+        learned = FullState.gather(unwrapped) if settings.is_sharded else unwrapped
         place = str(out / f"published-{trainer.state.global_step}")
         in_main(trainer.accelerator, lambda: learned.save_pretrained(place))
 
@@ -66,7 +66,7 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         def on_train_end(self, *_: Any, **__: Any) -> None:
             publish()
 
-    shared = shared_out(settings, processes)
+    shared = sharding_config(settings, processes)
     if "deepspeed" in shared:  # which accelerate leaves out on a CPU, in silence
         shared["use_cpu"] = False
     arguments = GRPOConfig(
@@ -101,12 +101,12 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["0", "1"]}),
         processing_class=tokenizer(),
-        peft_config=lora_of(settings.lora),
+        peft_config=lora_config(settings.lora),
         callbacks=[PublishAtTheEnd()],
     )
     if settings.is_sharded:
         assert trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    make_ready(trainer.accelerator.unwrap_model(trainer.model), LoraSettings(start=out / "start"))
+    prepare_for_training(trainer.accelerator.unwrap_model(trainer.model), LoraSettings(start=out / "start"))
     trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{first}") if first else None)
     trainer.accelerator.wait_for_everyone()
 

@@ -12,16 +12,16 @@ from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
-from gumshoe.rollouts.sessions import token_speakers
+from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.synthesis.rng import Dice
-from gumshoe.tiny.episode_generator import MAX_TURNS, Company
+from gumshoe.synthesis.rng import Rng
+from gumshoe.tiny.episode_generator import MAX_TURNS, PracticeCompany
 from gumshoe.training.settings import TrainSettings, resolve
-from gumshoe.training.sft.scripted_expert import MAIL, Teacher
-from gumshoe.training.sft.warm_start import WarmStartReport, warm_started
+from gumshoe.training.sft.scripted_expert import MAIL, ScriptedExpert
+from gumshoe.training.sft.warm_start import WarmStartReport, start_warm
 from tests.mail.mailbox import make_index
 from tests.rollouts.conversations import call, synthetic
 
@@ -59,7 +59,7 @@ def played(mail: Path, chat: ChatFormat, answers: Callable[[Scenario], str], tur
             return call("return_final_answer", answer=answers(scenario), message_ids=list(scenario.message_ids))
 
         policy = ScriptedPolicy(load_tokenizer(str(TINY)), script)
-        speak = token_speakers(policy, chat, Sampling(0, max_tokens=300), 8192)
+        speak = token_chat_sessions(policy, chat, Sampling(0, max_tokens=300), 8192)
         found = environment(mail, scenario, turns)
         async with ToolThreads() as threads:
             with speak(found, scenario.id) as speaker:
@@ -68,15 +68,15 @@ def played(mail: Path, chat: ChatFormat, answers: Callable[[Scenario], str], tur
     return [asyncio.run(episode(each)) for each in scenarios(mail)]
 
 
-def expert(company: Company, count: int, turns: int = MAX_TURNS) -> list[Trajectory]:
+def expert(company: PracticeCompany, count: int, turns: int = MAX_TURNS) -> list[Trajectory]:
     """Episodes of an expert that does not err, about so many of a company's questions of the split `train`."""
     tokenizer = load_tokenizer(str(TINY))
     chat = ChatFormat(tokenizer)
 
     async def episode(scenario: Scenario) -> Trajectory:
         about, sources = company.mail.backgrounds[scenario.id], frozenset(scenario.message_ids)
-        dice = Dice(1, scenario.id)
-        moves = Teacher(scenario, about, sources, MAIL, dice, errs=False, others=company.answers).moves()
+        dice = Rng(1, scenario.id)
+        moves = ScriptedExpert(scenario, about, sources, MAIL, dice, errs=False, others=company.answers).moves()
 
         def script(prompt: str, seed: int) -> str:  # noqa: ARG001
             is_first = prompt.count("<|im_start|>assistant") == 1
@@ -84,7 +84,7 @@ def expert(company: Company, count: int, turns: int = MAX_TURNS) -> list[Traject
             asked = (next(moves) if is_first else moves.send(result)).call
             return call(asked.name, **asked.arguments)
 
-        speak = token_speakers(ScriptedPolicy(tokenizer, script), chat, Sampling(0, max_tokens=300), 8192)
+        speak = token_chat_sessions(ScriptedPolicy(tokenizer, script), chat, Sampling(0, max_tokens=300), 8192)
         found = EmailEnvironment(company.index, scenario, turns)
         async with ToolThreads() as threads:
             with speak(found, scenario.id) as speaker:
@@ -119,7 +119,7 @@ def settings_of(**more: Any) -> TrainSettings:
 def learned(mail: Path, file: Path, out: Path, *, resume: bool = False, **more: Any) -> WarmStartReport:
     """A warm start in this test's mail."""
     settings, asked = settings_of(**more), str(mail / "scenarios.jsonl")
-    return warm_started(settings, mail / "index", asked, file, out, resume=resume)
+    return start_warm(settings, mail / "index", asked, file, out, resume=resume)
 
 
 def right(scenario: Scenario) -> str:

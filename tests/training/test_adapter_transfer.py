@@ -17,10 +17,10 @@ import pytest
 
 from gumshoe.artifacts.adapter_layout import ADAPTERS, STATUS
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster.adapter_loader import AdapterLoader, Pace
+from gumshoe.cluster.adapter_loader import AdapterLoader, PollInterval
 from gumshoe.cluster.adapter_loader_http import pages
 from gumshoe.training.grpo.sampler import HandedOverSampler
-from gumshoe.training.launch.adapter_transfer import Handover, check_handover
+from gumshoe.training.launch.adapter_transfer import AdapterTransfer, check_adapter_transfer
 from tests.cluster.conftest import PACE, overwrite
 from tests.conftest import free_port
 from tests.errors import raises
@@ -56,7 +56,7 @@ class Cluster:
     loader_port: int
 
     @contextmanager
-    def pod(self, host: str, *, with_loader: bool = True, pace: Pace = PACE) -> Iterator[FakeVLLM]:
+    def pod(self, host: str, *, with_loader: bool = True, pace: PollInterval = PACE) -> Iterator[FakeVLLM]:
         """A server, its loader, and its address in the name's, as long as the block runs."""
         ended = threading.Event()
         with ExitStack() as stack:
@@ -87,7 +87,7 @@ class Cluster:
     def sampler(self, directory: Path) -> HandedOverSampler:
         """Make a sampler that waits for an hour."""
         chat: Any = None  # nothing is said
-        handover = Handover(self.uri, (f"http://rollout.test:{self.port}",), 1000, 3600.0, self.loader_port)
+        handover = AdapterTransfer(self.uri, (f"http://rollout.test:{self.port}",), 1000, 3600.0, self.loader_port)
         return HandedOverSampler(handover, chat, 1000, directory)
 
 
@@ -214,9 +214,9 @@ def test_a_store_that_names_another_as_the_newest_is_not_waited_for(cluster: Clu
 
 
 def test_a_store_that_cannot_be_asked_is_told_before_long_work(s3_bucket: str) -> None:
-    check_handover(f"s3://{s3_bucket}/policies")
+    check_adapter_transfer(f"s3://{s3_bucket}/policies")
     with raises("store.no-such-bucket", f"{s3_bucket}-not"):
-        check_handover(f"s3://{s3_bucket}-not/policies")
+        check_adapter_transfer(f"s3://{s3_bucket}-not/policies")
 
 
 def test_episodes_are_asked_of_the_servers_that_have_it(cluster: Cluster, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gumshoe.environments.registry import open_world
+from gumshoe.environments.registry import open_env
 from gumshoe.inference.policy_names import TINY, PolicyName, is_tiny
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
@@ -142,12 +142,12 @@ def test_one_is_made_as_training_would_begin_without_the_weights_of_its_base(tmp
     from transformers import set_seed
 
     from gumshoe.training.adapters.adapter_files import create_adapter
-    from gumshoe.training.models.lora_model import load_base, lora_of
+    from gumshoe.training.models.lora_model import load_base, lora_config
 
     told = settings(data__seed=7)
     report = create_adapter(told, tmp_path)
     set_seed(7)
-    begun = get_peft_model(load_base(told), lora_of(told.lora))
+    begun = get_peft_model(load_base(told), lora_config(told.lora))
     wanted = {name.replace(".default", ""): each for name, each in begun.named_parameters() if "lora_" in name}
     weights = load_file(tmp_path / WEIGHTS)
     assert weights.keys() == wanted.keys()
@@ -262,14 +262,14 @@ def test_what_is_made_of_the_tiny_policy_is_still_asked_as_it_was_taught(tmp_pat
     from gumshoe.training.adapters.merge import merge
 
     index = make_collection(tmp_path / "documents", [page(1)])
-    taught = open_world(index, None).for_tiny().noted
+    taught = open_env(index, None).for_tiny().provenance
     once, twice = tmp_path / "once", tmp_path / "twice"
     merge(made(tmp_path / "a"), "tiny", once)
     merge(made(tmp_path / "b", once, size=0.01), str(once), twice)
     for place in (once, twice):
         assert is_tiny(place)
         assert PolicyName.parse(f"local:{place}").is_tiny
-        assert world_of(settings(place), index).noted == taught
+        assert world_of(settings(place), index).provenance == taught
     assert base_of("m", str(once), "none").compared(base_of("m", str(TINY), "none"))[0] is False
     other = other_base(tmp_path / "other")
     merge(made(tmp_path / "c", other), None, tmp_path / "third")
@@ -278,8 +278,8 @@ def test_what_is_made_of_the_tiny_policy_is_still_asked_as_it_was_taught(tmp_pat
     (once / "merged.json").write_text("{")
     with raises("inference.merge-record-damaged", once):
         is_tiny(once)
-    untaught = open_world(index, None).noted
-    assert world_of(settings(tmp_path / "third"), index).noted == untaught != taught
+    untaught = open_env(index, None).provenance
+    assert world_of(settings(tmp_path / "third"), index).provenance == untaught != taught
 
 
 def test_what_was_merged_is_never_tested_on_what_it_saw(tmp_path: Path, mail: Path, run: Callable[..., Ran]) -> None:
@@ -310,16 +310,16 @@ def test_what_was_merged_is_never_tested_on_what_it_saw(tmp_path: Path, mail: Pa
 @pytest.mark.parametrize("dtype", ["auto", pytest.param("float32", marks=pytest.mark.nightly)])
 def test_one_of_qlora_is_merged_into_the_weights_that_it_learned_on(dtype: Any, tmp_path: Path) -> None:
     from gumshoe.training.adapters.merge import merge
-    from gumshoe.training.models.lora_model import four_bits
+    from gumshoe.training.models.lora_model import nf4_config
 
     adapter = made(tmp_path / "a", model__quantization="nf4")
     report = merge(adapter, None, tmp_path / "merged", dtype=dtype)
     assert report.onto == "nf4"
-    held(report, adapter, in_four_bits(loaded(TINY, quantization_config=four_bits())), "weights")
+    held(report, adapter, in_four_bits(loaded(TINY, quantization_config=nf4_config())), "weights")
     assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
     full = merge(adapter, None, tmp_path / "full", dtype=dtype, onto="full")
     assert full.onto == "full"
-    wanted = with_adapter(in_four_bits(loaded(TINY, quantization_config=four_bits())), adapter)
+    wanted = with_adapter(in_four_bits(loaded(TINY, quantization_config=nf4_config())), adapter)
     assert apart(logits(loaded(full.directory)), wanted) > 5 * apart(logits(loaded(report.directory)), wanted)
 
 
@@ -328,10 +328,10 @@ def test_one_is_merged_into_a_base_that_lies_in_four_bits(tmp_path: Path) -> Non
     import torch
 
     from gumshoe.training.adapters.merge import merge
-    from gumshoe.training.models.lora_model import four_bits
+    from gumshoe.training.models.lora_model import nf4_config
 
     base = tmp_path / "base"
-    loaded(TINY, torch.bfloat16, quantization_config=four_bits()).save_pretrained(base)
+    loaded(TINY, torch.bfloat16, quantization_config=nf4_config()).save_pretrained(base)
     for name in TOKENIZER:
         shutil.copy(TINY / name, base / name)
     adapter = made(tmp_path / "a", base)

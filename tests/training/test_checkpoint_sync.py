@@ -9,7 +9,7 @@ import pytest
 from gumshoe.artifacts.pruning import remove
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.training.launch import checkpoint_sync as keeping
+from gumshoe.training.launch import checkpoint_sync
 from gumshoe.training.launch.checkpoint_sync import KIND, CheckpointStore
 from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, checkpoints
 from tests.errors import raises
@@ -28,8 +28,8 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_LOOK", 0.05)
-    monkeypatch.setattr(keeping, "_PATIENCE", 0.05)
+    monkeypatch.setattr(checkpoint_sync, "_LOOK", 0.05)
+    monkeypatch.setattr(checkpoint_sync, "_PATIENCE", 0.05)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def wait_for_versions(uri: str, wanted: list[str]) -> None:
 
 
 def test_each_checkpoint_is_sent_while_the_run_goes_on_and_only_so_many_are_kept(uri: str, run: Path) -> None:
-    with CheckpointStore(uri, 2).sending(run, attempt=1):
+    with CheckpointStore(uri, 2).uploading(run, attempt=1):
         for step in (1, 2, 3):
             save(run, f"checkpoint-{step}", f"step {step}")
             wait_for_versions(uri, [f"001-{each:06}" for each in range(max(1, step - 1), step + 1)])
@@ -80,7 +80,7 @@ def test_a_run_is_taken_up_where_nothing_is(uri: str, run: Path, tmp_path: Path)
     save(run, BEST, "best")
     (run / BASELINE).write_text("{}")
     save(run, "checkpoint-2", "step 2")
-    with CheckpointStore(uri, 2).sending(run, attempt=1):
+    with CheckpointStore(uri, 2).uploading(run, attempt=1):
         pass
     other = tmp_path / "other"
     other.mkdir()
@@ -94,12 +94,12 @@ def test_the_latest_attempt_is_gone_on_from_and_the_end_before_all_of_it(uri: st
     keeper = CheckpointStore(uri, 9)
     for attempt, step in ((1, 1), (1, 5), (2, 3)):
         save(run, f"checkpoint-{step}", f"attempt {attempt}")
-        with keeper.sending(run, attempt):
+        with keeper.uploading(run, attempt):
             pass
         (run / f"checkpoint-{step}" / METADATA).unlink()
     save(run, "checkpoint-3", "attempt 2")
     save(run, FINAL, "final")
-    with keeper.sending(run, 2):
+    with keeper.uploading(run, 2):
         pass
     assert versions(uri) == ["001-000001", "001-000005", "002-000003", "002-000003-end"]
     other = tmp_path / "other"
@@ -111,7 +111,7 @@ def test_the_latest_attempt_is_gone_on_from_and_the_end_before_all_of_it(uri: st
 
 def test_where_the_run_is_there_it_is_left_as_it_is(uri: str, run: Path) -> None:
     save(run, "checkpoint-1", "step 1")
-    with CheckpointStore(uri, 2).sending(run, 1):
+    with CheckpointStore(uri, 2).uploading(run, 1):
         pass
     (run / "checkpoint-1" / "adapter_model.safetensors").write_text("newer")
     CheckpointStore(uri, 2).restore(run)
@@ -128,10 +128,10 @@ def test_nothing_is_sent_twice_nor_what_is_not_whole(uri: str, run: Path, monkey
         looks.append(directory)
         return checkpoints(directory)
 
-    monkeypatch.setattr(keeping, "checkpoints", look)
+    monkeypatch.setattr(checkpoint_sync, "checkpoints", look)
     keeper = CheckpointStore(uri, 2)
     for attempt in (1, 2):
-        with keeper.sending(run, attempt):
+        with keeper.uploading(run, attempt):
             wait_for_versions(uri, ["001-000001"])
             before = len(looks)
             wait_until(lambda before=before: len(looks) >= before + 3)  # type: ignore[misc]
@@ -141,7 +141,7 @@ def test_nothing_is_sent_twice_nor_what_is_not_whole(uri: str, run: Path, monkey
 def test_a_place_that_another_run_has_is_refused(uri: str, run: Path) -> None:
     CheckpointStore(uri, 2).check_free()
     save(run, "checkpoint-1", "step 1")
-    with CheckpointStore(uri, 2).sending(run, 1):
+    with CheckpointStore(uri, 2).uploading(run, 1):
         pass
     with raises("training.checkpoints-exist", Store(uri).uri):
         CheckpointStore(uri, 2).check_free()
@@ -151,7 +151,7 @@ def test_checkpoints_that_were_pruned_are_not_taken_for_a_run_that_never_was(
     uri: str, run: Path, tmp_path: Path
 ) -> None:
     save(run, "checkpoint-1", "step 1")
-    with CheckpointStore(uri, 2).sending(run, 1):
+    with CheckpointStore(uri, 2).uploading(run, 1):
         pass
     store = Store(uri)
     for each in store.list(KIND):
@@ -170,7 +170,7 @@ def test_where_files_cannot_be_linked_they_are_copied(
     monkeypatch.setattr("os.link", refuse)
     save(run, "checkpoint-1", "step 1")
     uri = (tmp_path / "store").as_uri()
-    with CheckpointStore(uri, 2).sending(run, 1):
+    with CheckpointStore(uri, 2).uploading(run, 1):
         pass
     assert versions(uri) == ["001-000001"]
 
@@ -181,8 +181,8 @@ def test_a_disk_that_is_full_meanwhile_ends_no_run(
     uri = (tmp_path / "store").as_uri()
     save(run, "checkpoint-1", "step 1")
     with monkeypatch.context() as full:
-        full.setattr(keeping, "_link", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
-        with CheckpointStore(uri, 2).sending(run, 1):
+        full.setattr(checkpoint_sync, "_link", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
+        with CheckpointStore(uri, 2).uploading(run, 1):
             wait_until(lambda: NOT_SENT in capsys.readouterr().err)
             full.undo()
     assert versions(uri) == ["001-000001"]
@@ -194,7 +194,7 @@ def test_a_store_that_comes_back_has_everything_in_the_end(
     store = tmp_path / "store"
     store.write_text("in its place lies a file")
     save(run, "checkpoint-1", "step 1")
-    with CheckpointStore(store.as_uri(), 2).sending(run, 1):
+    with CheckpointStore(store.as_uri(), 2).uploading(run, 1):
         wait_until(lambda: NOT_SENT in capsys.readouterr().err)
         store.unlink()
     assert versions(store.as_uri()) == ["001-000001"]
@@ -205,21 +205,21 @@ def test_a_last_checkpoint_that_cannot_be_sent_is_told_of_and_is_still_there(run
     save(run, "checkpoint-1", "step 1")
     with (
         raises(NOT_SENT, run, tmp_path / "store"),
-        CheckpointStore((tmp_path / "store").as_uri(), 2).sending(run, 1),
+        CheckpointStore((tmp_path / "store").as_uri(), 2).uploading(run, 1),
     ):
         pass
     assert files(run)["checkpoint-1/adapter_model.safetensors"] == "step 1"
 
 
 def test_each_attempt_has_a_number_of_its_own_whatever_was_saved(uri: str) -> None:
-    assert [CheckpointStore(uri, 2).claimed(each) for each in (1, 1, 2, 7)] == [1, 2, 3, 7]
+    assert [CheckpointStore(uri, 2).claim(each) for each in (1, 1, 2, 7)] == [1, 2, 3, 7]
     CheckpointStore(uri, 2).check_free()
     assert Store(uri).list() == []
 
 
 def test_a_restore_that_was_killed_is_made_again(uri: str, run: Path, tmp_path: Path) -> None:
     save(run, "checkpoint-1", "step 1")
-    with CheckpointStore(uri, 2).sending(run, 1):
+    with CheckpointStore(uri, 2).uploading(run, 1):
         pass
     other = tmp_path / "other"
     (other / "checkpoint-1" / "half").mkdir(parents=True)
@@ -230,11 +230,11 @@ def test_a_restore_that_was_killed_is_made_again(uri: str, run: Path, tmp_path: 
 def test_an_end_that_was_pruned_is_not_sent_again(uri: str, run: Path) -> None:
     save(run, "checkpoint-1", "step 1")
     save(run, FINAL, "final")
-    with CheckpointStore(uri, 2).sending(run, 1):
+    with CheckpointStore(uri, 2).uploading(run, 1):
         pass
     (end,) = Store(uri).list(KIND)
     remove(Store(uri), end)
-    with CheckpointStore(uri, 2).sending(run, 1):
+    with CheckpointStore(uri, 2).uploading(run, 1):
         pass
     assert versions(uri) == []
 
@@ -249,10 +249,10 @@ def test_a_store_that_fails_at_the_end_does_not_hide_why_the_run_failed(
     def fail() -> None:
         raise UsageError("settings.unknown-name", "no such setting")
 
-    with raises("settings.unknown-name"), keeper.sending(run, 1):
+    with raises("settings.unknown-name"), keeper.uploading(run, 1):
         fail()
     warned = capsys.readouterr().err
     assert "it is away" in warned
     assert NOT_SENT in warned
-    with raises(NOT_SENT, run, "it is away"), keeper.sending(run, 1):
+    with raises(NOT_SENT, run, "it is away"), keeper.uploading(run, 1):
         pass

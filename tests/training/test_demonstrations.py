@@ -13,12 +13,12 @@ from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
-from gumshoe.tiny.episode_generator import MAX_TURNS, Company
+from gumshoe.tiny.episode_generator import MAX_TURNS, PracticeCompany
 from gumshoe.training.run_spec import check_start
 from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
-from gumshoe.training.sft.demonstrations import demonstration_of, right_ones
-from gumshoe.training.sft.warm_start import WarmStartReport, warm_started
-from gumshoe.training.training_step import warmed_up
+from gumshoe.training.sft.demonstrations import demonstration_of, filter_correct
+from gumshoe.training.sft.warm_start import WarmStartReport, start_warm
+from gumshoe.training.training_step import run_sft
 from tests.conftest import Ran
 from tests.errors import raises
 from tests.models import random_model
@@ -55,7 +55,7 @@ def test_what_the_policy_said_is_learned_and_nothing_else(mail: Path, chat: Chat
     assert (demonstration.ids, demonstration.mask) == (episode.ids, episode.mask)
     counted = [token for token in demonstration.labels if token != -100]
     assert len(counted) == episode.sampled_tokens
-    assert chat.shown(counted) == "".join(each.text for each in episode.segments if each.origin == "sampled")
+    assert chat.decode(counted) == "".join(each.text for each in episode.segments if each.origin == "sampled")
 
 
 def test_what_a_chat_model_said_is_said_again_in_the_words_of_the_template(mail: Path, chat: ChatFormat) -> None:
@@ -129,12 +129,12 @@ def test_what_an_expert_shows_makes_the_tiny_policy_right_more_often(
     tmp_path: Path, gumshoe: Callable[..., Ran]
 ) -> None:
     """In a mailbox that it learned nothing of, asked greedily."""
-    company = Company.invent(7, "plain", tmp_path, mailboxes=6, messages=1200)
+    company = PracticeCompany.invent(7, "plain", tmp_path, mailboxes=6, messages=1200)
     known = ["--index", tmp_path / "index", "--scenarios", tmp_path / "scenarios.jsonl"]
     shown = written(tmp_path / "t.jsonl", expert(company, 100))
     settings = settings_of(lora__rank=8, lora__alpha=16, rollouts__max_turns=MAX_TURNS, warm_start__learning_rate=1e-3)
     out = tmp_path / "warm"
-    report = warm_started(settings, tmp_path / "index", str(tmp_path / "scenarios.jsonl"), shown, out)
+    report = start_warm(settings, tmp_path / "index", str(tmp_path / "scenarios.jsonl"), shown, out)
     assert report.right > 80
     asked = {each.id: each for each in company.mail.scenarios.only("test")}
     right = {}
@@ -145,7 +145,7 @@ def test_what_an_expert_shows_makes_the_tiny_policy_right_more_often(
         assert ran.status == 0, ran.err
         episodes = list(read_trajectories(file))
         assert len(episodes) == 60
-        right[name] = len(right_ones(episodes, asked, "heuristic", tmp_path / f"{name}.verdicts"))
+        right[name] = len(filter_correct(episodes, asked, "heuristic", tmp_path / f"{name}.verdicts"))
     assert right["after"] >= right["before"] + 10, right
 
 
@@ -165,16 +165,16 @@ def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
     from peft import get_peft_model
     from safetensors.torch import load_file, save_file
 
-    from gumshoe.training.models.lora_model import begin_at, lora_of
+    from gumshoe.training.models.lora_model import load_adapter_weights, lora_config
 
     shape = LoraSettings(rank=2, alpha=4, target_modules=("q_proj",))
-    first = get_peft_model(random_model(64, 1), lora_of(shape))
+    first = get_peft_model(random_model(64, 1), lora_config(shape))
     for name, parameter in first.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     first.save_pretrained(str(tmp_path))
-    second = get_peft_model(random_model(64, 1), lora_of(shape))
-    begin_at(second, tmp_path)
+    second = get_peft_model(random_model(64, 1), lora_config(shape))
+    load_adapter_weights(second, tmp_path)
     ids = torch.arange(10)[None]
     assert torch.equal(first(ids).logits, second(ids).logits)
     check_start(shape.model_copy(update={"start": tmp_path}))  # raises nothing
@@ -194,11 +194,11 @@ def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         save_file(weights, tmp_path / name / "adapter_model.safetensors")
         with raises("adapters.other-shape", "lora.start", tmp_path / name, *said):
-            begin_at(second, tmp_path / name)
+            load_adapter_weights(second, tmp_path / name)
     assert torch.equal(first(ids).logits, second(ids).logits), "nothing was taken from any of them"
     (tmp_path / "fewer" / "adapter_model.safetensors").write_text("{}")
     with raises("adapters.weights-unreadable", "lora.start", tmp_path / "fewer"):
-        begin_at(second, tmp_path / "fewer")
+        load_adapter_weights(second, tmp_path / "fewer")
     with raises("adapters.not-an-adapter", "lora.start", tmp_path / "none"):
         check_start(shape.model_copy(update={"start": tmp_path / "none"}))
 
@@ -216,7 +216,7 @@ def test_what_was_seen_before_it_began_is_never_tested_on(mail: Path, tmp_path: 
 
 
 def test_without_episodes_the_adapter_of_the_pipeline_s_step_is_empty(mail: Path, tmp_path: Path) -> None:
-    assert warmed_up(mail / "index", mail, "tiny", "", {}, "", "heuristic", tmp_path) == {}
+    assert run_sft(mail / "index", mail, "tiny", "", {}, "", "heuristic", tmp_path) == {}
     assert [each.name for each in tmp_path.iterdir()] == ["none"]
 
 
@@ -228,7 +228,7 @@ def test_the_pipeline_s_step_fetches_them(mail: Path, chat: ChatFormat, tmp_path
     out.mkdir()
     uri = written(place / "t.jsonl", [as_chat(each) for each in played(mail, chat, right)]).as_uri()
     settings = {name: value for name, value in SETTINGS.items() if name != "model.name"} | {"warm_start.epochs": 1}
-    told = warmed_up(mail / "index", mail, "tiny", "", settings, uri, "exact", out)
+    told = run_sft(mail / "index", mail, "tiny", "", settings, uri, "exact", out)
     assert (told["right"], told["steps"]) == (4, 1)
     check_start(LoraSettings(rank=4, alpha=8, start=out))
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gumshoe.training.launch.distributed_env import OVER, Node
+from gumshoe.training.launch.distributed_env import OVER, DistributedEnv
 from tests.conftest import free_port
 from tests.errors import raises
 
@@ -16,10 +16,12 @@ PLACE = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "node-0", "
 
 
 def test_the_place_of_a_machine_is_what_the_runtime_says() -> None:
-    assert Node.here({}) == Node.here({"PET_NNODES": "1", "PET_MASTER_ADDR": "x"}) == Node()
-    node = Node.here(PLACE | {"PET_NPROC_PER_NODE": "4"})
-    assert node == Node(1, 2, "node-0", 29400, 4)
-    assert Node.here(PLACE | {"PET_NPROC_PER_NODE": "auto"}).trainers is None
+    assert (
+        DistributedEnv.here({}) == DistributedEnv.here({"PET_NNODES": "1", "PET_MASTER_ADDR": "x"}) == DistributedEnv()
+    )
+    node = DistributedEnv.here(PLACE | {"PET_NPROC_PER_NODE": "4"})
+    assert node == DistributedEnv(1, 2, "node-0", 29400, 4)
+    assert DistributedEnv.here(PLACE | {"PET_NPROC_PER_NODE": "auto"}).trainers is None
     assert node.local(8) == 4
     told = node.environment(3, 8, node.port)
     assert {name: told[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
@@ -41,7 +43,7 @@ def test_the_place_of_a_machine_is_what_the_runtime_says() -> None:
 )
 def test_a_place_that_cannot_be_is_refused(changed: dict[str, str], code: str, value: str) -> None:
     with raises(code, value):
-        Node.here(PLACE | changed)
+        DistributedEnv.here(PLACE | changed)
 
 
 @pytest.mark.parametrize(("processes", "trainers", "wanted"), [(1, None, 2), (3, None, 2), (8, 2, 4)])
@@ -49,18 +51,18 @@ def test_trainers_that_machines_cannot_have_as_many_of_each_are_refused(
     processes: int, trainers: int | None, wanted: int
 ) -> None:
     with raises("training.unequal-nodes", f"is {processes} for 2 machines", f"to {wanted}"):
-        Node(0, 2, "node-0", 1, trainers).local(processes)
+        DistributedEnv(0, 2, "node-0", 1, trainers).local(processes)
 
 
 MEETS = """
 import sys, time
-from gumshoe.training.launch import rendezvous as meeting
+from gumshoe.training.launch import rendezvous
 from gumshoe.training.launch.trainer_process import carry_out
 
-meeting._GONE = float(sys.argv[3])
+rendezvous._GONE = float(sys.argv[3])
 
 def meet():
-    with meeting.together(float(sys.argv[1]), sys.argv[2]) as said:
+    with rendezvous.together(float(sys.argv[1]), sys.argv[2]) as said:
         print(said, flush=True)
         if said != "over":
             time.sleep(60)
@@ -72,7 +74,7 @@ carry_out(meet, Path("/"))
 
 def begun(rank: int, port: int, seconds: float, said: str, gone: float = 60) -> subprocess.Popen[str]:
     """One of two trainers on two machines, which says what it hears."""
-    place = Node(rank, 2, "127.0.0.1", port).environment(0, 2, port)
+    place = DistributedEnv(rank, 2, "127.0.0.1", port).environment(0, 2, port)
     command = [sys.executable, "-c", MEETS, str(seconds), said, str(gone)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env={**os.environ, **place}, stdout=pipe, stderr=pipe, text=True)
@@ -110,7 +112,7 @@ def test_the_others_hear_that_a_run_is_at_its_end() -> None:
     port = free_port()
     other = begun(1, port, 60, "")
     with ThreadPoolExecutor(1) as thread:
-        telling = thread.submit(Node(0, 2, "127.0.0.1", port).tell_that_it_is_over, 2)
+        telling = thread.submit(DistributedEnv(0, 2, "127.0.0.1", port).tell_that_it_is_over, 2)
         printed, said = other.communicate()
         telling.result()
     assert (other.returncode, printed) == (0, f"{OVER}\n"), said

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from gumshoe.environments.registry import World, open_world
+from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.inference.policy import Sampling, ScriptedPolicy
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.rollouts.sessions import token_speakers
+from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.grpo.rollout_collector import Collector, Scoring
+from gumshoe.training.grpo.rollout_collector import RolloutCollector, Rubric
 from gumshoe.training.grpo.schedule import Schedule
 from gumshoe.training.grpo.simple import static_prompts, turn_value
 from gumshoe.training.run_spec import world_of
@@ -37,8 +37,8 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def world(collection: Path) -> World:
-    return open_world(collection)
+def world(collection: Path) -> EnvFactory:
+    return open_env(collection)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_run_asks_for_reasoning_as_its_settings_and_its_model_say(
 ) -> None:
     world = world_of(resolve(None, flags, {}).settings, collection)
     assert (world.arguments["reasoning"], world.arguments["hits"]) == (reasons, hits)
-    place = world.environment(ASKED[0], 10)
+    place = world.new_environment(ASKED[0], 10)
     assert ("<think>" in place.system_prompt()) is reasons
 
 
@@ -71,13 +71,13 @@ def test_an_environment_is_named_in_a_file_and_a_wrong_one_refused(tmp_path: Pat
         world_of(resolve(None, {"environment": "{documents: {hits: 11}}"}, {}).settings, collection)
 
 
-def test_the_episodes_of_a_step_are_run_over_documents_and_rewarded(world: World) -> None:
+def test_the_episodes_of_a_step_are_run_over_documents_and_rewarded(world: EnvFactory) -> None:
     tokenizer = make_tokenizer(QWEN2_5)
     rewards = [load_reward(RewardSettings(name=name)) for name in ("rubric", "mrr", "format")]
-    collector = Collector(
+    collector = RolloutCollector(
         world,
         Schedule(tuple(ASKED), 1, 2),
-        Scoring(rewards),
+        Rubric(rewards),
         EpisodeLimits(5, 8192),
         2,
         draws=1,
@@ -85,7 +85,7 @@ def test_the_episodes_of_a_step_are_run_over_documents_and_rewarded(world: World
         concurrency=4,
     )
     policy = ScriptedPolicy(tokenizer, lambda prompt, seed: said_after(prompt))  # noqa: ARG005
-    speak = token_speakers(policy, ChatFormat(tokenizer), Sampling(1.0, max_tokens=400), 8192)
+    speak = token_chat_sessions(policy, ChatFormat(tokenizer), Sampling(1.0, max_tokens=400), 8192)
     found = asyncio.run(collector.collect(speak, "scripted", 0, servers=1))
     assert len(found.trajectories) == 4
     for each in found.trajectories:
@@ -94,7 +94,7 @@ def test_the_episodes_of_a_step_are_run_over_documents_and_rewarded(world: World
         assert each.rewards["rubric"] == pytest.approx(1 + 0.3 + 0.1 + 0.1 * (1 - 3 / 5))
 
 
-def test_what_episodes_begin_with_is_the_prompt_of_documents(world: World) -> None:
+def test_what_episodes_begin_with_is_the_prompt_of_documents(world: EnvFactory) -> None:
     (row, *_) = static_prompts(ASKED, world, ChatFormat(make_tokenizer(QWEN2_5)), 7)
     assert '"search_documents"' in row["prompt"]
     assert "at most 7 turns" in row["prompt"]

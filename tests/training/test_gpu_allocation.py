@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.training.planning.gpu_allocation import Shares, available_processors, share_out
+from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_processors
 from tests.errors import raises
 
 
@@ -29,8 +29,8 @@ from tests.errors import raises
 def test_trainers_have_one_each_and_servers_equal_parts_of_what_is_left(
     gpus: str, processes: int, trainers: str, servers: list[str], memory: float
 ) -> None:
-    shares = share_out(gpus, processes, len(servers))
-    assert shares == Shares(tuple(trainers), tuple(map(tuple, servers)))
+    shares = allocate_gpus(gpus, processes, len(servers))
+    assert shares == GpuAllocation(tuple(trainers), tuple(map(tuple, servers)))
     assert shares.memory == memory
     for number, each in enumerate(servers):
         wanted = ("--tensor-parallel-size", str(len(each))) if len(each) > 1 else ()
@@ -38,18 +38,18 @@ def test_trainers_have_one_each_and_servers_equal_parts_of_what_is_left(
 
 
 def test_each_sees_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = share_out(["GPU-a", "GPU-b", "GPU-c", "GPU-d"], 2, 2)
+    shares = allocate_gpus(["GPU-a", "GPU-b", "GPU-c", "GPU-d"], 2, 2)
     assert shares.trainers_environment() == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
     assert [shares.server_environment(each) for each in (0, 1)] == [
         {"CUDA_VISIBLE_DEVICES": "GPU-c"},
         {"CUDA_VISIBLE_DEVICES": "GPU-d"},
     ]
-    without = share_out([], 2, 1)
+    without = allocate_gpus([], 2, 1)
     assert (without.trainers_environment(), without.server_environment(0)) == ({}, {})
-    assert share_out(["0", "1"], 1, 0).servers == ()
+    assert allocate_gpus(["0", "1"], 1, 0).servers == ()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("gumshoe.training.planning.gpu_allocation.available_processors", lambda: 8)
-    assert share_out([], 1, 2).server_environment(1) == {"OMP_NUM_THREADS": "4"}
+    assert allocate_gpus([], 1, 2).server_environment(1) == {"OMP_NUM_THREADS": "4"}
 
 
 def test_processors_are_those_of_the_process_and_no_more_than_the_container_s(
@@ -66,7 +66,7 @@ def test_processors_are_those_of_the_process_and_no_more_than_the_container_s(
 
 def test_fewer_gpus_than_trainers_are_refused() -> None:
     with raises("planning.too-few-gpus", "3 trainers", "optimizer.processes", "at most 2"):
-        share_out(["0", "1"], 3, 1)
+        allocate_gpus(["0", "1"], 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_fewer_gpus_than_trainers_are_refused() -> None:
 def test_shares_of_one_gpu_that_are_more_than_all_of_it_are_refused(
     gpus: str, processes: int, servers: int, given: float | None, refused: str
 ) -> None:
-    shares = share_out(gpus, processes, servers)
+    shares = allocate_gpus(gpus, processes, servers)
     if not refused:
         shares.check_memory(given)
         return

@@ -19,22 +19,22 @@ from gumshoe.training.planning.memory_estimate import (
     Pass,
     Place,
     adapter_dtype,
+    in_process_sampling,
     kv_bytes,
-    layer_keeps,
-    sampling_here,
+    layer_activations,
     trainer_parts,
-    weights,
+    weights_bytes,
 )
 from gumshoe.training.planning.memory_plan import (
     GB,
     GPUS,
     Machine,
-    Plan,
+    MemoryPlan,
     as_config,
     changes,
     check_memory,
-    plan,
-    suggested,
+    make_plan,
+    suggest_changes,
 )
 from gumshoe.training.settings import TrainSettings, resolve
 from tests.benchmarks.memory import CASES, MOST_OFF, RECORD, estimate, measured
@@ -104,18 +104,18 @@ class TestByHand:
 
     def test_weights_of_four_bits_have_their_constants_and_the_rest_stays(self, tiny: ModelShape) -> None:
         assert pytest.approx(4.127, abs=5e-4) == NF4 * 8, "https://arxiv.org/abs/2305.14314, section 3"
-        found = weights(tiny, of(model__quantization="nf4", rollouts__engine="transformers"), GPU)
+        found = weights_bytes(tiny, of(model__quantization="nf4", rollouts__engine="transformers"), GPU)
         assert found == round(1_622_016 * 0.515869140625) + (2_506_176 - 1_622_016) * 2
-        assert weights(tiny, of(), CPU) == 4 * 2_506_176
+        assert weights_bytes(tiny, of(), CPU) == 4 * 2_506_176
 
     def test_what_a_layer_keeps_of_a_token(self, tiny: ModelShape) -> None:
         small = of(lora__rank="8", model__gradient_checkpointing="false")
         norms, mask = 2 * 4 * 192, 1000
         of_32_bits = norms + 4 * 4 * 192 + 4 * 6 + 4 * mask + 4 * 3 * 512 + 4 * 8 * 7 + 4 * (192 + 192 + 512)
-        assert layer_keeps(tiny, small, CPU, 1000) == of_32_bits
+        assert layer_activations(tiny, small, CPU, 1000) == of_32_bits
         copies = 2 * (3 * 192 + 192 + 2 * 192 + 512)
         of_16_bits = norms + 2 * 4 * 192 + 4 * 6 + 2 * mask + 2 * 3 * 512 + 2 * 8 * 7 + copies
-        assert layer_keeps(tiny, small, GPU, 1000) == of_16_bits
+        assert layer_activations(tiny, small, GPU, 1000) == of_16_bits
 
     def test_keys_and_values_of_a_token(self, tiny: ModelShape, large: ModelShape) -> None:
         assert kv_bytes(tiny, 4, 1) == 4 * 2 * 3 * 32 * 4
@@ -254,8 +254,8 @@ class TestPlans:
         self, large: ModelShape, given: dict[str, Any], more: str, gpus: int
     ) -> None:
         machine = Machine(gpus, 80 * GB)
-        less = plan(resolve(None, given, {}).settings, large, machine)
-        other = plan(resolve(None, {**given, more: given[more] + MORE[more]}, {}).settings, large, machine)
+        less = make_plan(resolve(None, given, {}).settings, large, machine)
+        other = make_plan(resolve(None, {**given, more: given[more] + MORE[more]}, {}).settings, large, machine)
         for one, two in zip(less.devices, other.devices, strict=True):
             assert sum(part.bytes for who, part in two.parts if who == "trainer") >= sum(
                 part.bytes for who, part in one.parts if who == "trainer"
@@ -268,8 +268,8 @@ class TestPlans:
         self, large: ModelShape, given: dict[str, Any], memory: int
     ) -> None:
         wanted = resolve(None, {**given, "optimizer.gradient_accumulation_steps": 4}, {}).settings
-        made = plan(wanted, large, Machine(1, memory * GB))
-        found = suggested(made, large)
+        made = make_plan(wanted, large, Machine(1, memory * GB))
+        found = suggest_changes(made, large)
         if found is None:
             assert not made.fits
             return
@@ -281,23 +281,23 @@ class TestPlans:
             assert not changes(wanted, found.settings), "nothing is changed that need not be"
 
     def test_a_7b_model_fits_one_gpu_of_80_gb_as_it_is_by_default(self, large: ModelShape) -> None:
-        made = plan(TrainSettings(), large, Machine(1, 80 * GB))
+        made = make_plan(TrainSettings(), large, Machine(1, 80 * GB))
         assert made.fits
         assert made.at_once >= TrainSettings().groups * TrainSettings().rollouts.num_generations
         assert {who for who, _ in made.devices[0].parts} == {"trainer", "vLLM"}
 
     def test_and_one_of_24_gb_with_qlora(self, large: ModelShape) -> None:
-        assert not plan(TrainSettings(), large, Machine(1, 24 * GB)).fits
+        assert not make_plan(TrainSettings(), large, Machine(1, 24 * GB)).fits
         qlora = resolve("qlora-24gb", {}, {}).settings
-        assert plan(qlora, large, Machine(1, 24 * GB)).fits
+        assert make_plan(qlora, large, Machine(1, 24 * GB)).fits
         assert qlora.groups == TrainSettings().groups
-        found = suggested(plan(TrainSettings(), large, Machine(1, 24 * GB)), large)
+        found = suggest_changes(make_plan(TrainSettings(), large, Machine(1, 24 * GB)), large)
         assert found is not None
         assert found.settings == qlora, "which is what is suggested"
 
     def test_a_suggestion_is_a_configuration(self, large: ModelShape, tmp_path: Path) -> None:
         before = resolve(None, {"rewards.functions": "[{name: exact}]", "output.directory": "o"}, {}).settings
-        found = suggested(plan(before, large, Machine(1, 40 * GB)), large)
+        found = suggest_changes(make_plan(before, large, Machine(1, 40 * GB)), large)
         assert found is not None
         file = tmp_path / "suggested.yaml"
         file.write_text(as_config(found.settings))
@@ -305,32 +305,36 @@ class TestPlans:
         assert "rewards.functions" not in changes(before, found.settings)
 
     def test_trainers_and_server_have_gpus_of_their_own_where_there_are_enough(self, large: ModelShape) -> None:
-        def owners(made: Plan) -> list[set[str]]:
+        def owners(made: MemoryPlan) -> list[set[str]]:
             return [{who for who, _ in each.parts} for each in made.devices]
 
         machine = Machine(4, 80 * GB)
-        assert owners(plan(of(), large, machine)) == [{"trainer"}, {"vLLM"}, {"vLLM"}]
-        assert owners(plan(of(optimizer__processes="4"), large, machine)) == [{"trainer"}] * 3 + [{"trainer", "vLLM"}]
-        two = plan(of(), large, machine)
-        assert two.kv_tokens == pytest.approx(2 * (plan(of(), large, Machine(2, 80 * GB)).kv_tokens or 0), rel=0.2)
+        assert owners(make_plan(of(), large, machine)) == [{"trainer"}, {"vLLM"}, {"vLLM"}]
+        assert owners(make_plan(of(optimizer__processes="4"), large, machine)) == [{"trainer"}] * 3 + [
+            {"trainer", "vLLM"}
+        ]
+        two = make_plan(of(), large, machine)
+        assert two.kv_tokens == pytest.approx(2 * (make_plan(of(), large, Machine(2, 80 * GB)).kv_tokens or 0), rel=0.2)
         with raises("planning.too-few-gpus", "5 trainers", "at most 4"):
-            plan(of(optimizer__processes="5"), large, machine)
+            make_plan(of(optimizer__processes="5"), large, machine)
 
     def test_several_servers_have_equal_parts(self, large: ModelShape) -> None:
-        def of_two(**flags: Any) -> Plan:
-            return plan(of(rollouts__num_servers="2", **flags), large, Machine(4, 80 * GB))
+        def of_two(**flags: Any) -> MemoryPlan:
+            return make_plan(of(rollouts__num_servers="2", **flags), large, Machine(4, 80 * GB))
 
-        alone = plan(of(), large, Machine(2, 80 * GB))
+        alone = make_plan(of(), large, Machine(2, 80 * GB))
         two = of_two()
         assert [{who for who, _ in each.parts} for each in two.devices] == [{"trainer"}, {"vLLM"}, {"vLLM"}]
         assert two.kv_tokens == alone.kv_tokens, "of each"
-        on_one = plan(of(rollouts__num_servers="2"), large, Machine(2, 80 * GB))
+        on_one = make_plan(of(rollouts__num_servers="2"), large, Machine(2, 80 * GB))
         assert [who for who, part in on_one.devices[1].parts if part.name == "weights"] == ["vLLM", "vLLM"]
         assert not of_two(optimizer__processes="3", rollouts__gpu_memory="0.6").fits, "1.2 of one GPU"
 
     def test_shared_weights_take_less(self, large: ModelShape) -> None:
         def weights(machines: int = 1, **flags: Any) -> int:
-            made = plan(of(optimizer__processes="8", **flags), large, Machine(8 // machines, 80 * GB, count=machines))
+            made = make_plan(
+                of(optimizer__processes="8", **flags), large, Machine(8 // machines, 80 * GB, count=machines)
+            )
             return sum(part.bytes for who, part in made.devices[0].parts if (who, part.name) == ("trainer", "weights"))
 
         whole, shared = weights(), weights(optimizer__distribution="fsdp2")
@@ -338,12 +342,12 @@ class TestPlans:
         assert weights(2, optimizer__distribution="fsdp2") == shared, "wherever the trainers are"
 
     def test_a_model_that_nothing_helps(self, large: ModelShape) -> None:
-        made = plan(TrainSettings(), large, Machine(1, 4 * GB))
-        assert suggested(made, large) is None
+        made = make_plan(TrainSettings(), large, Machine(1, 4 * GB))
+        assert suggest_changes(made, large) is None
 
     def test_time_goes_down_with_a_better_gpu_and_up_with_what_is_done(self, large: ModelShape) -> None:
         def seconds(kind: str, **flags: Any) -> tuple[float, float]:
-            found = plan(of(**flags), large, Machine(2, 80 * GB, kind)).time
+            found = make_plan(of(**flags), large, Machine(2, 80 * GB, kind)).time
             assert found is not None
             return found.rollouts, found.training
 
@@ -357,7 +361,7 @@ class TestPlans:
         forward = 2 * (7_615_616_512 - 152064 * 3584 - 28 * (3584 + 2 * 512 + 2 * 3584) - 3584) * 4096
         forward += 2 * 28 * 3584 * 4096**2
         assert training == pytest.approx(16 * 5 * forward / (0.35 * GPUS["a100"].flops * 1e12))
-        assert plan(of(), large, Machine(2, 80 * GB)).time is None, "of an unknown GPU nothing is said"
+        assert make_plan(of(), large, Machine(2, 80 * GB)).time is None, "of an unknown GPU nothing is said"
 
 
 class TestRefusals:
@@ -376,7 +380,7 @@ class TestRefusals:
         wanted = of(model__name=large_model)
         check_memory(wanted, Machine(1, 80 * GB))
         assert capsys.readouterr().err == ""
-        needed = plan(wanted, large, Machine(2, 80 * GB)).devices[0].needed
+        needed = make_plan(wanted, large, Machine(2, 80 * GB)).devices[0].needed
         check_memory(wanted, Machine(2, int(needed / 1.1)))
         warned = capsys.readouterr().err
         assert "warning:" in warned
@@ -391,7 +395,7 @@ class TestRefusals:
 
     def test_without_a_gpu_what_is_usual_counts(self, tiny: ModelShape) -> None:
         wanted = resolve("tiny", {}, {}).settings
-        whole, usual = (plan(wanted, tiny, Machine(0, GB), context=each).worst.needed for each in (None, 2048))
+        whole, usual = (make_plan(wanted, tiny, Machine(0, GB), context=each).worst.needed for each in (None, 2048))
         assert usual < whole
         check_memory(wanted, Machine(0, usual))
         with raises(NO_ROOM, "the machine"):
@@ -494,7 +498,7 @@ class TestCommand:
 def test_episodes_in_the_trainer_s_process_take_memory_for_each(tiny: ModelShape) -> None:
     def needed(at_once: int) -> int:
         wanted = of(rollouts__engine="transformers", rollouts__concurrency=str(at_once))
-        return sum(each.bytes for each in sampling_here(tiny, wanted, CPU, 2048))
+        return sum(each.bytes for each in in_process_sampling(tiny, wanted, CPU, 2048))
 
     assert needed(64) == 64 * needed(1)
     assert needed(64) > 2 * 64 * kv_bytes(tiny, 4, 2048) > GIB // 2

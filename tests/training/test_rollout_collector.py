@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.environments.registry import World, open_world
+from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy import Sampling, ScriptedPolicy
 from gumshoe.rewards.judge import JudgeError, Verdict
@@ -15,10 +15,10 @@ from gumshoe.rewards.reward import Reward, reward
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.rollouts.sessions import token_speakers
+from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.grpo.rollout_collector import Collector, Scoring, StepRollouts, accuracy, turn_advantages
+from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric, accuracy, turn_advantages
 from gumshoe.training.grpo.schedule import Schedule
 from tests.errors import raises
 from tests.mail.mailbox import make_index
@@ -34,8 +34,8 @@ def says_yes(trajectory: Trajectory, scenario: Scenario) -> float:  # noqa: ARG0
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return open_world(make_index(tmp_path_factory.mktemp("collecting"), synthetic().messages).path.parent)
+def world(tmp_path_factory: pytest.TempPathFactory) -> EnvFactory:
+    return open_env(make_index(tmp_path_factory.mktemp("collecting"), synthetic().messages).path.parent)
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +62,20 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def collect(world: World, tokenizer: Any) -> Callable[..., StepRollouts]:
+def collect(world: EnvFactory, tokenizer: Any) -> Callable[..., RolloutBatch]:
     chat = ChatFormat(tokenizer)
 
-    def collected(script: Asked, step: int = 0, scoring: Scoring | None = None, **more: Any) -> StepRollouts:
+    def collected(script: Asked, step: int = 0, scoring: Rubric | None = None, **more: Any) -> RolloutBatch:
         version, servers = more.pop("version", "scripted"), more.pop("servers", 1)
-        collector = Collector(
+        collector = RolloutCollector(
             world,
             Schedule(ASKED, 1, GROUPS),
-            scoring or Scoring([Reward("says_yes", says_yes)]),
+            scoring or Rubric([Reward("says_yes", says_yes)]),
             EpisodeLimits(4, 4096),
             GENERATIONS,
             **{"draws": 3, "min_group_std": 0.01, "concurrency": 8, **more},
         )
-        speak = token_speakers(ScriptedPolicy(tokenizer, script), chat, Sampling(1.0, max_tokens=200), 4096)
+        speak = token_chat_sessions(ScriptedPolicy(tokenizer, script), chat, Sampling(1.0, max_tokens=200), 4096)
         return asyncio.run(collector.collect(speak, version, step, servers))
 
     return collected
@@ -85,7 +85,7 @@ def drawn(step: int, draw: int = 0) -> list[Scenario]:
     return Schedule(ASKED, 1, GROUPS).draw(step, draw)
 
 
-Collect = Callable[..., StepRollouts]
+Collect = Callable[..., RolloutBatch]
 
 
 def test_a_step_is_whole_groups_of_what_its_schedule_draws_with_their_rewards(collect: Collect) -> None:
@@ -145,7 +145,7 @@ def test_a_group_without_a_verdict_is_dropped_whole_counted_and_replaced(collect
             raise UnavailableError("judges.timeout", "no answer")
         return float(trajectory.record.answer == "yes")
 
-    found = collect(Asked(), scoring=Scoring([Reward("judged", reward(judged))]))
+    found = collect(Asked(), scoring=Rubric([Reward("judged", reward(judged))]))
     assert found.dropped == {silent.id: "no answer [judges.timeout]"}
     assert [group.scenario for group in found.groups] == [drawn(0)[0], drawn(0)[2], drawn(0, 1)[0]]
     assert silent not in [group.scenario for group in found.every]
@@ -160,11 +160,11 @@ def test_a_step_of_which_nothing_can_be_run_or_scored_ends_the_run(collect: Coll
         raise UnavailableError("judges.timeout", "no answer")
 
     with raises("training.no-scored-groups", "no answer [judges.timeout]"):
-        collect(Asked(), scoring=Scoring([Reward("judged", reward(judged))]))
+        collect(Asked(), scoring=Rubric([Reward("judged", reward(judged))]))
 
 
 def test_each_turn_has_its_own_advantage_where_that_is_wanted(collect: Collect) -> None:
-    found = collect(Asked(), scoring=Scoring([Reward("says_yes", says_yes)], by_turn=open_judge("exact")))
+    found = collect(Asked(), scoring=Rubric([Reward("says_yes", says_yes)], by_turn=open_judge("exact")))
     for group in found.groups:
         assert [len(each) for each in group.turn_advantages] == [each.turns for each in group.trajectories]
 
@@ -172,8 +172,8 @@ def test_each_turn_has_its_own_advantage_where_that_is_wanted(collect: Collect) 
 def test_where_turns_have_advantages_those_decide_whether_there_is_anything_to_learn(collect: Collect) -> None:
     """All answers of a group are worth the same; not all of its turns are."""
     nothing = [Reward("nothing", reward(lambda *_: 0.0))]
-    assert not collect(Asked(), scoring=Scoring(nothing)).groups
-    found = collect(Asked(), scoring=Scoring(nothing, by_turn=open_judge("exact")))
+    assert not collect(Asked(), scoring=Rubric(nothing)).groups
+    found = collect(Asked(), scoring=Rubric(nothing, by_turn=open_judge("exact")))
     assert found.groups
     assert all(set(group.rewards) == {0.0} and len(set(group.turn_rewards)) > 1 for group in found.groups)
 

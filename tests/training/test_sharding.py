@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gumshoe.training.launch.distributed_env import Node
+from gumshoe.training.launch.distributed_env import DistributedEnv
 from tests.conftest import free_port
 from tests.models import random_model
 from tests.training.sharded_training import STEPS, settings_of
@@ -29,12 +29,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from peft import get_peft_model
 
-    from gumshoe.training.models.lora_model import lora_of
+    from gumshoe.training.models.lora_model import lora_config
 
     directory = tmp_path_factory.mktemp("sharing")
     model = random_model(len(tokenizer()), 1)
     model.save_pretrained(directory / "model")
-    adapted = get_peft_model(model, lora_of(settings_of("ddp", 1, recomputes=False).lora))
+    adapted = get_peft_model(model, lora_config(settings_of("ddp", 1, recomputes=False).lora))
     for name, each in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(each, std=0.05)
@@ -47,7 +47,7 @@ def train(place: Path, distribution: str, processes: int, *, first: int = 0, rec
     words = [distribution, str(processes), str(first), "recomputes" if recomputes else "keeps"]
     command = [sys.executable, "-m", "tests.training.sharded_training", str(place), *words]
     port, several = free_port(), range(processes)
-    places = [Node().environment(each, processes, port) if processes > 1 else {} for each in several]
+    places = [DistributedEnv().environment(each, processes, port) if processes > 1 else {} for each in several]
     running = [
         subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **each}, stderr=subprocess.PIPE, text=True)
         for each in places

@@ -14,9 +14,9 @@ import pytest
 
 from gumshoe.training.launch import supervisor
 from gumshoe.training.launch.servers import Servers, servers_of
-from gumshoe.training.launch.supervisor import _begun, _write, ended_at_once, told_by
-from gumshoe.training.launch.supervisor import watched as watch
-from gumshoe.training.planning.gpu_allocation import share_out
+from gumshoe.training.launch.supervisor import _begun, _write, exit_on_sigterm, exit_status_of
+from gumshoe.training.launch.supervisor import wait_for_trainers as watch
+from gumshoe.training.planning.gpu_allocation import allocate_gpus
 from gumshoe.training.settings import TrainSettings
 from tests.errors import raises
 
@@ -128,7 +128,7 @@ def test_one_of_several_is_started_again_alone_with_the_adapter_that_is_served(
     [([], 0), ([75, 1], 1), ([1, 247], 247), ([250, 2], 2), ([250, 75], 75), ([143, 75], 143), ([250], 250)],
 )
 def test_of_several_trainers_the_one_that_did_not_end_for_another_s_sake_tells_why(codes: list[int], told: int) -> None:
-    assert told_by(codes) == told
+    assert exit_status_of(codes) == told
 
 
 @pytest.mark.parametrize("codes", [(75, 1), (1, 75)], ids=["first", "last"])
@@ -188,7 +188,7 @@ def test_servers_start_together_and_those_that_share_a_gpu_one_after_another(
         "gumshoe.training.launch.servers.VLLMServer", lambda *_, **__: Starting(events, str(next(number)))
     )
     monkeypatch.setattr("gumshoe.training.launch.servers._LOOK", 0.01)
-    with servers_of(TrainSettings(), tmp_path, share_out(gpus, 1, 2)):
+    with servers_of(TrainSettings(), tmp_path, allocate_gpus(gpus, 1, 2)):
         assert events == begun
     assert sorted(events[4:]) == ["stop 0", "stop 1"]
 
@@ -205,7 +205,7 @@ def test_who_is_asked_to_end_starts_no_server_again(tmp_path: Path) -> None:
 
 def test_who_is_asked_to_end_before_training_begins_does_at_once() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with raises("training.stopped-before-start"), ended_at_once():
+    with raises("training.stopped-before-start"), exit_on_sigterm():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
 

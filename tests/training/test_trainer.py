@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from gumshoe.environments.base import Record
+from gumshoe.environments.base import EpisodeState
 from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.grpo.rollout_collector import ScoredGroup, StepRollouts
+from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
 from gumshoe.training.settings import OptimizerSettings
 from tests.errors import raises
 from tests.models import random_model
@@ -45,7 +45,7 @@ def episode(sample: int, texts: list[str]) -> Trajectory:
         for origin, text in zip(origins, texts, strict=False)
     ]
     turns = sum(each.origin == "sampled" for each in segments)
-    return Trajectory("1", sample, "policy", "answer", "", segments, Record(), turns, 0.0, 0.0)
+    return Trajectory("1", sample, "policy", "answer", "", segments, EpisodeState(), turns, 0.0, 0.0)
 
 
 SCENARIO = Scenario(
@@ -68,7 +68,7 @@ class Bench:
     """A trainer on given episodes, and what it did with them."""
 
     trainer: Any = None
-    given: list[StepRollouts] = field(default_factory=list)
+    given: list[RolloutBatch] = field(default_factory=list)
     shift: float = 0.0
     """How far the sampler's log-probabilities lie from the trainer's; of the first group alone, `first_shift` more."""
     first_shift: float = 0.0
@@ -77,7 +77,7 @@ class Bench:
     """[episodes, tokens] of each pass."""
     hooks: Any = None
 
-    def roll_out(self, step: int) -> StepRollouts:
+    def roll_out(self, step: int) -> RolloutBatch:
         """The step's episodes, with what a sampler with these weights would say of them."""
         found = self.given[step]
         for place, group in enumerate(found.groups):
@@ -152,7 +152,7 @@ def spy_on(bench: Bench, *arguments: Any, **named: Any) -> Any:
 
 
 def bench(
-    tmp_path: Path, steps: list[StepRollouts], *, injected_too: bool = False, dropout: float = 0.0, **settings: Any
+    tmp_path: Path, steps: list[RolloutBatch], *, injected_too: bool = False, dropout: float = 0.0, **settings: Any
 ) -> Bench:
     import torch
     from datasets import Dataset
@@ -207,15 +207,15 @@ def bench(
     return made
 
 
-def in_passes(tmp_path: Path, found: StepRollouts, size: int, passes: int, **settings: Any) -> Bench:
+def in_passes(tmp_path: Path, found: RolloutBatch, size: int, passes: int, **settings: Any) -> Bench:
     """A step in passes of a size, each of which goes through the model as a whole."""
     shape = {"per_device_train_batch_size": size, "gradient_accumulation_steps": passes}
     return bench(tmp_path, [found], **shape, gradient_checkpointing=True, **settings)  # type: ignore[arg-type]
 
 
-def step(groups: int = 2, turn_advantages: Any = ((), ())) -> StepRollouts:
+def step(groups: int = 2, turn_advantages: Any = ((), ())) -> RolloutBatch:
     """The first so many groups; those that are missing of two are made up."""
-    found = StepRollouts(2)
+    found = RolloutBatch(2)
     for texts, rewards, turns in list(zip(GROUPS, REWARDS, turn_advantages, strict=True))[:groups]:
         members = tuple(episode(sample, each) for sample, each in enumerate(texts))
         found.groups.append(ScoredGroup(SCENARIO, members, rewards, turns))
@@ -353,9 +353,9 @@ def test_turns_in_passes_have_the_advantage_of_their_own(tmp_path: Path) -> None
 def test_where_a_loss_is_the_mean_of_a_pass_passes_stay_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gumshoe.training.grpo import trainer as grpo
+    from gumshoe.training.grpo import trainer
 
-    monkeypatch.setattr(grpo, "by_length", None)
+    monkeypatch.setattr(trainer, "by_length", None)
     in_passes(tmp_path, step(), 2, 2, loss_type="bnpo").trainer.train()
     with pytest.raises(TypeError):
         in_passes(tmp_path, step(), 2, 2, loss_type="dapo").trainer.train()
@@ -483,8 +483,8 @@ def test_a_step_without_a_group_moves_no_weight_nor_does_momentum(tmp_path: Path
 
 
 def test_what_a_chat_model_wrote_is_refused() -> None:
-    from gumshoe.training.grpo.trainer import row_of
+    from gumshoe.training.grpo.trainer import to_sample
 
     said = [Segment("prompt", "Q?"), Segment("sampled", "A.")]
     with raises("rollouts.no-token-ids", "gpt"):
-        row_of(Trajectory("1", 0, "gpt", "answer", "", said, Record(), 1, 0.0, 0.0), 1.0)
+        to_sample(Trajectory("1", 0, "gpt", "answer", "", said, EpisodeState(), 1, 0.0, 0.0), 1.0)

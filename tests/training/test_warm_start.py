@@ -19,14 +19,14 @@ from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.training.models.base_model import adapter_base
 from gumshoe.training.run_spec import CHECKPOINT, METADATA, SHAPE, WARMING, check_start
 from gumshoe.training.settings import LoraSettings
-from gumshoe.training.sft.demonstrations import Demonstration, right_ones, write_demonstrations
+from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, write_demonstrations
 from gumshoe.training.sft.warm_start import (
     ADAPTER,
     DEMONSTRATIONS,
     DONE,
     LEARNED,
     VERDICTS,
-    Plan,
+    BatchPlan,
     WarmStartSpec,
     order_of,
 )
@@ -40,7 +40,7 @@ from tests.training.shown import SETTINGS, learned, make_mail, played, right, sc
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from gumshoe.training.sft.sft_trainer import WarmStart
+    from gumshoe.training.sft.sft_trainer import SftRun
 
 
 WEIGHTS = "adapter_model.safetensors"
@@ -118,7 +118,7 @@ def test_the_seed_decides_the_order_and_like_lengths_are_together() -> None:
 
 def test_a_step_is_split_into_passes_that_fit_and_shared_by_the_processes() -> None:
     def plan(count: int, **settings: Any) -> tuple[int, int, int, int]:
-        made = Plan.of(settings_of(**settings), count)
+        made = BatchPlan.of(settings_of(**settings), count)
         return made.steps, made.passes, made.episodes, made.processes
 
     assert plan(100) == (25, 2, 4, 1)
@@ -140,9 +140,9 @@ def of(numbers: Sequence[int], length: int) -> list[Demonstration]:
     ]
 
 
-def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: Any) -> "WarmStart":
+def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: Any) -> "SftRun":
     """A trainer in this process, on demonstrations."""
-    from gumshoe.training.sft.sft_trainer import WarmStart
+    from gumshoe.training.sft.sft_trainer import SftRun
 
     place.mkdir(exist_ok=True)
     write_demonstrations(place / DEMONSTRATIONS, demonstrations)
@@ -150,7 +150,7 @@ def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: A
     spec = WarmStartSpec(
         settings=known, trajectories="", scenarios="", searched="", base=adapter_base(known), start=None, before=None
     )
-    return WarmStart(spec, place)
+    return SftRun(spec, place)
 
 
 @pytest.mark.ci
@@ -172,11 +172,11 @@ def test_the_trainer_gets_the_sampled_tokens_as_labels_and_cuts_nothing(tmp_path
 
 @pytest.mark.ci
 def test_rows_repeat_demonstrations_in_their_order() -> None:
-    from gumshoe.training.sft.sft_trainer import rows_of
+    from gumshoe.training.sft.sft_trainer import to_samples
 
     demonstrations = of(range(5), 20)
-    plan = Plan(steps=4, passes=1, episodes=3, processes=1)
-    rows = rows_of(demonstrations, plan, 1)
+    plan = BatchPlan(steps=4, passes=1, episodes=3, processes=1)
+    rows = to_samples(demonstrations, plan, 1)
     expected = [demonstrations[each].ids for each in order_of([20] * 5, 3, 4, 1)]
     assert [each["input_ids"] for each in rows] == expected
 
@@ -253,15 +253,15 @@ def test_verdicts_are_kept_as_they_come_and_none_is_asked_for_twice(
     judging.chat = end_at_the_third
     kept = tmp_path / VERDICTS
     with raises("training.stopped-while-judging"):
-        right_ones(episodes, by_id, judge_at(judging), kept)
+        filter_correct(episodes, by_id, judge_at(judging), kept)
     released.set()
     assert (len(kept.read_text().splitlines()), len(asked)) == (2, 3)
     with kept.open("a") as file:
         file.write('{"episode": "9f')  # as a process that was killed while it wrote leaves it
-    found = right_ones(episodes, by_id, judge_at(judging), kept)
+    found = filter_correct(episodes, by_id, judge_at(judging), kept)
     assert [each.scenario for each in found] == [each for each in by_id if each != wrong]
     assert len(asked) == 3 + len(episodes) - 2, "those that had no answer yet"
-    assert right_ones(episodes, by_id, "exact", kept) == found
+    assert filter_correct(episodes, by_id, "exact", kept) == found
     assert len(asked) == 3 + len(episodes) - 2
 
 

@@ -12,7 +12,7 @@ from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from gumshoe.artifacts.store import Lineage, Store
+    from gumshoe.artifacts.store import ArtifactLineage, Store
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Publish, fetch, list, verify and prune artifacts.")
 
@@ -281,7 +281,7 @@ def _retention(text: str) -> tuple[str, timedelta]:
         ) from None
 
 
-def _as_json(lineage: "Lineage") -> dict[str, object]:
+def _as_json(lineage: "ArtifactLineage") -> dict[str, object]:
     return {
         "reference": lineage.reference,
         "in_store": lineage.manifest is not None,
@@ -289,7 +289,7 @@ def _as_json(lineage: "Lineage") -> dict[str, object]:
     }
 
 
-def _as_tree(lineage: "Lineage", tree: "Tree | None" = None) -> "Tree":
+def _as_tree(lineage: "ArtifactLineage", tree: "Tree | None" = None) -> "Tree":
     from rich.tree import Tree
 
     made = f"{lineage.manifest.created:%Y-%m-%d}" if lineage.manifest else "not in this store"

@@ -15,9 +15,9 @@ def look_at_sources(  # as Kubeflow has several outputs
         sources: Of mail or of documents.
         scenarios: As `gumshoe scenarios load` takes it.
     """
-    from gumshoe.artifacts.uri_state import state_of
+    from gumshoe.artifacts.uri_state import digest_of_uris
 
-    return state_of(sources), state_of([scenarios])
+    return digest_of_uris(sources), digest_of_uris([scenarios])
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)

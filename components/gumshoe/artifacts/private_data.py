@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST
-from gumshoe.artifacts.storage import Storage, explained, write_atomically
+from gumshoe.artifacts.storage import Storage, explain_os_errors, write_atomically
 
 MARK = "private.json"
 _ARTIFACT = re.compile(rf"(?P<place>.+)/{DATA_PREFIX}[0-9a-f]{{32}}/{re.escape(MARK)}", re.S)
@@ -25,7 +25,7 @@ def mark(directory: Path, inboxes: Iterable[str] | None, beside: Iterable[str] =
     """
     named = None if inboxes is None else sorted(set(inboxes))
     text = json.dumps({"inboxes": named, "beside": sorted(beside)})
-    with explained(directory):
+    with explain_os_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / MARK, io.BytesIO(text.encode() + b"\n"))
 

@@ -332,7 +332,7 @@ class FileStorage:
                 yield _entry(key, found)
 
     def open(self, key: str, offset: int = 0) -> io.BufferedReader:
-        with explained(self._root / key):
+        with explain_os_errors(self._root / key):
             file = (self._root / key).open("rb")
             file.seek(offset)
             return file
@@ -348,7 +348,7 @@ class FileStorage:
             advance(amount)
 
         for key, path in files.items():
-            with explained(self._root / key):
+            with explain_os_errors(self._root / key):
                 (self._root / key).parent.mkdir(parents=True, exist_ok=True)
                 with path.open("rb") as source:
                     write_atomically(self._root / key, source, advanced)
@@ -361,7 +361,7 @@ class FileStorage:
 
     def _write_if(self, key: str, data: bytes, tag: str | None) -> bool:
         path = self._root / key
-        with explained(path), directory_lock(path.parent, Deadline(_LOCK_SECONDS)):
+        with explain_os_errors(path), directory_lock(path.parent, Deadline(_LOCK_SECONDS)):
             current = path.read_bytes().hex() if path.exists() else None
             if current != tag:
                 return False
@@ -371,7 +371,7 @@ class FileStorage:
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             path = self._root / key
-            with explained(path):
+            with explain_os_errors(path):
                 path.unlink(missing_ok=True)
                 for parent in path.parents:
                     if parent == self._root or not parent.is_dir() or any(parent.iterdir()):
@@ -415,7 +415,7 @@ def writable_directory(place: str) -> Path:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explain_os_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's errors about a file into errors that say what to do."""
     try:
         yield

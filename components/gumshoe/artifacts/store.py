@@ -46,7 +46,7 @@ from gumshoe.artifacts.storage import (
     NotFoundError,
     StorageError,
     directory_lock,
-    explained,
+    explain_os_errors,
     open_storage,
 )
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
@@ -89,12 +89,12 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class ArtifactLineage:
     """What an artifact was made from. `manifest` is None where the store no longer, or never, had it."""
 
     reference: str
     manifest: Manifest | None
-    made_from: tuple["Lineage", ...] = ()
+    made_from: tuple["ArtifactLineage", ...] = ()
 
 
 class Store:
@@ -128,7 +128,7 @@ class Store:
         """
         deadline = Deadline(self.limits.deadline)
         reference = join_reference(kind, version)
-        with explained(directory):
+        with explain_os_errors(directory):
             files = artifact_files(directory)
             before = {inside: _identity(path) for inside, path in files.items()}
             size = sum(path.stat().st_size for path in files.values())
@@ -302,21 +302,21 @@ class Store:
             found = [manifest for manifest in pool.map(self._find_ours, references) if manifest]
         return sorted(found, key=lambda manifest: manifest.created)
 
-    def lineage(self, reference: str) -> Lineage:
+    def lineage(self, reference: str) -> ArtifactLineage:
         """What an artifact was made from, and those from what, as far as this store knows.
 
         Raises:
             NotFoundError: no such artifact was published.
         """
 
-        def trace(manifest: Manifest, below: tuple[str, ...]) -> Lineage:
+        def trace(manifest: Manifest, below: tuple[str, ...]) -> ArtifactLineage:
             parents = []
             below = (*below, manifest.reference)
             for parent in manifest.made_from:
                 found = self.find(parent)
                 circle = parent in below
-                parents.append(trace(found, below) if found and not circle else Lineage(parent, found))
-            return Lineage(manifest.reference, manifest, tuple(parents))
+                parents.append(trace(found, below) if found and not circle else ArtifactLineage(parent, found))
+            return ArtifactLineage(manifest.reference, manifest, tuple(parents))
 
         return trace(self.manifest(reference), ())
 
@@ -367,7 +367,7 @@ class Store:
             if _is_whole(directory, manifest):
                 return Fetched(manifest, directory, downloaded=0)
         partial = directory.with_name(f".{directory.name}.partial")
-        with explained(directory), directory_lock(partial, wait=deadline):
+        with explain_os_errors(directory), directory_lock(partial, wait=deadline):
             try:
                 downloaded = (
                     0 if _is_whole(directory, manifest) else self._replace(directory, partial, manifest, deadline)

@@ -10,7 +10,7 @@ from gumshoe.artifacts.storage import list_uri
 _KIND = re.compile(r"(?:dir|maildir|mbox|eml|jsonl):(?!//)")
 
 
-def state_of(uris: Iterable[str]) -> str:
+def digest_of_uris(uris: Iterable[str]) -> str:
     """Of `hf:DATASET`, its commit; of files (`file://`, `s3://` or a path, after the kind of source or without), their
     names, sizes and times.
 

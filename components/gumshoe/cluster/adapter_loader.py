@@ -42,7 +42,7 @@ _log = logging.getLogger("gumshoe.loader")
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PollInterval:
     """How often is looked, and how long is waited. Times are in seconds."""
 
     look: float = 1.0
@@ -112,7 +112,7 @@ class Status:
         }
 
 
-class TroubleError(Exception):
+class LoadError(Exception):
     """Something is not as it should be, and is tried again."""
 
     def __init__(self, kind: Kind, said: str) -> None:
@@ -127,10 +127,10 @@ class AdapterLoader:
         UsageError: the directory cannot be written to, or the URI is of a form that is not read.
     """
 
-    def __init__(self, uri: str, server: str, directory: Path, pace: Pace | None = None) -> None:
-        self._pace = pace or Pace()
+    def __init__(self, uri: str, server: str, directory: Path, pace: PollInterval | None = None) -> None:
+        self._pace = pace or PollInterval()
         self._store = Store(uri, self._pace.store)
-        self._vllm = _Server(server, self._pace, self._moves)
+        self._vllm = _VllmApi(server, self._pace, self._moves)
         self._directory = writable_directory(str(directory)).absolute()
         self._status = Status()
         self._failures: Counter[Kind] = Counter()
@@ -163,27 +163,27 @@ class AdapterLoader:
 
     def look(self) -> Status:
         """Look at the store and at vLLM, and do what is missing: what is known then."""
-        troubles: list[TroubleError] = []
+        troubles: list[LoadError] = []
         has: list[str] | None = None
-        with self._noting(troubles):
+        with self.record_errors(troubles):
             self._see_wanted()
-        with self._noting(troubles):
+        with self.record_errors(troubles):
             self._vllm.check_health()
             has = self._held()
             wanted = self._status.wanted
             if wanted is not None and wanted not in has and self._is_due():
                 self._load(wanted)
                 has = self._held()
-            self._tidy(has, wanted)
-        self._know(has, troubles)
+            self.evict(has, wanted)
+        self.update_status(has, troubles)
         return self._status
 
     @contextmanager
-    def _noting(self, troubles: list[TroubleError]) -> Iterator[None]:
+    def record_errors(self, troubles: list[LoadError]) -> Iterator[None]:
         self._moves()
         try:
             yield
-        except TroubleError as trouble:
+        except LoadError as trouble:
             troubles.append(trouble)
             self._failures[trouble.kind] += 1
 
@@ -197,9 +197,9 @@ class AdapterLoader:
             if latest is not None:
                 join_reference(ADAPTERS, latest)  # it becomes a path
         except (InvalidNameError, InvalidManifestError) as error:
-            raise TroubleError("corrupt", error.message_with_code) from None
+            raise LoadError("corrupt", error.message_with_code) from None
         except (StorageError, UnavailableError) as error:
-            raise TroubleError("store", error.message_with_code) from None
+            raise LoadError("store", error.message_with_code) from None
         self._is_store_seen = True
         if latest is None:  # nothing there yet; or nothing any longer, and what is served stays
             return
@@ -219,13 +219,13 @@ class AdapterLoader:
         """Have vLLM serve an adapter, after every byte of it was verified.
 
         Raises:
-            TroubleError: it cannot.
+            LoadError: it cannot.
         """
         begun = self._missing_since = self._missing_since or time.monotonic()
         try:
             place = self._fetched(version)
             self._vllm.load(version, place)
-        except TroubleError as trouble:
+        except LoadError as trouble:
             pause = min(self._pace.backoff, self._pace.look * 2.0**self._tries)
             self._tries += 1
             self._next_try = time.monotonic() + pause
@@ -248,16 +248,16 @@ class AdapterLoader:
         except (CorruptArtifactError, InvalidManifestError, NotFoundError) as error:
             self._see_wanted()
             if self._status.wanted != version:  # it was removed, since there is a newer one
-                raise TroubleError("store", f"{version} was replaced while it was fetched") from None
-            raise TroubleError("corrupt", f"{version} is not loaded: {error.message_with_code}") from None
+                raise LoadError("store", f"{version} was replaced while it was fetched") from None
+            raise LoadError("corrupt", f"{version} is not loaded: {error.message_with_code}") from None
         except (StorageError, UnavailableError) as error:
-            raise TroubleError("store", f"{version} cannot be fetched: {error.message_with_code}") from None
+            raise LoadError("store", f"{version} cannot be fetched: {error.message_with_code}") from None
         except (DestinationError, OSError) as error:
-            raise TroubleError("disk", f"{version} cannot be kept: {error}") from None
+            raise LoadError("disk", f"{version} cannot be kept: {error}") from None
         self._moves()
         return place
 
-    def _tidy(self, has: list[str], wanted: str | None) -> None:
+    def evict(self, has: list[str], wanted: str | None) -> None:
         """Let go of all but the newest adapter and the one before it, in vLLM first and then on the disk."""
         if wanted is not None and wanted not in has:
             return  # what is served stays
@@ -274,9 +274,9 @@ class AdapterLoader:
                 if name not in kept and _is_ours(place, name):
                     shutil.rmtree(place)
         except OSError as error:
-            raise TroubleError("disk", f"what is served no longer cannot be removed: {error}") from None
+            raise LoadError("disk", f"what is served no longer cannot be removed: {error}") from None
 
-    def _know(self, has: list[str] | None, troubles: list[TroubleError]) -> None:
+    def update_status(self, has: list[str] | None, troubles: list[LoadError]) -> None:
         """Put what a look found where others see it, and say what is new of it."""
         before, now = self._status, self._status
         if has is not None:
@@ -305,10 +305,10 @@ class AdapterLoader:
                 _log.info("All is well: serving %s", now.serving or "the base model alone")
 
 
-class _Server:
+class _VllmApi:
     """vLLM's API of adapters, with a deadline for the whole of each answer. `moves` is called after each."""
 
-    def __init__(self, url: str, pace: Pace, moves: Callable[[], None]) -> None:
+    def __init__(self, url: str, pace: PollInterval, moves: Callable[[], None]) -> None:
         self._url, self._pace, self._moves = url.rstrip("/").removesuffix("/v1"), pace, moves
         self._runner = asyncio.Runner()
         self._client = httpx.AsyncClient(timeout=pace.load, trust_env=False)
@@ -321,43 +321,43 @@ class _Server:
     def check_health(self) -> None:
         """
         Raises:
-            TroubleError: vLLM is not there, or not healthy.
+            LoadError: vLLM is not there, or not healthy.
         """
         answer = self._asked("GET", "/health", self._pace.answer)
         if answer.status_code != httpx.codes.OK:
-            raise TroubleError("server", f"vLLM at {self._url} is not healthy: it answers {answer.status_code}")
+            raise LoadError("server", f"vLLM at {self._url} is not healthy: it answers {answer.status_code}")
 
     def adapters(self) -> list[tuple[str, str]]:
         """Name and path of each adapter that vLLM has.
 
         Raises:
-            TroubleError: it does not say.
+            LoadError: it does not say.
         """
         answer = self._asked("GET", "/v1/models", self._pace.answer)
         try:
             models = answer.raise_for_status().json()["data"]
             return [(each["id"], each.get("root") or "") for each in models if each.get("parent")]
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TroubleError("server", f"{self._url} does not answer as vLLM does ({error})") from None
+            raise LoadError("server", f"{self._url} does not answer as vLLM does ({error})") from None
 
     def load(self, name: str, place: Path) -> None:
         """
         Raises:
-            TroubleError: vLLM does not take the adapter, has another of that name, or does not answer.
+            LoadError: vLLM does not take the adapter, has another of that name, or does not answer.
         """
         body = {"lora_name": name, "lora_path": str(place)}
         answer = self._asked("POST", "/v1/load_lora_adapter", self._pace.load, body)
         if answer.status_code != httpx.codes.OK and (name, str(place)) not in self.adapters():
-            raise TroubleError("refused", f"vLLM refused {name} with {answer.status_code}: {_words(answer)}")
+            raise LoadError("refused", f"vLLM refused {name} with {answer.status_code}: {_words(answer)}")
 
     def unload(self, name: str) -> None:
         """
         Raises:
-            TroubleError: vLLM has it all the same, or does not answer.
+            LoadError: vLLM has it all the same, or does not answer.
         """
         answer = self._asked("POST", "/v1/unload_lora_adapter", self._pace.load, {"lora_name": name})
         if answer.status_code not in (httpx.codes.OK, httpx.codes.NOT_FOUND):
-            raise TroubleError("refused", f"vLLM did not unload {name}: {answer.status_code}: {_words(answer)}")
+            raise LoadError("refused", f"vLLM did not unload {name}: {answer.status_code}: {_words(answer)}")
 
     def _asked(self, method: str, path: str, deadline: float, body: dict[str, str] | None = None) -> httpx.Response:
         async def ask() -> httpx.Response:
@@ -368,10 +368,10 @@ class _Server:
             return self._runner.run(ask())
         except TimeoutError:
             said = f"vLLM at {self._url} did not answer {path} in {deadline:g} seconds"
-            raise TroubleError("server", said) from None
+            raise LoadError("server", said) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             said = f"vLLM at {self._url} does not answer ({type(error).__name__}: {error})"
-            raise TroubleError("server", said) from None
+            raise LoadError("server", said) from None
         finally:
             self._moves()
 

@@ -33,7 +33,7 @@ def adapter_loader(
     import threading
 
     from gumshoe.artifacts.storage import directory_lock, writable_directory
-    from gumshoe.cluster.adapter_loader import AdapterLoader, Pace
+    from gumshoe.cluster.adapter_loader import AdapterLoader, PollInterval
     from gumshoe.cluster.adapter_loader_http import pages
 
     # As the first process of a container, which no signal ends by itself; and nothing is lost at any instant.
@@ -46,5 +46,5 @@ def adapter_loader(
                 "loader.directory-in-use",
                 f"another adapter loader uses {directory}; give each vLLM server its own --directory",
             )
-        with AdapterLoader(uri, server, directory, Pace(look=every)) as loader, pages(loader, host, port):
+        with AdapterLoader(uri, server, directory, PollInterval(look=every)) as loader, pages(loader, host, port):
             loader.follow(threading.Event())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gumshoe.cluster.deploy import Deployments
     from gumshoe.cluster.kubernetes_api import Cluster
     from gumshoe.cluster.readiness import Health
-    from gumshoe.cluster.releases import Kept, Release, Releases
+    from gumshoe.cluster.releases import Release, Releases, StoredRelease
 
 deploy = typer.Typer(add_completion=False)
 promote = typer.Typer(add_completion=False)
@@ -93,7 +93,7 @@ def deploy_(
         found = find_adapter(store, adapter)
     if dry_run:
         changes, kept = _seen(name, namespace, context, chart)
-        planned = changes.planned(name, kept, found, given, canary)
+        planned = changes.plan_values(name, kept, found, given, canary)
         told = command(changes.releases, name, create_namespace=create_namespace)
         if json:
             print_json({"values": planned, "command": told})
@@ -316,20 +316,20 @@ def _releases(namespace: str | None, context: str | None, chart: Path | None = N
 def _changes(
     namespace: str | None, context: str | None, chart: Path | None, minutes: float, go_back: bool, for_all: bool
 ) -> "Deployments":
-    from gumshoe.cluster.deploy import Deployments, Waiting
+    from gumshoe.cluster.deploy import Deployments, WaitOptions
 
-    return Deployments(_releases(namespace, context, chart), Waiting(minutes * 60, for_all, go_back))
+    return Deployments(_releases(namespace, context, chart), WaitOptions(minutes * 60, for_all, go_back))
 
 
 def _seen(
     name: str, namespace: str | None, context: str | None, chart: Path | None
-) -> "tuple[Deployments, Kept | None]":
+) -> "tuple[Deployments, StoredRelease | None]":
     """What would be changed, and what there is; a first deployment where no cluster can be asked."""
-    from gumshoe.cluster.deploy import Deployments, Waiting
+    from gumshoe.cluster.deploy import Deployments, WaitOptions
     from gumshoe.cluster.kubernetes_api import Cluster, ClusterUnavailableError
     from gumshoe.cluster.releases import Releases
 
-    waiting = Waiting(0)
+    waiting = WaitOptions(0)
     try:
         changes = _changes(namespace, context, chart, 0, go_back=False, for_all=False)
         return changes, changes.releases.find(name)
@@ -341,23 +341,23 @@ def _seen(
         return Deployments(Releases(Cluster(namespace or "default"), chart), waiting), None
 
 
-def _health(kept: "Kept", cluster: "Cluster") -> "Health":
+def _health(kept: "StoredRelease", cluster: "Cluster") -> "Health":
     from gumshoe.cluster.readiness import look
 
     return look(kept, cluster)
 
 
 def _history(releases: "Releases", name: str) -> Iterator[tuple["Release", str]]:
-    from gumshoe.cluster.deploy import Serving, said
+    from gumshoe.cluster.deploy import ServingState, describe_release
 
     for each in releases.history(name):
-        yield each, said(Serving.of(releases.values(name, each.revision)))
+        yield each, describe_release(ServingState.of(releases.values(name, each.revision)))
 
 
-def _described(kept: "Kept", health: "Health | None") -> dict[str, Any]:
-    from gumshoe.cluster.deploy import Serving, said
+def _described(kept: "StoredRelease", health: "Health | None") -> dict[str, Any]:
+    from gumshoe.cluster.deploy import ServingState, describe_release
 
-    values, serving = kept.values, Serving.of(kept.values)
+    values, serving = kept.values, ServingState.of(kept.values)
     busy = "" if kept.release.status == "deployed" else f"Helm: {kept.release.status}"
     health_text = "; ".join(filter(None, (busy, health.text if health else "")))
     return {
@@ -365,7 +365,7 @@ def _described(kept: "Kept", health: "Health | None") -> dict[str, Any]:
         "namespace": kept.release.namespace,
         "adapter": serving.adapter,
         "traffic": serving.traffic,
-        "said": said(serving),
+        "said": describe_release(serving),
         "health": health_text,
         "is_ready": bool(health and health.is_ready and not busy),
         "since": f"{kept.release.updated:%Y-%m-%d %H:%M} UTC",

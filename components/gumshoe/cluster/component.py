@@ -27,8 +27,8 @@ def deploy_agent(published: str, store: str, how: str, target: dict) -> str:
         how: `none`, and nothing is done; `canary`, beside the adapter in service; `full`, in its place.
         target: The deployment: name, namespace, percent (of a canary), values (of the chart).
     """
-    from gumshoe.cluster.deploy import Target, put_into_service
+    from gumshoe.cluster.deploy import DeployTarget, put_into_service
 
-    told = put_into_service(published, store, how, Target.of(target))
+    told = put_into_service(published, store, how, DeployTarget.of(target))
     print(told or "Nothing is deployed")
     return told

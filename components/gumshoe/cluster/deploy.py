@@ -16,7 +16,7 @@ from gumshoe.artifacts.storage import NotFoundError
 from gumshoe.artifacts.store import CorruptArtifactError, Store
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.readiness import DeploymentNotReadyError, wait_until_ready
-from gumshoe.cluster.releases import Kept, Release, Releases, check_name
+from gumshoe.cluster.releases import Release, Releases, StoredRelease, check_name
 from gumshoe.errors import UsageError
 from gumshoe.terminal import err
 
@@ -43,7 +43,7 @@ class PublishedAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitOptions:
     """How long somebody waits for a deployment, and what happens when it is not ready by then."""
 
     seconds: float
@@ -55,7 +55,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DeployTarget:
     """Where a pipeline deploys, and as what."""
 
     name: str = "gumshoe"
@@ -68,7 +68,7 @@ class Target:
     """Of the chart, over those that the release has."""
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "Target":
+    def of(cls, told: Mapping[str, Any]) -> "DeployTarget":
         """
         Raises:
             UsageError: it is told what there is not, or otherwise than it can be.
@@ -94,7 +94,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingState:
     """What a release has in service."""
 
     adapter: str
@@ -106,7 +106,7 @@ class Serving:
     """The adapter that was in service before, loaded for the way back."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Serving":
+    def of(cls, values: Mapping[str, Any]) -> "ServingState":
         """As values of the chart say it."""
         names = {part: str(_part(values, part).get("name") or "") for part in ("adapter", "canary", "previous")}
         percent = _part(values, "canary").get("percent", 10) if names["canary"] else 0
@@ -222,7 +222,7 @@ class Deployments:
     """
 
     releases: Releases
-    waiting: Waiting
+    waiting: WaitOptions
 
     def deploy(
         self,
@@ -244,19 +244,26 @@ class Deployments:
             DeploymentNotReadyError: it is not ready in time.
         """
         kept = self.releases.find(name)
-        values = self.planned(name, kept, adapter, given, percent)
+        values = self.plan_values(name, kept, adapter, given, percent)
         if kept and not self.goes_on(kept, values) and _part(values, "serving").get("mode") != "external":
             err.print(
                 "[bold yellow]warning:[/] another base model, or serving.mode, takes the place of what is served: "
                 "questions fail until it has started",
                 soft_wrap=True,
             )
-        elif adapter and kept and self.goes_on(kept, values) and Serving.of(kept.values).adapter != adapter.version:
+        elif (
+            adapter and kept and self.goes_on(kept, values) and ServingState.of(kept.values).adapter != adapter.version
+        ):
             self._load(kept, _beside(kept.values, values, adapter), adapter.version)
-        return self._put(name, values, said(Serving.of(values)), create_namespace=create_namespace)
+        return self._put(name, values, describe_release(ServingState.of(values)), create_namespace=create_namespace)
 
-    def planned(
-        self, name: str, kept: Kept | None, adapter: PublishedAdapter | None, given: Values, percent: float | None
+    def plan_values(
+        self,
+        name: str,
+        kept: StoredRelease | None,
+        adapter: PublishedAdapter | None,
+        given: Values,
+        percent: float | None,
     ) -> Values:
         """The values that `deploy` comes to, which the chart takes.
 
@@ -264,7 +271,7 @@ class Deployments:
             UsageError: there is nothing that a canary could be beside, or it is in service itself.
             UsageError: the chart rejects them; the message names the key.
         """
-        was = Serving.of(kept.values) if kept else Serving("")
+        was = ServingState.of(kept.values) if kept else ServingState("")
         if percent is not None and kept is None:
             raise UsageError(
                 "deploy.canary-without-deployment",
@@ -306,7 +313,7 @@ class Deployments:
         self.releases.check(name, values)
         return values
 
-    def goes_on(self, kept: Kept, values: Values) -> bool:
+    def goes_on(self, kept: StoredRelease, values: Values) -> bool:
         """Whether a change leaves vLLM what it is, so that it can have the adapters of before and after at once."""
         known = self.releases.defaults
 
@@ -323,7 +330,7 @@ class Deployments:
             UsageError: there is no such deployment, or no canary in it, or this is another chart than its own.
         """
         kept = self._own(name)
-        was = Serving.of(kept.values)
+        was = ServingState.of(kept.values)
         if not was.percent:
             raise UsageError(
                 "deploy.no-canary",
@@ -331,7 +338,7 @@ class Deployments:
             )
         self._load(kept, kept.values, was.canary, model_alone=True)
         values = _replaced(kept.values, "canary", {"previous": _place(kept.values["adapter"]), "canary": {}})
-        return self._put(name, values, said(Serving.of(values)))
+        return self._put(name, values, describe_release(ServingState.of(values)))
 
     def rollback(self, name: str, revision: int | None) -> Release:
         """End a canary; or take one away that is loaded and takes nothing; or, where there is none, go back to the
@@ -344,7 +351,7 @@ class Deployments:
             self.releases.rollback(name, revision)
             return self._ready(name)
         kept = self._own(name)
-        was = Serving.of(kept.values)
+        was = ServingState.of(kept.values)
         if was.percent:
             values = merged(kept.values, {"canary": {"percent": 0}})
         elif was.canary:
@@ -358,9 +365,9 @@ class Deployments:
                 f"{name} has no adapter besides {was.adapter}; deploy another, or use `gumshoe rollback {name} "
                 f"--revision N` with a revision from `gumshoe deployments show {name}`",
             )
-        return self._put(name, values, said(Serving.of(values)))
+        return self._put(name, values, describe_release(ServingState.of(values)))
 
-    def _own(self, name: str) -> Kept:
+    def _own(self, name: str) -> StoredRelease:
         """A release of this chart, of which nothing but adapters is to change."""
         kept = self.releases.get(name)
         if kept.release.chart_version != self.releases.chart_version:
@@ -372,20 +379,20 @@ class Deployments:
             )
         return kept
 
-    def _load(self, kept: Kept, values: Values, adapter: str, *, model_alone: bool = False) -> None:
+    def _load(self, kept: StoredRelease, values: Values, adapter: str, *, model_alone: bool = False) -> None:
         """See to it that vLLM has an adapter, which is asked nothing that it was not asked before. With `model_alone`
         nothing else has to be well.
         """
-        before = Serving.of(kept.values)
+        before = ServingState.of(kept.values)
         if adapter not in before.names or kept.release.status != "deployed":
             self._change(kept.release.name, values, f"{adapter} is loaded beside {before.adapter}")
         self._wait(kept.release.name, self._settled(kept, adapter), model_alone=model_alone)
 
-    def _settled(self, kept: Kept, adapter: str) -> int | None:
+    def _settled(self, kept: StoredRelease, adapter: str) -> int | None:
         """The last revision that did not yet have an adapter loaded for its sake; None where Helm keeps none."""
         for each in self.releases.history(kept.release.name):
             if each.status in ("deployed", "superseded"):
-                was = Serving.of(self.releases.values(kept.release.name, each.revision))
+                was = ServingState.of(self.releases.values(kept.release.name, each.revision))
                 if was.canary != adapter or was.percent:
                     return each.revision
         return None
@@ -393,7 +400,7 @@ class Deployments:
     def _put(self, name: str, values: Values, description: str, *, create_namespace: bool = False) -> Release:
         """Change a release, and wait for it."""
         kept = self.releases.find(name)
-        back = self._settled(kept, Serving.of(values).adapter) if kept else None
+        back = self._settled(kept, ServingState.of(values).adapter) if kept else None
         self._change(name, values, description, create_namespace=create_namespace)
         return self._ready(name, back)
 
@@ -430,7 +437,7 @@ class Deployments:
             ) from None
 
 
-def put_into_service(published: str, store: str, how: str, target: Target) -> str:
+def put_into_service(published: str, store: str, how: str, target: DeployTarget) -> str:
     """A pipeline's step, from within the cluster; what is in service then. A deployment that is not ready within an
     hour goes back to what it was; the first one of a name has no adapter that a canary could be beside, and serves all.
 
@@ -441,15 +448,15 @@ def put_into_service(published: str, store: str, how: str, target: Target) -> st
     if how == "none":
         return ""
     releases = Releases(Cluster.of(target.namespace or None, None))
-    changes = Deployments(releases, Waiting(_PIPELINE_SECONDS, goes_back=True))
+    changes = Deployments(releases, WaitOptions(_PIPELINE_SECONDS, goes_back=True))
     adapter = find_adapter(store, published.removeprefix(f"{KIND}/"))
     kept = releases.find(target.name)
-    is_canary = how == "canary" and kept is not None and Serving.of(kept.values).adapter != adapter.version
+    is_canary = how == "canary" and kept is not None and ServingState.of(kept.values).adapter != adapter.version
     changes.deploy(target.name, adapter, target.values, target.percent if is_canary else None)
-    return f"{target.name}: {said(Serving.of(releases.get(target.name).values))}"
+    return f"{target.name}: {describe_release(ServingState.of(releases.get(target.name).values))}"
 
 
-def said(serving: Serving) -> str:
+def describe_release(serving: ServingState) -> str:
     """What is in service, in a line."""
     shares = [f"{name} takes {share:g} %" for name, share in serving.traffic.items() if share]
     loaded = [f"{name} is loaded" for name, share in serving.traffic.items() if not share]

@@ -13,12 +13,12 @@ from functools import partial
 from gumshoe.artifacts.storage import split_uri
 from gumshoe.cluster.kubernetes_api import Cluster, kubeconfig
 from gumshoe.cluster.preflight import components, external, gpu_checks, permissions, queues
-from gumshoe.cluster.preflight.client import Asked, NotAllowedError, Object
+from gumshoe.cluster.preflight.client import ClusterReader, NotAllowedError, Object
 from gumshoe.cluster.preflight.result import Finding, State, from_error, skipped
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 API = "api"
-_OF_CLUSTER: dict[str, Callable[[Asked], Iterator[Finding]]] = {
+_OF_CLUSTER: dict[str, Callable[[ClusterReader], Iterator[Finding]]] = {
     API: components.api,
     "crds": components.crds,
     "controllers": components.controllers,
@@ -123,7 +123,7 @@ def examine(wanted: Wanted) -> Diagnosis:
     return Diagnosis(asked.namespace if asked else None, tuple(Checked(name, found[name]) for name in names))
 
 
-def _asked(wanted: Wanted) -> Asked | None:
+def _asked(wanted: Wanted) -> ClusterReader | None:
     """The cluster to look at; None where there is none, and something else is to be looked at."""
     try:
         kubeconfig()
@@ -137,10 +137,10 @@ def _asked(wanted: Wanted) -> Asked | None:
             ) from None
         return None
     cluster = Cluster.of(wanted.namespace, wanted.context)
-    return Asked(cluster, wanted.seconds * _SHARE, wanted.gpus, wanted.nodes, wanted.tolerations)
+    return ClusterReader(cluster, wanted.seconds * _SHARE, wanted.gpus, wanted.nodes, wanted.tolerations)
 
 
-def _of_cluster(asked: Asked | None, names: list[str], seconds: float) -> "dict[str, _Running]":
+def _of_cluster(asked: ClusterReader | None, names: list[str], seconds: float) -> "dict[str, _Running]":
     """The checks of the cluster, which begin once it is known that it answers."""
     if asked is None:
         return {

@@ -29,45 +29,45 @@ _STAMPED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?Z ?(.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JobUpdate:
     """The job as it is now; None where it is gone."""
 
     job: Manifest | None
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class LogLine:
     """A line of the first node's log."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class WatchLost:
     """The job can be followed no longer."""
 
     error: GumshoeError
 
 
-Event = Seen | Said | Lost
+JobEvent = JobUpdate | LogLine | WatchLost
 
 
 @dataclass(slots=True)
-class Following:
+class JobWatch:
     """A TrainJob that is followed, while the block runs."""
 
     cluster: Cluster
     name: str
     silence: float
-    """Seconds without an answer after which it is `Lost`."""
+    """Seconds without an answer after which it is `WatchLost`."""
     poll: float = 2.0
     """Seconds until a pod that says nothing is looked at again."""
-    events: "queue.SimpleQueue[Event]" = field(default_factory=queue.SimpleQueue)
+    events: "queue.SimpleQueue[JobEvent]" = field(default_factory=queue.SimpleQueue)
     is_read: threading.Event = field(default_factory=threading.Event)
     """Set while there is nothing more in the first node's log, whose container has ended."""
     _ended: threading.Event = field(default_factory=threading.Event)
 
-    def __enter__(self) -> "Following":
+    def __enter__(self) -> "JobWatch":
         for follow in (self._follow_job, self._follow_log):
             threading.Thread(target=self._kept_up, args=(follow,), daemon=True).start()
         return self
@@ -88,19 +88,19 @@ class Following:
                 follow(answer)
             except ClusterUnavailableError as error:
                 if time.monotonic() - answered > self.silence:
-                    self.events.put(Lost(error))
+                    self.events.put(WatchLost(error))
                     return
                 self._ended.wait(pause * random.uniform(0.5, 1) if error.pause is None else error.pause)  # noqa: S311
                 pause = min(2 * pause, _LONGEST)
             except ClusterError as error:
-                self.events.put(Lost(error))
+                self.events.put(WatchLost(error))
                 return
 
     def _follow_job(self, answer: Callable[[], None]) -> None:
         """The job as it is, and then each change of it, until the watch breaks off."""
         listed = self.cluster.ask(self.cluster.custom.list_namespaced_custom_object, *self._place, **self._only)
         answer()
-        self.events.put(Seen(next(iter(listed["items"]), None)))
+        self.events.put(JobUpdate(next(iter(listed["items"]), None)))
         version = listed["metadata"]["resourceVersion"]
         while version and not self._ended.is_set():
             version = self._watch(version, answer)
@@ -119,7 +119,7 @@ class Following:
                     )
                 version = found["metadata"]["resourceVersion"]
                 if kind != "BOOKMARK":
-                    self.events.put(Seen(None if kind == "DELETED" else found))
+                    self.events.put(JobUpdate(None if kind == "DELETED" else found))
                 if self._ended.is_set():
                     break
         return version
@@ -173,7 +173,7 @@ class Following:
             try:
                 for text in self._lines(pod.metadata.name, place):
                     answer()
-                    self.events.put(Said(text))
+                    self.events.put(LogLine(text))
             except ClusterError as error:  # its container has not begun, or the pod has gone meanwhile
                 if error.status in (401, 403):
                     raise

@@ -22,7 +22,7 @@ _TICK = 0.5  # seconds of waiting until it is checked whether to go on
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long what is waited for, in seconds."""
 
     silence: float = 600
@@ -63,11 +63,11 @@ class _Ways:
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
+class ObjectClient:
     """The objects of one step."""
 
     cluster: Cluster
-    patience: Patience
+    patience: Timeouts
     owner: Manifest | None = field(default_factory=own_pod)
     check: Callable[[], object] = lambda: None
     """Asked while something is waited for; it may raise what ends that."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, ClusterUnavailableError
 from gumshoe.cluster.readiness import selector_of
-from gumshoe.cluster.releases import Kept
+from gumshoe.cluster.releases import StoredRelease
 from gumshoe.errors import UsageError
 
 _SECONDS = 20.0  # of a request
@@ -16,7 +16,7 @@ _CONTAINERS = ("agent", "kserve-container", "main")  # that serve, beside those 
 
 
 def lines_of(
-    kept: Kept, cluster: Cluster, part: str, *, tail: int, follow: bool, previous: bool
+    kept: StoredRelease, cluster: Cluster, part: str, *, tail: int, follow: bool, previous: bool
 ) -> Iterator[tuple[str, str]]:
     """Pod and line; with `follow` as they come, of all pods together, until nothing comes any longer.
 

@@ -8,7 +8,7 @@ from gumshoe.cluster.kubernetes_api import Cluster
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class PodRemedies:
     """What somebody can set about a pod, by the names that it has where pods of its kind come from."""
 
     images: str
@@ -41,7 +41,7 @@ class Knobs:
         }
 
 
-def trouble_of(pod: Any, cluster: Cluster, knobs: Knobs) -> str:
+def pod_problem(pod: Any, cluster: Cluster, knobs: PodRemedies) -> str:
     """What keeps a pod from running, or ended it, and what helps; empty where nothing does.
 
     Raises:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterUnavailableError
-from gumshoe.cluster.pod_problems import Knobs, trouble_of
-from gumshoe.cluster.releases import Kept
+from gumshoe.cluster.pod_problems import PodRemedies, pod_problem
+from gumshoe.cluster.releases import StoredRelease
 from gumshoe.errors import UnavailableError
 from gumshoe.terminal import progress
 
@@ -17,10 +17,10 @@ _MODELS = {  # by kind: group, version and plural
     "InferenceService": ("serving.kserve.io", "v1beta1", "inferenceservices"),
     "LLMInferenceService": ("serving.kserve.io", "v1alpha2", "llminferenceservices"),
 }
-_AGENT_KNOBS = Knobs(
+_AGENT_KNOBS = PodRemedies(
     "agent.image", "agent.nodeSelector, agent.tolerations and agent.resources", "raise agent.resources", "another comes"
 )
-_MODEL_KNOBS = Knobs(
+_MODEL_KNOBS = PodRemedies(
     "serving.image",
     "serving.gpus, serving.nodeSelector and serving.tolerations",
     "raise serving.resources, or lower model.maxContext",
@@ -33,7 +33,7 @@ class DeploymentNotReadyError(UnavailableError):
 
 
 @dataclass(frozen=True, slots=True)
-class PodView:
+class PodState:
     """A pod of a deployment."""
 
     name: str
@@ -52,7 +52,7 @@ class Health:
 
     waiting: tuple[str, ...]
     """What it is that is not ready yet; nothing where all of it is."""
-    pods: tuple[PodView, ...]
+    pods: tuple[PodState, ...]
 
     @property
     def is_ready(self) -> bool:
@@ -69,7 +69,7 @@ class Health:
         return "ready" if self.is_ready else "; ".join([*self.waiting, *self.troubles])
 
 
-def wait_until_ready(kept: Kept, cluster: Cluster, seconds: float, *, model_alone: bool = False) -> Health:
+def wait_until_ready(kept: StoredRelease, cluster: Cluster, seconds: float, *, model_alone: bool = False) -> Health:
     """Look again and again; with `model_alone` only vLLM is waited for.
 
     Raises:
@@ -99,7 +99,7 @@ def wait_until_ready(kept: Kept, cluster: Cluster, seconds: float, *, model_alon
             time.sleep(min(_EVERY, max(0.0, until - time.monotonic()) + 0.05))
 
 
-def look(kept: Kept, cluster: Cluster, *, model_alone: bool = False) -> Health:
+def look(kept: StoredRelease, cluster: Cluster, *, model_alone: bool = False) -> Health:
     """How a deployment, or its vLLM alone, is now.
 
     Raises:
@@ -112,7 +112,7 @@ def look(kept: Kept, cluster: Cluster, *, model_alone: bool = False) -> Health:
     return Health(tuple(waiting), tuple(_pods(kept, cluster)))
 
 
-def selector_of(kept: Kept, part: str) -> dict[str, str]:
+def selector_of(kept: StoredRelease, part: str) -> dict[str, str]:
     """The labels of the pods of a part, `agent` or `model`; none where the release has no such pods."""
     name = kept.of_kind("Service", f"-{part}")
     service = next(
@@ -121,7 +121,7 @@ def selector_of(kept: Kept, part: str) -> dict[str, str]:
     return dict(service.get("spec", {}).get("selector") or {})
 
 
-def _model_waits(kept: Kept, cluster: Cluster, deployments: list[Any]) -> Iterator[str]:
+def _model_waits(kept: StoredRelease, cluster: Cluster, deployments: list[Any]) -> Iterator[str]:
     for kind, place in _MODELS.items():
         name = kept.of_kind(kind)
         if name is None:
@@ -162,7 +162,7 @@ def _conditions(kind: str, status: dict[str, Any]) -> Iterator[str]:
         yield f"vLLM failed: {' '.join(failure['message'].split())[:300]}"
 
 
-def _agent_waits(kept: Kept, deployments: list[Any]) -> Iterator[str]:
+def _agent_waits(kept: StoredRelease, deployments: list[Any]) -> Iterator[str]:
     name = kept.of_kind("Deployment", "-agent")
     own = next((each for each in deployments if each.metadata.name == name), None)
     if own is None:
@@ -197,7 +197,7 @@ def _digest(made: Any) -> str | None:
     return None
 
 
-def _pods(kept: Kept, cluster: Cluster) -> Iterator[PodView]:
+def _pods(kept: StoredRelease, cluster: Cluster) -> Iterator[PodState]:
     for part, knobs in (("agent", _AGENT_KNOBS), ("model", _MODEL_KNOBS)):
         labels = selector_of(kept, part)
         if not labels:
@@ -207,10 +207,10 @@ def _pods(kept: Kept, cluster: Cluster) -> Iterator[PodView]:
         for pod in cluster.ask(found, cluster.namespace, label_selector=wanted).items:
             if pod.metadata.deletion_timestamp:
                 continue
-            trouble = trouble_of(pod, cluster, knobs)
+            trouble = pod_problem(pod, cluster, knobs)
             conditions = {each.type: each.status for each in pod.status.conditions or []}
             restarts = sum(each.restart_count for each in pod.status.container_statuses or [])
             is_ready = conditions.get("Ready") == "True"
-            yield PodView(
+            yield PodState(
                 pod.metadata.name, part, pod.status.phase or "", is_ready, restarts, "" if is_ready else trouble
             )

@@ -41,7 +41,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredRelease:
     """What Helm keeps of a release's last revision."""
 
     release: Release
@@ -81,7 +81,7 @@ class Releases:
                 newest[each["name"]] = _release(each)
         return sorted(newest.values(), key=lambda release: release.name)
 
-    def find(self, name: str) -> Kept | None:
+    def find(self, name: str) -> StoredRelease | None:
         """A release; None where there is none.
 
         Raises:
@@ -101,9 +101,9 @@ class Releases:
                 f"Helm release {name} belongs to chart {status.get('chart_name')}; choose another name",
             )
         objects = [each for each in yaml.load_all(status.get("manifest") or "", _LOADER) if each]
-        return Kept(_release(status), self.values(name, status["revision"]), objects)
+        return StoredRelease(_release(status), self.values(name, status["revision"]), objects)
 
-    def get(self, name: str) -> Kept:
+    def get(self, name: str) -> StoredRelease:
         """
         Raises:
             UsageError: there is no such release.

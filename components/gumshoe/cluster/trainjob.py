@@ -60,7 +60,7 @@ _NAME = re.compile(r"([a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainJobSpec:
     """How a pipeline has a training on several nodes carried out: its parameter `job`."""
 
     rollout_servers: int = 1
@@ -86,7 +86,7 @@ class Job:
         return min(1, gpus) if self.rollout_gpus is None else self.rollout_gpus
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "Job":
+    def of(cls, told: Mapping[str, Any]) -> "TrainJobSpec":
         """
         Raises:
             UsageError: it is told what there is not, or otherwise than it can be.
@@ -148,7 +148,7 @@ class TrainingJob:
     image: str
     command: tuple[str, ...]
     """What each node runs: one process, which starts one for each of its GPUs itself."""
-    job: Job = field(default_factory=Job)
+    job: TrainJobSpec = field(default_factory=TrainJobSpec)
     rollout: Rollout | None = None
     env: tuple[Manifest, ...] = ()
     """Environment variables of all containers, as Kubernetes writes them."""
@@ -340,12 +340,12 @@ def _placed(asked: TrainingJob) -> Manifest:
     return found
 
 
-def _queued(job: Job) -> dict[str, str]:
+def _queued(job: TrainJobSpec) -> dict[str, str]:
     told = {QUEUE_LABEL: job.queue, PRIORITY_LABEL: job.priority if job.queue else ""}
     return {label: value for label, value in told.items() if value}
 
 
-def _resources(job: Job, gpus: int) -> Manifest:
+def _resources(job: TrainJobSpec, gpus: int) -> Manifest:
     wanted = {
         "cpu": str(job.cpus or CPUS * max(1, gpus)),
         "memory": job.memory or f"{GIBIBYTES * max(1, gpus)}Gi",

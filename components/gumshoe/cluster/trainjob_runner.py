@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from queue import Empty
 from typing import Any
 
-from gumshoe.cluster.job_watch import Following, Lost, Said, Seen
+from gumshoe.cluster.job_watch import JobUpdate, JobWatch, LogLine, WatchLost
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, ClusterUnavailableError, short
-from gumshoe.cluster.object_client import Objects, Patience, own_pod
-from gumshoe.cluster.pod_problems import Knobs, trouble_of
+from gumshoe.cluster.object_client import ObjectClient, Timeouts, own_pod
+from gumshoe.cluster.pod_problems import PodRemedies, pod_problem
 from gumshoe.cluster.trainjob import JOB_LABEL, ROLE_LABEL, Manifest, TrainingJob
 from gumshoe.errors import GumshoeError, UnavailableError
 
@@ -30,7 +30,7 @@ _MARKS = ("Step ", "Evaluation after ")  # how the lines begin that are handed o
 _KUEUE = ("kueue.x-k8s.io", "v1beta2", "workloads")
 _OF_JOB = "kueue.x-k8s.io/job-uid"  # Kueue's own label, of what it made of a job
 _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"  # JobSet's own label: how often all nodes were started anew
-_KNOBS = Knobs(
+_KNOBS = PodRemedies(
     images="trainer_image",
     place="gpus, node_selector, tolerations, and job's cpus and memory",
     memory="make model.max_context or the batch smaller, or give it more (job's memory)",
@@ -38,11 +38,11 @@ _KNOBS = Knobs(
 )
 
 
-def train_on_nodes(
+def run_trainjob(
     asked: TrainingJob,
     cluster: Cluster,
     say: Callable[[str], object],
-    patience: Patience | None = None,
+    patience: Timeouts | None = None,
     owner: Manifest | None = None,
 ) -> None:
     """Have a training carried out, to its end. What it says of its progress, and what it waits for, is handed on.
@@ -56,11 +56,11 @@ def train_on_nodes(
         ClusterError: the cluster refuses.
         ClusterUnavailableError: the cluster does not answer; the training is left alone.
     """
-    ending = _Ending()
-    objects = Objects(cluster, patience or Patience(), owner or own_pod(), ending.check)
+    ending = _StopSignals()
+    objects = ObjectClient(cluster, patience or Timeouts(), owner or own_pod(), ending.check)
     with ending.heard():
         try:
-            _Run(asked, objects, say).carry_out()
+            _TrainJobRun(asked, objects, say).carry_out()
         except ClusterUnavailableError:
             raise
         except BaseException:
@@ -71,7 +71,7 @@ def train_on_nodes(
 
 
 @dataclass(slots=True)
-class _Ending:
+class _StopSignals:
     """Whether this process was asked to end. Its signal breaks off nothing, which might leave a lock that is held."""
 
     is_asked: bool = False
@@ -101,7 +101,7 @@ class _Ending:
             )
 
 
-def _remove(asked: TrainingJob, objects: Objects, say: Callable[[str], object]) -> None:
+def _remove(asked: TrainingJob, objects: ObjectClient, say: Callable[[str], object]) -> None:
     """Leave nothing of it, whoever asks this process to end. What cannot be removed goes with the step's pod."""
     objects = replace(objects, check=lambda: None)
     for each in reversed(asked.manifests):
@@ -113,11 +113,11 @@ def _remove(asked: TrainingJob, objects: Objects, say: Callable[[str], object]) 
 
 
 @dataclass(slots=True)
-class _Run:
+class _TrainJobRun:
     """One training, and what is known of it so far."""
 
     asked: TrainingJob
-    objects: Objects
+    objects: ObjectClient
     say: Callable[[str], object]
     _uid: str = ""
     _is_suspended: bool | None = None
@@ -138,7 +138,7 @@ class _Run:
         return self.objects.cluster
 
     @property
-    def _patience(self) -> Patience:
+    def _patience(self) -> Timeouts:
         return self.objects.patience
 
     def carry_out(self) -> None:
@@ -151,7 +151,7 @@ class _Run:
         self.say(f"Training on {self.asked.nodes} nodes of {self.asked.gpus} GPUs: TrainJob {self.asked.name}")
         looked = float("-inf")
         poll = min(_POLL, self._patience.look)
-        with Following(self._cluster, self.asked.name, self._patience.silence, poll) as following:
+        with JobWatch(self._cluster, self.asked.name, self._patience.silence, poll) as following:
             while True:
                 self.objects.check()
                 with suppress(Empty):
@@ -164,16 +164,16 @@ class _Run:
                     looked = now
                     self._look()
 
-    def _take(self, following: Following) -> bool:
+    def _take(self, following: JobWatch) -> bool:
         """Take what happens next; whether it is that the training has come to its end.
 
         Raises:
             Empty: nothing happens.
         """
         event = following.events.get(timeout=min(_TICK, self._patience.look))
-        if isinstance(event, Lost):
+        if isinstance(event, WatchLost):
             raise event.error
-        if isinstance(event, Said):
+        if isinstance(event, LogLine):
             self._hear(event.text)
             return False
         if event.job is None or event.job["metadata"]["uid"] != self._uid:
@@ -184,7 +184,7 @@ class _Run:
             )
         return self._see(event)
 
-    def _see(self, event: Seen) -> bool:
+    def _see(self, event: JobUpdate) -> bool:
         job = event.job or {}
         status = job.get("status") or {}
         if status != self._status:
@@ -254,7 +254,7 @@ class _Run:
         if text.startswith(_MARKS):
             self.say(text)
 
-    def _hear_out(self, following: Following) -> None:
+    def _hear_out(self, following: JobWatch) -> None:
         """What the first node has still said, once the training has come to its end."""
         until = time.monotonic() + self._patience.last_words
         while time.monotonic() < until:
@@ -265,9 +265,9 @@ class _Run:
                 if is_read:
                     return
                 continue
-            if isinstance(event, Lost):
+            if isinstance(event, WatchLost):
                 return
-            if isinstance(event, Said):
+            if isinstance(event, LogLine):
                 self._hear(event.text)
 
     def _check_progress(self, now: float) -> None:
@@ -317,7 +317,7 @@ class _Run:
         for pod in self._pods():
             role = (pod.metadata.labels or {}).get(ROLE_LABEL, "pod")
             if role not in found and pod.status.phase in ("Pending", "Running"):
-                trouble = trouble_of(pod, self._cluster, _KNOBS)
+                trouble = pod_problem(pod, self._cluster, _KNOBS)
                 if trouble:
                     found[role] = f"{pod.metadata.name}: {trouble}"
         return found

@@ -17,9 +17,9 @@ import apsw
 
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.artifacts.sqlite import open_read_only
-from gumshoe.artifacts.storage import directory_lock, explained, write_atomically
+from gumshoe.artifacts.storage import directory_lock, explain_os_errors, write_atomically
 from gumshoe.documents.chunking import CountTokens, estimate_tokens
-from gumshoe.documents.gathering import Counts, Gatherer
+from gumshoe.documents.gathering import Counts, DocumentGatherer
 from gumshoe.documents.installed import check_installed
 from gumshoe.documents.lexical import check_language
 from gumshoe.documents.schema import (
@@ -48,7 +48,7 @@ _PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
-class BuildOptions:
+class DocumentBuildOptions:
     """How documents are indexed."""
 
     embedding: str = DEFAULT
@@ -62,7 +62,7 @@ class BuildOptions:
 
 
 @dataclass(slots=True)
-class BuildReport:
+class DocumentBuildReport:
     """What a build did."""
 
     counts: Counts
@@ -77,11 +77,11 @@ class BuildReport:
 def build_index(
     sources: Iterable[str],
     directory: Path,
-    options: BuildOptions | None = None,
+    options: DocumentBuildOptions | None = None,
     *,
     replace: bool = False,
     embedder: Embedder | None = None,
-) -> BuildReport:
+) -> DocumentBuildReport:
     """Index the documents of some sources in `directory`.
 
     The index appears when it is whole. A build that is killed leaves nothing that looks finished; started again with
@@ -98,7 +98,7 @@ def build_index(
     """
     started = time.monotonic()
     check_installed("indexing", _LIBRARIES)
-    options = options or BuildOptions()
+    options = options or DocumentBuildOptions()
     opened = [open_source(uri) for uri in sources]
     if not opened:
         raise UsageError("documents.no-sources", "no source to index; name one or more, e.g. dir:manuals")
@@ -107,7 +107,7 @@ def build_index(
         raise UsageError(
             "documents.invalid-chunk-size", f"tokens per chunk must be >= {SMALLEST}, got {options.tokens}"
         )
-    with explained(directory), directory_lock(directory, wait=None) as lock:
+    with explain_os_errors(directory), directory_lock(directory, wait=None) as lock:
         if lock is None:
             raise UnavailableError(
                 "documents.index-busy",
@@ -146,7 +146,7 @@ def _folders(directory: Path) -> list[Path]:
     return sorted(found)
 
 
-def _token_counter(options: BuildOptions, embedder: object) -> CountTokens:
+def _token_counter(options: DocumentBuildOptions, embedder: object) -> CountTokens:
     """
     Raises:
         UsageError: the model does not read that many tokens.
@@ -164,15 +164,15 @@ def _token_counter(options: BuildOptions, embedder: object) -> CountTokens:
 
 
 def _build(
-    sources: list[Source], partial: Path, options: BuildOptions, embedder: Embedder | None, count: CountTokens
-) -> tuple[IndexFacts, BuildReport]:
+    sources: list[Source], partial: Path, options: DocumentBuildOptions, embedder: Embedder | None, count: CountTokens
+) -> tuple[IndexFacts, DocumentBuildReport]:
     """Make everything in `partial`, and say what it is."""
     path = partial / DATABASE
     path.unlink(missing_ok=True)
     with _writing(path) as database:
-        gatherer = Gatherer(database, options.tokens, options.language, count, options.drop_duplicates)
+        gatherer = DocumentGatherer(database, options.tokens, options.language, count, options.drop_duplicates)
         _read(sources, gatherer)
-        report = BuildReport(gatherer.counts, content=gatherer.digest(VERSION, asdict(options)))
+        report = DocumentBuildReport(gatherer.counts, content=gatherer.digest(VERSION, asdict(options)))
         if not gatherer.counts.chunks:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in gatherer.counts.unreadable.items())
             raise UsageError(
@@ -207,7 +207,7 @@ def _build(
     return facts, report
 
 
-def _read(sources: list[Source], gatherer: Gatherer) -> None:
+def _read(sources: list[Source], gatherer: DocumentGatherer) -> None:
     totals = [source.total for source in sources]
     total = None if None in totals else sum(filter(None, totals))
     with progress("Reading", total=total, in_bytes=total is not None) as advance:

@@ -74,9 +74,9 @@ def index(
     Stopped, and started again with the same documents and options, it goes on where it was. What cannot be read is
     counted by reason; `gumshoe documents stats --unreadable` lists it.
     """
-    from gumshoe.documents.build import BuildOptions, build_index
+    from gumshoe.documents.build import DocumentBuildOptions, build_index
 
-    options = BuildOptions(embedding, tokens, language, drop_duplicates=not duplicates)
+    options = DocumentBuildOptions(embedding, tokens, language, drop_duplicates=not duplicates)
     report = build_index(sources, directory, options, replace=replace)
     if json:
         print_json(asdict(report))

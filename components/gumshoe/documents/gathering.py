@@ -41,7 +41,7 @@ class Counts:
     """Things that could not be read as a document, by reason; the table `unreadable` lists each."""
 
 
-class Gatherer:
+class DocumentGatherer:
     """Writes documents into a database that has the tables of an index, in the order in which they come."""
 
     def __init__(

@@ -122,7 +122,7 @@ class PostingsBuilder:
         import bm25s
 
         index = bm25s.BM25(k1=K1, b=B, method="lucene")
-        rows: Any = _Rows(self._words, self._lengths)
+        rows: Any = _PostingRows(self._words, self._lengths)
         parts = index.build_index_from_ids(list(range(len(self._numbers))), rows, show_progress=False)
         return Postings(
             np.asarray(parts["indptr"], np.int64),
@@ -132,7 +132,7 @@ class PostingsBuilder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _PostingRows:
     """The words of each text by number, made as they are asked for: all lists at once would take gigabytes."""
 
     words: "array[int]"

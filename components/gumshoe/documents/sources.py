@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from gumshoe.artifacts import source_files as reading
+from gumshoe.artifacts import source_files
 from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset
 from gumshoe.artifacts.lines import file_size
 from gumshoe.artifacts.source_files import Unreadable, files_below, read_files, read_json_lines
@@ -51,7 +51,7 @@ _LONGEST_TITLE = 200
 _READABLE = re.compile(r"[_-]+")
 
 
-Source = reading.Source[Document]
+Source = source_files.Source[Document]
 
 
 def open_source(uri: str) -> Source:
@@ -61,8 +61,12 @@ def open_source(uri: str) -> Source:
         UsageError: the URI is of no known form, or nothing of that kind lies there.
         StorageError, UnavailableError: the place could not be looked into.
     """
-    openers: dict[str, Callable[[str, str], Source]] = {"jsonl": _Jsonl.at, "dir": _Tree.at, "hf": _Dataset.named}
-    return reading.open_source(uri, openers, "documents", FORMS)
+    openers: dict[str, Callable[[str, str], Source]] = {
+        "jsonl": _JsonlDocuments.at,
+        "dir": _DirectoryDocuments.at,
+        "hf": _DatasetDocuments.named,
+    }
+    return source_files.open_source(uri, openers, "documents", FORMS)
 
 
 def split_source(uri: str) -> tuple[str, str]:
@@ -71,11 +75,11 @@ def split_source(uri: str) -> tuple[str, str]:
     Raises:
         UsageError: the URI is of no known form.
     """
-    return reading.split_source(uri, _KINDS, "documents", FORMS)
+    return source_files.split_source(uri, _KINDS, "documents", FORMS)
 
 
 @dataclass(frozen=True, slots=True)
-class _Jsonl:
+class _JsonlDocuments:
     """One JSON object a line: id, title, text, url, and metadata; or records of MedQuAD."""
 
     uri: str
@@ -83,7 +87,7 @@ class _Jsonl:
     place: str
 
     @classmethod
-    def at(cls, uri: str, place: str) -> "_Jsonl":
+    def at(cls, uri: str, place: str) -> "_JsonlDocuments":
         return cls(uri, file_size(place), place)
 
     def read(self, advance: Callable[[int], object]) -> Iterator[Document | Unreadable]:
@@ -91,15 +95,15 @@ class _Jsonl:
 
 
 @dataclass(frozen=True, slots=True)
-class _Dataset:
-    """A dataset of the Hugging Face hub, or a local directory of one, streamed. Fields as in `_Jsonl`."""
+class _DatasetDocuments:
+    """A dataset of the Hugging Face hub, or a local directory of one, streamed. Fields as in `_JsonlDocuments`."""
 
     uri: str
     total: int | None
     records: Iterable[Any]
 
     @classmethod
-    def named(cls, uri: str, _: str) -> "_Dataset":
+    def named(cls, uri: str, _: str) -> "_DatasetDocuments":
         return cls(uri, None, open_dataset(uri))
 
     def read(self, advance: Callable[[int], object]) -> Iterator[Document | Unreadable]:  # noqa: ARG002 - no bytes
@@ -109,7 +113,7 @@ class _Dataset:
 
 def parse_records(records: Iterable[tuple[str, Any] | Unreadable]) -> Iterator[Document | Unreadable]:
     """The documents of records, each given with where it is. Records of MedQuAD come last, gathered by page."""
-    pages: dict[str, _Page] = {}
+    pages: dict[str, _MedQuadPage] = {}
     for found in records:
         if isinstance(found, Unreadable):
             yield found
@@ -144,7 +148,7 @@ def _generic(record: dict[str, Any], where: str) -> Document | Unreadable:
 
 
 @dataclass(slots=True)
-class _Page:
+class _MedQuadPage:
     """What MedQuAD took from one page."""
 
     url: str
@@ -196,14 +200,14 @@ def _first(record: Mapping[str, Any], names: Iterable[str]) -> str:
     return clean(value).strip()
 
 
-def _add_answer(pages: dict[str, _Page], record: dict[str, Any]) -> bool:
+def _add_answer(pages: dict[str, _MedQuadPage], record: dict[str, Any]) -> bool:
     """Add a record of MedQuAD to its page, all of it or, where a field is wrong, nothing: whether it has an answer."""
     answer, title, kind = (_first(record, names) for names in (("answer",), _TITLE, _ASKED_FOR))
     if not answer:
         return False
     key, url = _page_key(record), _first(record, _PAGE)
     told = {name: _several(record, names) for name, names in _OF_PAGE.items()}
-    page = pages.setdefault(key, _Page(url))
+    page = pages.setdefault(key, _MedQuadPage(url))
     if title:
         page.titles.setdefault(clean_line(title))
     # What was asked for stands above the answer, and not the question itself: it would be found by its own words.
@@ -224,7 +228,7 @@ def _several(record: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
+class _DirectoryDocuments:
     """A directory of documents, one a file: text, Markdown, HTML or PDF, by the ending of its name."""
 
     uri: str
@@ -233,7 +237,7 @@ class _Tree:
     files: list[Entry]
 
     @classmethod
-    def at(cls, uri: str, place: str) -> "_Tree":
+    def at(cls, uri: str, place: str) -> "_DirectoryDocuments":
         storage, entries = files_below(uri, place)
         files = [each for each in entries if not any(part.startswith(".") for part in each.key.split("/"))]
         if not files:

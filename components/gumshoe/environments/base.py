@@ -1,6 +1,7 @@
 """What an episode takes place in: the tools a model may use, what it is told, and a record of what it did."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, Protocol
 
 from gumshoe.environments.tools import Toolbox
@@ -10,18 +11,26 @@ Unusable = Literal["unparseable call", "no call", "unknown tool", "bad arguments
 """Why a call cannot be used."""
 Ending = Literal["answer", "max turns", "context full", Unusable]
 """Why an episode is over."""
-Deed = Literal[
-    "searched", "searched again", "in vain", "found", "read", "read again", "read another", "invalid id", "answered"
+Event = Literal[
+    "searched",
+    "searched again",
+    "in vain",
+    "found",
+    "read",
+    "read again",
+    "read another",
+    "invalid id",
+    "answered",
 ]
 """What a call of a tool did. A search is new or was made before, finds nothing at all ("in vain"), or lists a right
 source that no search had listed. Reading is of a right source, of what was read before, or of something else."""
 
 
 @dataclass(slots=True)
-class Record:
+class EpisodeState:
     """What happened in an episode, for rewards and metrics."""
 
-    deeds: list[list[Deed]] = field(default_factory=list)
+    deeds: list[list[Event]] = field(default_factory=list)
     """What each call did, in the order of the turns."""
     searches: int = 0
     repeated_searches: int = 0
@@ -62,7 +71,7 @@ class Environment(Protocol):
 
     scenario: Scenario
     toolbox: Toolbox
-    record: Record
+    record: EpisodeState
     finished: bool
     """The model has given its final answer."""
 
@@ -73,3 +82,45 @@ class Environment(Protocol):
     def user_prompt(self) -> str:
         """What the user says: the question, and what else belongs to this episode alone."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSource:
+    """A message that an answer stands in."""
+
+    message_id: str
+    sent: datetime | None
+    sender: str
+    subject: str
+
+    @property
+    def id(self) -> str:
+        return self.message_id
+
+    @property
+    def shown(self) -> str:
+        """In a line."""
+        sent = f"{self.sent:%Y-%m-%d} " if self.sent else ""
+        return f"{sent}{self.sender}: {self.subject} {self.message_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSource:
+    """A document that an answer stands in."""
+
+    document_id: str
+    title: str
+    url: str = ""
+    """Empty where it has none."""
+
+    @property
+    def id(self) -> str:
+        return self.document_id
+
+    @property
+    def shown(self) -> str:
+        """In a line."""
+        return " ".join(filter(None, [self.title, self.document_id, self.url]))
+
+
+Source = MessageSource | DocumentSource

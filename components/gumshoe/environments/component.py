@@ -24,9 +24,9 @@ def ingest(
     """
     from pathlib import Path
 
-    from gumshoe.environments.ingest import ingested
+    from gumshoe.environments.ingest import ingest_sources
 
-    made = ingested(sources, environment, embedding, Path(index.path))
+    made = ingest_sources(sources, environment, embedding, Path(index.path))
     index.metadata.update(made.facts, environment=environment, code=code)
     print(made.said)
     return made.count

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentHit, DocumentIndex, DocumentNotFoundError
-from gumshoe.environments.cited_sources import DocumentSource
+from gumshoe.environments.base import DocumentSource
 from gumshoe.environments.search import SearchEnvironment
 from gumshoe.environments.tools import Toolbox
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
@@ -34,7 +34,7 @@ _TELLING = 8  # words of a passage by which it is found in its document
 _GAP = "\n\n[…]\n\n"  # where a long document is left out
 
 
-class Searched(Protocol):
+class SearchableDocuments(Protocol):
     """What the environment needs of an index, as `DocumentIndex` is one."""
 
     def search(self, query: str, *, limit: int = 10) -> Iterable[DocumentHit]: ...
@@ -61,7 +61,7 @@ class DocumentsEnvironment(SearchEnvironment):
 
     def __init__(
         self,
-        index: Searched,
+        index: SearchableDocuments,
         scenario: Scenario,
         max_turns: int,
         *,
@@ -89,12 +89,12 @@ class DocumentsEnvironment(SearchEnvironment):
         return DocumentIndex(directory)
 
     @staticmethod
-    def get_ready(index: Searched) -> None:
+    def get_ready(index: SearchableDocuments) -> None:
         """Have the index load the model that queries are embedded with."""
         index.search("What is there?", limit=1)
 
     @staticmethod
-    def find_source(index: Searched, scenario: Scenario, source_id: str) -> DocumentSource | None:  # noqa: ARG004
+    def find_source(index: SearchableDocuments, scenario: Scenario, source_id: str) -> DocumentSource | None:  # noqa: ARG004
         """The document of that id; None where there is none."""
         found = _found(index.head, source_id)
         return DocumentSource(found.document_id, found.title, found.url) if found else None
@@ -130,8 +130,8 @@ class DocumentsEnvironment(SearchEnvironment):
         """
         document = _found(self._index.read, document_id)
         if document is None:
-            raise self.refused(f"document {document_id!r}")
-        self.note_reading(document.document_id)
+            raise self.unknown_id_error(f"document {document_id!r}")
+        self.record_reading(document.document_id)
         text = excerpt(document.text, self._listed.get(document.document_id, []), self._longest)
         return f"{document.title}\n\n{text}"
 

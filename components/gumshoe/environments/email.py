@@ -3,11 +3,11 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gumshoe.environments.cited_sources import MessageSource
+from gumshoe.environments.base import MessageSource
 from gumshoe.environments.search import SearchEnvironment
 from gumshoe.environments.tools import Toolbox, ToolError
 from gumshoe.mail.index import Hit, MailIndex, Message, MessageNotFoundError
-from gumshoe.mail.search_arguments import SearchArgumentError, check_period
+from gumshoe.mail.search_arguments import MailSearchError, check_period
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 
 _SYSTEM = """\
@@ -106,7 +106,7 @@ class EmailEnvironment(SearchEnvironment):
                 sent_before=_moment(before),
                 order="date",
             )
-        except SearchArgumentError as error:
+        except MailSearchError as error:
             raise ToolError(str(error)) from None
         return self.end_search(deeds, [hit.message_id for hit in hits], map(_listed, hits))
 
@@ -118,8 +118,8 @@ class EmailEnvironment(SearchEnvironment):
         """
         message = _visible(self._index, self.scenario, message_id)
         if message is None:
-            raise self.refused(f"message {message_id!r} in this inbox")
-        self.note_reading(message.message_id)
+            raise self.unknown_id_error(f"message {message_id!r} in this inbox")
+        self.record_reading(message.message_id)
         return _shown(message)
 
     def return_final_answer(self, answer: str, message_ids: list[str]) -> str:
@@ -151,7 +151,7 @@ def _visible(index: MailIndex, scenario: Scenario, message_id: str) -> Message |
     until = scenario.visible_before
     try:
         message = index.read(str(scenario.inbox_address), message_id)
-    except (MessageNotFoundError, SearchArgumentError):
+    except (MessageNotFoundError, MailSearchError):
         return None
     return message if message.sent is not None and until is not None and message.sent < until else None
 

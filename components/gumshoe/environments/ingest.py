@@ -12,7 +12,7 @@ INGESTED = ("email", "documents")
 
 
 @dataclass(frozen=True, slots=True)
-class Ingested:
+class IngestResult:
     """An index that was made."""
 
     count: int
@@ -23,7 +23,7 @@ class Ingested:
     """What is in it, and what made it."""
 
 
-def ingested(sources: Sequence[str], environment: str, embedding: str, directory: Path) -> Ingested:
+def ingest_sources(sources: Sequence[str], environment: str, embedding: str, directory: Path) -> IngestResult:
     """Index what an environment is to search; where that was done, with the same options, use what is there.
 
     Raises:
@@ -35,21 +35,23 @@ def ingested(sources: Sequence[str], environment: str, embedding: str, directory
         from gumshoe.mail.index import MailIndex
         from gumshoe.mail.schema import index_file
 
-        if not (index_file(directory).exists() and _is_of(MailIndex(directory).stats(), sources, mail.BuildOptions())):
+        if not (
+            index_file(directory).exists() and _is_of(MailIndex(directory).stats(), sources, mail.MailBuildOptions())
+        ):
             mail.build_index(list(sources), directory)
         facts = MailIndex(directory).stats()
-        return Ingested(facts["messages"], f"{facts['messages']:,} messages indexed", facts)
+        return IngestResult(facts["messages"], f"{facts['messages']:,} messages indexed", facts)
     if environment == "documents":
         from gumshoe.documents import build as documents
         from gumshoe.documents.index import DocumentIndex
         from gumshoe.documents.schema import is_document_index
 
-        options = documents.BuildOptions(embedding)
+        options = documents.DocumentBuildOptions(embedding)
         if not (is_document_index(directory) and _is_of(DocumentIndex(directory).stats(), sources, options)):
             documents.build_index(list(sources), directory, options)
         facts = DocumentIndex(directory).stats()
         said = f"{facts['documents']:,} documents in {facts['chunks']:,} chunks indexed"
-        return Ingested(facts["documents"], said, facts)
+        return IngestResult(facts["documents"], said, facts)
     raise UsageError("environments.unknown", f"unknown environment: {environment!r}; use {' or '.join(INGESTED)}")
 
 

@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar, Protocol, cast
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from gumshoe.environments.base import Environment
-from gumshoe.environments.cited_sources import Source
+from gumshoe.environments.base import Environment, Source
 from gumshoe.environments.tools import Run
 from gumshoe.errors import UsageError
 from gumshoe.plugins import checked, faults, imported, settings_of
@@ -106,7 +105,7 @@ NamedEnvironment = Annotated[EnvironmentSettings, BeforeValidator(EnvironmentSet
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class EnvFactory:
     """An index that is open, and the environments over it."""
 
     name: str
@@ -134,7 +133,7 @@ class World:
         return day or (datetime.now(UTC).date() if self.has_inboxes else None)
 
     @property
-    def noted(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """What trajectories note of it: what decides, beside the scenario, how an episode goes."""
         return {"environment": {"name": self.name, **self.arguments}, "index": self.content}
 
@@ -147,15 +146,15 @@ class World:
         if hasattr(self.kind, "get_ready"):
             self.kind.get_ready(self.index)
 
-    def for_tiny(self) -> "World":
+    def for_tiny(self) -> "EnvFactory":
         """The same as the tiny policy was taught it; what the settings say stays as it is."""
         return self._set("for_tiny")
 
-    def for_calls(self) -> "World":
+    def for_calls(self) -> "EnvFactory":
         """The same as it answers single calls of its tools; what the settings say stays as it is."""
         return self._set("for_calls")
 
-    def _set(self, use: str) -> "World":
+    def _set(self, use: str) -> "EnvFactory":
         wanted: Mapping[str, Any] = getattr(self.kind, use, {})
         others = {name: value for name, value in wanted.items() if name not in self.given}
         return replace(self, arguments={**self.arguments, **others})
@@ -163,10 +162,10 @@ class World:
     def tools(self) -> list[Run]:
         """What an environment has for a model to call, but for the answer: to be described, not to be called."""
         nobody, day = ("nobody@example.com", date.min) if self.has_inboxes else (None, None)
-        tools = self.environment(Scenario.asked("What is there?", nobody, day), 1).toolbox.tools
+        tools = self.new_environment(Scenario.asked("What is there?", nobody, day), 1).toolbox.tools
         return [tool for tool in tools if tool.__name__ != FINAL_ANSWER]
 
-    def environment(self, scenario: Scenario, max_turns: int) -> Environment:
+    def new_environment(self, scenario: Scenario, max_turns: int) -> Environment:
         """A fresh one, for one episode.
 
         Raises:
@@ -181,14 +180,14 @@ class World:
             ScenarioError: there is not.
         """
         for scenario in scenarios:
-            self.environment(scenario, max_turns)
+            self.new_environment(scenario, max_turns)
 
     def find_source(self, scenario: Scenario, source_id: str) -> Source | None:
         """What the scenario may see under an id; None where that is nothing."""
         return self.kind.find_source(self.index, scenario, source_id)
 
 
-def open_world(directory: Path, named: EnvironmentSettings | None = None) -> World:
+def open_env(directory: Path, named: EnvironmentSettings | None = None) -> EnvFactory:
     """The index in a directory, and the environments over it, as they are named or else as the index tells.
 
     Raises:
@@ -197,7 +196,7 @@ def open_world(directory: Path, named: EnvironmentSettings | None = None) -> Wor
         GumshoeError: the index is damaged.
     """
     wanted = named or EnvironmentSettings(name=kind_of_index(directory))
-    kind = _found(wanted.name)
+    kind = _find_class(wanted.name)
     try:
         settings = settings_of(cast(Any, kind).__init__)
     except NameError as error:
@@ -212,10 +211,10 @@ def open_world(directory: Path, named: EnvironmentSettings | None = None) -> Wor
         raise UsageError(
             "environments.invalid-settings", f"environment {wanted.name}: {faults(settings, error)}"
         ) from None
-    return World(wanted.name, kind, kind.open_index(directory), arguments, frozenset(wanted.arguments))
+    return EnvFactory(wanted.name, kind, kind.open_index(directory), arguments, frozenset(wanted.arguments))
 
 
-def _found(name: str) -> EnvironmentClass:
+def _find_class(name: str) -> EnvironmentClass:
     place, _, attribute = BUILT_IN.get(name, name).rpartition(":")
     if not place:
         raise UsageError(

@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from gumshoe.environments.base import Deed, Record
+from gumshoe.environments.base import EpisodeState, Event
 from gumshoe.environments.tools import Toolbox, ToolError
 from gumshoe.scenarios.scenario import Scenario
 
@@ -23,7 +23,7 @@ class SearchEnvironment(ABC):
     def __init__(self, scenario: Scenario) -> None:
         """Of a subclass whose `listed_id` can be asked already."""
         self.scenario = scenario
-        self.record = Record()
+        self.record = EpisodeState()
         self.finished = False
         self._gold = {self.listed_id(source) or self.bare(source): source for source in scenario.sources}
         self._searched: set[str] = set()
@@ -37,7 +37,7 @@ class SearchEnvironment(ABC):
         """An id without what some write round it."""
         return source_id
 
-    def begin_search(self, *arguments: object) -> list[Deed]:
+    def begin_search(self, *arguments: object) -> list[Event]:
         """Note a search that begins: what its call has done, to be added to."""
         self.record.searches += 1
         asked = repr(arguments)
@@ -46,7 +46,7 @@ class SearchEnvironment(ABC):
         self._searched.add(asked)
         return self._begun("searched again" if again else "searched")
 
-    def end_search(self, deeds: list[Deed], ids: Sequence[str], listed: Iterable[str]) -> str:
+    def end_search(self, deeds: list[Event], ids: Sequence[str], listed: Iterable[str]) -> str:
         """Note the sources that a search found [hits]: its result, of how each is listed [hits]."""
         record = self.record
         if not ids:
@@ -61,7 +61,7 @@ class SearchEnvironment(ABC):
             deeds.append("found")
         return "\n".join(listed)
 
-    def note_reading(self, source_id: str) -> None:
+    def record_reading(self, source_id: str) -> None:
         """Note that a source is read, of the id under which searches list it."""
         deeds = self._begun()
         right = self._note(self.record.read, source_id)
@@ -71,7 +71,7 @@ class SearchEnvironment(ABC):
         deeds.append("read again" if again else "read" if right else "read another")
         self._opened.add(source_id)
 
-    def refused(self, wanted: str) -> ToolError:
+    def unknown_id_error(self, wanted: str) -> ToolError:
         """Note that something was to be read that is not there: what the model is told of it."""
         self._begun("invalid id")
         self.record.invalid_ids += 1
@@ -99,7 +99,7 @@ class SearchEnvironment(ABC):
             noted.append(gold)
         return gold is not None
 
-    def _begun(self, *deeds: Deed) -> list[Deed]:
+    def _begun(self, *deeds: Event) -> list[Event]:
         """What the call that begins has done; more may be added."""
         self.record.deeds.append([*deeds])
         return self.record.deeds[-1]

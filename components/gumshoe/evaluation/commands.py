@@ -96,14 +96,14 @@ def run_evaluation(
 
     Started again, only what is missing is run. Ends with 75 where questions have no answer or answers no verdict.
     """
-    from gumshoe.evaluation.evaluate import EvaluationSettings, NamedPolicy
+    from gumshoe.evaluation.evaluate import EvaluationRequest, NamedPolicy
     from gumshoe.evaluation.evaluate import evaluate as evaluated
     from gumshoe.evaluation.report import write_report
     from gumshoe.evaluation.results import REPORT
     from gumshoe.inference.policy import Sampling
     from gumshoe.rewards.best_of_n import chosen_of
     from gumshoe.rollouts.episode import EpisodeLimits
-    from gumshoe.rollouts.writer import Settings
+    from gumshoe.rollouts.writer import RolloutOptions
 
     if not top_p:
         raise UsageError("rollouts.top-p-zero", "--top-p must be > 0, got 0; use 1 to sample from all tokens")
@@ -116,7 +116,7 @@ def run_evaluation(
         )
     choice = chosen_of(samples, choose, choose_by, temperature or None)
     policies = tuple(map(NamedPolicy.parse, policy))
-    rollout = Settings(
+    rollout = RolloutOptions(
         index=index,
         scenarios=scenarios,
         split=None if split == "all" else split,
@@ -130,7 +130,7 @@ def run_evaluation(
         concurrency=concurrency,
         environment=named_environment(environment),
     )
-    settings = EvaluationSettings(
+    settings = EvaluationRequest(
         rollout=rollout,
         policies=policies,
         judges=tuple(judge or ["heuristic"]),
@@ -166,10 +166,10 @@ def run_comparison(
 
     Either may be the choice of several samples (`gumshoe evaluate --choose`): what an answer of each costs is told.
     """
-    from gumshoe.evaluation.gate import compared_places
+    from gumshoe.evaluation.gate import compare_evaluations
     from gumshoe.evaluation.results import read_result
 
-    found = compared_places(read_result(candidate), read_result(baseline), level, across_samples=True)
+    found = compare_evaluations(read_result(candidate), read_result(baseline), level, across_samples=True)
     if json:
         print_json(found)
         return
@@ -200,14 +200,14 @@ def run_gate(
     """Say whether a candidate is really better than a baseline, and why. Ends with 3 where it is not."""
     import io
 
-    from gumshoe.artifacts.storage import explained, write_atomically
-    from gumshoe.evaluation.gate import GateSettings, decided
+    from gumshoe.artifacts.storage import explain_os_errors, write_atomically
+    from gumshoe.evaluation.gate import GateSettings, decide_gate
     from gumshoe.evaluation.results import read_result
 
     settings = GateSettings(min_gain, min_lower, max_p, max_unusable, level)
-    found = decided(read_result(candidate), read_result(baseline), settings)
+    found = decide_gate(read_result(candidate), read_result(baseline), settings)
     if path is not None:
-        with explained(path):
+        with explain_os_errors(path):
             write_atomically(path, io.BytesIO(found.model_dump_json(indent=2).encode() + b"\n"))
     if json:
         print_json(found)

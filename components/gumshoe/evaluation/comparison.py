@@ -10,7 +10,7 @@ from gumshoe.evaluation.results import Comparison, CostPair, Difference, PolicyR
 from gumshoe.evaluation.statistics import Numbers, bootstrap, mcnemar, paired_difference
 
 
-def compared(candidate: PolicyResult, baseline: PolicyResult, level: float = 0.95) -> Comparison:
+def compare_policies(candidate: PolicyResult, baseline: PolicyResult, level: float = 0.95) -> Comparison:
     """
     Raises:
         UsageError: they did not answer the same questions.

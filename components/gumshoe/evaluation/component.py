@@ -42,7 +42,7 @@ def evaluate_policy(
     import shutil
     from pathlib import Path
 
-    from gumshoe.evaluation.evaluation_step import measured
+    from gumshoe.evaluation.evaluation_step import measure_policies
 
     place = Path(evaluation.path)
     if baseline is not None:
@@ -50,7 +50,7 @@ def evaluate_policy(
     adapters = {"current": current, "adapter": adapter}
     given = {name: Path(each.path) for name, each in adapters.items() if each is not None}
     asked, page = Path(scenarios.path), Path(report.path)
-    result = measured(Path(index.path), asked, base_model, given, judge, limits, place, page, choice)
+    result = measure_policies(Path(index.path), asked, base_model, given, judge, limits, place, page, choice)
     numbers = {name: estimate.value for name, estimate in result.metrics.items()}
     for name, value in numbers.items():
         metrics.log_metric(name, value)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.private_data import mark
-from gumshoe.artifacts.storage import explained, held_file, write_atomically
-from gumshoe.environments.registry import World, open_world
+from gumshoe.artifacts.storage import explain_os_errors, held_file, write_atomically
+from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.evaluation.comparison import compared
-from gumshoe.evaluation.metrics import Price, by_kind, measured
-from gumshoe.evaluation.predictions import Chosen, Prediction, by_question, write_predictions, write_table
+from gumshoe.evaluation.comparison import compare_policies
+from gumshoe.evaluation.metrics import Price, by_kind, compute_metrics
+from gumshoe.evaluation.predictions import ChosenAnswer, Prediction, by_question, write_predictions, write_table
 from gumshoe.evaluation.results import (
     METRICS_FILE,
     PREDICTIONS,
@@ -34,14 +34,14 @@ from gumshoe.evaluation.results import (
 )
 from gumshoe.evaluation.statistics import cohens_kappa
 from gumshoe.inference.policy_names import PolicyName
-from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Chooser, cost_of
+from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Selector, cost_of
 from gumshoe.rewards.builtin_rewards import rubric
-from gumshoe.rewards.judge import Asked, Judge, Verdict
+from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
 from gumshoe.rewards.judge_registry import OpenAIJudge, named_settings, open_judge
-from gumshoe.rewards.scoring import Judged, at_once, judge_one
-from gumshoe.rollouts.sessions import as_taught
+from gumshoe.rewards.scoring import JudgedTrajectory, at_once, judge_one
+from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.rollouts.trajectory import Trajectory
-from gumshoe.rollouts.writer import Settings, chosen_scenarios, read_trajectories, run_to_file
+from gumshoe.rollouts.writer import RolloutOptions, chosen_scenarios, read_trajectories, run_to_file
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import Advance
@@ -76,10 +76,10 @@ class NamedPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationSettings:
+class EvaluationRequest:
     """What an evaluation is to do; the command line's options."""
 
-    rollout: Settings
+    rollout: RolloutOptions
     """For each policy; its `policy` is left out."""
     policies: tuple[NamedPolicy, ...]
     judges: tuple[Any, ...] = ("heuristic",)
@@ -94,7 +94,7 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluationRun:
     """An evaluation with all that it is made of."""
 
     result: EvaluationResult
@@ -102,10 +102,10 @@ class Evaluated:
     predictions: list[Prediction]
     trajectories: dict[str, list[Trajectory]]
     """By the policies' names, in the order of their predictions; those that were not chosen are left out."""
-    world: World
+    world: EnvFactory
 
 
-async def evaluate(settings: EvaluationSettings, directory: Path, watch: Watch) -> Evaluated:
+async def evaluate(settings: EvaluationRequest, directory: Path, watch: Watch) -> EvaluationRun:
     """Run what a directory lacks, judge, measure, and write all but the report.
 
     Raises:
@@ -115,7 +115,7 @@ async def evaluate(settings: EvaluationSettings, directory: Path, watch: Watch) 
     """
     scenarios = chosen_scenarios(settings.rollout)
     unseen = _check(settings, scenarios)
-    world = open_world(settings.rollout.index, settings.rollout.environment)
+    world = open_env(settings.rollout.index, settings.rollout.environment)
     async with AsyncExitStack() as open_judges:
         judges = []
         for each in settings.judges:
@@ -144,14 +144,14 @@ async def evaluate(settings: EvaluationSettings, directory: Path, watch: Watch) 
             for name, judge in judges
         )
     result = _result(settings, scenarios, world, predictions, used, unseen)
-    with explained(directory):
+    with explain_os_errors(directory):
         write_predictions(directory / PREDICTIONS, predictions)
         write_table(directory / TABLE, predictions)
         result.write(directory)
-    return Evaluated(result, scenarios, predictions, trajectories, world)
+    return EvaluationRun(result, scenarios, predictions, trajectories, world)
 
 
-def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
+def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> set[str]:
     """The names of the policies that are known not to have seen the scenarios."""
     names = [each.name for each in settings.policies]
     twice = next((each for each in names if names.count(each) > 1), None)
@@ -198,11 +198,11 @@ def _check(settings: EvaluationSettings, scenarios: ScenarioSet) -> set[str]:
     return unseen
 
 
-def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet, world: World) -> None:
+def _begin(directory: Path, settings: EvaluationRequest, scenarios: ScenarioSet, world: EnvFactory) -> None:
     """Note what the directory is for, or see that it is for the same."""
     rollout = settings.rollout
     noted: dict[str, Any] = {"scenarios": scenarios.content, "index": world.content, "samples": rollout.samples}
-    noted |= rollout.of_an_episode | world.noted
+    noted |= rollout.of_an_episode | world.provenance
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
         noted |= {f"policy {each.name}": _ADDRESS.sub("", each.word), f"weights of {each.name}": policy.weights}
@@ -210,7 +210,7 @@ def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet
             noted[f"tokenizer of {each.name}"] = rollout.tokenizer
     path = directory / _BEGUN
     mark(directory, scenarios.inboxes)
-    with explained(directory):
+    with explain_os_errors(directory):
         (directory / TRAJECTORIES).mkdir(parents=True, exist_ok=True)
         if not path.exists():
             write_atomically(path, io.BytesIO(json.dumps(noted, indent=2).encode() + b"\n"))
@@ -228,14 +228,14 @@ def _begin(directory: Path, settings: EvaluationSettings, scenarios: ScenarioSet
             f"{directory} holds an evaluation with different settings: {', '.join(other)}; use another directory, or "
             "the same settings",
         )
-    with explained(directory):
+    with explain_os_errors(directory):
         write_atomically(path, io.BytesIO(json.dumps(before | noted, indent=2).encode() + b"\n"))
         for name in (METRICS_FILE, PREDICTIONS, TABLE, REPORT):  # they would tell of what was measured before
             (directory / name).unlink(missing_ok=True)
 
 
 async def _rolled_out(
-    settings: EvaluationSettings, directory: Path, scenarios: ScenarioSet, world: World, watch: Watch
+    settings: EvaluationRequest, directory: Path, scenarios: ScenarioSet, world: EnvFactory, watch: Watch
 ) -> dict[str, list[Trajectory]]:
     """All episodes of each policy.
 
@@ -269,7 +269,7 @@ async def _chosen(
     trajectories: Sequence[Trajectory],
     scenarios: ScenarioSet,
     settings: ChoiceSettings,
-    chooser: Chooser,
+    chooser: Selector,
     path: Path,
     advance: Advance,
 ) -> dict[str, Choice]:
@@ -285,7 +285,7 @@ async def _chosen(
     by_id = {scenario.id: scenario for scenario in scenarios}
     told = settings.model_dump_json(include={"choose", "choose_by"})
     with ExitStack() as held:
-        with explained(path):
+        with explain_os_errors(path):
             path.parent.mkdir(exist_ok=True)
             file = held.enter_context(held_file(path))
             file.seek(0)
@@ -301,7 +301,7 @@ async def _chosen(
             if key not in kept:
                 kept[key] = await chooser.choose(asked.question, asked.query_date, group)
                 if kept[key].requests and not kept[key].failed:
-                    with explained(path):
+                    with explain_os_errors(path):
                         file.write(json.dumps({"key": key, **asdict(kept[key])}).encode() + b"\n")
                         file.flush()
             return asked.id, kept[key]
@@ -341,7 +341,7 @@ def _only_chosen(
     for scenario, group in groups.items():
         choice = choices[scenario]
         prediction, trajectory = group[choice.place]
-        chosen = Chosen(
+        chosen = ChosenAnswer(
             why=choice.why,
             correct=tuple(each.correct for each, _ in group),
             run_again=sum(each.tries - 1 for each, _ in group),
@@ -358,7 +358,7 @@ class _Known:
     def __init__(self, correct: bool) -> None:
         self._verdict = Verdict(correct, "")
 
-    async def verdict(self, asked: Asked, answer: str) -> Verdict:  # noqa: ARG002
+    async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:  # noqa: ARG002
         """As `Judge.verdict`."""
         return self._verdict
 
@@ -375,7 +375,7 @@ async def _judged(
 ) -> list[Prediction]:
     by_id: dict[str, Scenario] = {scenario.id: scenario for scenario in scenarios}
 
-    async def judged(each: Trajectory) -> tuple[Trajectory, list[tuple[str, Judged]], float]:
+    async def judged(each: Trajectory) -> tuple[Trajectory, list[tuple[str, JudgedTrajectory]], float]:
         asked = by_id[each.scenario]
         verdicts = [(name, await judge_one(each, asked, judge)) for name, judge in judges]
         return each, verdicts, await rubric(each, asked, judge=_Known(verdicts[0][1].correct is True))
@@ -393,9 +393,9 @@ async def _judged(
 
 
 def _result(
-    settings: EvaluationSettings,
+    settings: EvaluationRequest,
     scenarios: ScenarioSet,
-    world: World,
+    world: EnvFactory,
     predictions: Sequence[Prediction],
     judges: tuple[JudgeResult, ...],
     unseen: set[str],
@@ -410,11 +410,11 @@ def _result(
                 name=each.name,
                 policy=each.word,
                 version=policy.version,
-                environment=as_taught(world, policy).noted["environment"],
+                environment=env_for_policy(world, policy).provenance["environment"],
                 is_unseen=each.name in unseen,
                 episodes=sum(each.chosen.cost.samples if each.chosen else 1 for each in own),
                 run_again=sum(each.chosen.run_again if each.chosen else each.tries - 1 for each in own),
-                metrics=measured(own, settings.prices.get(each.name)),
+                metrics=compute_metrics(own, settings.prices.get(each.name)),
                 kinds=by_kind(own),
                 agreement=_agreement(own, tuple(judge.name for judge in judges)),
                 control_reward_map={asked: tuple(one.reward for one in group) for asked, group in questions.items()},
@@ -431,7 +431,7 @@ def _result(
         settings=rollout.of_an_episode,
         judges=judges,
         policies=tuple(policies),
-        comparisons=tuple(compared(each, policies[0]) for each in policies[1:]),
+        comparisons=tuple(compare_policies(each, policies[0]) for each in policies[1:]),
         choice=ChoiceResult(way=settings.choice.choose, by=settings.choice.by) if settings.choice else None,
     )
 

@@ -11,18 +11,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.artifacts.manifest import artifact_files, content_digest, describe
 from gumshoe.artifacts.private_data import mark
-from gumshoe.artifacts.storage import explained
+from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import UsageError, faults_of
-from gumshoe.evaluation.evaluate import EvaluationSettings, NamedPolicy, evaluate
-from gumshoe.evaluation.gate import Decision, GateSettings, decided
+from gumshoe.evaluation.evaluate import EvaluationRequest, NamedPolicy, evaluate
+from gumshoe.evaluation.gate import Decision, GateSettings, decide_gate
 from gumshoe.evaluation.metrics import described, written
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, read_result
 from gumshoe.inference.policy import Sampling
 from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.rollouts.writer import Settings
+from gumshoe.rollouts.writer import RolloutOptions
 from gumshoe.scenarios.scenario import SCENARIOS
 from gumshoe.terminal import progress
 
@@ -58,7 +58,7 @@ class MeasuringLimits(BaseModel):
             raise UsageError("evaluation.invalid-limits", f"invalid limits: {faults_of(error)}") from None
 
 
-def measured(
+def measure_policies(
     index: Path,
     scenarios: Path,
     base_model: str,
@@ -87,8 +87,8 @@ def measured(
         if (place / "adapter_config.json").exists()
     ]
     asked, chosen, most = str(scenarios / SCENARIOS), ChoiceSettings.of(choice or {}), MeasuringLimits.of(limits)
-    settings = EvaluationSettings(
-        rollout=Settings(
+    settings = EvaluationRequest(
+        rollout=RolloutOptions(
             index=index,
             scenarios=asked,
             split="test",
@@ -119,8 +119,8 @@ def decide(directory: Path, settings: GateSettings) -> Decision:
     candidate = read_result(f"{directory}#{ADAPTER}")
     names = [each.name for each in candidate[0].policies]
     baseline = read_result(f"{directory}#{CURRENT if CURRENT in names else BASE}")
-    decision = decided(candidate, baseline, settings)
-    with explained(directory):
+    decision = decide_gate(candidate, baseline, settings)
+    with explain_os_errors(directory):
         (directory / DECISION).write_text(decision.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (directory / SUMMARY).write_text(_summary(decision, candidate[0]), encoding="utf-8")
     return decision

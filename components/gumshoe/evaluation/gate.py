@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from gumshoe.errors import UsageError
-from gumshoe.evaluation.comparison import compared
+from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.results import Comparison, EvaluationResult, PolicyResult
 
 Place = tuple[EvaluationResult, PolicyResult]
@@ -63,7 +63,7 @@ class Decision(BaseModel):
         return f"{self.why} [{self.code}]" if self.code else self.why
 
 
-def compared_places(
+def compare_evaluations(
     candidate: Place, baseline: Place, level: float = 0.95, *, across_samples: bool = False
 ) -> Comparison:
     """Policies of two evaluations.
@@ -99,7 +99,7 @@ def compared_places(
             f"{names} were evaluated on different scenarios ({len(ours.scenarios.ids):,} and "
             f"{len(theirs.scenarios.ids):,}); evaluate both on the same file and split",
         )
-    return compared(candidate[1], baseline[1], level)
+    return compare_policies(candidate[1], baseline[1], level)
 
 
 def _has_one_answer(evaluation: EvaluationResult) -> bool:
@@ -122,7 +122,7 @@ def _written(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def decided(candidate: Place, baseline: Place, settings: GateSettings) -> Decision:
+def decide_gate(candidate: Place, baseline: Place, settings: GateSettings) -> Decision:
     """
     Raises:
         UsageError: the two cannot be compared, or not all of a split was asked.
@@ -138,7 +138,7 @@ def decided(candidate: Place, baseline: Place, settings: GateSettings) -> Decisi
             raise UsageError(
                 "gate.partial-split", f"{policy.name} was evaluated on part of the test split; evaluate without --limit"
             )
-    found = compared_places(candidate, baseline, settings.level)
+    found = compare_evaluations(candidate, baseline, settings.level)
     gain, unusable = found.accuracy, candidate[1].metrics["unusable"].value
     faults: dict[str, str] = {}
     if gain.difference < settings.min_gain - 1e-9:

@@ -190,7 +190,7 @@ def cost_metric(price: Price) -> Metric:
     return Metric(*_COST, cost, "dollars")
 
 
-def measured(predictions: Sequence[Prediction], price: Price | None = None) -> dict[str, Estimate]:
+def compute_metrics(predictions: Sequence[Prediction], price: Price | None = None) -> dict[str, Estimate]:
     """Each metric of one policy's episodes, by name; without those that apply to none.
 
     With several episodes of a question, the question counts once, with their mean; with two or more each, there are

@@ -13,7 +13,7 @@ from gumshoe.artifacts.lines import read_lines
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.environments.base import Ending
 from gumshoe.errors import UsageError, faults_of
-from gumshoe.rewards.scoring import Judged
+from gumshoe.rewards.scoring import JudgedTrajectory
 from gumshoe.rollouts.answer import Cost
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -30,7 +30,7 @@ class Verdicts(BaseModel):
     rule: str = ""
 
 
-class Chosen(BaseModel):
+class ChosenAnswer(BaseModel):
     """How an episode came to be its question's answer, where several were sampled."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
@@ -91,7 +91,7 @@ class Prediction(BaseModel):
     """In the policy and in the tools."""
     tries: int
     """Episodes that it took; those before this one failed for want of infrastructure."""
-    chosen: Annotated[Chosen | None, Field(exclude_if=lambda each: each is None)] = None
+    chosen: Annotated[ChosenAnswer | None, Field(exclude_if=lambda each: each is None)] = None
     """Where it was chosen from several samples."""
 
     @classmethod
@@ -100,7 +100,7 @@ class Prediction(BaseModel):
         policy: str,
         scenario: Scenario,
         trajectory: Trajectory,
-        verdicts: Sequence[tuple[str, Judged]],
+        verdicts: Sequence[tuple[str, JudgedTrajectory]],
         reward: float,
     ) -> "Prediction":
         """The record of an episode; `verdicts` are by the judges' names, the deciding one first."""

@@ -19,11 +19,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from gumshoe.artifacts.storage import explained, write_atomically
-from gumshoe.environments.cited_sources import DocumentSource
+from gumshoe.artifacts.storage import explain_os_errors, write_atomically
+from gumshoe.environments.base import DocumentSource
 from gumshoe.environments.email import bare_id
-from gumshoe.environments.registry import World
-from gumshoe.evaluation.evaluate import Evaluated, EvaluationSettings
+from gumshoe.environments.registry import EnvFactory
+from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun
 from gumshoe.evaluation.metrics import described, written
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.results import Comparison, EvaluationResult
@@ -39,17 +39,17 @@ _STEPS = ("found", "read", "source_accuracy", "accuracy")
 _ENDINGS = ("unusable", "out_of_turns", "context_full", "does_not_know")
 
 
-def write_report(evaluated: Evaluated, settings: EvaluationSettings, path: Path) -> None:
+def write_report(evaluated: EvaluationRun, settings: EvaluationRequest, path: Path) -> None:
     """Write the page, all or nothing.
 
     Raises:
         StorageError: it cannot be written.
     """
-    with explained(path):
+    with explain_os_errors(path):
         write_atomically(path, io.BytesIO("".join(_page(evaluated, settings)).encode()))
 
 
-def _page(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[str]:
+def _page(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[str]:
     """The page in parts, for it may be long."""
     folder = files("gumshoe.evaluation").joinpath("page")
     style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
@@ -110,7 +110,7 @@ def _policy(style: str, script: str) -> str:
     return f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'"
 
 
-def _scripts(evaluated: Evaluated, settings: EvaluationSettings) -> Iterator[tuple[str, Any]]:
+def _scripts(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[tuple[str, Any]]:
     """The id and the JSON of each block of data: the list, and each episode, which is read when it is opened."""
     world = evaluated.world
     gold = _right_ids(world, evaluated.scenarios)
@@ -154,7 +154,7 @@ def _row(each: Prediction, asked: Scenario, gold: set[str], change: str | None) 
     }
 
 
-def _right_ids(world: World, scenarios: ScenarioSet) -> dict[str, set[str]]:
+def _right_ids(world: EnvFactory, scenarios: ScenarioSet) -> dict[str, set[str]]:
     """The ids, bare, of each question's right sources, those under which searches list them among them."""
     found: dict[str, set[str]] = {}
     for scenario in scenarios:
@@ -165,7 +165,7 @@ def _right_ids(world: World, scenarios: ScenarioSet) -> dict[str, set[str]]:
     return found
 
 
-def _titles(world: World, scenario: Scenario, prediction: Prediction) -> dict[str, str]:
+def _titles(world: EnvFactory, scenario: Scenario, prediction: Prediction) -> dict[str, str]:
     """What documents are called, by the ids of those that are right, or were given."""
     found = (world.find_source(scenario, each) for each in (*scenario.sources, *prediction.sources))
     return {each.id: each.title for each in found if isinstance(each, DocumentSource)}

@@ -6,7 +6,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 _MOST = 2**31 - 1  # bytes
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Have freed memory used again instead of given back, which every step would ask for anew.
 
     It concerns glibc's malloc; other systems are left as they are.

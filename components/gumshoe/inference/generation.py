@@ -31,7 +31,7 @@ class Past:
 
 
 @dataclass(slots=True)
-class Turn:
+class PendingTurn:
     """A turn: what it continues, and what is sampled."""
 
     prompt: list[int]
@@ -63,7 +63,7 @@ class Turn:
 
 
 @torch.inference_mode()
-def common_beginning(model: Any, prompts: Sequence[list[int]]) -> Past | None:
+def shared_prefix(model: Any, prompts: Sequence[list[int]]) -> Past | None:
     """What prompts [tokens] begin with alike, once through the model; None where that is too little to be worth it.
 
     At least one token of each is left for its own turn.
@@ -81,7 +81,7 @@ def common_beginning(model: Any, prompts: Sequence[list[int]]) -> Past | None:
 
 
 @torch.inference_mode()
-def sample_turns(model: Any, turns: Sequence[Turn], stopped: Callable[[], bool] = lambda: False) -> None:
+def sample_turns(model: Any, turns: Sequence[PendingTurn], stopped: Callable[[], bool] = lambda: False) -> None:
     """Continue every turn to its end, those of like lengths together.
 
     `stopped` is asked before each token; where it says so, turns are left unfinished.
@@ -120,9 +120,9 @@ AttentionInterface.register(_SHARING, _attend)
 AttentionMaskInterface.register(_SHARING, sdpa_mask)
 
 
-def _alike(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
+def _alike(turns: Sequence[PendingTurn]) -> Iterator[list[PendingTurn]]:
     """Batches in which no prompt is more than twice as long as another: all are padded to the longest."""
-    batch: list[Turn] = []
+    batch: list[PendingTurn] = []
     for turn in sorted(turns, key=lambda turn: len(turn.prompt)):
         if batch and len(turn.prompt) > 2 * len(batch[0].prompt):
             yield batch
@@ -131,7 +131,7 @@ def _alike(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
     yield batch
 
 
-def _sample_together(model: Any, turns: list[Turn], stopped: Callable[[], bool]) -> None:
+def _sample_together(model: Any, turns: list[PendingTurn], stopped: Callable[[], bool]) -> None:
     """Continue turns as one batch. Those that have ended leave it when they are half of it."""
     going = list(turns)
     dice = [torch.Generator().manual_seed(turn.seed) for turn in turns]
@@ -165,7 +165,7 @@ def _sample_together(model: Any, turns: list[Turn], stopped: Callable[[], bool])
         positions = positions[:, -1:] + 1
 
 
-def _begun(model: Any, turns: list[Turn]) -> tuple[torch.Tensor, torch.Tensor, list["_Layer"]]:
+def _begun(model: Any, turns: list[PendingTurn]) -> tuple[torch.Tensor, torch.Tensor, list["_Layer"]]:
     """What is new [batch, new], the mask [batch, past + new], both padded on the left, and layers with the pasts."""
     known = [turn.known for turn in turns]
     width = max(known)
@@ -230,7 +230,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self._filled
 
 
-def _choose(turns: list[Turn], dice: list[torch.Generator], logits: torch.Tensor) -> None:
+def _choose(turns: list[PendingTurn], dice: list[torch.Generator], logits: torch.Tensor) -> None:
     """Sample one more token for each turn that has not ended, from logits [batch, vocabulary]."""
     for sampling in {turn.sampling for turn in turns}:
         rows = [row for row, turn in enumerate(turns) if turn.sampling == sampling and not turn.finish]

@@ -21,7 +21,7 @@ import httpx
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.errors import UsageError
-from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, is_installed, room_for
+from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, is_installed, lora_rank_slot
 
 TINY = Path(__file__).parents[1] / "tiny" / "policy"
 """The directory of the tiny policy; `made.json` in it says what made it."""
@@ -127,7 +127,7 @@ def is_tiny(model: Path | str) -> bool:
 
 
 @asynccontextmanager
-async def started(name: PolicyName, max_context: int) -> AsyncIterator[PolicyName]:
+async def start_local_policy(name: PolicyName, max_context: int) -> AsyncIterator[PolicyName]:
     """Run a `local` policy as long as the block runs, on a vLLM server of its own or in this process.
 
     The environment variable GUMSHOE_ENGINE chooses the engine, `vllm` or `transformers`; without it, vLLM is used if
@@ -142,13 +142,13 @@ async def started(name: PolicyName, max_context: int) -> AsyncIterator[PolicyNam
         return
     rank = _rank(name.adapter) if name.adapter is not None else 1
     with TemporaryDirectory(prefix="gumshoe-local-") as logs:
-        options = ServerOptions(name.model, max_model_len=max_context, max_lora_rank=room_for(rank))
+        options = ServerOptions(name.model, max_model_len=max_context, max_lora_rank=lora_rank_slot(rank))
         server = VLLMServer(name.base, log=Path(logs) / "vllm.log", options=options)
         try:
             await asyncio.to_thread(server.__enter__)
             if name.adapter is not None:
                 await asyncio.to_thread(server.load_adapter, name.version, name.adapter)
-            watching = asyncio.create_task(_tell_when_it_ends(server))
+            watching = asyncio.create_task(_warn_when_it_ends(server))
             try:
                 yield PolicyName("vllm", name.version, (server.url,))
             finally:
@@ -182,10 +182,10 @@ def _rank(adapter: Path) -> int:
     return int(json.loads((Path(place.name) / "adapter_config.json").read_bytes())["r"])
 
 
-async def _tell_when_it_ends(server: VLLMServer) -> None:
+async def _warn_when_it_ends(server: VLLMServer) -> None:
     while server.is_running():
         await asyncio.sleep(1)
-    _log.warning("vLLM exited; %s", server.last_words())
+    _log.warning("vLLM exited; %s", server.log_tail())
 
 
 def load_tokenizer(place: Path | str) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import GumshoeError
 from gumshoe.inference.policy_names import TINY
-from gumshoe.inference.vllm_server import Launch, ServerOptions, launch_of, room_for
+from gumshoe.inference.vllm_server import Launch, ServerOptions, launch_of, lora_rank_slot
 
 _HOST = "0.0.0.0"  # noqa: S104 - a pod's network policy says who may come in
 
@@ -33,7 +33,7 @@ def launch(arguments: Sequence[str]) -> Launch:
     known, others = parser.parse_known_args(arguments)
     options = ServerOptions(
         max_model_len=known.max_model_len,
-        max_lora_rank=room_for(known.max_lora_rank),
+        max_lora_rank=lora_rank_slot(known.max_lora_rank),
         dtype=known.dtype,
         arguments=tuple(others),
     )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
-from gumshoe.inference.cpu_memory import keep_memory
+from gumshoe.inference.cpu_memory import keep_freed_memory
 from gumshoe.inference.policy import Completion, PolicyError, Sampling
 
 if TYPE_CHECKING:
-    from gumshoe.inference.generation import Past, Turn
+    from gumshoe.inference.generation import Past, PendingTurn
 
 _SETTLING = 50  # rounds of the event loop in which conversations that take the place of ended ones begin
 
@@ -47,7 +47,7 @@ class TransformersPolicy:
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device == "cpu":
-            keep_memory()
+            keep_freed_memory()
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -125,7 +125,7 @@ class TransformersPolicy:
             self._running = False
         self._look()
 
-    async def _answer(self, waiting: "list[tuple[Member, Turn, asyncio.Future[Completion]]]") -> None:
+    async def _answer(self, waiting: "list[tuple[Member, PendingTurn, asyncio.Future[Completion]]]") -> None:
         """Sample a batch of turns, and tell those who wait for them, whatever happens."""
         self._stop = stop = threading.Event()
         try:
@@ -147,12 +147,12 @@ class TransformersPolicy:
         finally:
             stop.set()  # where this was cancelled, the thread is still at it
 
-    def _sample(self, turns: "list[Turn]", stop: threading.Event) -> None:
-        from gumshoe.inference.generation import common_beginning, sample_turns
+    def _sample(self, turns: "list[PendingTurn]", stop: threading.Event) -> None:
+        from gumshoe.inference.generation import sample_turns, shared_prefix
 
         new, known = [turn for turn in turns if turn.past is None], self._beginning
         if new and not (known and all(turn.prompt[: len(known.ids)] == known.ids for turn in new)):
-            known = common_beginning(self._model, [turn.prompt for turn in new])
+            known = shared_prefix(self._model, [turn.prompt for turn in new])
             self._beginning = known
         for turn in new:
             turn.past = known
@@ -164,7 +164,7 @@ class Member:
 
     def __init__(self, policy: TransformersPolicy) -> None:
         self._policy = policy
-        self.asked: tuple[Turn, asyncio.Future[Completion]] | None = None
+        self.asked: tuple[PendingTurn, asyncio.Future[Completion]] | None = None
         """The turn that the conversation waits for."""
         self.past: Past | None = None
 
@@ -172,10 +172,10 @@ class Member:
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
     ) -> Completion:
         """As `Policy.sample`; waits until every other conversation has asked too, or left."""
-        from gumshoe.inference.generation import Turn
+        from gumshoe.inference.generation import PendingTurn
 
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self.asked = asked = Turn(list(prompt_ids), sampling, tuple(stop_ids), seed, self.past), answer
+        self.asked = asked = PendingTurn(list(prompt_ids), sampling, tuple(stop_ids), seed, self.past), answer
         self._policy._look()
         try:
             return await answer

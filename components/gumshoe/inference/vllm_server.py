@@ -202,7 +202,7 @@ class VLLMServer:
         try:
             yield
         except ServerError as error:
-            raise ServerError(error.code, f"{error}; {self.last_words()}") from None
+            raise ServerError(error.code, f"{error}; {self.log_tail()}") from None
 
     def is_ready(self) -> bool:
         """Whether the server has been healthy since it was started.
@@ -213,18 +213,18 @@ class VLLMServer:
         if self._started:
             return True
         if not self.is_running():
-            raise ServerError("inference.server-exited", f"vLLM exited during startup; {self.last_words()}")
+            raise ServerError("inference.server-exited", f"vLLM exited during startup; {self.log_tail()}")
         with suppress(httpx.TransportError):
             answer = httpx.get(f"{self.url}/health", timeout=_HEALTHY, trust_env=False)
             self._started = answer.status_code == httpx.codes.OK
         if not self._started and time.monotonic() - self._begun > self._options.start_deadline:
             raise ServerError(
                 "inference.server-start-timeout",
-                f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self.last_words()}",
+                f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self.log_tail()}",
             )
         return self._started
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The last lines of the log."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join([f"the last lines of {self._log}:", *lines])
@@ -287,10 +287,10 @@ def check_server(url: str, context: int) -> None:
         raise ServerError(
             "inference.server-unreachable", f"{url} does not answer: {type(error).__name__}: {error}; check the address"
         ) from None
-    names_taking(answer, url, context)
+    names_within_limit(answer, url, context)
 
 
-def names_taking(answer: httpx.Response, url: str, context: int) -> list[str]:
+def names_within_limit(answer: httpx.Response, url: str, context: int) -> list[str]:
     """What a server has, by its answer to /v1/models: the names of models and adapters, each taking `context` tokens.
 
     Raises:
@@ -358,7 +358,7 @@ def _post(url: str, path: str, body: dict[str, str], deadline: float, code: str)
         raise AdapterError(code, f"vLLM at {url} rejected {body}: status {response.status_code}: {response.text[:500]}")
 
 
-def room_for(rank: int) -> int:
+def lora_rank_slot(rank: int) -> int:
     """The least of the ranks that vLLM makes room for which is no less than an adapter's."""
     return next((each for each in _RANKS if each >= rank), rank)
 

@@ -20,7 +20,7 @@ import orjson
 
 from gumshoe.artifacts.private_data import mark
 from gumshoe.artifacts.source_files import Unreadable
-from gumshoe.artifacts.storage import directory_lock, explained, is_partial
+from gumshoe.artifacts.storage import directory_lock, explain_os_errors, is_partial
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.message import ParsedMessage, Recipient, clean
 from gumshoe.mail.schema import INDEXES, TABLES, VERSION, address_term, index_file
@@ -34,7 +34,7 @@ _CACHE_KIB = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class BuildOptions:
+class MailBuildOptions:
     """What is kept out of an index. The defaults are the published recipe for the public Enron mail (ART-E)."""
 
     max_body: int | None = 5000
@@ -46,7 +46,7 @@ class BuildOptions:
 
 
 @dataclass(slots=True)
-class BuildReport:
+class MailBuildReport:
     """What a build read, kept and left out."""
 
     messages: int = 0
@@ -65,8 +65,8 @@ class BuildReport:
 
 
 def build_index(
-    sources: Iterable[str], directory: Path, options: BuildOptions | None = None, *, replace: bool = False
-) -> BuildReport:
+    sources: Iterable[str], directory: Path, options: MailBuildOptions | None = None, *, replace: bool = False
+) -> MailBuildReport:
     """Index the messages of some sources into `directory/mail.sqlite`.
 
     The file appears when it is whole. A build that ends early leaves nothing that looks finished, and the next
@@ -83,7 +83,7 @@ def build_index(
     if not opened:
         raise UsageError("mail.no-sources", "no source was given; name one or more sources to index")
     final = index_file(directory)
-    with explained(directory), directory_lock(directory, wait=None) as lock:
+    with explain_os_errors(directory), directory_lock(directory, wait=None) as lock:
         if lock is None:
             raise UnavailableError(
                 "mail.index-busy",
@@ -99,7 +99,7 @@ def build_index(
         for left in filter(lambda path: is_partial(path.name), list(directory.iterdir())):  # by a build that was killed
             left.unlink()
         try:
-            report = _build(opened, partial, options or BuildOptions(), started)
+            report = _build(opened, partial, options or MailBuildOptions(), started)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             mark(directory, None)
@@ -110,7 +110,7 @@ def build_index(
     return report
 
 
-def _build(sources: list[Source], path: Path, options: BuildOptions, started: float) -> BuildReport:
+def _build(sources: list[Source], path: Path, options: MailBuildOptions, started: float) -> MailBuildReport:
     totals = [source.total for source in sources]
     total = None if None in totals else sum(filter(None, totals))
     database = _open(path)
@@ -118,7 +118,7 @@ def _build(sources: list[Source], path: Path, options: BuildOptions, started: fl
         measured = total is not None  # else messages are counted
         with (
             progress("Indexing", total=total, in_bytes=measured) as advance,
-            _Writer(database) as writer,
+            _MailWriter(database) as writer,
             _without_collector(),
         ):
             builder = _Builder(options, writer)
@@ -132,7 +132,11 @@ def _build(sources: list[Source], path: Path, options: BuildOptions, started: fl
             "sources": [source.uri for source in sources],
             "options": asdict(options),
             "built": datetime.now(UTC).isoformat(timespec="seconds"),
-            **{each.name: getattr(builder.report, each.name) for each in fields(BuildReport) if each.name != "seconds"},
+            **{
+                each.name: getattr(builder.report, each.name)
+                for each in fields(MailBuildReport)
+                if each.name != "seconds"
+            },
         }
         rows = [(name, json.dumps(value)) for name, value in facts.items()]
         database.executemany("INSERT INTO build VALUES (?, ?)", rows)
@@ -196,8 +200,8 @@ def _without_collector() -> Iterator[None]:
 class _Builder:
     """Decides what is kept, numbers messages and addresses, and hands rows to the writer."""
 
-    def __init__(self, options: BuildOptions, writer: "_Writer") -> None:
-        self.report = BuildReport()
+    def __init__(self, options: MailBuildOptions, writer: "_MailWriter") -> None:
+        self.report = MailBuildReport()
         self._options, self._writer = options, writer
         self._addresses: dict[str, int] = {}
         self._terms = [""]  # by number of address; numbers start at 1
@@ -209,7 +213,7 @@ class _Builder:
 
     def add(self, items: list[ParsedMessage | Unreadable]) -> None:
         """Take in one batch."""
-        rows = _Rows()
+        rows = _MailRows()
         for item in items:
             if isinstance(item, Unreadable):
                 self.report.unreadable[item.reason] += 1
@@ -218,7 +222,7 @@ class _Builder:
                 self._add_message(item, rows)
         self._writer.write(rows)
 
-    def _add_message(self, message: ParsedMessage, rows: "_Rows") -> None:
+    def _add_message(self, message: ParsedMessage, rows: "_MailRows") -> None:
         report, options = self.report, self._options
         report.read += 1
         report.without_id += message.invented_id
@@ -251,7 +255,7 @@ class _Builder:
         self._shared.add((given, report.messages + 1))
         self._keep(message, digest, rows)
 
-    def _add_duplicate(self, message: ParsedMessage, kept: int, rows: "_Rows") -> None:
+    def _add_duplicate(self, message: ParsedMessage, kept: int, rows: "_MailRows") -> None:
         self.report.kept_out["duplicate"] += 1
         self._copies.setdefault(kept, []).append(message.recipients)
         name = (message.message_id, kept)
@@ -265,7 +269,7 @@ class _Builder:
         rows.other_ids.append(name)
         self._content.update(f"={message.message_id}\0{kept}\n".encode())
 
-    def _keep(self, message: ParsedMessage, digest: bytes, rows: "_Rows") -> None:
+    def _keep(self, message: ParsedMessage, digest: bytes, rows: "_MailRows") -> None:
         self.report.messages += 1
         number = self.report.messages
         self._by_id[message.message_id] = number
@@ -277,7 +281,7 @@ class _Builder:
         rows.messages.append((number, *envelope[:3], sender, message.sender_name, message.subject))
         rows.bodies.append((number, message.body, self._joined_terms(addressed)))
 
-    def _add_recipients(self, number: int, copy: int, recipients: list[Recipient], rows: "_Rows") -> list[int]:
+    def _add_recipients(self, number: int, copy: int, recipients: list[Recipient], rows: "_MailRows") -> list[int]:
         known = self._addresses.get
         addresses = [known(each.address) or self._address(each.address, rows) for each in recipients]
         listed = [(each.role, address, each.name) for each, address in zip(recipients, addresses, strict=True)]
@@ -286,7 +290,7 @@ class _Builder:
         rows.envelopes.append((number, copy, addressed.decode()))
         return addresses
 
-    def _address(self, text: str, rows: "_Rows") -> int:
+    def _address(self, text: str, rows: "_MailRows") -> int:
         number = self._addresses.get(text)
         if number is None:
             number = self._addresses[text] = len(self._terms)
@@ -301,7 +305,7 @@ class _Builder:
 
     def finish(self) -> None:
         """Let whoever received only a dropped duplicate find the message that was kept."""
-        rows = _Rows()
+        rows = _MailRows()
         for number, copies in sorted(self._copies.items()):  # the full-text index likes rising numbers
             sender, addressed = self._writer.addresses_of(number)
             known = {sender, *addressed}
@@ -326,7 +330,7 @@ def _other_names(message_id: str, digest: bytes) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class _Rows:
+class _MailRows:
     """What one batch adds to each table."""
 
     addresses: list[tuple[int, str]] = field(default_factory=list)
@@ -339,7 +343,7 @@ class _Rows:
     """New terms of all who received a message that is in already, and its number."""
 
 
-class _Writer:
+class _MailWriter:
     """Writes rows; SQLite indexes their words in a thread of its own while the next batch is read.
 
     One statement a batch does the indexing, outside the interpreter's lock; nothing else uses the connection
@@ -351,13 +355,13 @@ class _Writer:
         self._thread = ThreadPoolExecutor(1)
         self._indexing: Future[None] | None = None
 
-    def __enter__(self) -> "_Writer":
+    def __enter__(self) -> "_MailWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown()
 
-    def write(self, rows: _Rows) -> None:
+    def write(self, rows: _MailRows) -> None:
         """Write one batch and begin to index its words."""
         self.wait()
         insert = self._database.executemany

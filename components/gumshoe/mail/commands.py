@@ -60,9 +60,9 @@ def index(
     What is kept out by default is what the published recipe for the public Enron mail keeps out (ART-E). What
     cannot be read is counted by reason; `gumshoe mail stats --unreadable` lists it.
     """
-    from gumshoe.mail.build import BuildOptions, build_index
+    from gumshoe.mail.build import MailBuildOptions, build_index
 
-    options = BuildOptions(max_body or None, max_recipients or None, drop_duplicates=not duplicates)
+    options = MailBuildOptions(max_body or None, max_recipients or None, drop_duplicates=not duplicates)
     report = build_index(sources, directory, options, replace=replace)
     if json:
         print_json(asdict(report) | {"kept_out": dict(report.kept_out), "unreadable": dict(report.unreadable)})

@@ -24,8 +24,8 @@ from gumshoe.mail.message import Recipient, clean, shown_date
 from gumshoe.mail.schema import TOKENIZER, VERSION, address_term, index_file
 from gumshoe.mail.search_arguments import (
     MAX_KEYWORD,
+    MailSearchError,
     Order,
-    SearchArgumentError,
     check_address,
     check_choices,
     check_keywords,
@@ -232,9 +232,7 @@ class MailIndex:
         """
         owner = check_address("inbox", inbox)
         if not isinstance(message_id, str):
-            raise SearchArgumentError(
-                "mail.invalid-message-id", "message_id is not text; write an id as a search shows it"
-            )
+            raise MailSearchError("mail.invalid-message-id", "message_id is not text; write an id as a search shows it")
         return self._message(owner, clean(message_id).strip())
 
     def _find_message(self, owner: str, exact: str) -> Message:
@@ -272,7 +270,7 @@ class MailIndex:
             return [(message_id, shown_date(sent, None)) for message_id, sent in rows]
 
     def stats(self) -> dict[str, Any]:
-        """What built this index and what is in it: the facts of `BuildReport`, and counts."""
+        """What built this index and what is in it: the facts of `MailBuildReport`, and counts."""
         with self._explained():
             database = self._connection()
             facts = {name: json.loads(value) for name, value in database.execute("SELECT name, value FROM build")}
@@ -294,12 +292,12 @@ class MailIndex:
         """A keyword as a quoted phrase of the query language: nothing in it is an operator."""
         words = clean(keyword)
         if len(words) > MAX_KEYWORD:
-            raise SearchArgumentError(
+            raise MailSearchError(
                 "mail.keyword-too-long", f"a keyword has {len(words)} characters; use at most {MAX_KEYWORD}"
             )
         tokenize = self._connection().fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
         if not tokenize(words.encode(), apsw.FTS5_TOKENIZE_QUERY, None):
-            raise SearchArgumentError(
+            raise MailSearchError(
                 "mail.keyword-without-words", f"keyword {words!r} has no letter or digit to search for; use words"
             )
         return '"' + words.replace('"', '""') + '"'

@@ -13,37 +13,33 @@ MAX_KEYWORD = 200  # characters
 Order = Literal["relevance", "date"]
 
 
-class SearchArgumentError(UsageError):
+class MailSearchError(UsageError):
     """An argument of a search that cannot be carried out. Models read these messages: their wording must not change."""
 
 
 def check_choices(limit: Any, order: Any) -> None:
     """Raises SearchArgumentError unless these are a number of results and an order."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
-        raise SearchArgumentError(
-            "mail.invalid-limit", f"limit is {limit!r}; write a whole number from 1 to {MAX_LIMIT}"
-        )
+        raise MailSearchError("mail.invalid-limit", f"limit is {limit!r}; write a whole number from 1 to {MAX_LIMIT}")
     if order not in get_args(Order):
-        raise SearchArgumentError("mail.invalid-order", f"order is {order!r}; write 'relevance' or 'date'")
+        raise MailSearchError("mail.invalid-order", f"order is {order!r}; write 'relevance' or 'date'")
 
 
 def check_keywords(keywords: Any) -> list[str]:
     """The keywords, if they are a list of texts that is neither empty nor endless."""
     if not isinstance(keywords, list | tuple) or not all(isinstance(keyword, str) for keyword in keywords):
-        raise SearchArgumentError(
+        raise MailSearchError(
             "mail.invalid-keywords", 'keywords is not a list of texts; write it as ["first", "second words"]'
         )
     if not 1 <= len(keywords) <= MAX_KEYWORDS:
-        raise SearchArgumentError(
-            "mail.keyword-count", f"there are {len(keywords)} keywords; write 1 to {MAX_KEYWORDS}"
-        )
+        raise MailSearchError("mail.keyword-count", f"there are {len(keywords)} keywords; write 1 to {MAX_KEYWORDS}")
     return list(keywords)
 
 
 def check_address(name: str, text: Any) -> str:
     """The normal form of a whole address."""
     if not isinstance(text, str) or not re.fullmatch(r"\S+@\S+", address := normal_address(text)):
-        raise SearchArgumentError(
+        raise MailSearchError(
             "mail.invalid-address", f"{name} is {text!r}; write a whole address, such as ann@example.com"
         )
     return address
@@ -53,7 +49,7 @@ def check_period(after: Any, before: Any) -> tuple[int | None, int | None]:
     """Seconds since 1970 of the two ends of a period, None where it is open."""
     start, end = _moment("sent_after", after), _moment("sent_before", before)
     if start is not None and end is not None and start >= end:
-        raise SearchArgumentError("mail.empty-period", f"sent_after {after} is not earlier than sent_before {before}")
+        raise MailSearchError("mail.empty-period", f"sent_after {after} is not earlier than sent_before {before}")
     return start, end
 
 
@@ -67,6 +63,6 @@ def _moment(name: str, value: Any) -> int | None:
             moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
         return to_utc(moment)[0]
     except (ValueError, AttributeError, OverflowError):
-        raise SearchArgumentError(
+        raise MailSearchError(
             "mail.invalid-date", f"{name} is {value!r}, which is no date; write it as YYYY-MM-DD"
         ) from None

@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from pathlib import PurePosixPath
 from typing import Any
 
-from gumshoe.artifacts import source_files as reading
+from gumshoe.artifacts import source_files
 from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset
 from gumshoe.artifacts.lines import DAMAGED, file_size, read_lines
 from gumshoe.artifacts.source_files import Unreadable, files_below, read_files, read_json_lines
@@ -43,7 +43,7 @@ _QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
 _SERVERS_FILES = ("dovecot", "courier", "maildirfolder", "maildirsize", "subscriptions", "shared-", "cyrus.", "sieve")
 
 
-Source = reading.Source[ParsedMessage]
+Source = source_files.Source[ParsedMessage]
 
 
 def open_source(uri: str) -> Source:
@@ -54,13 +54,13 @@ def open_source(uri: str) -> Source:
         StorageError, UnavailableError: the place could not be looked into.
     """
     openers: dict[str, Callable[[str, str], Source]] = {
-        "maildir": _Tree.maildir,
-        "eml": _Tree.eml,
+        "maildir": _DirectoryMail.maildir,
+        "eml": _DirectoryMail.eml,
         "mbox": _Mbox.at,
-        "jsonl": _Jsonl.at,
-        "hf": _Dataset.named,
+        "jsonl": _JsonlMail.at,
+        "hf": _DatasetMail.named,
     }
-    return reading.open_source(uri, openers, "mail", FORMS)
+    return source_files.open_source(uri, openers, "mail", FORMS)
 
 
 def split_source(uri: str) -> tuple[str, str]:
@@ -69,11 +69,11 @@ def split_source(uri: str) -> tuple[str, str]:
     Raises:
         UsageError: the URI is of no known form.
     """
-    return reading.split_source(uri, _KINDS, "mail", FORMS)
+    return source_files.split_source(uri, _KINDS, "mail", FORMS)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
+class _DirectoryMail:
     """A directory of raw messages, one a file."""
 
     uri: str
@@ -82,7 +82,7 @@ class _Tree:
     files: list[Entry]
 
     @classmethod
-    def maildir(cls, uri: str, place: str) -> "_Tree":
+    def maildir(cls, uri: str, place: str) -> "_DirectoryMail":
         """A Maildir, or any tree of raw files such as the public Enron release."""
         storage, entries = files_below(uri, place)
         folders = {str(PurePosixPath(entry.key).parent) for entry in entries}
@@ -92,12 +92,12 @@ class _Tree:
         return cls.of(uri, storage, [entry for entry in entries if _is_mail_file(PurePosixPath(entry.key), boxes)])
 
     @classmethod
-    def eml(cls, uri: str, place: str) -> "_Tree":
+    def eml(cls, uri: str, place: str) -> "_DirectoryMail":
         storage, entries = files_below(uri, place)
         return cls.of(uri, storage, [entry for entry in entries if entry.key.lower().endswith(".eml")])
 
     @classmethod
-    def of(cls, uri: str, storage: Storage, files: list[Entry]) -> "_Tree":
+    def of(cls, uri: str, storage: Storage, files: list[Entry]) -> "_DirectoryMail":
         if not files:
             raise UsageError("mail.no-messages", f"{uri} contains no message files; check the directory")
         return cls(uri, sum(entry.size for entry in files), storage, files)
@@ -166,7 +166,7 @@ class _Mbox:
 
 
 @dataclass(frozen=True, slots=True)
-class _Jsonl:
+class _JsonlMail:
     """One JSON object a line: message_id, date, from, to, cc, bcc, subject, body, and x_from where known."""
 
     uri: str
@@ -174,7 +174,7 @@ class _Jsonl:
     place: str
 
     @classmethod
-    def at(cls, uri: str, place: str) -> "_Jsonl":
+    def at(cls, uri: str, place: str) -> "_JsonlMail":
         return cls(uri, file_size(place), place)
 
     def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
@@ -183,15 +183,15 @@ class _Jsonl:
 
 
 @dataclass(frozen=True, slots=True)
-class _Dataset:
-    """A dataset of the Hugging Face hub, or a local directory of one, streamed. Fields as in `_Jsonl`."""
+class _DatasetMail:
+    """A dataset of the Hugging Face hub, or a local directory of one, streamed. Fields as in `_JsonlMail`."""
 
     uri: str
     total: int | None
     records: Iterable[Any]
 
     @classmethod
-    def named(cls, uri: str, _: str) -> "_Dataset":
+    def named(cls, uri: str, _: str) -> "_DatasetMail":
         return cls(uri, None, open_dataset(uri))
 
     def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:  # noqa: ARG002 - no bytes

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gumshoe.environments.email import bare_id
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError, faults_of
 from gumshoe.inference.policy import HIGHEST_TEMPERATURE
-from gumshoe.rewards.chat_judge import ModelSettings, Usage, model_named
-from gumshoe.rewards.heuristic import phrases as wording
-from gumshoe.rewards.heuristic.values import normalised
+from gumshoe.rewards.chat_judge import JudgeModelSettings, Usage, model_named
+from gumshoe.rewards.heuristic import phrases
+from gumshoe.rewards.heuristic.values import normalize
 from gumshoe.rewards.judge import Judge, JudgeError
 from gumshoe.rewards.judge_registry import OpenAIJudge, named_settings, open_judge
 from gumshoe.rewards.ruler import Ruler, RulerSettings
@@ -83,7 +83,7 @@ class ChoiceSettings(BaseModel):
         model = model.get("model") if isinstance(model, Mapping) else model
         return f"{name}:{model}" if model else name
 
-    def opened(self) -> "Chooser":
+    def opened(self) -> "Selector":
         """What chooses so.
 
         Raises:
@@ -91,8 +91,8 @@ class ChoiceSettings(BaseModel):
         """
         name, settings = _named(self)
         if name == _RULER:
-            return BestOf(Ruler(RulerSettings.model_validate(settings)))
-        return Majority(open_judge({name: settings}))
+            return BestOfN(Ruler(RulerSettings.model_validate(settings)))
+        return SelfConsistency(open_judge({name: settings}))
 
 
 def chosen_of(
@@ -138,7 +138,7 @@ class Choice:
     """Of those requests."""
 
 
-class Chooser(Protocol):
+class Selector(Protocol):
     """Chooses one of several episodes of a question."""
 
     async def choose(
@@ -157,7 +157,7 @@ class Chooser(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Majority:
+class SelfConsistency:
     """Self-consistency (https://arxiv.org/abs/2203.11171): the answer that most samples agree with.
 
     Two answers agree where the judge takes each for right with the other as the reference; the same words always do.
@@ -172,7 +172,7 @@ class Majority:
     async def choose(
         self, question: str, asked_on: date | None, group: Sequence[Trajectory], seconds: float | None = None
     ) -> Choice:
-        """As `Chooser.choose`."""
+        """As `Selector.choose`."""
         judge, usage = self.judge, Usage()
         if isinstance(judge, OpenAIJudge):
             judge = judge.apart()
@@ -187,13 +187,13 @@ class Majority:
         return _counted(Choice(place, why), usage)
 
     async def aclose(self) -> None:
-        """As `Chooser.aclose`."""
+        """As `Selector.aclose`."""
         await self.judge.aclose()
 
 
 @dataclass(frozen=True, slots=True)
-class BestOf:
-    """The sample to which RULER gives the highest score beside the others; among equals as `Majority`."""
+class BestOfN:
+    """The sample to which RULER gives the highest score beside the others; among equals as `SelfConsistency`."""
 
     ruler: Ruler
 
@@ -204,7 +204,7 @@ class BestOf:
         group: Sequence[Trajectory],
         seconds: float | None = None,
     ) -> Choice:
-        """As `Chooser.choose`."""
+        """As `Selector.choose`."""
         ruler = self.ruler.apart()
         try:
             async with asyncio.timeout(seconds):
@@ -217,12 +217,12 @@ class BestOf:
         return _counted(Choice(place, why), ruler.model.usage)
 
     async def aclose(self) -> None:
-        """As `Chooser.aclose`."""
+        """As `Selector.aclose`."""
         await self.ruler.aclose()
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledAnswer:
     """An answer that was chosen from several."""
 
     answer: Answer
@@ -239,15 +239,15 @@ RunSample = Callable[[int], Awaitable[tuple[Answer, Trajectory]]]
 """Runs one sample of a question, from 0."""
 
 
-async def answered(
+async def answer_with_samples(
     run: RunSample,
     settings: ChoiceSettings,
-    chooser: Chooser,
+    chooser: Selector,
     asked: tuple[str, date | None],
     *,
     patience: float | None = None,
     judge_patience: float | None = None,
-) -> Sampled:
+) -> SampledAnswer:
     """Run the samples of a question at once, and choose one; those that fail are left out, as long as one ends.
 
     `asked` is the question and its day. After `patience` seconds what still runs is given up, if anything has ended by
@@ -274,7 +274,7 @@ async def answered(
             choice, how = replace(choice, place=first, why="the first sample, for the judge chose none"), "first"
     cost = cost_of(group, choice, failed=len(failures))
     chosen = replace(answers[choice.place], seconds=time.monotonic() - began, cost=cost, chosen=choice.why)
-    return Sampled(chosen, how, choice.failed, tuple(failures))
+    return SampledAnswer(chosen, how, choice.failed, tuple(failures))
 
 
 def code_of(error: ValidationError, default: str) -> str:
@@ -313,7 +313,7 @@ def _named(settings: ChoiceSettings) -> tuple[str, dict[str, Any]]:
             )
         if name == "openai":
             given = {"cache": None, **given}
-            _checked(name, ModelSettings, given)
+            _checked(name, JudgeModelSettings, given)
         return name, given
     if settings.choose_by is None:
         raise UsageError(
@@ -350,7 +350,7 @@ def _failure_of(error: JudgeError | TimeoutError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ChoiceQuestion:
     """A question with somebody's answer in place of the reference."""
 
     question: str
@@ -361,14 +361,14 @@ class _Asked:
 def _said(episode: Trajectory) -> str | None:
     """An episode's answer; None where there is none, or it says that it does not know."""
     answer = episode.record.answer
-    if answer is None or episode.record.does_not_know or wording.UNKNOWN.search(normalised(answer)):
+    if answer is None or episode.record.does_not_know or phrases.UNKNOWN.search(normalize(answer)):
         return None
     return answer
 
 
 def _key(answer: str) -> str:
     """The same of answers that differ in nothing but how they are written."""
-    return normalised(answer).casefold().strip(" .,;:!?\"'")
+    return normalize(answer).casefold().strip(" .,;:!?\"'")
 
 
 async def _alike(
@@ -395,7 +395,7 @@ async def _alike(
 
 async def _agree(judge: Judge, question: str, asked_on: date | None, one: str, other: str) -> bool:
     for reference, answer in ((one, other), (other, one)):
-        if not (await judge.verdict(_Asked(question, reference, asked_on), answer)).correct:
+        if not (await judge.verdict(_ChoiceQuestion(question, reference, asked_on), answer)).correct:
             return False
     return True
 

@@ -49,7 +49,7 @@ class _UnusableError(Exception):
     """One answer cannot be used; the next may be better."""
 
 
-class ModelSettings(BaseModel):
+class JudgeModelSettings(BaseModel):
     """Which chat model, behind which OpenAI-compatible address, within which bounds. Its key is OPENAI_API_KEY."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -110,7 +110,7 @@ class JudgeModel:
     Where the server knows structured output it is asked for; where it does not, the answer must be that JSON anyway.
     """
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: JudgeModelSettings) -> None:
         self.settings = settings
         self.usage = Usage()
         url = str(settings.url) if settings.url else None

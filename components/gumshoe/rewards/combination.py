@@ -24,7 +24,7 @@ _SAME = 1e-9  # below this share of a function's values, or of a variance, a dif
 _LEAST = 1e-6  # length of what a direction has in common with another, for that to be more than rounding
 
 
-def check_way(way: str, names: Sequence[str], weights: Mapping[str, float] | None) -> Way:
+def check_combination(way: str, names: Sequence[str], weights: Mapping[str, float] | None) -> Way:
     """The way of that name, if functions of these names can be combined so.
 
     Raises:
@@ -48,7 +48,7 @@ def check_way(way: str, names: Sequence[str], weights: Mapping[str, float] | Non
     return known[way]
 
 
-def combined(scores: Scores, way: Way, weights: Sequence[float] = ()) -> Rewards:
+def combine_rewards(scores: Scores, way: Way, weights: Sequence[float] = ()) -> Rewards:
     """One reward for each trajectory of a group.
 
     `uniform`: the mean of all functions.

@@ -265,10 +265,10 @@ def _print_usage(made: object) -> None:
 
 
 def _write(path: Path | None, results: list[dict[str, Any]]) -> None:
-    from gumshoe.artifacts.storage import explained
+    from gumshoe.artifacts.storage import explain_os_errors
 
     if path is not None:
-        with explained(path):
+        with explain_os_errors(path):
             path.write_text(
                 "".join(f"{json_lines.dumps(each, ensure_ascii=False)}\n" for each in results), encoding="utf-8"
             )

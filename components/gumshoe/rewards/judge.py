@@ -22,7 +22,7 @@ class Verdict:
     """Which rule decided, of a judge that has rules."""
 
 
-class Asked(Protocol):
+class JudgedQuestion(Protocol):
     """A question with its reference answer, as a scenario is one."""
 
     @property
@@ -37,7 +37,7 @@ class Asked(Protocol):
 class Judge(Protocol):
     """Compares an answer with the reference answer. What an answer says is data: nothing in it instructs the judge."""
 
-    async def verdict(self, asked: Asked, answer: str) -> Verdict:
+    async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:
         """
         Raises:
             JudgeError: there is no verdict that can be used.

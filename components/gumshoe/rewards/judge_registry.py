@@ -9,10 +9,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from gumshoe.embeddings.embedder import Embedder, EmbedderSettings, EmbeddingError, open_embedder
 from gumshoe.errors import UsageError, faults_of
-from gumshoe.rewards.chat_judge import JudgeModel, ModelSettings, as_data, model_named
+from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, as_data, model_named
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
-from gumshoe.rewards.judge import Asked, Judge, JudgeError, Verdict
+from gumshoe.rewards.judge import Judge, JudgedQuestion, JudgeError, Verdict
 
 _VERSION = "verdict 1"
 _SYSTEM = """\
@@ -32,7 +32,7 @@ Reply with one JSON object: {"reasoning": "<one or two sentences>", "correct": t
 class ExactJudge:
     """Takes nothing but the reference answer itself, as `is_exact` compares them."""
 
-    async def verdict(self, asked: Asked, answer: str) -> Verdict:
+    async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:
         """As `Judge.verdict`."""
         if is_exact(answer, asked.answer):
             return Verdict(correct=True, why="it is the reference answer")
@@ -57,7 +57,7 @@ class OpenAIJudge:
     def __init__(self, model: JudgeModel) -> None:
         self.model = model
 
-    async def verdict(self, asked: Asked, answer: str) -> Verdict:
+    async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:
         """As `Judge.verdict`."""
         shown = as_data(
             {
@@ -91,7 +91,7 @@ class EmbeddingJudge:
     def __init__(self, embedder: Embedder, threshold: float) -> None:
         self._embedder, self._threshold = embedder, threshold
 
-    async def verdict(self, asked: Asked, answer: str) -> Verdict:
+    async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:
         """As `Judge.verdict`."""
         try:
             one, other = await asyncio.to_thread(self._embedder.embed, [answer, asked.answer], "similarity")
@@ -126,7 +126,7 @@ def open_judge(named: Any) -> Judge:
             case "exact":
                 return ExactJudge()
             case "openai":
-                return OpenAIJudge(JudgeModel(ModelSettings.model_validate(settings)))
+                return OpenAIJudge(JudgeModel(JudgeModelSettings.model_validate(settings)))
             case "embedding":
                 wanted = EmbeddingSettings.model_validate(settings)
                 return EmbeddingJudge(open_embedder(wanted.model, wanted.cache), wanted.threshold)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from gumshoe.errors import UsageError, faults_of
-from gumshoe.rewards.chat_judge import JudgeModel, ModelSettings, as_data, model_named
+from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, as_data, model_named
 from gumshoe.rewards.judge import JudgeError
 from gumshoe.rollouts.trajectory import Segment, Trajectory
 
@@ -48,7 +48,7 @@ class RulerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: ModelSettings
+    model: JudgeModelSettings
     rubric: str = RUBRIC
     shuffles: Annotated[int, Field(ge=1)] = 1
     """Scores are means over so many orders."""

@@ -44,7 +44,7 @@ class LabelledAnswer(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedTrajectory:
     """One episode's verdict. Without an answer, or with "I don't know", it is wrong and no judge is asked."""
 
     scenario: str
@@ -57,7 +57,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredGroup:
+class RulerResult:
     """A group's relative scores, or why it has none."""
 
     scenario: str
@@ -85,7 +85,7 @@ class Calibration:
         return sum(count for (is_so, said), count in self.table.items() if is_so == said) / max(1, self.table.total())
 
 
-async def judge_trajectories(path: Path, scenarios: str, judge: Judge, advance: Advance) -> list[Judged]:
+async def judge_trajectories(path: Path, scenarios: str, judge: Judge, advance: Advance) -> list[JudgedTrajectory]:
     """[trajectories]: the verdicts on a file's answers.
 
     Raises:
@@ -97,20 +97,20 @@ async def judge_trajectories(path: Path, scenarios: str, judge: Judge, advance: 
     return await at_once(lambda each: judge_one(each, by_id[each.scenario], judge), found, advance)
 
 
-async def judge_one(trajectory: Trajectory, scenario: Scenario, judge: Judge) -> Judged:
+async def judge_one(trajectory: Trajectory, scenario: Scenario, judge: Judge) -> JudgedTrajectory:
     """The verdict on one episode's answer."""
     about, answer = (trajectory.scenario, trajectory.sample), trajectory.record.answer
     if answer is None or trajectory.record.does_not_know:
         ending = trajectory.ending if answer is None else "it does not know"
-        return Judged(*about, answer, False, ending, rule=ending)
+        return JudgedTrajectory(*about, answer, False, ending, rule=ending)
     try:
         verdict = await judge.verdict(scenario, answer)
     except JudgeError as error:
-        return Judged(*about, answer, None, error.message_with_code)
-    return Judged(*about, answer, verdict.correct, verdict.why, verdict.rule)
+        return JudgedTrajectory(*about, answer, None, error.message_with_code)
+    return JudgedTrajectory(*about, answer, verdict.correct, verdict.why, verdict.rule)
 
 
-async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[ScoredGroup]:
+async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[RulerResult]:
     """[groups]: the relative scores of a file's groups.
 
     Raises:
@@ -125,12 +125,12 @@ async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[Score
             f"{path} has no scenario with 2 or more trajectories; run the rollout with e.g. --samples 4",
         )
 
-    async def scored(group: list[Trajectory]) -> ScoredGroup:
+    async def scored(group: list[Trajectory]) -> RulerResult:
         samples = [each.sample for each in group]
         try:
-            return ScoredGroup(group[0].scenario, samples, await ruler.scores(group))
+            return RulerResult(group[0].scenario, samples, await ruler.scores(group))
         except JudgeError as error:
-            return ScoredGroup(group[0].scenario, samples, None, error.message_with_code)
+            return RulerResult(group[0].scenario, samples, None, error.message_with_code)
 
     whole = [group for group in groups.values() if len(group) > 1]
     return await at_once(scored, whole, advance)

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from gumshoe.environments.base import Deed, Unusable
+from gumshoe.environments.base import Event, Unusable
 from gumshoe.rewards.judge import Judge
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
-class TurnValues:
+class TurnRewardValues:
     """What the deeds of a turn are worth; those of one turn add up."""
 
     found: float = 0.2
@@ -32,7 +32,7 @@ class TurnValues:
     unusable: float = -1.0
     """The call could not be used."""
 
-    def of_deeds(self) -> Mapping[Deed, float]:
+    def of_deeds(self) -> Mapping[Event, float]:
         """By what a record calls them; an answer has its value from a judge."""
         return {
             "searched": self.new_search,
@@ -47,7 +47,9 @@ class TurnValues:
         }
 
 
-async def turn_rewards(trajectory: Trajectory, scenario: Scenario, values: TurnValues, judge: Judge) -> list[float]:
+async def turn_rewards(
+    trajectory: Trajectory, scenario: Scenario, values: TurnRewardValues, judge: Judge
+) -> list[float]:
     """[turns]: what each sampled turn is worth by itself.
 
     Raises:

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
-from gumshoe.environments.cited_sources import Source
-from gumshoe.environments.registry import World
-from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, beside_call, parse_call
-from gumshoe.rollouts.episode import EpisodeLimits, Said, Speaker, run_episode
-from gumshoe.rollouts.sessions import OpenSpeaker
+from gumshoe.environments.base import Source
+from gumshoe.environments.registry import EnvFactory
+from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, parse_call, text_beside_call
+from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, Turn, run_episode
+from gumshoe.rollouts.sessions import OpenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AnswerStep:
     """One turn of the model, and what its tool said."""
 
     turn: int
@@ -53,7 +53,7 @@ class Cost:
     judge_dollars: float = 0.0
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """In a line."""
         parts = [f"{self.samples} of {self.samples + self.failed} ended", f"{self.turns:,} turns"]
         if self.prompt_tokens is not None and self.sampled_tokens is not None:
@@ -97,7 +97,7 @@ class Answer:
     success: bool
     reason: str
     """Why there is no answer; empty where there is one."""
-    steps: tuple[Step, ...]
+    steps: tuple[AnswerStep, ...]
     policy: str
     """The version of the policy that took every turn."""
     turns: int
@@ -112,16 +112,16 @@ class Answer:
 class Answerer:
     """Answers questions, any number at once, by the episodes that training has."""
 
-    world: World
+    world: EnvFactory
     limits: EpisodeLimits
     threads: ToolThreads
 
     async def answer(
         self,
         scenario: Scenario,
-        speak: OpenSpeaker,
+        speak: OpenChatSession,
         seed: str = "asked",
-        tell: Callable[[Step], object] = lambda _: None,
+        tell: Callable[[AnswerStep], object] = lambda _: None,
         sample: int = 0,
     ) -> tuple[Answer, Trajectory]:
         """Run one episode, which is that sample of its question; `tell` hears of each turn as it is taken, and again
@@ -131,10 +131,10 @@ class Answerer:
             ScenarioError: the question is not for this world.
             PolicyError, ToolFailedError: infrastructure failed.
         """
-        environment = self.world.environment(scenario, self.limits.max_turns)
+        environment = self.world.new_environment(scenario, self.limits.max_turns)
         started = time.monotonic()
         with speak(environment, f"{seed}/{sample}" if sample else seed) as speaker:
-            telling = _TellingSpeaker(speaker, tell)
+            telling = _ReportingSession(speaker, tell)
             trajectory = await run_episode(telling, environment, sample, self.limits, self.threads)
         record = trajectory.record
         success = trajectory.ending == "answer" and not record.does_not_know
@@ -158,36 +158,36 @@ class Answerer:
         return answer, trajectory
 
 
-class _TellingSpeaker:
+class _ReportingSession:
     """A speaker that tells of each turn as it is taken, in the event loop, and of what its tool said, in the tool's
     thread.
     """
 
-    def __init__(self, speaker: Speaker, tell: Callable[[Step], object]) -> None:
+    def __init__(self, speaker: ChatSession, tell: Callable[[AnswerStep], object]) -> None:
         self._speaker, self._tell = speaker, tell
-        self.steps: list[Step] = []
+        self.steps: list[AnswerStep] = []
 
-    def hear(self, result: str) -> None:
-        """As `Speaker.hear`."""
-        self._speaker.hear(result)
+    def add_tool_result(self, result: str) -> None:
+        """As `ChatSession.add_tool_result`."""
+        self._speaker.add_tool_result(result)
         self.steps[-1] = replace(self.steps[-1], result=result)
         self._tell(self.steps[-1])
 
-    async def say(self) -> Said | None:
-        """As `Speaker.say`."""
-        said = await self._speaker.say()
+    async def next_turn(self) -> Turn | None:
+        """As `ChatSession.next_turn`."""
+        said = await self._speaker.next_turn()
         if said is not None:
             self.steps.append(_step(len(self.steps) + 1, said.text))
             self._tell(self.steps[-1])
         return said
 
 
-def _step(turn: int, text: str) -> Step:
+def _step(turn: int, text: str) -> AnswerStep:
     try:
         call = parse_call(text)
     except (NoCallError, UnusableCallError):
-        return Step(turn, "", {}, text.strip())
-    return Step(turn, call.name, call.arguments, beside_call(text))
+        return AnswerStep(turn, "", {}, text.strip())
+    return AnswerStep(turn, call.name, call.arguments, text_beside_call(text))
 
 
 def _reason(trajectory: Trajectory) -> str:

@@ -93,7 +93,7 @@ class ChatFormat:
             )
         self.stop_ids: tuple[int, ...] = (stop,)
         """Sampling one of these ends a turn."""
-        self._check_joints()
+        self._check_token_boundaries()
 
     def prompt(self, system: str, user: str, tools: list[dict[str, Any]]) -> Encoded:
         """What an episode begins with: system prompt, tools, what the user says, and the first turn's header."""
@@ -101,23 +101,23 @@ class ChatFormat:
 
     def glue(self, result: str) -> Encoded:
         """What stands between a turn that ended and the next: a tool's result, and the next turn's header."""
-        return self._encoded(self._glue.text(self.defused(result)))
+        return self._encoded(self._glue.text(self.escape_control_tokens(result)))
 
     def turn(self, text: str) -> Encoded:
         """A turn that somebody wrote as text, with the token that ends it; what follows an end in it was never said."""
         return self._encode(text.partition(self.end)[0] + self.end)
 
-    def said(self, ids: Sequence[int]) -> tuple[str, str]:
+    def decode_turn(self, ids: Sequence[int]) -> tuple[str, str]:
         """What sampled ids [tokens] say, and the text of the stop token, empty where there is none."""
         if ids and ids[-1] in self.stop_ids:
-            return self.shown(ids[:-1]), self.end
-        return self.shown(ids), ""
+            return self.decode(ids[:-1]), self.end
+        return self.decode(ids), ""
 
-    def shown(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """All that ids say, control tokens included."""
         return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def defused(self, text: str) -> str:
+    def escape_control_tokens(self, text: str) -> str:
         """Text in which nothing is a control token: data must not be able to end a turn or begin another."""
         while (broken := self._control.sub(_broken, text)) != text:
             text = broken
@@ -125,8 +125,8 @@ class ChatFormat:
 
     def _render(self, system: str, user: str, tools: str) -> Encoded:
         messages = [
-            {"role": "system", "content": self.defused(system)},
-            {"role": "user", "content": self.defused(user)},
+            {"role": "system", "content": self.escape_control_tokens(system)},
+            {"role": "user", "content": self.escape_control_tokens(user)},
         ]
         text = self._tokenizer.apply_chat_template(
             messages, tools=json.loads(tools), tokenize=False, add_generation_prompt=True
@@ -139,7 +139,7 @@ class ChatFormat:
         found = self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return Encoded(text, tuple(found[0].ids))
 
-    def _check_joints(self) -> None:
+    def _check_token_boundaries(self) -> None:
         """Texts that are encoded each on its own, with a turn's end between them, have the ids of the whole."""
         prompt, turn = self.prompt("S", "U", [_TOOL]), self._encode(_TURNS[0])
         for probe in _PROBES:
@@ -181,7 +181,7 @@ def parse_call(text: str) -> Call:
     raise UnusableCallError('the call is not {"name": ..., "arguments": {...}}')
 
 
-def beside_call(text: str) -> str:
+def text_beside_call(text: str) -> str:
     """What a turn says beside its call."""
     return _CALL.sub("", text).strip()
 

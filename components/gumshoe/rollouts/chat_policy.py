@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gumshoe.endpoint import check_known, is_too_long
 from gumshoe.inference.policy import PolicyError, Sampling
-from gumshoe.rollouts.episode import Said
+from gumshoe.rollouts.episode import Turn
 from gumshoe.rollouts.trajectory import Segment, TokenUsage
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NOT_FOUND = 404
 
 
-class ChatSpeaker:
+class ApiChatSession:
     """A chat model's side of one conversation. Its turns have text and no ids: nothing can be trained on them.
 
     Tool calls come back through the API's own fields; a turn is shown in the text form that token policies use, so
@@ -43,14 +43,14 @@ class ChatSpeaker:
         described = [json.dumps(tool, ensure_ascii=False) for tool in tools]
         self._coming = Segment("prompt", "\n\n".join([system, *described, question]))
 
-    def hear(self, result: str) -> None:
-        """As `Speaker.hear`."""
+    def add_tool_result(self, result: str) -> None:
+        """As `ChatSession.add_tool_result`."""
         asked = {"role": "tool", "tool_call_id": self._called} if self._called else {"role": "user"}
         self._messages.append({**asked, "content": result})  # a call that was written as text has no id
         self._coming = Segment("injected", result)
 
-    async def say(self) -> Said | None:
-        """As `Speaker.say`; the model's own server says when the context is full."""
+    async def next_turn(self) -> Turn | None:
+        """As `ChatSession.next_turn`; the model's own server says when the context is full."""
         answer = await self._answer()
         if answer is None:
             return None
@@ -62,7 +62,7 @@ class ChatSpeaker:
         for call in calls:
             text += f"\n<tool_call>\n{_as_json(**call['function'])}\n</tool_call>"
         text = text.strip()
-        return Said((self._coming, Segment("sampled", text)), text, self._model, cut=False, usage=usage)
+        return Turn((self._coming, Segment("sampled", text)), text, self._model, cut=False, usage=usage)
 
     async def _answer(self) -> tuple[str, list[dict[str, Any]], TokenUsage | None] | None:
         """Return the text and the calls of the next turn; None if the context is full."""

@@ -14,7 +14,7 @@ from gumshoe.terminal import JsonFlag, out, print_json, printable, progress
 if TYPE_CHECKING:
     from gumshoe.environments.registry import EnvironmentSettings
     from gumshoe.rollouts.trajectory import Trajectory
-    from gumshoe.rollouts.writer import RolloutReport, Settings
+    from gumshoe.rollouts.writer import RolloutOptions, RolloutReport
 
 rollout = typer.Typer(add_completion=False)
 trajectories = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at what episodes left.")
@@ -71,11 +71,11 @@ def run(
     """
     from gumshoe.inference.policy import Sampling
     from gumshoe.rollouts.episode import EpisodeLimits
-    from gumshoe.rollouts.writer import Settings
+    from gumshoe.rollouts.writer import RolloutOptions
 
     if not top_p:
         raise UsageError("rollouts.top-p-zero", "--top-p must be > 0, got 0; use 1 to sample from all tokens")
-    settings = Settings(
+    settings = RolloutOptions(
         index=index,
         scenarios=scenarios,
         split=split,
@@ -123,7 +123,7 @@ def named_environment(word: str | None) -> "EnvironmentSettings | None":
     return EnvironmentSettings.parse(word)
 
 
-def _watched(settings: "Settings", path: Path) -> "RolloutReport":
+def _watched(settings: "RolloutOptions", path: Path) -> "RolloutReport":
     from gumshoe.rollouts.writer import run_to_file
 
     with progress("Episodes") as advance:

@@ -16,7 +16,7 @@ RunEpisode = Callable[[Scenario, int, int], Awaitable[Trajectory]]
 
 
 @dataclass(slots=True)
-class Progress:
+class RolloutProgress:
     """Where a rollout stands."""
 
     done: int = 0
@@ -43,7 +43,7 @@ class RolloutEngine:
     run_episode: RunEpisode
     concurrency: int = 64
     tries: int = 3
-    progress: Progress = field(default_factory=Progress)
+    progress: RolloutProgress = field(default_factory=RolloutProgress)
 
     async def run(self, scenarios: Iterable[Scenario], samples: int = 1) -> AsyncGenerator[Group, None]:
         """Each scenario's group as it finishes. Leaving the iteration early cancels what still runs.

@@ -31,7 +31,7 @@ class EpisodeLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Turn:
     """One turn of a model."""
 
     segments: tuple[Segment, ...]
@@ -44,14 +44,14 @@ class Said:
     """None where an endpoint does not say."""
 
 
-class Speaker(Protocol):
+class ChatSession(Protocol):
     """The model's side of one conversation."""
 
-    def hear(self, result: str) -> None:
+    def add_tool_result(self, result: str) -> None:
         """Take a tool's result, which comes before the next turn. Called in the thread that the tool ran in."""
         ...
 
-    async def say(self) -> Said | None:
+    async def next_turn(self) -> Turn | None:
         """The next turn; None where the context has no room for one.
 
         Raises:
@@ -60,7 +60,7 @@ class Speaker(Protocol):
         ...
 
 
-class TokenSpeaker:
+class TokenChatSession:
     """Speaks in token ids: the whole history is the ids that were sampled, and glue."""
 
     def __init__(
@@ -78,8 +78,8 @@ class TokenSpeaker:
         self._ids: list[int] = []
         self._turn = 0
 
-    def hear(self, result: str) -> None:
-        """As `Speaker.hear`. A turn that was cut off after its call is closed before the result follows."""
+    def add_tool_result(self, result: str) -> None:
+        """As `ChatSession.add_tool_result`. Close a turn that was cut off after its call before the result follows."""
         stop = self._chat.stop_ids[0]
         glue = self._chat.glue(result)
         if self._ids[-1] in self._chat.stop_ids:
@@ -87,8 +87,8 @@ class TokenSpeaker:
         else:
             self._coming = Segment("injected", self._chat.end + glue.text, (stop, *glue.ids))
 
-    async def say(self) -> Said | None:
-        """As `Speaker.say`."""
+    async def next_turn(self) -> Turn | None:
+        """As `ChatSession.next_turn`."""
         room = self._max_context - len(self._ids) - len(self._coming.ids)
         if room < _LEAST_ROOM:
             return None
@@ -99,14 +99,14 @@ class TokenSpeaker:
         self._turn += 1
         usage = TokenUsage(len(self._ids), len(completion.ids))
         self._ids += completion.ids
-        text, closed = self._chat.said(completion.ids)
+        text, closed = self._chat.decode_turn(completion.ids)
         sampled = Segment("sampled", text + closed, completion.ids, completion.logprobs)
         cut = completion.finish == "length" and asked.max_tokens == room
-        return Said((self._coming, sampled), text, completion.version, cut, usage)
+        return Turn((self._coming, sampled), text, completion.version, cut, usage)
 
 
 async def run_episode(
-    speaker: Speaker, environment: Environment, sample: int, limits: EpisodeLimits, threads: ToolThreads
+    speaker: ChatSession, environment: Environment, sample: int, limits: EpisodeLimits, threads: ToolThreads
 ) -> Trajectory:
     """One episode from its first turn to its ending.
 
@@ -123,7 +123,7 @@ async def run_episode(
     detail, turns = "", 0
     while turns < limits.max_turns:
         started = time.monotonic()
-        said = await speaker.say()
+        said = await speaker.next_turn()
         policy_seconds += time.monotonic() - started
         if said is None:
             ending = "context full"
@@ -166,7 +166,7 @@ async def run_episode(
     )
 
 
-def _carry_out(call: Call, environment: Environment, speaker: Speaker) -> None:
+def _carry_out(call: Call, environment: Environment, speaker: ChatSession) -> None:
     """Call a tool, and give its result to the speaker. The thread that does it also encodes the result."""
     try:
         result = environment.toolbox.run(call)
@@ -174,4 +174,4 @@ def _carry_out(call: Call, environment: Environment, speaker: Speaker) -> None:
         environment.record.tool_errors += 1
         result = f"Error: {error}"
     if not environment.finished:
-        speaker.hear(result)
+        speaker.add_tool_result(result)

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from gumshoe.endpoint import openai_client
 from gumshoe.environments.base import Environment
-from gumshoe.environments.registry import World
+from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Policy, Sampling
-from gumshoe.inference.policy_names import PolicyName, load_tokenizer, started
+from gumshoe.inference.policy_names import PolicyName, load_tokenizer, start_local_policy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.rollouts.chat_policy import ChatSpeaker
-from gumshoe.rollouts.episode import EpisodeLimits, Speaker, TokenSpeaker
+from gumshoe.rollouts.chat_policy import ApiChatSession
+from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, TokenChatSession
 
 if TYPE_CHECKING:
     from gumshoe.inference.transformers_policy import TransformersPolicy
 
 _log = logging.getLogger(__name__)
 
-OpenSpeaker = Callable[[Environment, str], AbstractContextManager[Speaker]]
+OpenChatSession = Callable[[Environment, str], AbstractContextManager[ChatSession]]
 """Begins a conversation in an environment, with a seed of its own; it is over when the context is left."""
 
 
-def as_taught(world: World, policy: PolicyName) -> World:
+def env_for_policy(world: EnvFactory, policy: PolicyName) -> EnvFactory:
     """A world as a policy was taught it; what its settings say stays as it is."""
     return world.for_tiny() if policy.is_tiny else world
 
@@ -39,7 +39,7 @@ async def open_policy(
     sampling: Sampling,
     limits: EpisodeLimits,
     requests: RequestLimits | None = None,
-) -> AsyncIterator[OpenSpeaker]:
+) -> AsyncIterator[OpenChatSession]:
     """What begins conversations with a policy, as long as the block runs. `requests` bounds those to vLLM servers.
 
     Raises:
@@ -53,11 +53,13 @@ async def open_policy(
         )
     if name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None) as client:
-            yield lambda environment, _: nullcontext(ChatSpeaker(client, name.model, *_told(environment), sampling))
+            yield lambda environment, _: nullcontext(
+                ApiChatSession(client, name.model, *_prompts_of(environment), sampling)
+            )
         return
     if name.kind == "local":
         async with (
-            started(name, limits.max_context) as running,
+            start_local_policy(name, limits.max_context) as running,
             open_policy(running, name.base, sampling, limits, requests) as speak,
         ):
             yield speak
@@ -73,9 +75,9 @@ async def open_policy(
         async with VLLMPolicy(name.urls, name.model, requests) as served:
             await served.check(limits.max_context)
             probe = _probe(chat)
-            await served.check_vocabulary(codec, chat.shown(probe), chat.stop_ids)
+            await served.check_vocabulary(codec, chat.decode(probe), chat.stop_ids)
             await served.check_logprobs(probe[: len(probe) // 2], chat.stop_ids)
-            yield token_speakers(served, chat, sampling, limits.max_context)
+            yield token_chat_sessions(served, chat, sampling, limits.max_context)
         return
     try:
         from gumshoe.inference.transformers_policy import TransformersPolicy  # takes seconds to import
@@ -93,19 +95,19 @@ async def open_policy(
             f"the tokenizer has ids up to {highest}, but {name.model} has only {here.vocabulary} tokens; use the "
             "model's own tokenizer",
         )
-    yield token_speakers(here, chat, sampling, limits.max_context)
+    yield token_chat_sessions(here, chat, sampling, limits.max_context)
 
 
-def token_speakers(
+def token_chat_sessions(
     policy: "Policy | TransformersPolicy", chat: ChatFormat, sampling: Sampling, max_context: int
-) -> OpenSpeaker:
+) -> OpenChatSession:
     """What begins conversations in token ids with a policy; with one in this process, each has its own share in it."""
 
     @contextmanager
-    def speak(environment: Environment, seed: str) -> Iterator[Speaker]:
+    def speak(environment: Environment, seed: str) -> Iterator[ChatSession]:
         share = policy.member() if hasattr(policy, "member") else nullcontext(policy)
         with share as own:
-            yield TokenSpeaker(own, chat, chat.prompt(*_told(environment)), sampling, max_context, seed)
+            yield TokenChatSession(own, chat, chat.prompt(*_prompts_of(environment)), sampling, max_context, seed)
 
     return speak
 
@@ -116,5 +118,5 @@ def _probe(chat: ChatFormat) -> tuple[int, ...]:
     return (*prompt.ids, *chat.stop_ids)
 
 
-def _told(environment: Environment) -> tuple[str, str, list[dict[str, Any]]]:
+def _prompts_of(environment: Environment) -> tuple[str, str, list[dict[str, Any]]]:
     return environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()

@@ -88,7 +88,7 @@ class ToolThreads:
             if self._begun.pop(call, None) is None:
                 return  # it was left behind
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
-                self._loop.call_soon_threadsafe(_tell, call, outcome)
+                self._loop.call_soon_threadsafe(_set_result, call, outcome)
             del call, outcome  # nothing is kept while waiting for the next
 
     def _look_later(self) -> None:
@@ -104,7 +104,7 @@ class ToolThreads:
                 self._add_thread()
                 said = f"tool {call.name} did not answer in {self._deadline:g} seconds"
                 error = ToolFailedError("rollouts.tool-timeout", said)
-                _tell(call, (None, error))
+                _set_result(call, (None, error))
         if self._open:
             self._look_later()
 
@@ -116,6 +116,6 @@ def _outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def _tell(call: _Call, outcome: tuple[Any, BaseException | None]) -> None:
+def _set_result(call: _Call, outcome: tuple[Any, BaseException | None]) -> None:
     if not call.outcome.done():
         call.outcome.set_result(outcome)

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-from gumshoe.environments.base import Ending, Record
+from gumshoe.environments.base import Ending, EpisodeState
 from gumshoe.errors import UsageError
 
 Origin = Literal["prompt", "sampled", "injected"]
@@ -59,7 +59,7 @@ class Trajectory:
     detail: str
     """What was wrong with a call that could not be used; empty otherwise."""
     segments: list[Segment]
-    record: Record
+    record: EpisodeState
     turns: int
     policy_seconds: float
     tool_seconds: float
@@ -119,7 +119,7 @@ class Trajectory:
                 Segment(each["origin"], each["text"], tuple(each["ids"]), tuple(each["logprobs"]))
                 for each in fields.pop("segments")
             ]
-            record, usage = Record(**fields.pop("record")), fields.pop("usage", None)
+            record, usage = EpisodeState(**fields.pop("record")), fields.pop("usage", None)
             made = cls(**fields, segments=segments, record=record, usage=TokenUsage(**usage) if usage else None)
             if not isinstance(made.settings, dict):
                 raise TypeError("settings must be an object")

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gumshoe.artifacts.lines import DAMAGED, read_lines
-from gumshoe.artifacts.storage import NotFoundError, explained, held_file
-from gumshoe.environments.registry import EnvironmentSettings, World, open_world
+from gumshoe.artifacts.storage import NotFoundError, explain_os_errors, held_file
+from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_env
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
-from gumshoe.rollouts.engine import Progress, RolloutEngine
+from gumshoe.rollouts.engine import RolloutEngine, RolloutProgress
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
-from gumshoe.rollouts.sessions import OpenSpeaker, as_taught, open_policy
+from gumshoe.rollouts.sessions import OpenChatSession, env_for_policy, open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory, TrajectoryFileError
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, as_split
@@ -30,7 +30,7 @@ _LOOK = 0.5  # seconds between two looks at how far a rollout is
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RolloutOptions:
     """What a rollout is to do; the command line's options."""
 
     index: Path
@@ -49,7 +49,7 @@ class Settings:
 
     @property
     def of_an_episode(self) -> dict[str, Any]:
-        """What decides how an episode goes, beside its scenario, the policy, and what a `World` notes."""
+        """What decides how an episode goes, beside its scenario, the policy, and what a `EnvFactory` notes."""
         return {"seed": self.seed, **asdict(self.sampling), **asdict(self.limits)}
 
 
@@ -75,7 +75,9 @@ class RolloutReport:
     """Which these were: `ScenarioSet.content`."""
 
 
-async def run_to_file(settings: Settings, path: Path, advance: Advance, world: World | None = None) -> RolloutReport:
+async def run_to_file(
+    settings: RolloutOptions, path: Path, advance: Advance, world: EnvFactory | None = None
+) -> RolloutReport:
     """Run what a file of trajectories lacks, and add it; in a world that is open already, if one is given.
 
     Raises:
@@ -88,14 +90,14 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance, world: W
         )
     name = PolicyName.parse(settings.policy)
     chosen = chosen_scenarios(settings)
-    world = as_taught(world or open_world(settings.index, settings.environment), name)
+    world = env_for_policy(world or open_env(settings.index, settings.environment), name)
     limits = settings.limits
     world.check(chosen, limits.max_turns)
-    noted = {**settings.of_an_episode, **world.noted, "weights": name.weights}
-    speak: OpenSpeaker
+    noted = {**settings.of_an_episode, **world.provenance, "weights": name.weights}
+    speak: OpenChatSession
 
     async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
-        environment = world.environment(scenario, limits.max_turns)
+        environment = world.new_environment(scenario, limits.max_turns)
         seed = f"{settings.seed}/{scenario.id}/{sample}/{attempt}"
         with speak(environment, seed) as speaker:
             trajectory = await run_episode(speaker, environment, sample, limits, threads)
@@ -119,7 +121,7 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance, world: W
                 if group.dropped:
                     dropped[group.scenario] = group.dropped
                 endings.update(trajectory.ending for trajectory in group.trajectories)
-                with explained(path):
+                with explain_os_errors(path):
                     file.writelines(f"{each.to_json()}\n".encode() for each in group.trajectories)
                     file.flush()
                 advance(settings.samples)
@@ -136,7 +138,7 @@ async def run_to_file(settings: Settings, path: Path, advance: Advance, world: W
 
 
 @contextmanager
-def _shown(state: Progress, advance: Advance) -> Iterator[None]:
+def _shown(state: RolloutProgress, advance: Advance) -> Iterator[None]:
     """Keep the progress line up to date while the block runs."""
     started = time.monotonic()
 
@@ -158,7 +160,7 @@ def _shown(state: Progress, advance: Advance) -> Iterator[None]:
         show()
 
 
-def chosen_scenarios(settings: Settings) -> ScenarioSet:
+def chosen_scenarios(settings: RolloutOptions) -> ScenarioSet:
     """The scenarios that a rollout is of.
 
     Raises:
@@ -216,7 +218,7 @@ def _opened(path: Path, samples: int, policy: str, noted: dict[str, Any]) -> Ite
             with other settings, or is of a group that had fewer samples.
     """
     with ExitStack() as held:
-        with explained(path):
+        with explain_os_errors(path):
             file, there = _repaired(path, samples, policy, noted, held)
         try:
             yield file, there

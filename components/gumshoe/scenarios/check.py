@@ -30,7 +30,7 @@ Problem = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ScenarioFault:
     """Something wrong with one line."""
 
     where: str
@@ -45,7 +45,7 @@ class CheckReport:
 
     lines: int = 0
     """Lines that were checked."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ScenarioFault] = field(default_factory=list)
     """In order of line."""
     clean: ScenarioSet = field(default_factory=lambda: ScenarioSet(()))
     """What is left: scenarios with every id that is right and as the index lists it."""
@@ -73,7 +73,7 @@ def check_scenarios(
     """
     checker = _Checker(_Documents(index) if kind_of_index(index) == "documents" else _Mail(index))
     report = CheckReport()
-    found: list[tuple[int, Finding]] = []
+    found: list[tuple[int, ScenarioFault]] = []
     rows: list[_Row] = []
     for number, line in enumerate(lines):
         if line.left_out:
@@ -171,18 +171,22 @@ class _Checker:
         self._ids: dict[str, str] = {}
         self._asked: dict[tuple[str, ...], str] = {}
 
-    def check(self, number: int, line: Line) -> tuple[_Row | None, list[Finding]]:
+    def check(self, number: int, line: Line) -> tuple[_Row | None, list[ScenarioFault]]:
         """The scenario as it can be used, if at all, and what is wrong with the line."""
         scenario = line.scenario
         if scenario is None:
-            return None, [Finding(line.where, "malformed line", line.fault)]
+            return None, [ScenarioFault(line.where, "malformed line", line.fault)]
         if first := self._ids.get(scenario.id):
-            return None, [Finding(line.where, "id used twice", f"the id {scenario.id!r} is that of {first}")]
+            return None, [ScenarioFault(line.where, "id used twice", f"the id {scenario.id!r} is that of {first}")]
         self._ids[scenario.id] = line.where
         if self._library.kind == "mail" and not scenario.message_ids:
-            return None, [Finding(line.where, "not about mail", "its sources are documents; a mail index holds none")]
+            return None, [
+                ScenarioFault(line.where, "not about mail", "its sources are documents; a mail index holds none")
+            ]
         if self._library.kind == "documents" and not scenario.document_ids:
-            return None, [Finding(line.where, "not about documents", "its sources are messages; the index holds none")]
+            return None, [
+                ScenarioFault(line.where, "not about documents", "its sources are messages; the index holds none")
+            ]
         good, findings = self._sources(scenario, line.where)
         usable = bool(good) and not (scenario.needs_all and len(good) < len(scenario.sources))
         if not usable:
@@ -194,16 +198,16 @@ class _Checker:
         if first := self._asked_before(scenario, line.where):
             of = ", of the same inbox" if scenario.inbox_address else ""
             text = f"{scenario.question!r} is asked at {first} too{of}"
-            return None, [*findings, Finding(line.where, "question asked twice", text)]
+            return None, [*findings, ScenarioFault(line.where, "question asked twice", text)]
         return _Row(number, line.where, scenario, mended), findings
 
-    def _sources(self, scenario: Scenario, where: str) -> tuple[list[str], list[Finding]]:
+    def _sources(self, scenario: Scenario, where: str) -> tuple[list[str], list[ScenarioFault]]:
         """The index's ids of the gold sources that can be used, and what is wrong with the others."""
         good, findings = [], []
         for source_id in scenario.sources:
             listed, problem, text = self._library.look(scenario, source_id)
             if problem is not None:
-                findings.append(Finding(where, problem, f"{source_id} {text}"))
+                findings.append(ScenarioFault(where, problem, f"{source_id} {text}"))
             if listed is not None:
                 good.append(listed)
         return good, findings
@@ -218,11 +222,11 @@ class _Checker:
         return first
 
 
-def _without_overlap(rows: list[_Row]) -> tuple[list[_Row], list[tuple[int, Finding]]]:
+def _without_overlap(rows: list[_Row]) -> tuple[list[_Row], list[tuple[int, ScenarioFault]]]:
     """The rows that share nothing with a split that learning must not see: test, and then validation."""
     held: dict[str, tuple[Split, str]] = {}
     kept: list[_Row] = [row for row in rows if row.scenario.split is None]
-    found: list[tuple[int, Finding]] = []
+    found: list[tuple[int, ScenarioFault]] = []
     for split in reversed(SPLITS):
         own: dict[str, tuple[Split, str]] = {}
         for row in rows:
@@ -233,7 +237,7 @@ def _without_overlap(rows: list[_Row]) -> tuple[list[_Row], list[tuple[int, Find
                 kept.append(row)
                 own.update((tie, (split, row.where)) for tie in ties(row.scenario))
             else:
-                found.append((row.number, Finding(row.where, "overlap between splits", shared)))
+                found.append((row.number, ScenarioFault(row.where, "overlap between splits", shared)))
         held |= own
     return sorted(kept, key=lambda row: row.number), found
 

@@ -245,9 +245,9 @@ def _check_free(path: Path, replace: bool) -> None:
 
 
 def _write(path: Path, scenarios: "ScenarioSet") -> None:
-    from gumshoe.artifacts.storage import explained, write_atomically
+    from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 
-    with explained(path):
+    with explain_os_errors(path):
         write_atomically(path, io.BytesIO(scenarios.to_jsonl()))
 
 

@@ -26,7 +26,7 @@ class _Gathered:
 
 
 @dataclass(slots=True)
-class Gatherer:
+class MedQuadGatherer:
     """Gathers records by their question."""
 
     without_answer: int = 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gumshoe.artifacts.private_data import mark
-from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.errors import RefusedError
 from gumshoe.scenarios.check import CheckReport, check_scenarios
 from gumshoe.scenarios.lineage import Lineage
@@ -15,7 +15,7 @@ from gumshoe.scenarios.splitting import split_scenarios
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedScenarios:
     """What became of the scenarios of a source."""
 
     scenarios: ScenarioSet
@@ -36,7 +36,7 @@ def prepare(
     test: float,
     seed: int,
     current: Path | None = None,
-) -> Prepared:
+) -> PreparedScenarios:
     """Check scenarios, drop those that are wrong, divide what is not divided, and write them to a directory.
 
     A test split that is there stays as it is, and so does a validation split beside it. `current` is the directory of
@@ -67,6 +67,6 @@ def prepare(
     if lineage is not None:
         lineage.check_unseen(scenarios.only("test"), "the adapter in service")
     mark(directory, scenarios.inboxes)
-    with explained(directory):
+    with explain_os_errors(directory):
         write_atomically(directory / SCENARIOS, io.BytesIO(scenarios.to_jsonl()))
-    return Prepared(scenarios, report)
+    return PreparedScenarios(scenarios, report)

@@ -44,7 +44,7 @@ def read_scenarios(source: str) -> Iterator[Line]:
         GumshoeError: the file or the dataset could not be read.
     """
     records = _rows(source) if source.startswith("hf:") else _lines(source.removeprefix("jsonl:"))
-    gatherer = medquad.Gatherer()
+    gatherer = medquad.MedQuadGatherer()
     for where, record, split in records:
         if isinstance(record, Line):
             yield record

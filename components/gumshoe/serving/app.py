@@ -16,17 +16,17 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gumshoe.errors import faults_of
-from gumshoe.rollouts.answer import Answer, Cost, Step
+from gumshoe.rollouts.answer import Answer, AnswerStep, Cost
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 from gumshoe.serving.access import ForbiddenError, Principal
 from gumshoe.serving.ask import PROBLEM_TYPE
-from gumshoe.serving.errors import KINDS, RefusedRequestError, answer_to, explained, log_unexpected, problem
-from gumshoe.serving.feedback_recorder import Keeper
+from gumshoe.serving.errors import KINDS, RefusedRequestError, answer_to, log_unexpected, problem, problem_of
+from gumshoe.serving.feedback_recorder import FeedbackRecorder
 from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import ServeSettings
 
 _PAGE = Path(__file__).parent / "page"
-_ANSWER, _STEP, _COST = TypeAdapter(Answer), TypeAdapter(Step), TypeAdapter(Cost | None)
+_ANSWER, _STEP, _COST = TypeAdapter(Answer), TypeAdapter(AnswerStep), TypeAdapter(Cost | None)
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
@@ -35,7 +35,7 @@ _EARLY = 0.5  # seconds in which a stream that fails is told so by its status
 _PULSE = 15.0  # seconds between signs of life
 
 
-class Asked(BaseModel):
+class QuestionBody(BaseModel):
     """A question: about one inbox, where the server answers from mail."""
 
     model_config = ConfigDict(extra="forbid")
@@ -54,7 +54,7 @@ class Asked(BaseModel):
 Id = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class Judged(BaseModel):
+class FeedbackBody(BaseModel):
     """What somebody says of an answer."""
 
     model_config = ConfigDict(extra="forbid")
@@ -100,7 +100,7 @@ def _unwrapped(body: Any) -> Any:
     return body["parameters"] if isinstance(body, dict) and set(body) == {"parameters"} else body
 
 
-Question = Annotated[Asked, BeforeValidator(_unwrapped)]
+Question = Annotated[QuestionBody, BeforeValidator(_unwrapped)]
 _ASKED = {"$ref": "#/components/schemas/Asked"}
 _EITHER = {
     "requestBody": {
@@ -179,12 +179,12 @@ def note(request: Request, answer: Answer, settings: ServeSettings) -> None:
     request.state.told |= told if settings.model.samples == 1 else {**told, "cost": _COST.dump_python(answer.cost)}
 
 
-def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) -> FastAPI:
+def make_app(settings: ServeSettings, service: AnswerService, keeper: FeedbackRecorder) -> FastAPI:
     """The routes; `gumshoe.serving.middleware` stands before them."""
     app = FastAPI(title="Gumshoe", docs_url=None, redoc_url=None, responses=_PROBLEMS)
     _explain(app)
 
-    def asked_by(request: Request, asked: Asked) -> Scenario:
+    def asked_by(request: Request, asked: QuestionBody) -> Scenario:
         return scenario_for(request, asked.question, asked.inbox_address, asked.query_date, service)
 
     @app.post("/invoke", openapi_extra=_EITHER, response_model=Answer)
@@ -202,9 +202,9 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
         """
         scenario = asked_by(request, asked)
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Step | None] = asyncio.Queue()
+        events: asyncio.Queue[AnswerStep | None] = asyncio.Queue()
 
-        def tell(step: Step | None) -> None:
+        def tell(step: AnswerStep | None) -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(events.put_nowait, step)
 
@@ -231,7 +231,7 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
                 yield _event("answer", _ANSWER.dump_json(answer))
             except Exception as error:  # noqa: BLE001 - its status has been sent
                 log_unexpected(error)
-                yield _event("problem", json.dumps(problem(*explained(error))).encode())
+                yield _event("problem", json.dumps(problem(*problem_of(error))).encode())
 
         return StreamingResponse(sent(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
@@ -250,7 +250,7 @@ def make_app(settings: ServeSettings, service: AnswerService, keeper: Keeper) ->
         return learned
 
     @app.post("/feedback", status_code=202)
-    async def feedback(judged: Judged, request: Request) -> dict[str, bool]:
+    async def feedback(judged: FeedbackBody, request: Request) -> dict[str, bool]:
         """Keep a question with its right answer and where that stands, to learn from; without both nothing is kept."""
         scenario = scenario_for(request, judged.question, judged.inbox_address, judged.query_date, service)
         if service.world.has_inboxes and judged.query_date is None:
@@ -329,7 +329,7 @@ def _explain(app: FastAPI) -> None:
     async def told_of(request: Request, error: Exception) -> Response:  # noqa: ARG001
         return answer_to(error)
 
-    for kind in KINDS:  # what nobody thought of the framework raises again, and `Front` logs it
+    for kind in KINDS:  # what nobody thought of the framework raises again, and `Middleware` logs it
         app.add_exception_handler(kind, told_of)
 
 
@@ -337,7 +337,7 @@ def _event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
-async def _next(events: asyncio.Queue[Step | None]) -> Any:
+async def _next(events: asyncio.Queue[AnswerStep | None]) -> Any:
     """The next step; None where there is no other, and `alive` where it takes long."""
     try:
         async with asyncio.timeout(_PULSE):

@@ -14,15 +14,15 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from gumshoe.artifacts.store import Store
-from gumshoe.environments.registry import EnvironmentSettings, open_world
+from gumshoe.environments.registry import EnvironmentSettings, open_env
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
-from gumshoe.rewards import best_of_n as choosing
+from gumshoe.rewards import best_of_n
 from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.answer import Answer, Answerer
 from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.rollouts.sessions import as_taught, open_policy
+from gumshoe.rollouts.sessions import env_for_policy, open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -100,11 +100,11 @@ async def answered(
     if choice is not None:
         sampling = replace(sampling, temperature=choice.temperature)
     with ExitStack() as held:
-        world = open_world(question.index, question.environment)
+        world = open_env(question.index, question.environment)
         scenario = Scenario.asked(question.text, question.inbox, world.asked_on(question.day))
         world.check([scenario], limits.max_turns)  # before a model is fetched or started
         policy = model.found(held)
-        world = as_taught(world, policy)
+        world = env_for_policy(world, policy)
         await asyncio.to_thread(world.get_ready)
         async with AsyncExitStack() as opened:
             chooser = choice.opened() if choice else None
@@ -120,7 +120,9 @@ async def answered(
             if choice is None or chooser is None:
                 answer, _ = await run(0)
                 return answer
-            sampled = await choosing.answered(run, choice, chooser, (scenario.question, scenario.query_date))
+            sampled = await best_of_n.answer_with_samples(
+                run, choice, chooser, (scenario.question, scenario.query_date)
+            )
     if sampled.trouble:
         _log.warning("no sample was chosen; using the first one: %s", sampled.trouble)
     return sampled.answer

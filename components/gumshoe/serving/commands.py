@@ -16,7 +16,7 @@ from gumshoe.rollouts.commands import EnvironmentWord, named_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 if TYPE_CHECKING:
-    from gumshoe.rollouts.answer import Answer, Step
+    from gumshoe.rollouts.answer import Answer, AnswerStep
 
 serve = typer.Typer(add_completion=False)
 serve_key = typer.Typer(add_completion=False)
@@ -298,10 +298,10 @@ def _print_answer(found: "Answer") -> None:
         out.print(f"  {printable(each.shown)}", soft_wrap=True)
     err.print(f"{printable(found.policy)}, {found.turns} turns, {found.seconds:.1f} s", soft_wrap=True)
     if found.chosen and found.cost:
-        err.print(f"{printable(found.chosen)}; all samples: {printable(found.cost.told)}", soft_wrap=True)
+        err.print(f"{printable(found.chosen)}; all samples: {printable(found.cost.summary)}", soft_wrap=True)
 
 
-def _in_a_line(step: "Step") -> str:
+def _in_a_line(step: "AnswerStep") -> str:
     """A call, and how much came of it."""
     if not step.tool:
         return " ".join(step.text.split())

@@ -36,7 +36,7 @@ class BusyError(Exception):
     """As many requests wait as may."""
 
 
-class NotReadyError(Exception):
+class ModelNotReadyError(Exception):
     """The model is not there, or not yet; the message says why, for the log."""
 
 
@@ -49,7 +49,7 @@ _EXPLAINED: dict[type[Exception], tuple[str, int, str, str | None]] = {
     ForbiddenError: ("serving.inbox-forbidden", 403, "Forbidden", "You may not read this inbox."),
     BusyError: ("serving.busy", 429, "Too many requests", "Try again later."),
     TooSlowError: ("serving.deadline-exceeded", 504, "Timeout", None),
-    NotReadyError: ("serving.model-unavailable", 503, "Model not available", "Try again later."),
+    ModelNotReadyError: ("serving.model-unavailable", 503, "Model not available", "Try again later."),
     PolicyError: (
         "serving.model-failed",
         502,
@@ -76,7 +76,7 @@ KINDS = (RefusedRequestError, UnauthenticatedError, RequestValidationError, HTTP
 """All errors that are answered with a problem; the last is for unexpected ones."""
 
 
-def explained(error: Exception) -> tuple[str, int, str, str]:
+def problem_of(error: Exception) -> tuple[str, int, str, str]:
     """Return the code, the status, the title and the detail of the problem that an error is answered with.
 
     The code of an internal error is not its own, which would show how the server works.
@@ -97,7 +97,7 @@ def explained(error: Exception) -> tuple[str, int, str, str]:
 
 def log_unexpected(error: Exception) -> None:
     """Log an error that is answered as an internal one."""
-    code, *_ = explained(error)
+    code, *_ = problem_of(error)
     if code == _INTERNAL:
         _log.error("a request failed", exc_info=error)
 
@@ -110,7 +110,7 @@ def problem(code: str, status: int, title: str, detail: str) -> dict[str, Any]:
 
 def answer_to(error: Exception) -> Response:
     """Return the response to a request that failed."""
-    code, status, title, detail = explained(error)
+    code, status, title, detail = problem_of(error)
     headers = {**_HEADERS.get(status, {}), **(getattr(error, "headers", None) or {})}
     return JSONResponse(problem(code, status, title, detail), status, headers, "application/problem+json")
 

@@ -19,7 +19,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
 from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.serving.settings import KeepingSettings
+from gumshoe.serving.settings import RecordingSettings
 from gumshoe.terminal import quiet
 
 KIND = "feedback"
@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Keeper:
+class FeedbackRecorder:
     """Gathers what is to be kept, and publishes it now and then. A context manager: its end publishes the rest."""
 
-    settings: KeepingSettings
+    settings: RecordingSettings
     store: Store | None
     _lines: dict[str, dict[str, tuple[str | None, str]]] = field(
         default_factory=lambda: {SCENARIOS: {}, TRAJECTORIES: {}}
@@ -45,7 +45,7 @@ class Keeper:
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
-    def __enter__(self) -> "Keeper":
+    def __enter__(self) -> "FeedbackRecorder":
         if self.store is not None:
             self._thread = threading.Thread(target=self._work, name="keeping", daemon=True)
             self._thread.start()

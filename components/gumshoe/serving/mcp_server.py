@@ -15,11 +15,11 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field, TypeAdapter
 
-from gumshoe.environments.cited_sources import Source
+from gumshoe.environments.base import Source
 from gumshoe.environments.tools import BadArgumentsError, Call, Run, Toolbox
 from gumshoe.environments.tools import ToolError as RefusedCallError
 from gumshoe.serving.app import note, scenario_for
-from gumshoe.serving.errors import explained, log_unexpected
+from gumshoe.serving.errors import log_unexpected, problem_of
 from gumshoe.serving.service import AnswerService
 
 _ABOUT = """\
@@ -135,5 +135,5 @@ def _told_of() -> Iterator[None]:
         raise ToolError(str(error)) from None
     except Exception as error:  # noqa: BLE001 - the SDK would tell the client what it says
         log_unexpected(error)
-        code, _, title, detail = explained(error)
+        code, _, title, detail = problem_of(error)
         raise ToolError(f"{title}: {detail} [{code}]") from None

@@ -32,7 +32,7 @@ _SAFE = [
 
 
 @dataclass(slots=True)
-class Front:
+class Middleware:
     """Passes on to `app` what is to be answered, with its whole body. In its state stand who asks (`principal`) and a
     dictionary for what its line in the log is to say (`told`). Everything but what is public needs a principal;
     where whoever asks leaves, the app's work is given up.
@@ -55,7 +55,7 @@ class Front:
         state = scope["state"] = {**scope.get("state", {}), "told": {}}
         given = headers.get("x-request-id", "")
         held = request_id.set(given if _ID.fullmatch(given) else secrets.token_hex(8))
-        answer = _Answer(send)
+        answer = _ResponseWriter(send)
         started = time.monotonic()
         try:
             with span_of(self.tracer, f"{scope['method']} {route}", dict(headers)) as span:
@@ -78,7 +78,9 @@ class Front:
             self.metrics.latency.labels(route).observe(time.monotonic() - started)
             request_id.reset(held)
 
-    async def _answered(self, scope: Scope, receive: Receive, answer: "_Answer", headers: Headers, route: str) -> None:
+    async def _answered(
+        self, scope: Scope, receive: Receive, answer: "_ResponseWriter", headers: Headers, route: str
+    ) -> None:
         if route not in _QUIET:  # whoever probes a server knows its address, and no name
             self._check_host(headers.get("host", ""))
         if route not in PUBLIC.values():
@@ -163,7 +165,7 @@ async def _left(receive: Receive) -> Message:
     return message
 
 
-class _Answer:
+class _ResponseWriter:
     """Passes an answer on, with the headers that all have."""
 
     def __init__(self, send: Send) -> None:

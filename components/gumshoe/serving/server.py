@@ -14,13 +14,13 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
 from gumshoe.artifacts.store import Store, fetched_directory
-from gumshoe.environments.registry import World, open_world
+from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
 from gumshoe.serving.access import Access, open_access
 from gumshoe.serving.app import make_app
-from gumshoe.serving.feedback_recorder import Keeper
+from gumshoe.serving.feedback_recorder import FeedbackRecorder
 from gumshoe.serving.mcp_server import make_mcp
-from gumshoe.serving.middleware import Front
+from gumshoe.serving.middleware import Middleware
 from gumshoe.serving.service import AnswerService, serving
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, tracer
@@ -43,10 +43,10 @@ async def _serve(settings: ServeSettings, announce: Callable[[str], object]) -> 
     with ExitStack() as held:
         listening = held.enter_context(_listening(settings.host, settings.port))
         index = held.enter_context(fetched_directory(settings.index, settings.store, verify=True))
-        world = open_world(index, settings.environment)
+        world = open_env(index, settings.environment)
         await asyncio.to_thread(world.get_ready)  # it may embed a text, which has a loop of its own
         async with application(settings, world) as app:
-            server = _Server(
+            server = _UvicornServer(
                 uvicorn.Config(
                     app,
                     log_config=None,
@@ -62,7 +62,7 @@ async def _serve(settings: ServeSettings, announce: Callable[[str], object]) -> 
 
 
 @asynccontextmanager
-async def application(settings: ServeSettings, world: World) -> AsyncIterator[ASGIApp]:
+async def application(settings: ServeSettings, world: EnvFactory) -> AsyncIterator[ASGIApp]:
     """The whole of it as an ASGI application, as long as the block runs.
 
     Raises:
@@ -71,7 +71,7 @@ async def application(settings: ServeSettings, world: World) -> AsyncIterator[AS
     keeps = settings.keeping.feedback or settings.keeping.trajectories > 0
     store = Store(settings.store) if keeps and settings.store else None
     access = open_access(settings.access)
-    with Keeper(settings.keeping, store) as keeper:
+    with FeedbackRecorder(settings.keeping, store) as keeper:
         async with (
             serving(settings, world, Metrics(), tracer(), keeper.episode) as service,
             routes_to(service, access, keeper) as app,
@@ -80,7 +80,7 @@ async def application(settings: ServeSettings, world: World) -> AsyncIterator[AS
 
 
 @asynccontextmanager
-async def routes_to(service: AnswerService, access: Access, keeper: Keeper) -> AsyncIterator[ASGIApp]:
+async def routes_to(service: AnswerService, access: Access, keeper: FeedbackRecorder) -> AsyncIterator[ASGIApp]:
     """HTTP and MCP to a service, for those who may ask it."""
     settings = service.settings
     if settings.access.open:
@@ -91,14 +91,14 @@ async def routes_to(service: AnswerService, access: Access, keeper: Keeper) -> A
     mounted = tools.streamable_http_app(
         stateless_http=True,
         json_response=True,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Front` does
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Middleware` does
     )
     app.router.routes.extend(mounted.routes)
     # What is loaded by now stays: each full collection would walk through all of it, and hold up every episode for it.
     gc.collect()
     gc.freeze()
     async with tools.session_manager.run():
-        yield Front(app, settings, access, service.metrics, service.tracer)
+        yield Middleware(app, settings, access, service.metrics, service.tracer)
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listening
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """Ends when it is asked to; uvicorn's own would then end the process too, before all is put away."""
 
     @contextmanager

@@ -17,24 +17,24 @@ from prometheus_client import Gauge
 
 from gumshoe.endpoint import openai_client
 from gumshoe.environments.base import Environment
-from gumshoe.environments.registry import World
+from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy import PolicyError, Sampling
-from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, started
+from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, start_local_policy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
-from gumshoe.rewards import best_of_n as choosing
-from gumshoe.rewards.best_of_n import ChoiceSettings, Chooser, LateError
-from gumshoe.rollouts.answer import Answer, Answerer, Step
+from gumshoe.rewards import best_of_n
+from gumshoe.rewards.best_of_n import ChoiceSettings, LateError, Selector
+from gumshoe.rollouts.answer import Answer, Answerer, AnswerStep
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.chat_policy import check_chat
 from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.rollouts.sessions import OpenSpeaker, open_policy
+from gumshoe.rollouts.sessions import OpenChatSession, open_policy
 from gumshoe.rollouts.tool_threads import ToolFailedError, ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.ask import LocalModel
-from gumshoe.serving.errors import BusyError, NotReadyError, TooSlowError
+from gumshoe.serving.errors import BusyError, ModelNotReadyError, TooSlowError
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, span_of
 
@@ -48,18 +48,18 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Candidate:
+class ServedPolicy:
     """One of the policies in service."""
 
     name: PolicyName
     share: float
-    speak: OpenSpeaker | None = None
+    speak: OpenChatSession | None = None
     trouble: str = "not opened yet"
     """Why it cannot answer; empty where it can."""
 
 
 @dataclass(slots=True)
-class Places:
+class ConcurrencyLimiter:
     """Room for so many at once, and for so many that wait until one of them has ended."""
 
     at_once: int
@@ -125,23 +125,24 @@ class AnswerService:
     """
 
     settings: ServeSettings
-    world: World
+    world: EnvFactory
     metrics: Metrics
     tracer: Tracer
     threads: ToolThreads
     served: Served
-    candidates: list[Candidate]
-    chooser: Chooser | None = None
+    candidates: list[ServedPolicy]
+    chooser: Selector | None = None
     """Where a question has several samples."""
     choice: ChoiceSettings | None = field(init=False)
-    _episodes: Places = field(init=False)
-    _calls: Places = field(init=False)
+    _episodes: ConcurrencyLimiter = field(init=False)
+    _calls: ConcurrencyLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.settings.limits
         self.choice = self.settings.model.choice
         self._episodes, self._calls = (
-            Places(limits.concurrency, limits.queue, self.metrics.waiting.labels(what)) for what in ("episode", "call")
+            ConcurrencyLimiter(limits.concurrency, limits.queue, self.metrics.waiting.labels(what))
+            for what in ("episode", "call")
         )
 
     @property
@@ -151,7 +152,7 @@ class AnswerService:
         first = self.candidates[0]
         return f"{first.name.version}: {first.trouble}" if first.trouble else ""
 
-    async def answer(self, scenario: Scenario, session: str | None, tell: Callable[[Step], object]) -> Answer:
+    async def answer(self, scenario: Scenario, session: str | None, tell: Callable[[AnswerStep], object]) -> Answer:
         """Run an episode of a question, whose asker may read what it is about.
 
         Raises:
@@ -166,7 +167,7 @@ class AnswerService:
         except TooSlowError:
             self.metrics.model_errors.labels("too slow").inc()
             raise
-        except NotReadyError:
+        except ModelNotReadyError:
             self.metrics.model_errors.labels("not ready").inc()
             raise
         except (PolicyError, UsageError) as error:  # the latter where a chat model's server takes the key no longer
@@ -186,7 +187,7 @@ class AnswerService:
             ToolError, BadArgumentsError: it cannot be, as it was put.
             ToolFailedError: the tool failed.
         """
-        environment = self.world.for_calls().environment(scenario, 1)
+        environment = self.world.for_calls().new_environment(scenario, 1)
         return await self._in_time(self._carried_out(environment, call))
 
     async def missing(self, scenario: Scenario) -> list[str]:
@@ -207,14 +208,14 @@ class AnswerService:
         except TimeoutError:
             raise TooSlowError(f"No answer within {deadline:g} seconds.") from None
 
-    async def _in_turn(self, scenario: Scenario, session: str | None, tell: Callable[[Step], object]) -> Answer:
+    async def _in_turn(self, scenario: Scenario, session: str | None, tell: Callable[[AnswerStep], object]) -> Answer:
         began = time.monotonic()
         choice = self.choice
         async with self._episodes.taken(choice.samples if choice else 1) as give_back:
             self.metrics.phases.labels("waiting").observe(time.monotonic() - began)
             chosen = self._chosen(session)
             if chosen.speak is None:
-                raise NotReadyError(chosen.trouble)
+                raise ModelNotReadyError(chosen.trouble)
             speak, seed = chosen.speak, secrets.token_hex(8)
             if choice is None or self.chooser is None:
                 answer, _ = await self._episode(scenario, speak, seed, 0, tell)
@@ -232,11 +233,11 @@ class AnswerService:
         return answer
 
     async def _sampled(
-        self, scenario: Scenario, run: choosing.RunSample, choice: ChoiceSettings, chooser: Chooser, waited: float
+        self, scenario: Scenario, run: best_of_n.RunSample, choice: ChoiceSettings, chooser: Selector, waited: float
     ) -> Answer:
         """Several samples of a question, and one of them."""
         deadline = self.settings.limits.deadline
-        found = await choosing.answered(
+        found = await best_of_n.answer_with_samples(
             run,
             choice,
             chooser,
@@ -259,13 +260,13 @@ class AnswerService:
         return found.answer
 
     async def _episode(
-        self, scenario: Scenario, speak: OpenSpeaker, seed: str, sample: int, tell: Callable[[Step], object]
+        self, scenario: Scenario, speak: OpenChatSession, seed: str, sample: int, tell: Callable[[AnswerStep], object]
     ) -> tuple[Answer, Trajectory]:
         """One episode of a question, counted."""
         with self.metrics.running.track_inprogress(), span_of(self.tracer, "episode") as span:
             answerer = Answerer(self.world, _episode_limits(self.settings), self.threads)
 
-            def noted(step: Step) -> None:
+            def noted(step: AnswerStep) -> None:
                 what = "called" if step.result is None else "returned"
                 span.add_event(what, {"turn": step.turn, "tool": step.tool})
                 tell(step)
@@ -276,7 +277,7 @@ class AnswerService:
         self.served(scenario, trajectory)
         return answer, trajectory
 
-    def _chosen(self, session: str | None) -> Candidate:
+    def _chosen(self, session: str | None) -> ServedPolicy:
         """By weight: always the same for one session, as long as that is there."""
         drawn = random.random() if session is None else _fraction(session)  # noqa: S311 - nothing secret
         first, *others = self.candidates
@@ -290,7 +291,7 @@ def _fraction(session: str) -> float:
 
 @asynccontextmanager
 async def serving(
-    settings: ServeSettings, world: World, metrics: Metrics, tracer: Tracer, served: Served
+    settings: ServeSettings, world: EnvFactory, metrics: Metrics, tracer: Tracer, served: Served
 ) -> AsyncIterator[AnswerService]:
     """A service, whose policies are looked at again and again as long as the block runs.
 
@@ -305,9 +306,9 @@ async def serving(
         if tokenizer is not None and is_tiny(tokenizer):
             world = world.for_tiny()
         share = model.canary_percent / 100 if model.canary else 0.0
-        candidates = [Candidate(name, 1 - share)]
+        candidates = [ServedPolicy(name, 1 - share)]
         if model.canary:
-            candidates.append(Candidate(PolicyName(name.kind, model.canary, name.urls), share))
+            candidates.append(ServedPolicy(PolicyName(name.kind, model.canary, name.urls), share))
         chooser = model.choice.opened() if model.choice else None
         if chooser is not None:
             held.push_async_callback(chooser.aclose)
@@ -335,7 +336,9 @@ async def _model(settings: ServeSettings, held: AsyncExitStack) -> tuple[PolicyN
     else:
         name = LocalModel(model.adapter, settings.store, model.base).found(held.enter_context(ExitStack()))
     if name.kind == "local":
-        return await held.enter_async_context(started(name, _episode_limits(settings).max_context)), name.base
+        return await held.enter_async_context(
+            start_local_policy(name, _episode_limits(settings).max_context)
+        ), name.base
     if name.kind == "vllm":
         if model.tokenizer is None:
             raise UsageError(
@@ -351,7 +354,7 @@ def _episode_limits(settings: ServeSettings) -> EpisodeLimits:
 
 def _opened(
     name: PolicyName, tokenizer: Path | str | None, settings: ServeSettings
-) -> AbstractAsyncContextManager[OpenSpeaker]:
+) -> AbstractAsyncContextManager[OpenChatSession]:
     model, limits = settings.model, settings.limits
     requests = RequestLimits(deadline=limits.deadline, connect=_LOOKS, attempts=2, backoff=1, patience=_LOOKS)
     sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
@@ -359,7 +362,7 @@ def _opened(
 
 
 async def _kept_open(
-    candidate: Candidate, tokenizer: Path | str | None, settings: ServeSettings, held: AsyncExitStack
+    candidate: ServedPolicy, tokenizer: Path | str | None, settings: ServeSettings, held: AsyncExitStack
 ) -> None:
     """Open a policy as soon as it is there, and see again and again whether it still is."""
     async with _looker(candidate.name, settings) as look:

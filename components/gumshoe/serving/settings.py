@@ -26,7 +26,7 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 
-class ModelSettings(BaseModel):
+class ServedModelSettings(BaseModel):
     """Who answers."""
 
     model_config = _STRICT
@@ -56,7 +56,7 @@ class ModelSettings(BaseModel):
         return ChoiceSettings.of({"samples": self.samples, **given})
 
     @model_validator(mode="after")
-    def _whole(self) -> "ModelSettings":
+    def _whole(self) -> "ServedModelSettings":
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"model.samples {self.samples} needs model.temperature > 0: greedy samples are identical")
         if self.samples == 1 and "choose_by" in self.model_fields_set and self.choose_by is not None:
@@ -123,7 +123,7 @@ class LimitSettings(BaseModel):
     shutdown: float = Field(120, ge=0, description="for what runs when the server is asked to end")
 
 
-class KeepingSettings(BaseModel):
+class RecordingSettings(BaseModel):
     """What is kept of what was asked, for training; nothing unless it is switched on."""
 
     model_config = _STRICT
@@ -134,7 +134,7 @@ class KeepingSettings(BaseModel):
     every: float = Field(300, gt=0, description="seconds between two publications")
 
     @model_validator(mode="after")
-    def _whole(self) -> "KeepingSettings":
+    def _whole(self) -> "RecordingSettings":
         for each in self.redact:
             try:
                 re.compile(each)
@@ -166,10 +166,10 @@ class ServeSettings(BaseSettings):
     log_questions: bool = Field(
         False, description="questions and answers stand in the log, which may quote what was read"
     )
-    model: ModelSettings = ModelSettings()
+    model: ServedModelSettings = ServedModelSettings()
     access: AccessSettings = Field(default={}, validate_default=True)
     limits: LimitSettings = LimitSettings()
-    keeping: KeepingSettings = KeepingSettings()
+    keeping: RecordingSettings = RecordingSettings()
 
     @model_validator(mode="after")
     def _stored(self) -> "ServeSettings":

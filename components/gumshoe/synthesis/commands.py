@@ -24,9 +24,9 @@ from gumshoe.synthesis.difficulty import Level
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
 
 if TYPE_CHECKING:
-    from gumshoe.rewards.chat_judge import ModelSettings
+    from gumshoe.rewards.chat_judge import JudgeModelSettings
     from gumshoe.scenarios.scenario import ScenarioSet
-    from gumshoe.synthesis.from_mail import Estimate, QuestionReport
+    from gumshoe.synthesis.from_mail import QuestionCostEstimate, QuestionReport
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Invent data to try, test and train with.")
 
@@ -186,25 +186,25 @@ def _print_questions(made: "ScenarioSet", path: Path) -> None:
     out.print(", ".join(f"{count:,} {kind}" for kind, count in facts["kinds"].items()), soft_wrap=True)
 
 
-def _chat_model(word: str, cache: Path | None, no_cache: bool, given: dict[str, Any]) -> "ModelSettings":
+def _chat_model(word: str, cache: Path | None, no_cache: bool, given: dict[str, Any]) -> "JudgeModelSettings":
     from pydantic import ValidationError
 
     from gumshoe.errors import faults_of
-    from gumshoe.rewards.chat_judge import ModelSettings, model_named
+    from gumshoe.rewards.chat_judge import JudgeModelSettings, model_named
 
     if cache and no_cache:
         raise UsageError("synthesis.conflicting-options", "--cache and --no-cache exclude each other; use one of them")
     kept = {"cache": cache} if cache or no_cache else {}
     said = {name: value for name, value in given.items() if value is not None}
     try:
-        return ModelSettings.model_validate(model_named(word) | kept | said)
+        return JudgeModelSettings.model_validate(model_named(word) | kept | said)
     except ValidationError as error:
         raise UsageError(
             "synthesis.invalid-model", f"--model must be MODEL or MODEL@URL, got {word!r}: {faults_of(error)}"
         ) from None
 
 
-def _foreseen(estimate: "Estimate", model: str) -> str:
+def _foreseen(estimate: "QuestionCostEstimate", model: str) -> str:
     cost = "" if estimate.cost is None else f", ${estimate.cost:.2f}"
     return (
         f"{estimate.messages:,} messages in {estimate.batches:,} batches go to {model} "

@@ -10,7 +10,7 @@ from gumshoe.synthesis.difficulty import Difficulty
 from gumshoe.synthesis.entries import Fact, Subject
 from gumshoe.synthesis.grammar import expand, load_text, sentence
 from gumshoe.synthesis.mail_questions import KINDS
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 _TRIES = 12
 _KINDS = {
@@ -48,7 +48,7 @@ class Book:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _DocumentQuestionCandidate:
     """A question that could be asked of a subject."""
 
     kind: str
@@ -67,7 +67,7 @@ class _Candidate:
 class Reader:
     """Asks about one subject after another; no question comes twice."""
 
-    dice: Dice
+    dice: Rng
     difficulty: Difficulty
     book: Book
     _asked: set[str] = field(default_factory=set)
@@ -107,10 +107,12 @@ class Reader:
                     kind=candidate.kind,
                 )
 
-    def _share(self, candidate: _Candidate) -> float:
+    def _share(self, candidate: _DocumentQuestionCandidate) -> float:
         return self.difficulty.history if candidate.changed else 1
 
-    def _worded(self, candidate: _Candidate, subject: Subject, names: Sequence[str]) -> tuple[str, float] | None:
+    def _worded(
+        self, candidate: _DocumentQuestionCandidate, subject: Subject, names: Sequence[str]
+    ) -> tuple[str, float] | None:
         """A question in words that no other has, and how realistic it is."""
         for _ in range(_TRIES):
             oblique = bool(candidate.oblique) and self.dice.chance(self.difficulty.oblique)
@@ -123,7 +125,7 @@ class Reader:
                 return question, round(realism, 2)
         return None
 
-    def _candidates(self, subject: Subject) -> Iterator[_Candidate]:
+    def _candidates(self, subject: Subject) -> Iterator[_DocumentQuestionCandidate]:
         texts = load_text("reference")["change"]
         for fact in subject.facts:
             kind, sort, now = fact.kind, _KINDS.get(fact.kind.type, "where"), fact.key(subject, "now")
@@ -133,7 +135,7 @@ class Reader:
                 for texts in (kind.in_own_words(kind.question), kind.oblique)
             )
             if direct:
-                yield _Candidate(sort, fact, direct, oblique, fact.value, now, {"noun": kind.noun})
+                yield _DocumentQuestionCandidate(sort, fact, direct, oblique, fact.value, now, {"noun": kind.noun})
             if not fact.old:
                 continue
             slots = {"noun": kind.noun, "before": self.book.before, "now": self.book.now}
@@ -145,4 +147,4 @@ class Reader:
                 ("what changed", "changed", f"From {fact.old} to {fact.value}.", change),
                 ("why it changed", "why", fact.reason, change),
             ):
-                yield _Candidate(name, fact, texts[wordings], [], answer, key, slots, changed=True)
+                yield _DocumentQuestionCandidate(name, fact, texts[wordings], [], answer, key, slots, changed=True)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from gumshoe.synthesis.difficulty import Difficulty
 from gumshoe.synthesis.grammar import Value, expand, load_text
 from gumshoe.synthesis.people import Casting
-from gumshoe.synthesis.rng import Dice
-from gumshoe.synthesis.topics import Chosen, FactKind, MatterKind, Version, Words, matter_kinds
+from gumshoe.synthesis.rng import Rng
+from gumshoe.synthesis.topics import ChosenWords, FactKind, TopicKind, Version, Words, topic_kinds
 from gumshoe.synthesis.topics import Inventor as MatterInventor
 
 _TRIES = 400  # to find a name, or a value, that is free
@@ -112,13 +112,13 @@ def _subject_kind(described: dict[str, Any]) -> SubjectKind:
 class HandbookInventor:
     """Invents the matters of a company's handbook: those that its mail would be about, each fact as it was settled."""
 
-    dice: Dice
+    dice: Rng
     difficulty: Difficulty
 
     def subjects(self) -> Iterator[Subject]:
         """One after another, as many as there are names for."""
         inventor = MatterInventor(self.dice, Casting(self.dice).cast(*_HANDBOOK_CAST))
-        kinds = list(matter_kinds())
+        kinds = list(topic_kinds())
         while kinds:
             kind = self.dice.pick(kinds)
             start = datetime(self.dice.between(*_HANDBOOK_YEARS), 1, 1, tzinfo=UTC) + timedelta(
@@ -144,7 +144,7 @@ def _settled(kind: FactKind, version: Version) -> Fact:
     return Fact(kind, version.value, person=version.person.name if version.person else "")
 
 
-def _of_a_handbook(kind: MatterKind) -> SubjectKind:
+def _of_a_handbook(kind: TopicKind) -> SubjectKind:
     about = load_text("reference")["handbook"]["about"]
     return SubjectKind(kind.id, f"{kind.id.capitalize()}s", [], "", [], kind.key, kind.also, about, kind.facts)
 
@@ -153,7 +153,7 @@ def _of_a_handbook(kind: MatterKind) -> SubjectKind:
 class SubjectInventor:
     """Invents the subjects of one reference work, no two of one name."""
 
-    dice: Dice
+    dice: Rng
     difficulty: Difficulty
     _names: set[str] = field(default_factory=set)
     _words: Words = field(init=False)
@@ -171,9 +171,9 @@ class SubjectInventor:
             last = self._subject(like.kind if like else self.dice.pick(subject_kinds()), like)
             yield last
 
-    def words(self, **fixed: Value) -> Chosen:
+    def words(self, **fixed: Value) -> ChosenWords:
         """Words of all lists to write with, each list's picked once and then kept."""
-        return Chosen(self.dice, self._words.lists, **fixed)
+        return ChosenWords(self.dice, self._words.lists, **fixed)
 
     def person(self) -> str:
         """A name that nobody else has."""

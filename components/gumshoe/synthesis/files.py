@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.scenarios.scenario import SCENARIOS, ScenarioSet
 
 
@@ -18,7 +18,7 @@ def write_made(directory: Path, name: str, records: Iterable[Mapping[str, Any]],
         StorageError: it cannot be written to.
     """
     lines = "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in records)
-    with explained(directory):
+    with explain_os_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / name, io.BytesIO(lines.encode()))
         write_atomically(directory / SCENARIOS, io.BytesIO(scenarios.to_jsonl()))

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gumshoe.artifacts.storage import explained, held_file, write_atomically
+from gumshoe.artifacts.storage import explain_os_errors, held_file, write_atomically
 from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.search_arguments import check_address
@@ -28,17 +28,21 @@ from gumshoe.rewards.judge import JudgeError
 from gumshoe.rewards.judge_registry import OpenAIJudge
 from gumshoe.rewards.reward import all_of
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, seeded
-from gumshoe.synthesis.question_writer import SOLVE, STYLES, VERSION, Batch, Finished, QuestionSettings, Writer
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.question_writer import SOLVE, STYLES, VERSION, Batch, Finished, QuestionSettings, QuestionWriter
+from gumshoe.synthesis.rng import Rng
 from gumshoe.terminal import Advance
 
 _ALIKE = 0.6  # Jaccard similarity of the words of two questions with a source or the answer in common
 _TOKEN = 4  # characters, by rule of thumb
-_SAID, _SOLVED, _JUDGED = 500, 300, 2000  # characters, by guess: a question written, one answered, one judged
+_SAID, _SOLVED, _JUDGED = (
+    500,
+    300,
+    2000,
+)  # characters, by guess: a question written, one answered, one judged
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class QuestionCostEstimate:
     """What asking will come to, before anything is sent."""
 
     batches: int
@@ -81,7 +85,7 @@ class MailQuestions:
     _settings: QuestionSettings
     _path: Path
     _batches: list[Batch]
-    _writer: Writer
+    _writer: QuestionWriter
     _progress: BinaryIO
     _header: bytes
     _finished: dict[tuple[str, int], Finished]
@@ -91,7 +95,7 @@ class MailQuestions:
     def _missing(self) -> list[Batch]:
         return [each for each in self._batches if (each.inbox, each.number) not in self._finished]
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> QuestionCostEstimate:
         """What asking for what is missing will come to. Nothing is sent."""
         settings, missing = self._settings, self._missing
         judged = _JUDGED if isinstance(self._writer.judge, OpenAIJudge) else 0
@@ -106,7 +110,7 @@ class MailQuestions:
         written = questions * (_SAID + _SOLVED + (_SOLVED if judged else 0)) // _TOKEN
         model = settings.model
         cost = (read * model.prompt_price + written * model.completion_price) / 1e6
-        return Estimate(
+        return QuestionCostEstimate(
             batches=len(missing),
             finished=len(self._batches) - len(missing),
             messages=sum(len(each.message_ids) for each in missing),
@@ -141,7 +145,7 @@ class MailQuestions:
             await self._writer.aclose()
             questions, dropped = self._result()
             if self._finished:
-                with explained(self._path):
+                with explain_os_errors(self._path):
                     write_atomically(self._path, io.BytesIO(questions.to_jsonl()))
         failed = len(self._failures)
         why = self._failures[0] if failed else ""
@@ -150,7 +154,7 @@ class MailQuestions:
 
     def _keep(self, finished: Finished) -> None:
         line = f"{finished.model_dump_json(exclude_none=True)}\n".encode()
-        with explained(self._path):
+        with explain_os_errors(self._path):
             self._progress.write(line if self._finished else self._header + line)
             self._progress.flush()
             os.fsync(self._progress.fileno())
@@ -190,9 +194,9 @@ def open_questions(settings: QuestionSettings, path: Path) -> Iterator[MailQuest
     batches, mail = _planned(index, settings)
     progress = path.with_name(f"{path.name}.progress")
     header = json.dumps(_decisive(settings, mail)).encode() + b"\n"
-    writer = Writer(settings, index)
+    writer = QuestionWriter(settings, index)
     with ExitStack() as held:
-        with explained(progress):
+        with explain_os_errors(progress):
             file = held.enter_context(_held(progress))
             finished = _taken_up(file, progress, header)
         ours = {each.to_json().encode() for line in finished.values() for each in line.questions}
@@ -234,7 +238,7 @@ def _planned(index: MailIndex, settings: QuestionSettings) -> tuple[list[Batch],
         if not listed:
             raise UsageError("synthesis.no-mail", f"{settings.index} holds no dated mail of {inbox}; check the address")
         digest.update(json.dumps([(each, str(sent)) for each, sent in listed]).encode())
-        turn = Dice(settings.seed, inbox).below(len(STYLES))
+        turn = Rng(settings.seed, inbox).below(len(STYLES))
         parts = [listed[start : start + settings.batch] for start in range(0, len(listed), settings.batch)]
         numbers = sorted(range(len(parts)), key=lambda each: seeded(settings.seed, f"{inbox} {each}"))
         for number in sorted(numbers[: settings.limit]):

@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 Value: TypeAlias = str | Callable[[], str] | list[str]
 """What a slot takes: a text, a text made when it is wanted, or one of a list."""
 
-Node: TypeAlias = "str | Slot | Choice"
+Node: TypeAlias = "str | Slot | Alternatives"
 
 _TOKEN = re.compile(r"[\[\]|]|\{(\w+)\}|[^\[\]|{]+")
 _ARTICLE = re.compile(r"\b([Aa])\(n\) (\W?)(\w+)")
@@ -33,7 +33,7 @@ class Slot(str):
     __slots__ = ()
 
 
-class Choice(tuple[tuple[Node, ...], ...]):
+class Alternatives(tuple[tuple[Node, ...], ...]):
     """Alternatives, each a sequence of nodes."""
 
     __slots__ = ()
@@ -45,7 +45,7 @@ def load_text(name: str) -> dict[str, Any]:
     return tomllib.loads((Path(__file__).parent / "text" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def expand(template: str, dice: Dice, values: Mapping[str, Value]) -> str:
+def expand(template: str, dice: Rng, values: Mapping[str, Value]) -> str:
     """A text that a template allows.
 
     Raises:
@@ -59,16 +59,16 @@ def expand(template: str, dice: Dice, values: Mapping[str, Value]) -> str:
     return text.strip()
 
 
-def sentence(template: str, dice: Dice, values: Mapping[str, Value]) -> str:
+def sentence(template: str, dice: Rng, values: Mapping[str, Value]) -> str:
     """`expand`, beginning with a capital."""
     text = expand(template, dice, values)
     return text[:1].upper() + text[1:]
 
 
-def _render(nodes: tuple[Node, ...], dice: Dice, values: Mapping[str, Value]) -> str:
+def _render(nodes: tuple[Node, ...], dice: Rng, values: Mapping[str, Value]) -> str:
     rendered = []
     for node in nodes:
-        if isinstance(node, Choice):
+        if isinstance(node, Alternatives):
             rendered.append(_render(dice.pick(node), dice, values))
         elif isinstance(node, Slot):
             rendered.append(_filled(node, dice, values))
@@ -77,7 +77,7 @@ def _render(nodes: tuple[Node, ...], dice: Dice, values: Mapping[str, Value]) ->
     return "".join(rendered)
 
 
-def _filled(slot: Slot, dice: Dice, values: Mapping[str, Value]) -> str:
+def _filled(slot: Slot, dice: Rng, values: Mapping[str, Value]) -> str:
     capital = slot[0].isupper()
     value = values[slot[0].lower() + slot[1:] if capital else str(slot)]
     text = value if isinstance(value, str) else dice.pick(value) if isinstance(value, list) else value()
@@ -100,7 +100,7 @@ def _parsed(template: str) -> tuple[Node, ...]:
         elif text == "|" and len(stack) > 1:
             stack[-1].append([])
         elif text == "]" and len(stack) > 1:
-            choice = Choice(tuple(alternative) for alternative in stack.pop())
+            choice = Alternatives(tuple(alternative) for alternative in stack.pop())
             stack[-1][-1].append(choice)
         else:
             stack[-1][-1].append(text)

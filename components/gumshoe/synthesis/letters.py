@@ -8,7 +8,7 @@ from dateutil.easter import easter
 
 from gumshoe.synthesis.grammar import expand, load_text
 from gumshoe.synthesis.people import Company, Person, signature
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 _LONGEST = 4500  # characters of a body; an index leaves out bodies over 5,000
 _OPENS, _NOON, _CLOSES = 8, 12, 18  # hours of the working day
@@ -93,7 +93,7 @@ def _quoted_by_line(letters: list[Letter]) -> str:
 class Post:
     """Writes letters among the people of one mailbox."""
 
-    dice: Dice
+    dice: Rng
     company: Company
 
     def write(

@@ -9,9 +9,9 @@ from gumshoe.scenarios.scenario import Scenario, Split
 from gumshoe.synthesis.difficulty import Difficulty
 from gumshoe.synthesis.grammar import expand, load_text, sentence
 from gumshoe.synthesis.letters import Letter
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 from gumshoe.synthesis.stories import Story
-from gumshoe.synthesis.topics import Fact, Matter
+from gumshoe.synthesis.topics import Topic, TopicFact
 
 _WAIT = 60  # days after the answer was written within which it is asked for
 _TRIES = 12
@@ -32,7 +32,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _MailQuestionCandidate:
     """A question that could be asked of a story."""
 
     kind: str
@@ -70,7 +70,7 @@ class Background:
 class Asker:
     """Asks about the stories of one mailbox after another; no question comes twice."""
 
-    dice: Dice
+    dice: Rng
     difficulty: Difficulty
     _asked: set[str] = field(default_factory=set)
     _kinds: Counter[str] = field(default_factory=Counter)
@@ -102,10 +102,10 @@ class Asker:
                 )
                 yield scenario, _background(candidate, story.matter)
 
-    def _share(self, candidate: "_Candidate") -> float:
+    def _share(self, candidate: "_MailQuestionCandidate") -> float:
         return self.difficulty.history if candidate.changed else 1
 
-    def _day(self, candidate: "_Candidate") -> date | None:
+    def _day(self, candidate: "_MailQuestionCandidate") -> date | None:
         """A day on which the answer is known and still true."""
         first = candidate.known + timedelta(days=1)
         last = first + timedelta(days=_WAIT)
@@ -115,7 +115,7 @@ class Asker:
         return first + timedelta(days=self.dice.between(0, days)) if days >= 0 else None
 
     def _worded(
-        self, candidate: "_Candidate", matter: Matter, mailbox: "Archive", day: date
+        self, candidate: "_MailQuestionCandidate", matter: Topic, mailbox: "Archive", day: date
     ) -> tuple[str, float] | None:
         """A question in words that no other has, and how realistic it is."""
         for _ in range(_TRIES):
@@ -131,7 +131,7 @@ class Asker:
                 return question, round(realism, 2)
         return None
 
-    def _other_name(self, matter: Matter, mailbox: "Archive", day: date) -> str | None:
+    def _other_name(self, matter: Topic, mailbox: "Archive", day: date) -> str | None:
         """The matter by who is in charge of it, if the mail says so by then and of this matter alone."""
         key = _key_fact(matter)
         if key is None or key.change is not None:
@@ -169,15 +169,15 @@ class Archive:
         return [message_id for _, message_id in sorted(found)]
 
 
-def _full_name(matter: Matter) -> str:
+def _full_name(matter: Topic) -> str:
     return f"the {matter.start.year} {matter.name}" if matter.twin else f"the {matter.name}"
 
 
-def _key_fact(matter: Matter) -> Fact | None:
+def _key_fact(matter: Topic) -> TopicFact | None:
     return next((fact for fact in matter.facts if fact.kind.id == matter.kind.key), None)
 
 
-def _background(candidate: _Candidate, matter: Matter) -> Background:
+def _background(candidate: _MailQuestionCandidate, matter: Topic) -> Background:
     asked = next((fact for fact in matter.facts if fact.kind.id == candidate.fact), None)
     return Background(
         matter.name,
@@ -187,7 +187,7 @@ def _background(candidate: _Candidate, matter: Matter) -> Background:
     )
 
 
-def _candidates(story: Story, mailbox: Archive, dice: Dice) -> Iterator[_Candidate]:
+def _candidates(story: Story, mailbox: Archive, dice: Rng) -> Iterator[_MailQuestionCandidate]:
     over = story.matter.over
     for fact in story.matter.facts:
         yield from _about_fact(fact, over, mailbox, dice)
@@ -200,12 +200,14 @@ def _candidates(story: Story, mailbox: Archive, dice: Dice) -> Iterator[_Candida
     keys = frozenset([approval.key])
     verdict = "Yes" if approval.granted else "No"
     answer = f"{verdict}. {approval.evidence}"
-    yield _Candidate("yes or no", "approval", texts["question"], texts["oblique"], answer, keys, told, over, slots)
+    yield _MailQuestionCandidate(
+        "yes or no", "approval", texts["question"], texts["oblique"], answer, keys, told, over, slots
+    )
     decided = texts["decided_yes" if approval.granted else "decided_no"]
-    yield _Candidate("who decided", "approval", decided, [], approval.decider.name, keys, told, None, slots)
+    yield _MailQuestionCandidate("who decided", "approval", decided, [], approval.decider.name, keys, told, None, slots)
 
 
-def _about_fact(fact: Fact, over: date | None, mailbox: Archive, dice: Dice) -> Iterator[_Candidate]:
+def _about_fact(fact: TopicFact, over: date | None, mailbox: Archive, dice: Rng) -> Iterator[_MailQuestionCandidate]:
     kind, first = fact.kind, fact.versions[0]
     told = mailbox.first(first.key)
     changed = mailbox.first(fact.change.key) if fact.change else None
@@ -219,7 +221,7 @@ def _about_fact(fact: Fact, over: date | None, mailbox: Archive, dice: Dice) -> 
             for texts in (kind.in_own_words(kind.question), kind.oblique)
         )
         if direct:
-            yield _Candidate(sort, kind.id, direct, oblique, first.value, keys, told, until, slots)
+            yield _MailQuestionCandidate(sort, kind.id, direct, oblique, first.value, keys, told, until, slots)
     if fact.change is None or changed is None:
         return
     asked = load_text("facts")["asked"]
@@ -238,4 +240,6 @@ def _about_fact(fact: Fact, over: date | None, mailbox: Archive, dice: Dice) -> 
         went.append(("before a date", asked[f"before{sort_of}"], [], first.value, told_of | {first.key}))
     for sort, direct, oblique, answer, stated in went:
         until = min(filter(None, [second.day, over]), default=None) if sort == "latest" else None
-        yield _Candidate(sort, kind.id, direct, oblique, answer, stated, changed, until, slots, changed=True)
+        yield _MailQuestionCandidate(
+            sort, kind.id, direct, oblique, answer, stated, changed, until, slots, changed=True
+        )

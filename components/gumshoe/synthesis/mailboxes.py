@@ -16,10 +16,10 @@ from gumshoe.synthesis.files import write_made
 from gumshoe.synthesis.letters import Letter, Post
 from gumshoe.synthesis.mail_questions import Archive, Asker, Background
 from gumshoe.synthesis.people import Cast, Casting
-from gumshoe.synthesis.rng import Dice
-from gumshoe.synthesis.small_talk import Chatter
+from gumshoe.synthesis.rng import Rng
+from gumshoe.synthesis.small_talk import SmallTalk
 from gumshoe.synthesis.stories import Story, Teller
-from gumshoe.synthesis.topics import Inventor, Matter, matter_kinds
+from gumshoe.synthesis.topics import Inventor, Topic, topic_kinds
 
 MIN_MAILBOXES = 3  # one for each split
 MIN_MESSAGES, MAX_MESSAGES = 40, 20_000  # of a mailbox
@@ -55,15 +55,15 @@ def synthesize_mail(
         UsageError: there are too few mailboxes or messages, or too many.
     """
     check_size(mailboxes, messages)
-    casting = Casting(Dice(seed, "company"))
-    first = datetime(Dice(seed, "year").between(2015, 2023), 1, 1, tzinfo=BRITAIN)
-    asker = Asker(Dice(seed, level, "questions"), LEVELS[level])
+    casting = Casting(Rng(seed, "company"))
+    first = datetime(Rng(seed, "year").between(2015, 2023), 1, 1, tzinfo=BRITAIN)
+    asker = Asker(Rng(seed, level, "questions"), LEVELS[level])
     records: list[tuple[datetime, str, dict[str, Any]]] = []
     asked: list[tuple[Scenario, Background]] = []
     ids: set[str] = set()
     contents: set[bytes] = set()
     for number, split in enumerate(_splits(seed, mailboxes), 1):
-        dice = Dice(seed, level, "mailbox", number)
+        dice = Rng(seed, level, "mailbox", number)
         cast = casting.cast(_COLLEAGUES, _OUTSIDERS)
         count = messages // mailboxes + (number <= messages % mailboxes)
         mailbox = _Mailbox(dice, cast, casting, level, first, contents)
@@ -124,7 +124,7 @@ def _splits(seed: int, mailboxes: int) -> list[Split]:
 class _Mailbox:
     """One mailbox while it fills."""
 
-    dice: Dice
+    dice: Rng
     cast: Cast
     casting: Casting
     level: Level
@@ -141,8 +141,8 @@ class _Mailbox:
         inventor = Inventor(self.dice, self.cast)
         teller = Teller(self.dice, self.cast, post, inventor, difficulty)
         about = round(count * (1 - difficulty.noise))
-        kinds = list(matter_kinds())
-        last: Matter | None = None
+        kinds = list(topic_kinds())
+        last: Topic | None = None
         while len(self.letters) < about and kinds:
             sibling = last is not None and last.kind in kinds and self.dice.chance(difficulty.siblings)
             kind, like = (last.kind, last) if last and sibling else (self.dice.pick(kinds), None)
@@ -155,7 +155,7 @@ class _Mailbox:
             last = matter
             for each in [matter, inventor.twin(matter)] if twin else [matter]:
                 self._tell(teller.tell(each), count, advance)
-        chatter = Chatter(self.dice, self.cast, post)
+        chatter = SmallTalk(self.dice, self.cast, post)
         # It ends: when all small talk has been had, there are still newsletters, billions of each.
         while len(self.letters) < count:
             moment = post.clock(self.first + timedelta(days=self.dice.below(_DAYS)))
@@ -176,7 +176,7 @@ class _Mailbox:
         return True
 
 
-def _message_id(letter: Letter, dice: Dice, taken: set[str]) -> str:
+def _message_id(letter: Letter, dice: Rng, taken: set[str]) -> str:
     """An id that no other message has: short, and of syllables rather than digits, which small models confuse."""
     domain = letter.sender.address.partition("@")[2]
     while True:

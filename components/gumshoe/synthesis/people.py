@@ -7,7 +7,7 @@ from datetime import datetime
 
 from gumshoe.synthesis.calendar import words_in_season
 from gumshoe.synthesis.grammar import Value, expand, load_text
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 # Numbers that Ofcom keeps free for drama: they ring nowhere.
 # https://www.ofcom.org.uk/phones-and-broadband/phone-numbers/numbers-for-drama
@@ -71,7 +71,7 @@ class Cast:
 class Casting:
     """Invents the company, and then one cast after another, never the same name twice."""
 
-    dice: Dice
+    dice: Rng
     company: Company = field(init=False)
     _taken: set[str] = field(default_factory=set)
     _names: dict[str, list[str]] = field(default_factory=lambda: load_text("names"))
@@ -143,7 +143,7 @@ def domain_of(firm: str) -> str:
 
 
 def small_talk_values(
-    dice: Dice, cast: Cast, company: Company, me: Person, friend: Person, moment: datetime
+    dice: Rng, cast: Cast, company: Company, me: Person, friend: Person, moment: datetime
 ) -> dict[str, Value]:
     """What the slots of everyday text take in one message from `me` to `friend`, written about that moment."""
     others = [person.first for person in cast.colleagues if person not in (me, friend)]
@@ -162,7 +162,7 @@ def small_talk_values(
     }
 
 
-def signature(person: Person, dice: Dice) -> str:
+def signature(person: Person, dice: Rng) -> str:
     """Name, title, firm and telephone, as this person sets them."""
     values = {"name": person.name, "title": person.title, "firm": person.firm, "phone": person.phone}
     forms = load_text("letters")["signature"]

@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import clean, clean_line
-from gumshoe.rewards.chat_judge import JudgeModel, ModelSettings, as_data
+from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, as_data
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.judge_registry import OpenAIJudge, named_settings, open_judge
 from gumshoe.rewards.reward import all_of
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 STYLES = {
     "fact": "a plain fact: a name, a place, a number or reference to look something up by, what something is",
@@ -71,7 +71,7 @@ class QuestionSettings:
 
     index: Path
     inboxes: tuple[str, ...]
-    model: ModelSettings
+    model: JudgeModelSettings
     judge: str = "heuristic"
     """A judge's name, which is given the model's bounds and prices where it is a chat model itself."""
     batch: int = 20
@@ -138,7 +138,7 @@ class _Solved(BaseModel):
     answer: str
 
 
-class Writer:
+class QuestionWriter:
     """Writes the questions of a batch, and answers them to see whether they can be.
 
     Raises on opening:
@@ -215,7 +215,7 @@ class Writer:
             "realism outside 0 to 1": not 0 <= said.how_realistic <= 1,
             "not realistic enough": said.how_realistic < self._settings.min_realism,
         }
-        days = Dice(self._settings.seed, scenario_id).between(1, _DAYS)
+        days = Rng(self._settings.seed, scenario_id).between(1, _DAYS)
         return next((fault for fault, holds in faults.items() if holds), None) or Scenario(
             id=scenario_id,
             question=question,

@@ -14,7 +14,7 @@ from gumshoe.synthesis.document_questions import Book, Reader
 from gumshoe.synthesis.entries import Fact, HandbookInventor, Subject, SubjectInventor
 from gumshoe.synthesis.files import write_made
 from gumshoe.synthesis.grammar import expand, load_text, sentence
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 MIN_DOCUMENTS, MAX_DOCUMENTS = 40, 20_000
 DOCUMENTS = "documents.jsonl"
@@ -36,7 +36,7 @@ class SyntheticDocuments:
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
+class _EntryPage:
     """One document before it has an id."""
 
     title: str
@@ -60,9 +60,9 @@ def synthesize_documents(
         UsageError: there are too few documents, or too many.
     """
     check_size(documents)
-    writer = _Writer(Dice(seed, level, "documents"), LEVELS[level])
+    writer = _ReferenceWriter(Rng(seed, level, "documents"), LEVELS[level])
     subjects = writer.fill(documents, advance)
-    dice = Dice(seed, "ids")
+    dice = Rng(seed, "ids")
     ids = _ids(dice)
     named = {next(ids): page for page in dice.shuffled(writer.pages)}
     stating: dict[str, list[str]] = {}
@@ -70,7 +70,7 @@ def synthesize_documents(
         for key in page.states:
             stating.setdefault(key, []).append(document_id)
     book = Book(writer.before, writer.now, date(writer.year, 1, 1) + timedelta(days=dice.below(365)), stating)
-    reader = Reader(Dice(seed, level, "questions"), LEVELS[level], book)
+    reader = Reader(Rng(seed, level, "questions"), LEVELS[level], book)
     splits = _splits(seed, subjects)
     asked = reader.ask(subjects, f"synthetic-{seed}-{level}", splits)
     records = [_record(document_id, page) for document_id, page in named.items()]
@@ -100,12 +100,12 @@ def write_documents(made: SyntheticDocuments, directory: Path) -> None:
 
 
 @dataclass(slots=True)
-class _Writer:
+class _ReferenceWriter:
     """Writes the pages of one work."""
 
-    dice: Dice
+    dice: Rng
     difficulty: Difficulty
-    pages: list[_Page] = field(default_factory=list)
+    pages: list[_EntryPage] = field(default_factory=list)
     title: str = field(init=False)
     before: str = field(init=False)
     """The edition before the last, as a word."""
@@ -158,7 +158,7 @@ class _Writer:
                 advance(1)
         return subjects
 
-    def _entry(self, subject: Subject, *, latest: bool) -> _Page:
+    def _entry(self, subject: Subject, *, latest: bool) -> _EntryPage:
         """What an edition says of a subject."""
         values = {"it": subject.it, "short": subject.short, "firm": subject.firm}
         parts = [sentence(self.dice.pick(subject.kind.about), self.dice, values)]
@@ -174,7 +174,7 @@ class _Writer:
             parts.append(text)
         name = f"{subject.name[:1].upper()}{subject.name[1:]}"
         edition = self.now if latest else self.before
-        return _Page(
+        return _EntryPage(
             name if latest else f"{name} ({edition} edition)",
             "\n\n".join(parts),
             subject.kind.category,
@@ -201,7 +201,7 @@ class _Writer:
         forms = self.dice.sample(self._own["filler"], self.dice.between(*self.difficulty.filler))
         return [sentence(form, self.dice, values) for form in forms]
 
-    def _article(self, subjects: list[Subject]) -> _Page:
+    def _article(self, subjects: list[Subject]) -> _EntryPage:
         """A page that is no entry: about nothing that has one, or talk of something that has one."""
         texts = self._texts["article"]
         about = self.dice.pick(subjects) if self.dice.chance(self.difficulty.echoes) else None
@@ -213,7 +213,7 @@ class _Writer:
         else:
             told = list(self._talk(about, count))
         half = len(told) // 2
-        return _Page(title, f"{' '.join(told[:half])}\n\n{' '.join(told[half:])}", "Articles")
+        return _EntryPage(title, f"{' '.join(told[:half])}\n\n{' '.join(told[half:])}", "Articles")
 
     def _talk(self, subject: Subject, count: int) -> Iterator[str]:
         """Sentences about a subject that state nothing of it, some of which speak of its facts."""
@@ -227,7 +227,7 @@ class _Writer:
         yield from self.dice.shuffled([*told, *(sentence(form, self.dice, values) for form in forms)])
 
 
-def _ids(dice: Dice) -> Iterator[str]:
+def _ids(dice: Rng) -> Iterator[str]:
     """Ids that no other document has, of syllables rather than digits, which small models confuse."""
     taken: set[str] = set()
     while True:
@@ -247,7 +247,7 @@ def _splits(seed: int, subjects: list[Subject]) -> dict[str, Split]:
     }
 
 
-def _record(document_id: str, page: _Page) -> dict[str, Any]:
+def _record(document_id: str, page: _EntryPage) -> dict[str, Any]:
     metadata: dict[str, Any] = {"category": page.category}
     metadata |= {"synonyms": list(page.synonyms), "edition": page.edition} if page.synonyms else {}
     return {"document_id": document_id, "title": page.title, "text": page.text, "metadata": metadata}

@@ -8,7 +8,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-class Dice:
+class Rng:
     """Random choices, built on `Random.random` alone.
 
     Of all methods that one is promised to stay reproducible

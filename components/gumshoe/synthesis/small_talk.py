@@ -9,16 +9,16 @@ from gumshoe.synthesis.calendar import in_season
 from gumshoe.synthesis.grammar import Value, expand, load_text, sentence
 from gumshoe.synthesis.letters import Letter, Paragraph, Post
 from gumshoe.synthesis.people import Cast, Manner, Person, domain_of, small_talk_values
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 _NO_MANNER = Manner("", "", signs=False, quotes_by_line=False, chatty=0)
 
 
 @dataclass(slots=True)
-class Chatter:
+class SmallTalk:
     """Writes it, for one mailbox."""
 
-    dice: Dice
+    dice: Rng
     cast: Cast
     post: Post
 

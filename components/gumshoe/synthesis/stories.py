@@ -9,8 +9,8 @@ from gumshoe.synthesis.difficulty import Difficulty
 from gumshoe.synthesis.grammar import Value, load_text, sentence
 from gumshoe.synthesis.letters import Letter, Paragraph, Post
 from gumshoe.synthesis.people import Cast, Person, small_talk_values
-from gumshoe.synthesis.rng import Dice
-from gumshoe.synthesis.topics import Fact, Inventor, Matter
+from gumshoe.synthesis.rng import Rng
+from gumshoe.synthesis.topics import Inventor, Topic, TopicFact
 
 _UNDER_WAY = 5  # days at most until a letter that is thought of is sent: two working days, and a long weekend
 
@@ -19,7 +19,7 @@ _UNDER_WAY = 5  # days at most until a letter that is thought of is sent: two wo
 class Story:
     """A matter and all that was written about it, in order."""
 
-    matter: Matter
+    matter: Topic
     letters: list[Letter] = field(default_factory=list)
     """Those in the mailbox: the owner wrote or received each."""
 
@@ -28,7 +28,7 @@ class Story:
 class Teller:
     """Tells the story of one matter after another, to one mailbox."""
 
-    dice: Dice
+    dice: Rng
     cast: Cast
     post: Post
     inventor: Inventor
@@ -36,7 +36,7 @@ class Teller:
     said: Counter[str] = field(default_factory=Counter)
     """How often the mailbox has had each of the templates that stand out when they are repeated."""
 
-    def tell(self, matter: Matter) -> Story:
+    def tell(self, matter: Topic) -> Story:
         """All letters about a matter."""
         return _Telling(self, matter).story()
 
@@ -44,7 +44,7 @@ class Teller:
 class _Telling:
     """The story of one matter while it is told."""
 
-    def __init__(self, teller: Teller, matter: Matter) -> None:
+    def __init__(self, teller: Teller, matter: Topic) -> None:
         self._dice, self._cast, self._post = teller.dice, teller.cast, teller.post
         self._inventor, self._difficulty = teller.inventor, teller.difficulty
         self._matter = matter
@@ -75,7 +75,7 @@ class _Telling:
                 tell_on()
         return self._story
 
-    def _ways(self, fact: Fact) -> dict[Callable[[Fact], None], float]:
+    def _ways(self, fact: TopicFact) -> dict[Callable[[TopicFact], None], float]:
         """How the fact may be told, each as often as its number says."""
         passed_on = self._difficulty.passed_on if fact.kind.outside else 0
         return {self._plainly: 1, self._asked: self._difficulty.asked, self._from_outside: passed_on}
@@ -87,13 +87,13 @@ class _Telling:
         text = self._line(self._filler["pending"][self._matter.kind.id], sender, self._cast.owner)
         self._send(sender, [Paragraph(text)], asking=True)
 
-    def _plainly(self, fact: Fact) -> None:
+    def _plainly(self, fact: TopicFact) -> None:
         self._pass(fact)
         self._send(self._insider(fact), [Paragraph(self._statement(fact), self._keys(fact))], avoid=_named(fact))
         if self._dice.chance(0.25):
             self._acknowledge()
 
-    def _table(self, facts: Sequence[Fact]) -> None:
+    def _table(self, facts: Sequence[TopicFact]) -> None:
         self._pass(*facts)
         values = self._matter.values()
         rows = [(fact.kind.label, self._tabled(fact)) for fact in facts]
@@ -112,7 +112,7 @@ class _Telling:
         text = [Paragraph(intro), Paragraph("\n".join(lines), keys)]
         self._send(self._insider(*facts), text, avoid=_named(*facts))
 
-    def _asked(self, fact: Fact) -> None:
+    def _asked(self, fact: TopicFact) -> None:
         """Somebody asks, somebody who knows answers; one of the two is the owner."""
         self._move_on((1, 6))
         self._inventor.settle(self._matter, fact, self._now + timedelta(days=2))
@@ -126,7 +126,7 @@ class _Telling:
         answer = self._fill(fact, fact.kind.reply)
         self._reply(asked, knows, [Paragraph(answer, self._keys(fact))])
 
-    def _from_outside(self, fact: Fact) -> None:
+    def _from_outside(self, fact: TopicFact) -> None:
         """The firm outside writes to a colleague, who passes it on."""
         self._pass(fact)
         colleague, owner = self._insider(fact, colleague=True), self._cast.owner
@@ -138,7 +138,7 @@ class _Telling:
         comment = Paragraph(self._line(comments, colleague, owner))
         self._add(self._post.forward(letter, colleague, [owner], [comment], self._now))
 
-    def _remark(self, texts: list[str], fact: Fact | None = None, **slots: str) -> None:
+    def _remark(self, texts: list[str], fact: TopicFact | None = None, **slots: str) -> None:
         """Somebody talks about a thing in a line or two without saying what it is."""
         self._move_on((0, 3))
         sender = self._insider(*([fact] if fact else []), colleague=True)
@@ -220,7 +220,7 @@ class _Telling:
 
     # What they are made of.
 
-    def _pass(self, *facts: Fact) -> None:
+    def _pass(self, *facts: TopicFact) -> None:
         """Time goes by until facts are settled."""
         self._move_on((1, 7))
         for fact in facts:
@@ -229,23 +229,23 @@ class _Telling:
     def _move_on(self, days: tuple[int, int]) -> None:
         self._now = self._post.later(self._now, days=days)
 
-    def _keys(self, fact: Fact) -> frozenset[str]:
+    def _keys(self, fact: TopicFact) -> frozenset[str]:
         return fact.versions[-1].states
 
-    def _statement(self, fact: Fact) -> str:
+    def _statement(self, fact: TopicFact) -> str:
         texts = fact.kind.with_value_last() if self._difficulty.value_last else fact.kind.say
         return self._fill(fact, fact.kind.in_own_words(texts) if self._own_words() else texts)
 
     def _own_words(self) -> bool:
         return self._dice.chance(self._difficulty.own_words)
 
-    def _fill(self, fact: Fact, templates: list[str]) -> str:
+    def _fill(self, fact: TopicFact, templates: list[str]) -> str:
         version = fact.versions[-1]
         person = version.person.name if version.person else ""
         values = {**self._matter.values(), "value": version.value, "person": person}
         return sentence(self._dice.pick(templates), self._dice, values)
 
-    def _tabled(self, fact: Fact) -> str:
+    def _tabled(self, fact: TopicFact) -> str:
         version = fact.versions[-1]
         return (
             f"{version.person.name}, {version.value}"
@@ -253,7 +253,7 @@ class _Telling:
             else version.value
         )
 
-    def _insider(self, *facts: Fact, colleague: bool = False, avoid: Sequence[Person] = ()) -> Person:
+    def _insider(self, *facts: TopicFact, colleague: bool = False, avoid: Sequence[Person] = ()) -> Person:
         """Somebody who can write about facts without speaking of themselves in the third person."""
         named = _named(*facts)
         team = [person for person in self._matter.team if person not in named and person not in avoid]
@@ -371,6 +371,6 @@ class _Telling:
         return template
 
 
-def _named(*facts: Fact) -> list[Person]:
+def _named(*facts: TopicFact) -> list[Person]:
     """Those whom facts are about."""
     return [version.person for fact in facts for version in fact.versions if version.person]

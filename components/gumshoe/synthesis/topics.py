@@ -10,7 +10,7 @@ from typing import Any
 from gumshoe.synthesis.grammar import Value, expand, load_text
 from gumshoe.synthesis.letters import is_working_day
 from gumshoe.synthesis.people import Cast, Person
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 _PLACES = {"address", "room", "venue", "dock", "desk", "hotel"}
 _TYPES = {"time": "date", "firm": "choice", **dict.fromkeys(_PLACES, "place")}
@@ -58,7 +58,7 @@ class FactKind:
 
 
 @dataclass(frozen=True, slots=True)
-class MatterKind:
+class TopicKind:
     """A kind of matter, as `text/matters.toml` describes it."""
 
     id: str
@@ -105,7 +105,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Fact:
+class TopicFact:
     """A fact of a matter: its first version once it is known, and the second where it changes."""
 
     kind: FactKind
@@ -126,11 +126,11 @@ class Approval:
 
 
 @dataclass(slots=True)
-class Matter:
+class Topic:
     """One matter of one mailbox."""
 
     id: str
-    kind: MatterKind
+    kind: TopicKind
     name: str
     short: str
     start: datetime
@@ -138,7 +138,7 @@ class Matter:
     """The colleagues who deal with it; the owner of the mailbox always does."""
     outsider: Person
     """Who writes about it for the firm outside."""
-    facts: list[Fact] = field(default_factory=list)
+    facts: list[TopicFact] = field(default_factory=list)
     approval: Approval | None = None
     twin: bool = False
     """Another of the same name lies a year before or after it."""
@@ -155,24 +155,24 @@ class Matter:
 
 
 @cache
-def matter_kinds() -> tuple[MatterKind, ...]:
+def topic_kinds() -> tuple[TopicKind, ...]:
     """All kinds of matter there are."""
-    return tuple(_matter_kind(name, described) for name, described in load_text("matters").items())
+    return tuple(_topic_kind(name, described) for name, described in load_text("matters").items())
 
 
-def _matter_kind(name: str, described: dict[str, Any]) -> MatterKind:
+def _topic_kind(name: str, described: dict[str, Any]) -> TopicKind:
     facts = []
     for each in described["fact"]:
         fields = {"outside": [], **each, "details": each}
         facts.append(FactKind(**{field: fields[field] for field in FactKind.__dataclass_fields__}))
-    return MatterKind(**{**{k: v for k, v in described.items() if k != "fact"}, "id": name, "facts": tuple(facts)})
+    return TopicKind(**{**{k: v for k, v in described.items() if k != "fact"}, "id": name, "facts": tuple(facts)})
 
 
 @dataclass(slots=True)
 class Inventor:
     """Invents the matters of one mailbox."""
 
-    dice: Dice
+    dice: Rng
     cast: Cast
     _names: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
     """For each kind of matter, its names and the words chosen for each."""
@@ -182,7 +182,7 @@ class Inventor:
         lists = {**load_text("names"), **load_text("words"), **load_text("facts")["lists"]}
         self._words = Words(self.dice, lists, tries=50)
 
-    def matter(self, kind: MatterKind, start: datetime, facts: int, like: Matter | None = None) -> Matter | None:
+    def matter(self, kind: TopicKind, start: datetime, facts: int, like: Topic | None = None) -> Topic | None:
         """A matter whose name nothing else in this mailbox has; None when no name is left.
 
         With `like` of the same kind it shares part of its name with that one.
@@ -193,29 +193,29 @@ class Inventor:
             return None
         name, short = named
         team = tuple(self.dice.sample(self.cast.colleagues, self.dice.between(3, 5)))
-        matter = Matter(f"{kind.id}-{len(self._names[kind.id])}", kind, name, short, start, team, outsider)
+        matter = Topic(f"{kind.id}-{len(self._names[kind.id])}", kind, name, short, start, team, outsider)
         key = next(each for each in kind.facts if each.id == kind.key)
         others = self.dice.sample([each for each in kind.facts if each is not key], facts)
         chosen = [key, *others[:-1]] if self.dice.chance(0.6) else others
         chosen.sort(key=lambda each: "each" in each.details)  # an amount for so many comes after how many they are
-        matter.facts = [Fact(each) for each in chosen]
+        matter.facts = [TopicFact(each) for each in chosen]
         return matter
 
-    def twin(self, matter: Matter) -> Matter:
+    def twin(self, matter: Topic) -> Topic:
         """A matter of the same name a year before, with facts of its own."""
         start = matter.start - timedelta(days=364)
-        other = Matter(
+        other = Topic(
             f"{matter.id}-before", matter.kind, matter.name, matter.short, start, matter.team, matter.outsider
         )
-        other.facts = [Fact(fact.kind) for fact in matter.facts]
+        other.facts = [TopicFact(fact.kind) for fact in matter.facts]
         matter.twin = other.twin = True
         return other
 
-    def settle(self, matter: Matter, fact: Fact, now: datetime) -> None:
+    def settle(self, matter: Topic, fact: TopicFact, now: datetime) -> None:
         """Give a fact its first value; days lie after `now`."""
         fact.versions.append(self._version(matter, fact, now))
 
-    def change(self, matter: Matter, fact: Fact, now: datetime) -> None:
+    def change(self, matter: Topic, fact: TopicFact, now: datetime) -> None:
         """Give a fact its second value, and the reason for it."""
         second = self._version(matter, fact, now)
         while second.value == fact.versions[0].value:
@@ -224,23 +224,23 @@ class Inventor:
         reason = self.dice.pick(load_text("facts")["reason"][fact.kind.changes_as])
         fact.change = Change(reason, self._decider(matter), f"{matter.id}/{fact.kind.id}/change")
 
-    def approval(self, matter: Matter) -> Approval:
+    def approval(self, matter: Topic) -> Approval:
         """A request in a matter, and what became of it."""
         request = self.dice.pick(matter.kind.requests)
         return Approval(request, self._decider(matter), self.dice.chance(0.5), f"{matter.id}/approval")
 
-    def _decider(self, matter: Matter) -> Person:
+    def _decider(self, matter: Topic) -> Person:
         named = {version.person for fact in matter.facts for version in fact.versions}
         return self.dice.pick([person for person in self.cast.colleagues if person not in named])
 
-    def _name(self, kind: MatterKind, outsider: Person, like: Matter | None) -> tuple[str, str] | None:
+    def _name(self, kind: TopicKind, outsider: Person, like: Topic | None) -> tuple[str, str] | None:
         """A name and its short form, as long as there are any.
 
         No two names of a kind leave open which is meant, as "the Lisbon trip" and "the visit to Lisbon" would.
         """
         rivals = self._names.setdefault(kind.id, {})
         for attempt in range(_TRIES):
-            chosen = Chosen(self.dice, self._words.lists, firm=outsider.firm)
+            chosen = ChosenWords(self.dice, self._words.lists, firm=outsider.firm)
             form, short = self.dice.pick(kind.name)
             name = expand(form, self.dice, chosen)
             words = chosen.taken_by(form)
@@ -252,7 +252,7 @@ class Inventor:
             return name, expand(short, self.dice, chosen)
         return None
 
-    def _version(self, matter: Matter, fact: Fact, now: datetime) -> Version:
+    def _version(self, matter: Topic, fact: TopicFact, now: datetime) -> Version:
         """The next value of a fact, made as its type says."""
         kind, dice = fact.kind, self.dice
         key = f"{matter.id}/{kind.id}/{len(fact.versions) + 1}"
@@ -278,7 +278,7 @@ class Inventor:
                 return Version(key, f"{self._number(matter, fact)} {kind.details['unit']}")
         return Version(key, self._value(kind))
 
-    def _number(self, matter: Matter, fact: Fact) -> int:
+    def _number(self, matter: Topic, fact: TopicFact) -> int:
         """A first number within the kind's range, or another that is not far from the first."""
         if fact.versions:
             return max(2, _digits(fact) * self.dice.between(70, 140) // 100 + self.dice.between(0, 1))
@@ -316,7 +316,7 @@ class Inventor:
         return self.dice.pick([f"Hotel {one('codename')}", f"{one('street')} Hotel", f"{one('firm')} Inn"])
 
 
-def _digits(fact: Fact) -> int:
+def _digits(fact: TopicFact) -> int:
     """The number that a fact has now."""
     return int(re.sub(r"\D", "", fact.versions[-1].value))
 
@@ -327,10 +327,10 @@ def _rounded(amount: int) -> int:
     return amount // step * step
 
 
-class Chosen(dict[str, Value]):
+class ChosenWords(dict[str, Value]):
     """Words of the lists, each list's picked once and then kept."""
 
-    def __init__(self, dice: Dice, lists: dict[str, list[str]], **fixed: Value) -> None:
+    def __init__(self, dice: Rng, lists: dict[str, list[str]], **fixed: Value) -> None:
         super().__init__(fixed)
         self._dice, self._lists = dice, lists
 
@@ -347,7 +347,7 @@ class Chosen(dict[str, Value]):
 class Words:
     """Words of lists, and values made of them, of which no two are the same."""
 
-    dice: Dice
+    dice: Rng
     lists: dict[str, list[str]]
     tries: int
     """To find a value that is free."""

@@ -39,7 +39,7 @@ def build(
             "tiny.directory-not-empty", f"{directory} is not empty; choose another --out, or use --replace"
         )
     try:
-        from gumshoe.tiny.maker import Schooling, build_tiny
+        from gumshoe.tiny.maker import TrainConfig, build_tiny
     except ModuleNotFoundError as error:
         raise UsageError(
             "training.package-missing",
@@ -49,7 +49,7 @@ def build(
     report = build_tiny(
         directory,
         seed,
-        Schooling(companies, copy_steps, skill_steps, habit_steps),
+        TrainConfig(companies, copy_steps, skill_steps, habit_steps),
         lambda stage, total: progress(stage, total=total),
     )
     if json:

@@ -24,9 +24,9 @@ from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.mail_questions import Background
 from gumshoe.synthesis.mailboxes import MAIL as MAIL_FILE
 from gumshoe.synthesis.mailboxes import SyntheticMail, synthesize_mail, write_mail
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 from gumshoe.tiny.pretraining import Example
-from gumshoe.training.sft.scripted_expert import DOCUMENTS, MAIL, Move, Slip, Teacher, listed
+from gumshoe.training.sft.scripted_expert import DOCUMENTS, MAIL, Move, ScriptedExpert, Slip, listed
 
 MAX_TURNS = 10
 _MAILBOXES, _MESSAGES = 3, 900  # small and many, so that no name or address is worth learning by heart
@@ -44,7 +44,7 @@ _TOLD_OFTEN = 30  # so that a tokenizer has whole words for it
 
 
 @dataclass(frozen=True)
-class Company:
+class PracticeCompany:
     """Invented mail with its index."""
 
     mail: SyntheticMail
@@ -53,10 +53,10 @@ class Company:
     @classmethod
     def invent(
         cls, seed: int, level: Level, directory: Path, *, mailboxes: int = _MAILBOXES, messages: int = _MESSAGES
-    ) -> "Company":
+    ) -> "PracticeCompany":
         """Invent mail and index it in a directory."""
         mail = synthesize_mail(seed, mailboxes, messages, level)
-        dice = Dice(seed, "ids")
+        dice = Rng(seed, "ids")
         if dice.chance(_OTHER_IDS):
             mail = with_ids(mail, dice.pick(_ID_FORMS), dice)
         write_mail(mail, directory)
@@ -74,7 +74,7 @@ class Company:
         return str(self.mail.scenarios.scenarios[0].inbox_address).partition("@")[2]
 
 
-def with_ids(mail: SyntheticMail, form: str, dice: Dice) -> SyntheticMail:
+def with_ids(mail: SyntheticMail, form: str, dice: Rng) -> SyntheticMail:
     """The same mail, the ids of its messages made anew by a form.
 
     Where all ids look alike, a model takes their looks for what tells a message from a document.
@@ -90,7 +90,7 @@ def with_ids(mail: SyntheticMail, form: str, dice: Dice) -> SyntheticMail:
     return replace(mail, messages=messages, scenarios=ScenarioSet.of(scenarios))
 
 
-def _signs(form: str, dice: Dice) -> str:
+def _signs(form: str, dice: Rng) -> str:
     return "".join(dice.pick(_SIGNS[sign]) if sign in _SIGNS else sign for sign in form)
 
 
@@ -214,7 +214,7 @@ _DOMAIN_ENDS = (".example", ".example", ".com", ".org", ".co.uk", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class EpisodeExample:
     """One episode of the expert, or a part of one."""
 
     scenario: Scenario
@@ -240,7 +240,7 @@ class _Turn:
 
 
 @dataclass(slots=True)
-class Practice:
+class EpisodeGenerator:
     """Makes lessons of a company's questions."""
 
     tokenizer: Any
@@ -254,19 +254,19 @@ class Practice:
         vocabulary: dict[str, int] = self.tokenizer.get_vocab()
         self._words = sorted(each for word, each in vocabulary.items() if word.isascii() and word.isalnum())
 
-    def lessons(self, company: Company, forms: Sequence[Form], *, errs: bool) -> Iterator[Lesson]:
+    def lessons(self, company: PracticeCompany, forms: Sequence[Form], *, errs: bool) -> Iterator[EpisodeExample]:
         """Each question in some of the forms; what is done wrong, where the expert errs, differs.
 
         In each lesson the company has another domain, so that nobody learns by heart what stands in ids.
         """
         for scenario in company.mail.scenarios:
             for number, form in enumerate(forms):
-                dice = Dice(self.seed, "episode" if errs else "skill", scenario.id, str(number))
+                dice = Rng(self.seed, "episode" if errs else "skill", scenario.id, str(number))
                 if not dice.chance(form.share) or (form.kinds and scenario.kind not in form.kinds):
                     continue
                 yield from self._lesson(company, *self._begun(company, scenario, dice, errs=errs), form, dice)
 
-    def unfamiliar(self, company: Company, forms: Sequence[Form]) -> Iterator[Lesson]:
+    def unfamiliar(self, company: PracticeCompany, forms: Sequence[Form]) -> Iterator[EpisodeExample]:
         """Searches for what a question is about that is made of a sentence of any message, in some of the forms."""
         last = {str(each.inbox_address): each for each in company.mail.scenarios}
         anything = frozenset(message["message_id"] for message in company.mail.messages)
@@ -275,17 +275,17 @@ class Practice:
             if inbox is None:
                 continue
             for number, form in enumerate(forms):
-                dice = Dice(self.seed, "unfamiliar", message["message_id"], str(number))
+                dice = Rng(self.seed, "unfamiliar", message["message_id"], str(number))
                 made = self._made_up(message["body"], dice) if dice.chance(form.share) else None
                 if made:
                     question, about = made
                     changed = {"question": question, "message_ids": (message["message_id"],)}
                     scenario = last[inbox].model_copy(update=changed)
                     environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
-                    teacher = Teacher(scenario, Background(about, "", (), ()), anything, MAIL, dice, errs=False)
+                    teacher = ScriptedExpert(scenario, Background(about, "", (), ()), anything, MAIL, dice, errs=False)
                     yield from self._lesson(company, environment, teacher, form, dice)
 
-    def _made_up(self, body: str, dice: Dice) -> tuple[str, str] | None:
+    def _made_up(self, body: str, dice: Rng) -> tuple[str, str] | None:
         """A question of a sentence, and what it is about: the longest name in it, or else the longest word."""
         sentences = _SENTENCE.findall(body)
         if not sentences:
@@ -303,8 +303,8 @@ class Practice:
         return f"{dice.pick(_OPENINGS)} {first.lower()} {rest.strip()}?", about
 
     def _lesson(
-        self, company: Company, environment: Environment, teacher: Teacher, form: Form, dice: Dice
-    ) -> Iterator[Lesson]:
+        self, company: PracticeCompany, environment: Environment, teacher: ScriptedExpert, form: Form, dice: Rng
+    ) -> Iterator[EpisodeExample]:
         """What the expert does, in one form; nothing where that has no such part."""
         turns = _part(list(_played(environment, teacher, form, dice)), form.part)
         if turns:
@@ -312,21 +312,23 @@ class Practice:
             renamed = Renamed(company.domain, name + dice.pick(_DOMAIN_ENDS))
             example, is_cut = self._example(self._prompt(environment, form, renamed), turns, renamed, dice)
             is_whole = form.part == "whole" and not is_cut
-            yield Lesson(environment.scenario, form, example, is_whole, teacher.slips, renamed.other)
+            yield EpisodeExample(environment.scenario, form, example, is_whole, teacher.slips, renamed.other)
 
-    def _begun(self, company: Company, scenario: Scenario, dice: Dice, *, errs: bool) -> tuple[Environment, Teacher]:
+    def _begun(
+        self, company: PracticeCompany, scenario: Scenario, dice: Rng, *, errs: bool
+    ) -> tuple[Environment, ScriptedExpert]:
         background = company.mail.backgrounds[scenario.id]
         if dice.chance(_DOCUMENT_SHARE):
             right = frozenset(map(document, scenario.message_ids))
             others = {document(source): answer for source, answer in company.answers.items()}
-            teacher = Teacher(scenario, background, right, DOCUMENTS, dice, errs, others)
+            teacher = ScriptedExpert(scenario, background, right, DOCUMENTS, dice, errs, others)
             return Collection.environment(company.index, scenario), teacher
         environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
         right = frozenset(scenario.message_ids)
-        return environment, Teacher(scenario, background, right, MAIL, dice, errs, company.answers)
+        return environment, ScriptedExpert(scenario, background, right, MAIL, dice, errs, company.answers)
 
     def _example(
-        self, prompt: tuple[int, ...], turns: Sequence[_Turn], renamed: Renamed, dice: Dice
+        self, prompt: tuple[int, ...], turns: Sequence[_Turn], renamed: Renamed, dice: Rng
     ) -> tuple[Example, bool]:
         """Turns as tokens, and how much each counts; and whether a blot cut them short."""
         ids, weights = [*prompt], [0.0] * len(prompt)
@@ -343,7 +345,7 @@ class Practice:
                 weights += [_READING if dice.chance(_READ) else 0.0 for _ in glue]
         return Example(ids, weights), False
 
-    def _blotted(self, call: Call, renamed: Renamed, dice: Dice) -> tuple[list[int], list[float]]:
+    def _blotted(self, call: Call, renamed: Renamed, dice: Rng) -> tuple[list[int], list[float]]:
         """A call with a stray token in one of its texts, or some that are repeated, after which the text is closed.
 
         Whoever samples makes such mistakes; a policy that has never seen one would not find its way out.
@@ -377,7 +379,7 @@ class Practice:
         return ids[ids.index(ids[0], 1) :]  # from where the second message begins
 
 
-def _played(environment: Environment, teacher: Teacher, form: Form, dice: Dice) -> Iterator[_Turn]:
+def _played(environment: Environment, teacher: ScriptedExpert, form: Form, dice: Rng) -> Iterator[_Turn]:
     """One episode of the expert, from the first search to the answer."""
     moves = teacher.moves()
     move = next(moves)
@@ -413,7 +415,7 @@ def _part(turns: Sequence[_Turn], part: Part) -> Sequence[_Turn]:
             return turns
 
 
-def spoken(company: Company) -> Iterator[str]:
+def spoken(company: PracticeCompany) -> Iterator[str]:
     """What is said in episodes about a company, beside its mail."""
     for scenario in company.mail.scenarios:
         yield scenario.question
@@ -439,7 +441,7 @@ def written(call: Call) -> str:
     )
 
 
-def _shown(result: str, most: int, right: frozenset[str], dice: Dice) -> str:
+def _shown(result: str, most: int, right: frozenset[str], dice: Rng) -> str:
     """A search's result with as many hits as are kept, one that is right among them if there was any."""
     found = listed(result)
     if len(found) <= most:

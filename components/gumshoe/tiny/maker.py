@@ -21,12 +21,20 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from gumshoe.artifacts.storage import explained
-from gumshoe.inference.cpu_memory import keep_memory
+from gumshoe.artifacts.storage import explain_os_errors
+from gumshoe.inference.cpu_memory import keep_freed_memory
 from gumshoe.synthesis.difficulty import Level
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 from gumshoe.terminal import Advance
-from gumshoe.tiny.episode_generator import EPISODES, REMINDERS, SKILLS, UNFAMILIAR, Company, Practice, spoken
+from gumshoe.tiny.episode_generator import (
+    EPISODES,
+    REMINDERS,
+    SKILLS,
+    UNFAMILIAR,
+    EpisodeGenerator,
+    PracticeCompany,
+    spoken,
+)
 from gumshoe.tiny.pretraining import Example, Learning, learn
 from gumshoe.training.sft.scripted_expert import Slip
 
@@ -55,7 +63,7 @@ _READ_BY_TOKENIZER = 18  # companies
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TinyShape:
     """The size of a tiny policy."""
 
     vocabulary: int = 4608
@@ -71,7 +79,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Schooling:
+class TrainConfig:
     """How much a tiny policy learns."""
 
     companies: int = 48
@@ -89,7 +97,7 @@ class TinyReport:
 
     seed: int
     parameters: int
-    schooling: Schooling
+    schooling: TrainConfig
     skills: int
     """Examples of what the expert does when it does not err."""
     episodes: int
@@ -107,7 +115,7 @@ Watch = Callable[[str, int], AbstractContextManager[Advance]]
 """Shows the progress of a stage of so many steps."""
 
 
-def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -> TinyReport:
+def build_tiny(directory: Path, seed: int, schooling: TrainConfig, watch: Watch) -> TinyReport:
     """Make a tiny policy and save it: tokenizer, chat template, model, and `made.json`.
 
     The model learns to copy, from random tokens; then how to search, choose and answer, from an expert that does not
@@ -119,17 +127,17 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
         StorageError: the directory cannot be written to.
     """
     started = time.monotonic()
-    keep_memory()
+    keep_freed_memory()
     disable_progress_bar()  # type: ignore[no-untyped-call] # of saving, which takes no time
     with tempfile.TemporaryDirectory(prefix="gumshoe-tiny-") as scratch:
         companies = []
         with watch("Inventing", schooling.companies) as advance:
             for number in range(schooling.companies):
                 at = Path(scratch, str(number))
-                companies.append(Company.invent(_FIRST_SEED + 1000 * seed + number, _level(number), at))
+                companies.append(PracticeCompany.invent(_FIRST_SEED + 1000 * seed + number, _level(number), at))
                 advance(1)
-        tokenizer = train_tokenizer(practice_texts(companies[:_READ_BY_TOKENIZER]), Shape().vocabulary)
-        practice = Practice(tokenizer, seed)
+        tokenizer = train_tokenizer(practice_texts(companies[:_READ_BY_TOKENIZER]), TinyShape().vocabulary)
+        practice = EpisodeGenerator(tokenizer, seed)
         skills, episodes, reminders, slips = list[Example](), list[Example](), list[Example](), Counter[Slip]()
         with watch("Practising", len(companies)) as advance:
             for company in companies:
@@ -143,7 +151,7 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
                 ):
                     reminders += [lesson.example for lesson in lessons]
                 advance(1)
-    model = new_model(Shape(), tokenizer, seed)
+    model = new_model(TinyShape(), tokenizer, seed)
     copies = list(copying(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed))
     settings = Learning(schooling.copy_steps, _COPY_BATCH, optimizer="muon", seed=seed)
     copy_loss = _learn("Copying", model, copies, settings, watch)
@@ -173,7 +181,7 @@ def build_tiny(directory: Path, seed: int, schooling: Schooling, watch: Watch) -
         habit_loss,
         seconds,
     )
-    with explained(directory):
+    with explain_os_errors(directory):
         model.to(torch.bfloat16).save_pretrained(directory)
         tokenizer.save_pretrained(directory)
         (directory / MADE).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
@@ -195,7 +203,7 @@ def _with_copies(examples: list[Example], vocabulary: int, seed: int) -> list[Ex
     return [*examples, *copying(vocabulary, round(tokens / sum(_COPY_LENGTHS)), seed)]
 
 
-def practice_texts(companies: Iterable[Company]) -> Iterator[str]:
+def practice_texts(companies: Iterable[PracticeCompany]) -> Iterator[str]:
     """What a tokenizer learns from: the mail, and all that is said about it."""
     for company in companies:
         for mail in company.mail.messages:
@@ -249,7 +257,7 @@ def _core(model: Any, pieces: str) -> Tokenizer:
     return core
 
 
-def new_model(shape: Shape, tokenizer: Any, seed: int) -> Any:
+def new_model(shape: TinyShape, tokenizer: Any, seed: int) -> Any:
     """A Qwen2 model with random weights that can nearly copy."""
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -326,7 +334,7 @@ def _look_back(attention: Any, turns: list[float]) -> None:
 
 def copying(vocabulary: int, count: int, seed: int) -> Iterator[Example]:
     """Random tokens twice over: the second time they can be known, by the one before or by more than that one."""
-    dice = Dice(seed, "copying")
+    dice = Rng(seed, "copying")
     for _ in range(count):
         length = dice.between(*_COPY_LENGTHS)
         sorts = dice.between(*_COPY_SORTS) if dice.chance(_COPY_FEW) else vocabulary

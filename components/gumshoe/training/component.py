@@ -35,13 +35,11 @@ def warm_start(
     import json
     from pathlib import Path
 
-    from gumshoe.training.training_step import warmed_up
+    from gumshoe.training.training_step import run_sft
 
     place = Path(adapter.path)
     place.mkdir(parents=True, exist_ok=True)
-    facts = warmed_up(
-        Path(index.path), Path(scenarios.path), base_model, config, settings, demonstrations, judge, place
-    )
+    facts = run_sft(Path(index.path), Path(scenarios.path), base_model, config, settings, demonstrations, judge, place)
     adapter.metadata.update({"base_model": base_model, "demonstrations": demonstrations})
     for name, value in facts.items():
         metrics.log_metric(name, value)

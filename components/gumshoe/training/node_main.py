@@ -22,11 +22,11 @@ from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
 from gumshoe.inference.vllm_server import ServerError, check_server, server_address
 from gumshoe.terminal import err, printable
-from gumshoe.training.launch.distributed_env import Node
-from gumshoe.training.launch.supervisor import ended_at_once
+from gumshoe.training.launch.distributed_env import DistributedEnv
+from gumshoe.training.launch.supervisor import exit_on_sigterm
 from gumshoe.training.run_spec import SHAPE
 from gumshoe.training.settings import resolve
-from gumshoe.training.training_step import Asked, Trained, ran, result_in
+from gumshoe.training.training_step import TrainRequest, TrainResult, result_of, run_training
 
 RESULTS = "results"
 INDEX, SCENARIOS, START = "inputs/index", "inputs/scenarios", "inputs/start"
@@ -36,7 +36,7 @@ _ADAPTER, _PAGE, _TOLD = "adapter", "plots.html", "result.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class NodeRequest:
     """A training as each node is told of it. What it needs lies in the store of the run's checkpoints, by reference."""
 
     index: str
@@ -48,7 +48,7 @@ class Request:
     start: str = ""
 
     @classmethod
-    def published(cls, asked: Asked) -> "Request":
+    def published(cls, asked: TrainRequest) -> "NodeRequest":
         """The request of a step, whose inputs are put into the store; those that are there already are not sent again.
 
         Raises:
@@ -75,7 +75,7 @@ class Request:
         return f"{RESULTS}/{hashlib.sha256(self.json.encode()).hexdigest()[:16]}"
 
 
-def fetched_result(request: Request, directory: Path) -> Trained | None:
+def fetch_result(request: NodeRequest, directory: Path) -> TrainResult | None:
     """The result of a training that is at its end, in a directory that it is fetched to; None where it is not.
 
     Raises:
@@ -86,23 +86,23 @@ def fetched_result(request: Request, directory: Path) -> Trained | None:
         return None
     store.fetch(request.result, directory)
     told = json.loads((directory / _TOLD).read_bytes())
-    return Trained(directory, directory / _ADAPTER, directory / _PAGE, told["facts"], told["numbers"])
+    return TrainResult(directory, directory / _ADAPTER, directory / _PAGE, told["facts"], told["numbers"])
 
 
-def take_part(request: Request) -> None:
+def run_node(request: NodeRequest) -> None:
     """Train as one node of several, to the end.
 
     Raises:
         UsageError: it cannot be carried out as it was put.
         UnavailableError: it is to be run again, and goes on then.
     """
-    store, is_first = Store(request.checkpoints), not Node.here().rank
+    store, is_first = Store(request.checkpoints), not DistributedEnv.here().rank
     if store.find(request.result) is not None:
         err.print("This training is at its end; there is nothing to go on with.")
         return
     with tempfile.TemporaryDirectory(prefix="gumshoe-node-") as made:
         scratch = Path(made)
-        with ended_at_once():
+        with exit_on_sigterm():
             index, scenarios = (
                 store.fetch(reference, scratch / Path(reference).parent.name).directory
                 for reference in (request.index, request.scenarios)
@@ -110,9 +110,9 @@ def take_part(request: Request) -> None:
             start = store.fetch(request.start, scratch / "start").directory if request.start else None
             _wait_for_servers(resolve(request.config, request.settings).settings.rollouts.servers)
         own = index, scenarios, request.base_model, request.config, request.settings, request.checkpoints, start
-        directory = ran(Asked(*own))
+        directory = run_training(TrainRequest(*own))
         if is_first:
-            found = result_in(directory)
+            found = result_of(directory)
             shutil.copytree(found.adapter, scratch / RESULTS / _ADAPTER)
             shutil.copyfile(found.plots, scratch / RESULTS / _PAGE)
             told = {"facts": found.facts, "numbers": found.numbers}
@@ -151,7 +151,7 @@ def _wait_for_servers(urls: Sequence[str]) -> None:
 def main() -> None:
     """Take part as the command line says, and exit with the status of how that went."""
     try:
-        take_part(Request(**json.loads(sys.argv[1])))
+        run_node(NodeRequest(**json.loads(sys.argv[1])))
     except GumshoeError as error:
         err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
         sys.exit(error.exit_status)

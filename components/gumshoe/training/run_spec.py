@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gumshoe.environments.registry import World, open_world
+from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import TINY, is_tiny
 from gumshoe.scenarios.lineage import Lineage
@@ -179,14 +179,14 @@ def place_of(name: str) -> str:
     return str(TINY) if name == "tiny" else name
 
 
-def world_of(settings: TrainSettings, index: Path) -> World:
+def world_of(settings: TrainSettings, index: Path) -> EnvFactory:
     """The index, and the environments over it that episodes take place in.
 
     Raises:
         UsageError: it holds none, or there is no such environment.
         GumshoeError: the index is damaged.
     """
-    world = open_world(index, settings.environment)
+    world = open_env(index, settings.environment)
     return world.for_tiny() if is_tiny(base_model(settings)) else world
 
 

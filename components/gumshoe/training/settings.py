@@ -241,7 +241,7 @@ class OptimizerSettings(Section):
         return self.epsilon_high + (self.loss_type == "cispo")
 
 
-class EvaluationSettings(Section):
+class EvalDuringTrainingSettings(Section):
     """When the policy is measured on the split `validation`, and when that ends the run."""
 
     eval_steps: Annotated[int, Env("EVAL_STEPS")] = Field(20, ge=1, description="optimizer steps between evaluations")
@@ -300,7 +300,7 @@ class TrainSettings(Section):
     rollouts: RolloutSettings = Field(default_factory=RolloutSettings)
     rewards: RewardsSettings = Field(default_factory=RewardsSettings)
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
-    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    evaluation: EvalDuringTrainingSettings = Field(default_factory=EvalDuringTrainingSettings)
     output: OutputSettings = Field(default_factory=OutputSettings)
 
     @property
@@ -668,9 +668,9 @@ def _faults_of_distribution(settings: TrainSettings) -> Iterator[UsageError]:
 
 
 def _faults_of_weights(combine: str, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[UsageError]:
-    from gumshoe.rewards.combination import check_way
+    from gumshoe.rewards.combination import check_combination
 
     try:
-        check_way(combine, names, weights)
+        check_combination(combine, names, weights)
     except UsageError as error:
         yield error

@@ -17,7 +17,7 @@ from gumshoe.training.settings import resolve
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TrainRequest:
     """A training, as a step is asked for it."""
 
     index: Path
@@ -33,7 +33,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainResult:
     """A run that is at its end."""
 
     directory: Path
@@ -45,7 +45,7 @@ class Trained:
     numbers: dict[str, float]
 
 
-def warmed_up(
+def run_sft(
     index: Path,
     scenarios: Path,
     base_model: str,
@@ -66,7 +66,7 @@ def warmed_up(
     if not demonstrations:
         (directory / "none").touch()  # Kubeflow does not keep empty directories
         return {}
-    from gumshoe.training.sft.warm_start import warm_started
+    from gumshoe.training.sft.warm_start import start_warm
 
     flags = {**settings, "model.name": base_model, "evaluation.judge": judge}
     with tempfile.TemporaryDirectory(prefix="gumshoe-warm-start-") as scratch:
@@ -74,21 +74,21 @@ def warmed_up(
         with open_uri(demonstrations) as found, file.open("wb") as copy:
             shutil.copyfileobj(found, copy)
         known = resolve(config, flags).settings
-        report = warm_started(known, index, str(scenarios / SCENARIOS), file, directory, resume=True)
+        report = start_warm(known, index, str(scenarios / SCENARIOS), file, directory, resume=True)
     return {name: float(value) for name, value in report.model_dump().items()}
 
 
-def trained(asked: Asked) -> Trained:
+def train_adapter(asked: TrainRequest) -> TrainResult:
     """Train in a directory of its own; a run that left checkpoints in the store goes on from there.
 
     Raises:
         UsageError: it cannot be carried out as it was put.
         UnavailableError: it is to be run again, and goes on then.
     """
-    return result_in(ran(asked))
+    return result_of(run_training(asked))
 
 
-def ran(asked: Asked) -> Path:
+def run_training(asked: TrainRequest) -> Path:
     """The directory in which it trained, as `trained`; of several nodes, that of this one.
 
     Raises:
@@ -102,7 +102,7 @@ def ran(asked: Asked) -> Path:
     return train(known, asked.index, str(asked.scenarios / SCENARIOS), resume=True, replace_run=False)
 
 
-def result_in(directory: Path) -> Trained:
+def result_of(directory: Path) -> TrainResult:
     """What a run that is at its end left in its directory."""
     adapter = directory / (BEST if (directory / BEST).exists() else FINAL)
     metadata = Metadata.model_validate_json((adapter / METADATA).read_bytes())
@@ -120,4 +120,4 @@ def result_in(directory: Path) -> Trained:
     }
     # Drawn from the records, which are all that the store has of a run that was at its end before.
     page = write_plots(read_records(directory / METRICS), directory, f"Run {metadata.run}")
-    return Trained(directory, adapter, page, facts, numbers)
+    return TrainResult(directory, adapter, page, facts, numbers)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.rewards.heuristic.values import Kind, Value, normalised, values_in
+from gumshoe.rewards.heuristic.values import Kind, Value, normalize, values_in
 from tests.scenarios.questions import QUICK
 
 ASKED = date(2001, 5, 4)  # a Friday
 
 
 def values(text: str, asked: date | None = ASKED) -> list[Value]:
-    return list(values_in(normalised(text), asked))
+    return list(values_in(normalize(text), asked))
 
 
 def only(text: str, asked: date | None = ASKED) -> Value:
@@ -117,7 +117,7 @@ def test_what_looks_like_a_date_or_time_and_is_none(text: str) -> None:
 
 
 def test_values_are_found_in_order_where_they_stand() -> None:
-    text = normalised("From £27 to £36 on Monday 6 June at 15:30, see C-3155/42 or 07700 900714.")
+    text = normalize("From £27 to £36 on Monday 6 June at 15:30, see C-3155/42 or 07700 900714.")
     found = list(values_in(text, ASKED))
     assert [each.kind for each in found] == ["number", "number", "date", "time", "code", "phone"]
     assert [text[each.start : each.end] for each in found][1:4] == ["£36", "Monday 6 June", "15:30"]

@@ -54,7 +54,7 @@ RUNTIMES = Resource("trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClusterReader:
     """A cluster, and the run that it is to be fit for."""
 
     cluster: Cluster

@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gumshoe.cluster.preflight.client import DEPLOYMENTS, Asked
+from gumshoe.cluster.preflight.client import DEPLOYMENTS, ClusterReader
 from gumshoe.cluster.preflight.result import Finding, ok, problem, skipped, warning
 
 _OLDEST = (1, 32)  # what KServe 0.21 asks for; Kubeflow Trainer 2.3 asks for 1.31
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ClusterComponent:
     """Something that is installed in a cluster: what it serves, and what runs it."""
 
     name: str
@@ -25,7 +25,7 @@ class Part:
 
 
 PARTS = (
-    Part(
+    ClusterComponent(
         "KServe",
         {"serving.kserve.io/v1alpha1": ("servingruntimes",), "serving.kserve.io/v1beta1": ("inferenceservices",)},
         "kserve-controller-manager",
@@ -38,7 +38,7 @@ PARTS = (
         ),
         is_needed=True,
     ),
-    Part(
+    ClusterComponent(
         "Kubeflow Trainer",
         {"trainer.kubeflow.org/v1alpha1": ("trainjobs", "clustertrainingruntimes")},
         "kubeflow-trainer-controller-manager",
@@ -49,7 +49,7 @@ PARTS = (
         ),
         is_needed=True,
     ),
-    Part(
+    ClusterComponent(
         "Kueue",
         {
             "kueue.x-k8s.io/v1beta2": (
@@ -66,7 +66,7 @@ PARTS = (
             "https://github.com/kubernetes-sigs/kueue/releases/download/v0.16.4/manifests.yaml",
         ),
     ),
-    Part(
+    ClusterComponent(
         "Prometheus",
         {"monitoring.coreos.com/v1": ("podmonitors", "prometheusrules")},
         "",  # its name is the release's
@@ -76,7 +76,7 @@ PARTS = (
             "-n monitoring --create-namespace",
         ),
     ),
-    Part(
+    ClusterComponent(
         "Kubeflow Pipelines",
         {"pipelines.kubeflow.org/v2beta1": ("pipelines", "pipelineversions")},
         "ml-pipeline",
@@ -92,7 +92,7 @@ PARTS = (
 )
 
 
-def api(asked: Asked) -> Iterator[Finding]:
+def api(asked: ClusterReader) -> Iterator[Finding]:
     """That the API server answers, and how old it is."""
     told = asked.read("/version")
     version = re.match(r"v?(\d+)\.(\d+)", str(told["gitVersion"]))
@@ -108,14 +108,14 @@ def api(asked: Asked) -> Iterator[Finding]:
         yield ok(f"Kubernetes {told['gitVersion']} answers")
 
 
-def crds(asked: Asked) -> Iterator[Finding]:
+def crds(asked: ClusterReader) -> Iterator[Finding]:
     """That the resources are served, in the versions that Gumshoe uses."""
     for part in PARTS:
         for version, plurals in part.serves.items():
             yield _served(asked, part, version, plurals)
 
 
-def _served(asked: Asked, part: Part, version: str, plurals: tuple[str, ...]) -> Finding:
+def _served(asked: ClusterReader, part: ClusterComponent, version: str, plurals: tuple[str, ...]) -> Finding:
     group, _, number = version.rpartition("/")
     tell = problem if part.is_needed else warning
     others = asked.served.get(group)
@@ -133,7 +133,7 @@ def _served(asked: Asked, part: Part, version: str, plurals: tuple[str, ...]) ->
     return ok(f"{part.name}: {', '.join(plurals)} ({version})")
 
 
-def controllers(asked: Asked) -> Iterator[Finding]:
+def controllers(asked: ClusterReader) -> Iterator[Finding]:
     """That what acts on those resources runs, where that can be seen."""
     is_any = False
     for part in PARTS:
@@ -144,7 +144,7 @@ def controllers(asked: Asked) -> Iterator[Finding]:
         yield skipped("there is nothing installed whose controllers could be looked for")
 
 
-def _running(asked: Asked, part: Part) -> Finding:
+def _running(asked: ClusterReader, part: ClusterComponent) -> Finding:
     tell = problem if part.is_needed else warning
     fields = f"metadata.name={part.controller}"
     found = list(asked.every(DEPLOYMENTS, namespaced=False, fields=fields))

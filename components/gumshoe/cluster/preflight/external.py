@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from gumshoe.artifacts.storage import Limits, Storage, StorageError, open_storage, split_uri
-from gumshoe.cluster.preflight.client import Asked
+from gumshoe.cluster.preflight.client import ClusterReader
 from gumshoe.cluster.preflight.result import Finding, State, from_error, ok, problem, skipped, warning
 from gumshoe.errors import UnavailableError
 
@@ -227,7 +227,7 @@ def _directory(root: Path) -> Iterator[Finding]:
     yield told if is_same else problem(f"{root} gives other bytes than it took", "look at its disk")
 
 
-def kfp(host: str | None, seconds: float, *, in_pod: bool, asked: Asked | None) -> Iterator[Finding]:
+def kfp(host: str | None, seconds: float, *, in_pod: bool, asked: ClusterReader | None) -> Iterator[Finding]:
     """That Kubeflow Pipelines answers at its address; in a pod, at its usual one. Commands are for the cluster that is
     asked, where one is.
     """

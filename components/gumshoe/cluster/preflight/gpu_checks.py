@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gumshoe.cluster.preflight.client import NODES, PODS, Asked, NotAllowedError, Object
+from gumshoe.cluster.preflight.client import NODES, PODS, ClusterReader, NotAllowedError, Object
 from gumshoe.cluster.preflight.queues import GPU, cluster_queue, flavors_of, number
 from gumshoe.cluster.preflight.result import Finding, counted, ok, problem, skipped, warning
 
@@ -68,7 +68,7 @@ def _bears(toleration: Object, taint: Object) -> bool:
     return bool(key == taint["key"] and value == taint.get("value", ""))
 
 
-def gpus(asked: Asked) -> Iterator[Finding]:
+def gpus(asked: ClusterReader) -> Iterator[Finding]:
     """Nodes with GPUs: how many, free, and open to the run's pods."""
     if not asked.gpus:
         yield skipped("the run asks for no GPUs (--gpus 0)")
@@ -102,7 +102,7 @@ def gpus(asked: Asked) -> Iterator[Finding]:
     yield _enough(asked, nodes, is_known)
 
 
-def _added(asked: Asked) -> list[Object]:
+def _added(asked: ClusterReader) -> list[Object]:
     """The tolerations that Kueue gives the pods of a training on several nodes; those of a pipeline's steps it does not
     touch.
     """
@@ -115,7 +115,7 @@ def _added(asked: Asked) -> list[Object]:
     return [each for flavor in flavors for each in (flavor.get("spec") or {}).get("tolerations") or []]
 
 
-def _count_used(asked: Asked, nodes: list[_Node]) -> None:
+def _count_used(asked: ClusterReader, nodes: list[_Node]) -> None:
     """Note what pods that have not ended ask of the nodes."""
     by_name = {each.name: each for each in nodes}
     for pod in asked.every(PODS, namespaced=False, fields="status.phase!=Succeeded,status.phase!=Failed"):
@@ -138,7 +138,7 @@ def _asks(spec: Object) -> int:
     return max([together, *map(of, first)])
 
 
-def _closed(asked: Asked, nodes: list[_Node]) -> Iterator[Finding]:
+def _closed(asked: ClusterReader, nodes: list[_Node]) -> Iterator[Finding]:
     for reason, command in (("cordoned", "uncordon"), ("not ready", "describe node")):
         closed = [each.name for each in nodes if each.closed == reason]
         if closed:
@@ -149,7 +149,7 @@ def _closed(asked: Asked, nodes: list[_Node]) -> Iterator[Finding]:
             )
 
 
-def _tainted(asked: Asked, nodes: list[_Node]) -> Iterator[Finding]:
+def _tainted(asked: ClusterReader, nodes: list[_Node]) -> Iterator[Finding]:
     tainted = [each for each in nodes if each.untolerated]
     if not tainted:
         return
@@ -167,7 +167,7 @@ def _tainted(asked: Asked, nodes: list[_Node]) -> Iterator[Finding]:
     )
 
 
-def _enough(asked: Asked, nodes: list[_Node], is_known: bool) -> Finding:
+def _enough(asked: ClusterReader, nodes: list[_Node], is_known: bool) -> Finding:
     opened = [each for each in nodes if each.is_open]
     fitting = sum(each.gpus // asked.gpus for each in opened)
     untainted = sum(each.gpus // asked.gpus for each in nodes if not each.closed)

@@ -8,7 +8,7 @@ from gumshoe.cluster.preflight.client import (
     NAMESPACES,
     SECRETS,
     STORAGE_CLASSES,
-    Asked,
+    ClusterReader,
     NotAllowedError,
     Object,
     Resource,
@@ -43,7 +43,7 @@ _WITHOUT = {
 _ENFORCE = "pod-security.kubernetes.io/enforce"
 
 
-def by_manifests(asked: Asked, mend: str = "install Gumshoe's manifests") -> tuple[str, str, str]:
+def by_manifests(asked: ClusterReader, mend: str = "install Gumshoe's manifests") -> tuple[str, str, str]:
     """What to do where something lacks that the manifests hold, in words and commands; `dev` for a small cluster."""
     if asked.namespace != MADE_FOR:
         mend += f"; they are for namespace {MADE_FOR}: name {asked.namespace} in an overlay of your own, or look there"
@@ -54,7 +54,7 @@ def by_manifests(asked: Asked, mend: str = "install Gumshoe's manifests") -> tup
     )
 
 
-def namespace(asked: Asked) -> Iterator[Finding]:
+def namespace(asked: ClusterReader) -> Iterator[Finding]:
     """That the namespace is there, and what pods it takes."""
     found = asked.get(NAMESPACES, asked.namespace, namespaced=False)
     if found is None:
@@ -83,7 +83,7 @@ def namespace(asked: Asked) -> Iterator[Finding]:
         )
 
 
-def accounts(asked: Asked) -> Iterator[Finding]:
+def accounts(asked: ClusterReader) -> Iterator[Finding]:
     """That the service accounts are there, and may do what they are to do and nothing else."""
     found = {name: asked.get(ACCOUNTS, name) for name in (PIPELINE, *WITHOUT_RIGHTS)}
     if missing := [name for name, each in found.items() if each is None]:
@@ -93,7 +93,7 @@ def accounts(asked: Asked) -> Iterator[Finding]:
             yield _may_work(asked) if name == PIPELINE else _may_nothing(asked, each)
 
 
-def _may_work(asked: Asked) -> Finding:
+def _may_work(asked: ClusterReader) -> Finding:
     who = f"{asked.namespace}:{PIPELINE}"
     try:
         trains, deploys = (
@@ -122,7 +122,7 @@ def _may_work(asked: Asked) -> Finding:
     return ok(f"{PIPELINE} is there, and may do what steps do")
 
 
-def _may_nothing(asked: Asked, found: Object) -> Finding:
+def _may_nothing(asked: ClusterReader, found: Object) -> Finding:
     name = found["metadata"]["name"]
     if found.get("automountServiceAccountToken") is not False:
         return warning(
@@ -142,7 +142,7 @@ def _may_nothing(asked: Asked, found: Object) -> Finding:
     return ok(f"{name} is there, without a token and without rights")
 
 
-def secrets(asked: Asked) -> Iterator[Finding]:
+def secrets(asked: ClusterReader) -> Iterator[Finding]:
     """That secrets have the keys that steps read. Values are looked at for being empty alone."""
     for name in SECRET_KEYS:
         try:
@@ -155,7 +155,7 @@ def secrets(asked: Asked) -> Iterator[Finding]:
         yield _of_secret(asked, name, found)
 
 
-def _of_secret(asked: Asked, name: str, found: Object | None) -> Finding:
+def _of_secret(asked: ClusterReader, name: str, found: Object | None) -> Finding:
     known, together = SECRET_KEYS[name], _TOGETHER.get(name, ())
     first = " ".join(f"--from-literal={key}=…" for key in (together or known[:1]))
     make = asked.kubectl(f"create secret generic {name} {first}")
@@ -180,7 +180,7 @@ def _of_secret(asked: Asked, name: str, found: Object | None) -> Finding:
     return ok(f"secret {name} has {', '.join(sorted(data))}")
 
 
-def storage(asked: Asked) -> Iterator[Finding]:
+def storage(asked: ClusterReader) -> Iterator[Finding]:
     """That there are volumes to be had, and that the cache has one."""
     classes = {each["metadata"]["name"]: each for each in asked.every(STORAGE_CLASSES, namespaced=False)}
     default = next((name for name, each in classes.items() if _is_default(each)), None)
@@ -203,7 +203,7 @@ def _is_default(storage_class: Object) -> bool:
     return marked.get("storageclass.kubernetes.io/is-default-class") == "true"
 
 
-def _cache(asked: Asked, claim: Object | None, classes: dict[str, Object], default: str | None) -> Finding:
+def _cache(asked: ClusterReader, claim: Object | None, classes: dict[str, Object], default: str | None) -> Finding:
     if claim is None:
         return warning(
             f"there is no volume claim {CACHE}: each pod fetches base models for itself",

@@ -13,7 +13,7 @@ from gumshoe.cluster.preflight.client import (
     PRIORITIES,
     QUOTAS,
     RUNTIMES,
-    Asked,
+    ClusterReader,
     Object,
 )
 from gumshoe.cluster.preflight.permissions import by_manifests
@@ -52,7 +52,7 @@ class _Wanted:
         return parse_quantity(quantity) / parse_quantity(f"1{self.unit}") if quantity is not None else Decimal(0)
 
 
-def _wanted(asked: Asked) -> Iterator[_Wanted]:
+def _wanted(asked: ClusterReader) -> Iterator[_Wanted]:
     """What a training's pods ask for, unless `job` says otherwise."""
     shares = max(1, asked.gpus) * asked.nodes
     yield _Wanted("GPUs", GPU, (f"requests.{GPU}",), asked.gpus * asked.nodes)
@@ -61,7 +61,7 @@ def _wanted(asked: Asked) -> Iterator[_Wanted]:
     yield _Wanted("GiB of memory", "memory", ("requests.memory", "memory"), GIBIBYTES * shares, "Gi")
 
 
-def quota(asked: Asked) -> Iterator[Finding]:
+def quota(asked: ClusterReader) -> Iterator[Finding]:
     """What the namespace's quotas leave of GPUs, pods, CPUs and memory."""
     is_any = False
     for each in asked.every(QUOTAS):
@@ -75,7 +75,7 @@ def quota(asked: Asked) -> Iterator[Finding]:
         yield ok(f"no quota limits the GPUs, pods, CPUs or memory of namespace {asked.namespace}")
 
 
-def _left(asked: Asked, made: Object, name: str, hard: Any, wanted: _Wanted) -> Finding:
+def _left(asked: ClusterReader, made: Object, name: str, hard: Any, wanted: _Wanted) -> Finding:
     title, what, needed = made["metadata"]["name"], wanted.what, wanted.amount
     most = wanted.of(hard)
     left = most - wanted.of(((made.get("status") or {}).get("used") or {}).get(name))
@@ -99,7 +99,7 @@ def _plain(amount: Decimal) -> str:
     return f"{float(amount):.10g}" if amount == amount.to_integral_value() else f"{float(amount):.1f}"
 
 
-def queue(asked: Asked) -> Iterator[Finding]:
+def queue(asked: ClusterReader) -> Iterator[Finding]:
     """That Kueue's queue takes workloads, and ever admits the run."""
     if not asked.has(LOCAL_QUEUES):
         yield skipped("Kueue is not there: pods begin as there is room, not all of a run at once")
@@ -131,7 +131,7 @@ def queue(asked: Asked) -> Iterator[Finding]:
             )
 
 
-def cluster_queue(asked: Asked) -> Object | None:
+def cluster_queue(asked: ClusterReader) -> Object | None:
     if not asked.has(LOCAL_QUEUES):
         return None
     local = asked.get(LOCAL_QUEUES, QUEUE)
@@ -139,7 +139,7 @@ def cluster_queue(asked: Asked) -> Object | None:
     return asked.get(CLUSTER_QUEUES, name, namespaced=False) if name else None
 
 
-def _active(asked: Asked, what: str, made: Object, see: str) -> Iterator[Finding]:
+def _active(asked: ClusterReader, what: str, made: Object, see: str) -> Iterator[Finding]:
     held = (made.get("spec") or {}).get("stopPolicy", "None")
     if held != "None":
         kind = what.split()[0].lower()
@@ -194,7 +194,7 @@ def _shares(made: Object, wanted: _Wanted) -> list[_Share]:
     return found
 
 
-def _admits(asked: Asked, name: str, made: Object, see: str, wanted: _Wanted) -> Finding:
+def _admits(asked: ClusterReader, name: str, made: Object, see: str, wanted: _Wanted) -> Finding:
     shares, needed = _shares(made, wanted), wanted.amount
     if not shares:
         return problem(
@@ -223,7 +223,7 @@ def _admits(asked: Asked, name: str, made: Object, see: str, wanted: _Wanted) ->
     return ok(f"ClusterQueue {name} has {_plain(left)} {wanted.what} left")
 
 
-def flavors_of(asked: Asked, made: Object | None) -> Iterator[Object]:
+def flavors_of(asked: ClusterReader, made: Object | None) -> Iterator[Object]:
     groups = ((made or {}).get("spec") or {}).get("resourceGroups") or []
     names = dict.fromkeys(flavor["name"] for group in groups for flavor in group.get("flavors") or [])
     for name in names:
@@ -232,7 +232,7 @@ def flavors_of(asked: Asked, made: Object | None) -> Iterator[Object]:
             yield found
 
 
-def _pools(asked: Asked, made: Object) -> Iterator[Finding]:
+def _pools(asked: ClusterReader, made: Object) -> Iterator[Finding]:
     """That every flavor has nodes."""
     flavors = list(flavors_of(asked, made))
     have = {each["metadata"]["name"] for each in flavors}
@@ -254,7 +254,7 @@ def _pools(asked: Asked, made: Object) -> Iterator[Finding]:
             )
 
 
-def runtime(asked: Asked) -> Iterator[Finding]:
+def runtime(asked: ClusterReader) -> Iterator[Finding]:
     """That TrainJobs find what they are made of."""
     if not asked.has(RUNTIMES):
         yield skipped("Kubeflow Trainer is not there")

@@ -77,7 +77,7 @@ def scrape(
     from gumshoe.artifacts.response_cache import default_cache
     from gumshoe.documents.scraping import scrape as scraping
     from gumshoe.documents.scraping.addresses import Fields, wanted_pages
-    from gumshoe.documents.scraping.fetching import Manners
+    from gumshoe.documents.scraping.fetching import Politeness
     from gumshoe.documents.scraping.guard import as_network
 
     agent = user_agent or f"Gumshoe/{version('gumshoe-agents')}"
@@ -87,7 +87,7 @@ def scrape(
             f"the user agent must be printable ASCII, e.g. name/1.0 (+https://example.com), got {agent!r}",
         )
     settings = scraping.ScrapeSettings(
-        manners=Manners(
+        manners=Politeness(
             user_agent=agent,
             delay=delay,
             tries=tries,

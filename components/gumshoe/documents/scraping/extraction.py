@@ -53,7 +53,7 @@ _ALIKE = 0.9  # share of words in common
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class PageText:
     """What a page says: its title, "" where it has none, and its main text."""
 
     title: str
@@ -70,7 +70,7 @@ class Text:
             return True
         return len(self.text.split()) < _FEW_WORDS and bool(_MISSING_TEXT.search(self.text[:_OPENING]))
 
-    def is_like(self, other: "Text") -> bool:
+    def is_like(self, other: "PageText") -> bool:
         """Whether it has the words of another, as two answers from one template do."""
         mine, others = self.words, other.words
         return len(mine & others) >= _ALIKE * len(mine | others)
@@ -83,7 +83,7 @@ class Extractor:
         self._pool = pool
         self._seconds = seconds
 
-    async def text(self, body: bytes, kind: Kind, charset: str | None) -> Text:
+    async def text(self, body: bytes, kind: Kind, charset: str | None) -> PageText:
         """
         Raises:
             PageFailure: there is no text in it, or it cannot be read, or not in time.
@@ -91,14 +91,16 @@ class Extractor:
         with self._explained():
             return _with_text(await asyncio.wrap_future(self._begin(body, kind, charset)))
 
-    def read(self, body: bytes, kind: Kind, charset: str | None = None) -> Text:
+    def read(self, body: bytes, kind: Kind, charset: str | None = None) -> PageText:
         """As `text`, where there is no event loop."""
         with self._explained():
             return _with_text(self._begin(body, kind, charset).result())
 
-    def _begin(self, body: bytes, kind: Kind, charset: str | None) -> "Future[Text | str]":
+    def _begin(self, body: bytes, kind: Kind, charset: str | None) -> "Future[PageText | str]":
         # It may first have to wait for a process; what is bounded is the work itself.
-        begun: Future[Text | str] = self._pool.schedule(read_page, args=[body, kind, charset], timeout=self._seconds)
+        begun: Future[PageText | str] = self._pool.schedule(
+            read_page, args=[body, kind, charset], timeout=self._seconds
+        )
         return begun
 
     @contextmanager
@@ -115,7 +117,7 @@ class Extractor:
             raise PageFailure("unreadable", "text extraction ran out of memory") from None
 
 
-def _with_text(found: Text | str) -> Text:
+def _with_text(found: PageText | str) -> PageText:
     if isinstance(found, str):
         raise PageFailure("unreadable", found)
     if not found.text:
@@ -141,13 +143,13 @@ def _hold_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (held, most))
 
 
-def read_page(body: bytes, kind: Kind, charset: str | None) -> Text | str:
+def read_page(body: bytes, kind: Kind, charset: str | None) -> PageText | str:
     """Title and main text of a page; what is wrong where it cannot be read. `charset` is what its server says."""
     try:
         if kind == "pdf":
             return _read_pdf(body)
         text = clean(decode(body, _charset(body, charset)))
-        return _read_html(text) if kind == "html" else Text("", text.strip())
+        return _read_html(text) if kind == "html" else PageText("", text.strip())
     except Exception as error:  # noqa: BLE001 - the top of its process: whatever the parsers fall over is the page's
         return f"cannot be parsed ({type(error).__name__}: {error})"[:200]
 
@@ -171,7 +173,7 @@ def _charset(body: bytes, said: str | None) -> str | None:
     return said
 
 
-def _read_html(html: str) -> Text:
+def _read_html(html: str) -> PageText:
     from trafilatura import bare_extraction
     from trafilatura.settings import DEFAULT_CONFIG, Document
 
@@ -179,14 +181,14 @@ def _read_html(html: str) -> Text:
     config["DEFAULT"]["MIN_EXTRACTED_SIZE"] = _SHORT
     found = bare_extraction(html, include_comments=False, with_metadata=True, config=config)
     if not isinstance(found, Document):
-        return Text("", "")
-    return Text(clean_line(found.title or ""), clean(found.text or "").strip())
+        return PageText("", "")
+    return PageText(clean_line(found.title or ""), clean(found.text or "").strip())
 
 
-def _read_pdf(body: bytes) -> Text:
+def _read_pdf(body: bytes) -> PageText:
     from pypdf import PdfReader
 
     reader = PdfReader(io.BytesIO(body))
     text = "\n\n".join(page.extract_text() for page in reader.pages)
     title = reader.metadata.title if reader.metadata else None
-    return Text(clean_line(title or ""), clean(text).strip())
+    return PageText(clean_line(title or ""), clean(text).strip())

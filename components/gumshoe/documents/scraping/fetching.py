@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from gumshoe.documents.scraping.extraction import Extractor, Kind, Text
+from gumshoe.documents.scraping.extraction import Extractor, Kind, PageText
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.documents.scraping.guard import normal_address
-from gumshoe.documents.scraping.page_cache import Kept, PageCache
-from gumshoe.documents.scraping.web import Answer, Bounds, Web
+from gumshoe.documents.scraping.page_cache import CachedPage, PageCache
+from gumshoe.documents.scraping.web import Bounds, HttpResponse, Web
 
 if TYPE_CHECKING:
     from protego import Protego
@@ -46,7 +46,7 @@ _KINDS: dict[str, Kind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class Politeness:
     """How pages are asked for. Times are in seconds."""
 
     user_agent: str
@@ -87,7 +87,7 @@ class Page:
 
     url: str
     """Where it was, after redirects."""
-    text: Text
+    text: PageText
     is_unchanged: bool
     """Whether it came out of the cache, its server having said that it is the same."""
 
@@ -103,7 +103,7 @@ class _Fetched:
 class Fetcher:
     """Takes pages of many hosts at once, one at a time of each."""
 
-    def __init__(self, web: Web, manners: Manners, extractor: Extractor, cache: PageCache | None) -> None:
+    def __init__(self, web: Web, manners: Politeness, extractor: Extractor, cache: PageCache | None) -> None:
         self._web = web
         self._manners = manners
         self._extractor = extractor
@@ -142,11 +142,11 @@ class Fetcher:
             return _Fetched(url, content_type, answer.body, is_unchanged=False)
         raise PageFailure("redirects", f"more than {_MOST_REDIRECTS} redirects in a row, the last to {url}")
 
-    def _keep(self, url: httpx.URL, answer: Answer, content_type: str) -> None:
+    def _keep(self, url: httpx.URL, answer: HttpResponse, content_type: str) -> None:
         etag, modified = answer.headers.get("etag", ""), answer.headers.get("last-modified", "")
         may = "no-store" not in answer.headers.get("cache-control", "").lower()
         if self._cache and may and (etag or modified):
-            self._cache.put(str(url), Kept(etag, modified, content_type, answer.body))
+            self._cache.put(str(url), CachedPage(etag, modified, content_type, answer.body))
 
     async def _read(self, fetched: _Fetched) -> Page:
         kind = _KINDS.get(fetched.content_type.partition(";")[0].strip().lower())
@@ -236,7 +236,7 @@ class Fetcher:
         except PageFailure as failure:
             return failure
 
-    async def _asked(self, url: httpx.URL, bounds: Bounds, headers: Mapping[str, str] | None = None) -> Answer:
+    async def _asked(self, url: httpx.URL, bounds: Bounds, headers: Mapping[str, str] | None = None) -> HttpResponse:
         """The answer to a request, which is made again where its failure may pass."""
         host = self._host(url)
         if host.set_aside:
@@ -315,14 +315,14 @@ def _without_others(robots: str, agent: str) -> str:
     return "\n".join(lines)
 
 
-def _conditions(kept: Kept | None) -> dict[str, str]:
+def _conditions(kept: CachedPage | None) -> dict[str, str]:
     if kept is None:
         return {}
     named = {"If-None-Match": kept.etag, "If-Modified-Since": kept.modified}
     return {name: value for name, value in named.items() if value}
 
 
-def _target(url: httpx.URL, answer: Answer) -> httpx.URL:
+def _target(url: httpx.URL, answer: HttpResponse) -> httpx.URL:
     """Where a redirect leads.
 
     Raises:
@@ -341,7 +341,7 @@ def _target(url: httpx.URL, answer: Answer) -> httpx.URL:
         raise PageFailure("redirects", f"{url} redirects to {to[:200]}: {failure.detail}") from None
 
 
-def _refusal(answer: Answer) -> PageFailure:
+def _refusal(answer: HttpResponse) -> PageFailure:
     """What a status that is no success says of a page."""
     try:
         told = f"{answer.status} {HTTPStatus(answer.status).phrase}"
@@ -352,7 +352,7 @@ def _refusal(answer: Answer) -> PageFailure:
     return PageFailure("status", told, may_pass=answer.status in _MAY_PASS, wait=_retry_after(answer))
 
 
-def _retry_after(answer: Answer) -> float | None:
+def _retry_after(answer: HttpResponse) -> float | None:
     """Seconds until a server wants to be asked again, as a number or a date (RFC 9110, 10.2.3)."""
     said = answer.headers.get("retry-after", "").strip()
     if said.isdecimal():

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedPage:
     """A page as it came, and what its server calls this state of it."""
 
     etag: str
@@ -28,10 +28,10 @@ class PageCache:
     def __init__(self, directory: Path, most_bytes: int) -> None:
         self._directory = directory
         self._most_bytes = most_bytes
-        with explained(directory):
+        with explain_os_errors(directory):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def get(self, url: str) -> Kept | None:
+    def get(self, url: str) -> CachedPage | None:
         """The page that was kept, if it is whole."""
         path = self._path(url)
         try:
@@ -40,11 +40,11 @@ class PageCache:
             if known.pop("url") != url:
                 return None
             os.utime(path)  # what was not asked for the longest goes first
-            return Kept(**known, body=zlib.decompress(body))
+            return CachedPage(**known, body=zlib.decompress(body))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, zlib.error):
             return None
 
-    def put(self, url: str, page: Kept) -> None:
+    def put(self, url: str, page: CachedPage) -> None:
         """Keep a page.
 
         Raises:
@@ -52,13 +52,13 @@ class PageCache:
         """
         path = self._path(url)
         head = {"url": url, "etag": page.etag, "modified": page.modified, "content_type": page.content_type}
-        with explained(path):
+        with explain_os_errors(path):
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, io.BytesIO(json.dumps(head).encode() + b"\n" + zlib.compress(page.body)))
 
     def shrink(self) -> None:
         """Remove what was not asked for the longest until the rest fits."""
-        with explained(self._directory):
+        with explain_os_errors(self._directory):
             found = sorted(
                 ((path, path.stat()) for path in self._directory.glob("*/*.page")), key=lambda each: each[1].st_mtime
             )

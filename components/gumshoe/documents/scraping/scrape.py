@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gumshoe.artifacts.storage import explained, held_file, writable_directory, write_atomically
+from gumshoe.artifacts.storage import explain_os_errors, held_file, writable_directory, write_atomically
 from gumshoe.documents.installed import check_installed
 from gumshoe.documents.scraping.addresses import WantedPage
 from gumshoe.documents.scraping.extraction import LIBRARIES, extractor
 from gumshoe.documents.scraping.failure import PageFailure
-from gumshoe.documents.scraping.fetching import Fetcher, Manners, Page
+from gumshoe.documents.scraping.fetching import Fetcher, Page, Politeness
 from gumshoe.documents.scraping.guard import Network, Resolve, resolve
 from gumshoe.documents.scraping.page_cache import PageCache
 from gumshoe.documents.scraping.web import web
@@ -32,7 +32,7 @@ from gumshoe.terminal import Advance
 class ScrapeSettings:
     """How pages are taken."""
 
-    manners: Manners
+    manners: Politeness
     workers: int = 8
     """Hosts that are asked at once; each is asked for one page at a time."""
     allowed: tuple[Network, ...] = ()
@@ -117,7 +117,7 @@ async def scrape(
         advance(total=len(missing))
         if missing:
             async with _fetcher(settings, cache, resolve, is_online=bool(output.done)) as fetcher:
-                run = _Run(fetcher, output, report, advance)
+                run = _ScrapeRun(fetcher, output, report, advance)
                 await run.all(missing, settings.workers)
     if cache:
         cache.shrink()
@@ -136,7 +136,7 @@ async def _fetcher(
 
 
 @dataclass(slots=True)
-class _Run:
+class _ScrapeRun:
     fetcher: Fetcher
     output: "_Output"
     report: ScrapeReport
@@ -226,7 +226,7 @@ class _Output:
             UsageError: another process has the file, or it holds something else.
         """
         with ExitStack() as held:
-            with explained(path):
+            with explain_os_errors(path):
                 file = held.enter_context(held_file(path))
                 done = {str(record["url"]) for record in _whole_lines(file, path, {"id", "text", "url"})}
                 found = [] if forget_failed else _failures(_list_beside(path))
@@ -235,13 +235,13 @@ class _Output:
             yield cls(path, file, done, lasting)
 
     def write(self, record: dict[str, Any]) -> None:
-        with explained(self.path):
+        with explain_os_errors(self.path):
             self.file.write(_line(record))
             self.file.flush()
 
     def fail(self, failed: FailedPage) -> None:
         listed = _list_beside(self.path)
-        with explained(listed), listed.open("ab") as file:
+        with explain_os_errors(listed), listed.open("ab") as file:
             file.write(_line(asdict(failed)))
 
 

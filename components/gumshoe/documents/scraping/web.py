@@ -32,7 +32,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """What a server answered; the body is that of 200 alone."""
 
     status: int
@@ -48,7 +48,7 @@ class Web:
         self._pool = pool
         self._user_agent = user_agent
 
-    async def get(self, url: httpx.URL, bounds: Bounds, headers: Mapping[str, str] | None = None) -> Answer:
+    async def get(self, url: httpx.URL, bounds: Bounds, headers: Mapping[str, str] | None = None) -> HttpResponse:
         """Ask for one address; no redirect is followed.
 
         Raises:
@@ -65,7 +65,7 @@ class Web:
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise _failure(error) from None
 
-    async def _get(self, url: httpx.URL, bounds: Bounds, headers: Mapping[str, str]) -> Answer:
+    async def _get(self, url: httpx.URL, bounds: Bounds, headers: Mapping[str, str]) -> HttpResponse:
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
         sent: list[tuple[bytes | str, bytes | str]] = [
             ("Host", url.netloc),
@@ -80,7 +80,7 @@ class Web:
             for name, value in response.headers:
                 found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
             body = await _body(response, found, bounds) if response.status == _OK else b""
-            return Answer(response.status, found, body)
+            return HttpResponse(response.status, found, body)
 
 
 @asynccontextmanager

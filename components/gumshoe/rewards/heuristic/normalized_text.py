@@ -44,7 +44,7 @@ Item = Value | Word
 
 
 @dataclass(frozen=True)
-class Text:
+class NormalizedText:
     """A text with its values, and the words that are no part of one."""
 
     text: str

@@ -90,7 +90,7 @@ class Value:
         return {each for each in written if each.isdigit()}
 
 
-def normalised(text: str) -> str:
+def normalize(text: str) -> str:
     """A text with plain dashes, quotes and spaces, and digits for numbers that are spelt out."""
     plain = " ".join(unicodedata.normalize("NFKC", text).translate(_PLAIN).split())
     digits: str = alpha2digit(_HALF_DOZEN.sub("6", plain), "en", 0)

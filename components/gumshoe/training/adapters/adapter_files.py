@@ -15,14 +15,14 @@ from peft.tuners.lora import LoraLayer
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from gumshoe.artifacts.storage import explained
+from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.errors import UsageError, faults_of
 from gumshoe.inference.policy_names import load_tokenizer
-from gumshoe.inference.vllm_server import room_for
+from gumshoe.inference.vllm_server import lora_rank_slot
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.models.base_model import AdapterBase, StoredTensor, adapter_base, base_of, stored_in
-from gumshoe.training.models.lora_model import lora_of
+from gumshoe.training.models.lora_model import lora_config
 from gumshoe.training.models.model_shape import outline
 from gumshoe.training.run_spec import ADAPTER_WEIGHTS, METADATA, SHAPE, Metadata, base_model, lineage_before, place_of
 from gumshoe.training.settings import TrainSettings
@@ -33,7 +33,7 @@ _HIGHEST_SERVED = 512  # the rank, of vLLM
 
 
 @dataclass(frozen=True, slots=True)
-class Created:
+class CreatedAdapter:
     """An adapter that was made."""
 
     directory: str
@@ -49,7 +49,7 @@ class Created:
         return self.parameters / self.base_parameters
 
 
-def create_adapter(settings: TrainSettings, directory: Path) -> Created:
+def create_adapter(settings: TrainSettings, directory: Path) -> CreatedAdapter:
     """Make an adapter that changes nothing yet, as training would begin with.
 
     No weight of the base model is read, but for its fingerprint: the first matrices are drawn as `peft` draws them,
@@ -63,16 +63,16 @@ def create_adapter(settings: TrainSettings, directory: Path) -> Created:
     check_modules(model, settings.lora.target_modules)
     parameters = sum(each.numel() for each in model.parameters())
     tokenizer, base = load_tokenizer(place), adapter_base(settings)
-    shape = lora_of(settings.lora)
+    shape = lora_config(settings.lora)
     shape.base_model_name_or_path, shape.inference_mode = place, True
     weights = dict(_first_weights(model, shape, settings.data.seed))
-    with explained(directory):
+    with explain_os_errors(directory):
         shape.save_pretrained(str(directory))
         save_file(weights, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         tokenizer.save_pretrained(str(directory))
     Lineage(learned_from=ScenarioSet(()).record(), before=lineage_before(settings)).write(directory)
     base.write(directory)
-    return Created(
+    return CreatedAdapter(
         str(directory),
         len(weights) // 2,
         sum(each.numel() for each in weights.values()),
@@ -250,7 +250,7 @@ class Adapter:
             reasons.append(f"it adapts {' and '.join(ends) or 'embeddings'}, which vLLM supports for few architectures")
         return reasons
 
-    def misfits(self, model: Any) -> list[str]:
+    def mismatches(self, model: Any) -> list[str]:
         """Where it does not fit the modules of a base model (`outline`)."""
         linear = linear_modules(model)
         faults = []
@@ -283,7 +283,7 @@ def _of_module(pattern: Mapping[str, Any] | None, module: str, otherwise: Any) -
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
+class AdapterReport:
     """What an adapter is."""
 
     directory: str
@@ -328,7 +328,7 @@ class Inspected:
         return not (self.layout or self.not_finite or self.misfits)
 
 
-def inspect_adapter(directory: Path, base: str | None = None) -> Inspected:
+def inspect_adapter(directory: Path, base: str | None = None) -> AdapterReport:
     """What an adapter's files say, and whether it is for a base model.
 
     Raises:
@@ -339,13 +339,13 @@ def inspect_adapter(directory: Path, base: str | None = None) -> Inspected:
     lineage, metadata = Lineage.read(directory), _metadata(directory)
     misfits = compared_by = None
     if base is not None:
-        misfits, compared_by = held_against(adapter, base)
+        misfits, compared_by = check_compatible(adapter, base)
     known = adapter.base
     seen, chosen = _counts(lineage)
     shape = adapter.shape
     targets = shape.get("target_modules")
     ranks = [matrices["A"][0] for matrices in adapter.modules.values() if "A" in matrices]
-    return Inspected(
+    return AdapterReport(
         directory=str(directory),
         rank=shape["r"],
         alpha=shape["lora_alpha"],
@@ -368,20 +368,20 @@ def inspect_adapter(directory: Path, base: str | None = None) -> Inspected:
         norms=_norms(adapter, weights),
         layout=adapter.faults_of_layout(),
         unservable=adapter.unservable(),
-        served_with=room_for(max(ranks, default=1)) if max(ranks, default=1) <= _HIGHEST_SERVED else max(ranks),
+        served_with=lora_rank_slot(max(ranks, default=1)) if max(ranks, default=1) <= _HIGHEST_SERVED else max(ranks),
         misfits=misfits,
         compared_by=compared_by,
     )
 
 
-def held_against(adapter: Adapter, base: str) -> tuple[list[str], str]:
+def check_compatible(adapter: Adapter, base: str) -> tuple[list[str], str]:
     """Why an adapter is not for a base model, and what was compared.
 
     Raises:
         UsageError: there is no such base model, or its files are damaged.
     """
     place = place_of(base)
-    faults = adapter.misfits(outline(place))
+    faults = adapter.mismatches(outline(place))
     if adapter.base is None:
         return faults, "names and shapes only, as the adapter has no fingerprint of its base model"
     is_same, by = adapter.base.compared(base_of(base, place, "none"))

@@ -24,14 +24,14 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from gumshoe.artifacts.hub import find_model
-from gumshoe.artifacts.storage import StorageError, explained, writable_directory
+from gumshoe.artifacts.storage import StorageError, explain_os_errors, writable_directory
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy_names import MERGED, is_tiny, load_tokenizer
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import progress
-from gumshoe.training.adapters.adapter_files import Adapter, held_against
+from gumshoe.training.adapters.adapter_files import Adapter, check_compatible
 from gumshoe.training.models.base_model import CONFIG, INDEX, StoredTensor, base_of, read_config, stored_tensors
-from gumshoe.training.models.lora_model import four_bit_modules, four_bits
+from gumshoe.training.models.lora_model import four_bit_modules, nf4_config
 from gumshoe.training.planning.gpu_allocation import available_memory
 from gumshoe.training.run_spec import place_of
 
@@ -131,11 +131,11 @@ def merge(
     if not name:
         raise UsageError("adapters.base-unknown", f"{adapter} does not name its base model; give it with --model")
     base = _Base.open(name)
-    faults, compared_by = held_against(source, name)
+    faults, compared_by = check_compatible(source, name)
     faults += [f"{base.directory} has no tensor {each}" for each in base.lacking(source)]
     if faults:
         raise UsageError("adapters.other-base", f"{adapter} does not fit {name}: {'; '.join(faults)}")
-    plan = _Plan.made(source, base, dtype, max_shard_size, onto)
+    plan = _MergePlan.made(source, base, dtype, max_shard_size, onto)
     plan.check_room(out)
     before = _logits(base, plan, source)
     gc.collect()  # what the base model was
@@ -281,7 +281,7 @@ def _back(weights: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _MergePlan:
     """What is written."""
 
     onto: Onto
@@ -299,7 +299,7 @@ class _Plan:
     """What the logits are computed in."""
 
     @classmethod
-    def made(cls, adapter: Adapter, base: _Base, dtype: str, max_shard_size: str, onto: str) -> "_Plan":
+    def made(cls, adapter: Adapter, base: _Base, dtype: str, max_shard_size: str, onto: str) -> "_MergePlan":
         learned = adapter.base
         if onto == "full" and base.quantized:
             raise UsageError(
@@ -384,9 +384,9 @@ class _Before:
     """Weights that were put into four bits as it was loaded."""
 
 
-def _logits(base: _Base, plan: _Plan, adapter: Adapter) -> _Before:
+def _logits(base: _Base, plan: _MergePlan, adapter: Adapter) -> _Before:
     """Of the base model, without the adapter and with it, as `peft` computes them."""
-    four = {"quantization_config": four_bits()} if plan.onto == "nf4" and not base.quantized else {}
+    four = {"quantization_config": nf4_config()} if plan.onto == "nf4" and not base.quantized else {}
     model = _loaded(base.directory, plan.computed, **four)
     quantized = four_bit_modules(model)
     for each in quantized.values():
@@ -411,7 +411,7 @@ def _loaded(directory: Path, dtype: torch.dtype, **more: Any) -> Any:
     return model.eval()
 
 
-def _saved_logits(directory: Path, base: _Base, plan: _Plan) -> torch.Tensor:
+def _saved_logits(directory: Path, base: _Base, plan: _MergePlan) -> torch.Tensor:
     """Of the merged model, loaded anew.
 
     Raises:
@@ -475,7 +475,7 @@ def _deltas(adapter: Adapter) -> dict[str, _Delta]:
 
 
 def _merged(
-    name: str, base: _Base, plan: _Plan, deltas: Mapping[str, _Delta], quantized: frozenset[str]
+    name: str, base: _Base, plan: _MergePlan, deltas: Mapping[str, _Delta], quantized: frozenset[str]
 ) -> torch.Tensor:
     """One tensor of the merged model."""
     weights = base.tensor(name)
@@ -487,7 +487,7 @@ def _merged(
 
 
 def _through_four_bits(weights: torch.Tensor) -> torch.Tensor:
-    """As `four_bits` stores them, and back again."""
+    """As `nf4_config` stores them, and back again."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     four, state = quantize_4bit(weights, compress_statistics=True, quant_type="nf4")
@@ -500,17 +500,17 @@ def _save(weights: dict[str, torch.Tensor], file: Path) -> None:
         StorageError: it cannot be written.
     """
     try:
-        with explained(file):
+        with explain_os_errors(file):
             save_file(weights, file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise StorageError("adapters.merge-not-written", f"cannot write {file}: {error}; check its disk") from None
 
 
-def _write_rest(partial: Path, base: _Base, plan: _Plan, adapter: Adapter) -> None:
+def _write_rest(partial: Path, base: _Base, plan: _MergePlan, adapter: Adapter) -> None:
     """All but the weights."""
     config = {name: each for name, each in base.config.items() if name not in ("quantization_config", "torch_dtype")}
     lineage = _lineage(Lineage.read(adapter.directory), Lineage.read(base.directory))
-    with explained(partial):
+    with explain_os_errors(partial):
         (partial / CONFIG).write_text(json.dumps({**config, "dtype": plan.dtype}, indent=2) + "\n", "utf-8")
         if len(plan.files) > 1:
             index = {"metadata": {"total_size": plan.size}, "weight_map": plan.place}
@@ -532,7 +532,7 @@ def _lineage(own: Lineage | None, before: Lineage | None) -> Lineage | None:
 
 
 def _compared(
-    out: Path, plan: _Plan, adapter: Adapter, before: _Before, after: torch.Tensor, compared_by: str
+    out: Path, plan: _MergePlan, adapter: Adapter, before: _Before, after: torch.Tensor, compared_by: str
 ) -> MergeReport:
     """
     Raises:
@@ -584,10 +584,10 @@ def _appearing(out: Path) -> Iterator[Path]:
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        with explained(partial):
+        with explain_os_errors(partial):
             partial.mkdir()
         yield partial
-        with explained(out):
+        with explain_os_errors(out):
             partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -14,7 +14,7 @@ from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 from gumshoe.training.commands.train import setting_of
 
 if TYPE_CHECKING:
-    from gumshoe.training.adapters.adapter_files import Inspected
+    from gumshoe.training.adapters.adapter_files import AdapterReport
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make, look at and merge adapters.")
 
@@ -156,7 +156,7 @@ def inspect(
         raise RefusedError("adapters.unsound", f"{adapter} did not pass the inspection: {'; '.join(_faults(found))}")
 
 
-def _lines(found: "Inspected", model: str | None) -> Iterator[tuple[str, str]]:
+def _lines(found: "AdapterReport", model: str | None) -> Iterator[tuple[str, str]]:
     yield "shape", f"rank {found.rank}, alpha {found.alpha:g}, dropout {found.dropout:g}"
     yield "modules", f"{found.modules:,}: {', '.join(found.target_modules)}"
     yield "parameters", f"{found.parameters:,} ({_size(found.bytes)}, {', '.join(found.dtypes)})"
@@ -181,7 +181,7 @@ def _lines(found: "Inspected", model: str | None) -> Iterator[tuple[str, str]]:
         yield "fits", f"{'; '.join(found.misfits or []) or f'{model}, compared by {found.compared_by}'}"
 
 
-def _faults(found: "Inspected") -> list[str]:
+def _faults(found: "AdapterReport") -> list[str]:
     broken = [f"{found.not_finite:,} weights are NaN or infinite"] * bool(found.not_finite)
     return [*broken, *found.layout, *(found.misfits or [])]
 

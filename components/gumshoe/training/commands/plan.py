@@ -11,8 +11,8 @@ from gumshoe.terminal import JsonFlag, out, print_json, printable
 from gumshoe.training.commands.train import setting_of
 from gumshoe.training.models.model_shape import ModelShape, read_shape
 from gumshoe.training.planning.memory_estimate import GIB
-from gumshoe.training.planning.memory_plan import GB, GPUS, Machine, Plan, as_config, changes, suggested
-from gumshoe.training.planning.memory_plan import plan as planned
+from gumshoe.training.planning.memory_plan import GB, GPUS, Machine, MemoryPlan, as_config, changes, suggest_changes
+from gumshoe.training.planning.memory_plan import make_plan as planned
 from gumshoe.training.settings import resolve
 
 plan = typer.Typer(add_completion=False)
@@ -61,7 +61,7 @@ def run(
         episode_tokens=episode_tokens,
         sampled_tokens=sampled_tokens,
     )
-    better = None if made.fits else suggested(made, shape)
+    better = None if made.fits else suggest_changes(made, shape)
     if json:
         print_json(_as_json(made, shape, better))
     else:
@@ -85,7 +85,7 @@ def _machine(gpus: int, memory: float | None, kind: str | None) -> Machine:
     return Machine(gpus, round((given or 0) * GB), kind if gpus else None)
 
 
-def _as_json(made: Plan, shape: ModelShape, better: Plan | None) -> dict[str, Any]:
+def _as_json(made: MemoryPlan, shape: ModelShape, better: MemoryPlan | None) -> dict[str, Any]:
     return {
         "model": {"name": shape.name, "parameters": shape.parameters},
         "machine": asdict(made.machine),
@@ -109,7 +109,7 @@ def _as_json(made: Plan, shape: ModelShape, better: Plan | None) -> dict[str, An
     }
 
 
-def _show(made: Plan, shape: ModelShape, better: Plan | None) -> None:
+def _show(made: MemoryPlan, shape: ModelShape, better: MemoryPlan | None) -> None:
     out.print(
         f"[bold]{printable(shape.name)}[/]: {shape.parameters:,} parameters, {made.machine.described()}, "
         f"episodes of at most {made.context:,} tokens"

@@ -100,12 +100,12 @@ def learn(
     resolved = resolve(config, flags | {name: value for name, value in named.items() if value is not None}).settings
     directory = writable_directory(place)
     try:
-        from gumshoe.training.sft.warm_start import warm_started
+        from gumshoe.training.sft.warm_start import start_warm
     except ModuleNotFoundError as error:
         raise UsageError(
             "training.package-missing", f"training requires {error.name}, which is not installed; see the README"
         ) from None
-    report = warm_started(resolved, index, scenarios, trajectories, directory, resume=resume)
+    report = start_warm(resolved, index, scenarios, trajectories, directory, resume=resume)
     if json:
         print_json(report)
         return

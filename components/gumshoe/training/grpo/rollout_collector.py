@@ -13,16 +13,16 @@ from itertools import chain
 
 import numpy as np
 
-from gumshoe.environments.registry import World
+from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError
-from gumshoe.rewards.combination import Way, combined, is_flat
+from gumshoe.rewards.combination import Way, combine_rewards, is_flat
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.reward import Reward
 from gumshoe.rewards.scoring import at_once, judge_one
-from gumshoe.rewards.turn_rewards import TurnValues, turn_rewards
+from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
 from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
-from gumshoe.rollouts.sessions import OpenSpeaker
+from gumshoe.rollouts.sessions import OpenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Group, Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -51,7 +51,7 @@ class ScoredGroup:
 
 
 @dataclass(slots=True)
-class StepRollouts:
+class RolloutBatch:
     """What a step learns from, and what became of the rest."""
 
     wanted: int
@@ -77,7 +77,7 @@ class StepRollouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class Rubric:
     """What episodes are rewarded for."""
 
     rewards: Sequence[Reward]
@@ -96,13 +96,13 @@ class Scoring:
         found = group.trajectories
         columns = [await each.of(found, scenario) for each in self.rewards]
         scores = np.array(columns, dtype=np.float64).T  # [group, functions]
-        values = tuple(map(float, combined(scores, self.combine, self.weights)))
+        values = tuple(map(float, combine_rewards(scores, self.combine, self.weights)))
         for trajectory, row, value in zip(found, scores, values, strict=True):
             named = {each.name: float(score) for each, score in zip(self.rewards, row, strict=True)}
             trajectory.rewards = {**named, "reward": value}
         if self.by_turn is None:
             return ScoredGroup(scenario, found, values)
-        turns = [await turn_rewards(each, scenario, TurnValues(), self.by_turn) for each in found]
+        turns = [await turn_rewards(each, scenario, TurnRewardValues(), self.by_turn) for each in found]
         return ScoredGroup(scenario, found, values, tuple(turn_advantages(turns)), tuple(chain.from_iterable(turns)))
 
 
@@ -121,12 +121,12 @@ def turn_advantages(rewards: Sequence[Sequence[float]]) -> list[tuple[float, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Collector:
+class RolloutCollector:
     """Runs the episodes of steps, and of evaluations."""
 
-    world: World
+    world: EnvFactory
     schedule: Schedule
-    scoring: Scoring
+    scoring: Rubric
     limits: EpisodeLimits
     generations: int
     """Episodes of a group."""
@@ -137,7 +137,7 @@ class Collector:
     told: Callable[[RolloutEngine], None] = lambda _: None
     """Is given each engine that is begun, to look at its progress."""
 
-    async def collect(self, speak: OpenSpeaker, version: str, step: int, servers: int) -> StepRollouts:
+    async def collect(self, speak: OpenChatSession, version: str, step: int, servers: int) -> RolloutBatch:
         """The groups of a step, from 0, run by so many servers.
 
         Raises:
@@ -145,7 +145,7 @@ class Collector:
         """
         started = time.monotonic()
         drawn = self.schedule.draw(step)
-        found = StepRollouts(len(drawn))
+        found = RolloutBatch(len(drawn))
         async with ToolThreads() as threads:
             while drawn and found.draws < self.draws:
                 seed = f"{self.schedule.seed}/{step}/{found.draws}"
@@ -160,15 +160,15 @@ class Collector:
         return found
 
     async def measure(
-        self, speak: OpenSpeaker, version: str, scenarios: Sequence[Scenario], seed: str, servers: int
-    ) -> StepRollouts:
+        self, speak: OpenChatSession, version: str, scenarios: Sequence[Scenario], seed: str, servers: int
+    ) -> RolloutBatch:
         """One episode of each scenario, with its reward, run by so many servers: an evaluation.
 
         Raises:
             UnavailableError: none could be run, or scored.
         """
         started = time.monotonic()
-        found = StepRollouts(len(scenarios))
+        found = RolloutBatch(len(scenarios))
         async with ToolThreads() as threads:
             found.every = await self._run(speak, version, scenarios, 1, seed, servers, found, threads)
         found.groups = found.every
@@ -177,26 +177,26 @@ class Collector:
 
     async def _run(
         self,
-        speak: OpenSpeaker,
+        speak: OpenChatSession,
         version: str,
         scenarios: Sequence[Scenario],
         samples: int,
         seed: str,
         servers: int,
-        found: StepRollouts,
+        found: RolloutBatch,
         threads: ToolThreads,
     ) -> list[ScoredGroup]:
         """The groups that are whole and have rewards, in the order of their scenarios."""
 
         async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
-            environment = self.world.environment(scenario, self.limits.max_turns)
+            environment = self.world.new_environment(scenario, self.limits.max_turns)
             with speak(environment, f"{seed}/{scenario.id}/{sample}/{attempt}") as speaker:
                 trajectory = await run_episode(speaker, environment, sample, self.limits, threads)
             if trajectory.policy not in (version, ""):
                 raise UnavailableError(
                     "training.stale-policy", f"an episode was sampled from {trajectory.policy} instead of {version}"
                 )
-            trajectory.settings = {"max_turns": self.limits.max_turns, **self.world.noted}
+            trajectory.settings = {"max_turns": self.limits.max_turns, **self.world.provenance}
             return trajectory
 
         engine = RolloutEngine(episode, self.concurrency * servers)

@@ -41,22 +41,29 @@ from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import err, printable
-from gumshoe.training.grpo.rollout_collector import Collector, Scoring, StepRollouts, accuracy
+from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric, accuracy
 from gumshoe.training.grpo.sampler import HandedOverSampler, OwnSampler, Sampler, ServedSampler
 from gumshoe.training.grpo.schedule import Schedule
 from gumshoe.training.grpo.simple import first_turn, static_prompts
 from gumshoe.training.grpo.step_summary import advantage_lines, episode_means
 from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
-from gumshoe.training.launch.adapter_transfer import Handover
+from gumshoe.training.launch.adapter_transfer import AdapterTransfer
 from gumshoe.training.launch.distributed_env import OVER
 from gumshoe.training.launch.rendezvous import Result, StopRequestedError, collect_files, in_main, share_files, together
 from gumshoe.training.launch.servers import logs_in
-from gumshoe.training.launch.sharding import shared_out
-from gumshoe.training.launch.trainer_process import carry_out, on_signal
+from gumshoe.training.launch.sharding import sharding_config
+from gumshoe.training.launch.trainer_process import on_signal, run_with_exit_status
 from gumshoe.training.launch.watchdog import Watchdog
 from gumshoe.training.metrics_exporter import Exporter
 from gumshoe.training.models.base_model import adapter_base
-from gumshoe.training.models.lora_model import Whole, begin_at, dtype_of, load_base, lora_of, make_ready
+from gumshoe.training.models.lora_model import (
+    FullState,
+    dtype_of,
+    load_adapter_weights,
+    load_base,
+    lora_config,
+    prepare_for_training,
+)
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import (
     EvaluationRecord,
@@ -103,10 +110,10 @@ class Run:
         self._judge = open_judge(settings.evaluation.judge)
         rewards = settings.rewards
         functions = [load_reward(each) for each in rewards.functions]
-        self._collector = Collector(
+        self._collector = RolloutCollector(
             world,
             Schedule(self._train.scenarios, settings.data.seed, settings.groups),
-            Scoring(
+            Rubric(
                 functions,
                 rewards.combine,
                 [rewards.weights[each.name] for each in functions] if rewards.weights else (),
@@ -122,7 +129,7 @@ class Run:
         context = settings.model.max_context
         self._sampler: Sampler
         if spec.urls and settings.rollouts.handover:
-            handover = Handover(settings.rollouts.handover, spec.urls, context)
+            handover = AdapterTransfer(settings.rollouts.handover, spec.urls, context)
             self._sampler = HandedOverSampler(handover, chat, context, spec.directory)
         elif spec.urls:
             self._sampler = ServedSampler(spec.urls, chat, context, spec.directory)
@@ -204,7 +211,7 @@ class Run:
     def _learned(self) -> Any:
         """The model, or what has its adapter as a whole; to be asked for in all processes at once."""
         unwrapped = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        return Whole.of(unwrapped) if self._settings.is_sharded else unwrapped
+        return FullState.gather(unwrapped) if self._settings.is_sharded else unwrapped
 
     @property
     def _is_main(self) -> bool:
@@ -216,7 +223,7 @@ class Run:
         The evaluation that is due there is made where it was not.
         """
         step = self._trainer.state.global_step = step_of(checkpoint)
-        begin_at(self._trainer.accelerator.unwrap_model(self._trainer.model), checkpoint)
+        load_adapter_weights(self._trainer.accelerator.unwrap_model(self._trainer.model), checkpoint)
         return self.is_over(step) or step >= self._steps
 
     async def _closed(self) -> None:
@@ -259,7 +266,7 @@ class Run:
             ignore_data_skip=not is_simple,  # the schedule alone decides what a step works on
             disable_tqdm=True,
             dataloader_pin_memory=False,
-            **shared_out(settings, optimizer.processes),
+            **sharding_config(settings, optimizer.processes),
         )
         self._hooks = Hooks(
             self._roll_out, self._publish_for_step, settings.rollouts.most_difference, settings.mode == "rollout"
@@ -268,8 +275,8 @@ class Run:
             "model": load_base(settings),
             "args": arguments,
             "processing_class": self._tokenizer,
-            "peft_config": lora_of(settings.lora),
-            "callbacks": [_Watcher(self)],
+            "peft_config": lora_config(settings.lora),
+            "callbacks": [_RunCallback(self)],
         }
         if is_simple:
             from trl import GRPOTrainer  # after `gumshoe.training.grpo.trainer`, for what that says to TRL
@@ -281,7 +288,7 @@ class Run:
             rows = Dataset.from_dict({"prompt": [str(row) for row in range(settings.groups)]})
             trainer = AgentTrainer(self._hooks, train_dataset=rows, **shared)
         trainer.remove_callback(PrinterCallback)
-        make_ready(trainer.accelerator.unwrap_model(trainer.model), settings.lora)
+        prepare_for_training(trainer.accelerator.unwrap_model(trainer.model), settings.lora)
         return trainer
 
     # What the trainer asks for.
@@ -302,10 +309,10 @@ class Run:
 
         in_main(self._trainer.accelerator, publish)
 
-    def _roll_out(self, step: int) -> StepRollouts:
+    def _roll_out(self, step: int) -> RolloutBatch:
         self._begun = time.monotonic()
 
-        async def collect() -> StepRollouts:
+        async def collect() -> RolloutBatch:
             async with self._sampler.open(self._settings.sampling) as speak:
                 return await self._collector.collect(speak, self._sampler.version, step, self._sampler.servers)
 
@@ -415,7 +422,7 @@ class Run:
             least = self._settings.rollouts.least_ratio
             _warn(f"sampler and trainer differ: the mean importance ratio is {latest.ratio:.3f}, under {least:g}")
 
-    def _sampled_accuracy(self, found: StepRollouts) -> float | None:
+    def _sampled_accuracy(self, found: RolloutBatch) -> float | None:
         """Of a step's episodes; None where the judge does not say, or the process is asked to end: a step that is taken
         is not to be lost by it."""
         try:
@@ -484,7 +491,7 @@ class Run:
         seed = f"evaluation/{self._settings.data.seed}"
         greedy = Sampling(temperature=0, max_tokens=self._settings.rollouts.max_tokens)
 
-        async def measure() -> tuple[StepRollouts, float]:
+        async def measure() -> tuple[RolloutBatch, float]:
             async with self._sampler.open(greedy) as speak:
                 found = await self._collector.measure(
                     speak, self._sampler.version, self._validation.scenarios, seed, self._sampler.servers
@@ -613,7 +620,7 @@ class Run:
             shutil.rmtree(old)
 
 
-class _Watcher(TrainerCallback):
+class _RunCallback(TrainerCallback):
     """Tells the run what the trainer does."""
 
     def __init__(self, run: Run) -> None:
@@ -690,7 +697,7 @@ def _carried_out(spec: RunSpec) -> None:
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     """Run the specification in a file."""
     spec = RunSpec.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
-    carry_out(lambda: _carried_out(spec), spec.directory)
+    run_with_exit_status(lambda: _carried_out(spec), spec.directory)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from gumshoe.inference.transformers_policy import TransformersPolicy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, load_adapter, unload_adapter
 from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.rollouts.sessions import OpenSpeaker, token_speakers
-from gumshoe.training.launch.adapter_transfer import Handover
+from gumshoe.rollouts.sessions import OpenChatSession, token_chat_sessions
+from gumshoe.training.launch.adapter_transfer import AdapterTransfer
 from gumshoe.training.run_spec import ADAPTERS, SERVED
 
 _PATIENCE, _PAUSE = ServerOptions().start_deadline, 1.0  # seconds for a server that is being started again
@@ -47,7 +47,7 @@ class Sampler(Protocol):
         """Take a model with an adapter as it stands; what fails is not tried again once `is_stopping` says so."""
         ...
 
-    def open(self, sampling: Sampling) -> AbstractAsyncContextManager[OpenSpeaker]:
+    def open(self, sampling: Sampling) -> AbstractAsyncContextManager[OpenChatSession]:
         """Begins conversations with what was published last."""
         ...
 
@@ -68,10 +68,10 @@ class _OnServers:
         return len(self.urls)
 
     @asynccontextmanager
-    async def open(self, sampling: Sampling) -> AsyncIterator[OpenSpeaker]:
+    async def open(self, sampling: Sampling) -> AsyncIterator[OpenChatSession]:
         """As `Sampler.open`."""
         async with VLLMPolicy(self.urls, self.version, RequestLimits(patience=_PATIENCE)) as policy:
-            yield token_speakers(policy, self.chat, sampling, self.max_context)
+            yield token_chat_sessions(policy, self.chat, sampling, self.max_context)
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class ServedSampler(_OnServers):
 class HandedOverSampler(_OnServers):
     """vLLM servers on other machines, which are given the adapter alone, through a store."""
 
-    handover: Handover
+    handover: AdapterTransfer
     chat: ChatFormat
     max_context: int
     directory: Path
@@ -148,7 +148,7 @@ class HandedOverSampler(_OnServers):
         """
         place = self.directory / ADAPTERS / version
         model.save_pretrained(str(place))
-        self.urls = self.handover.hand_over(place, version, is_stopping)
+        self.urls = self.handover.transfer(place, version, is_stopping)
         self.version = version
         shutil.rmtree(place)
 
@@ -172,12 +172,12 @@ class OwnSampler:
         self._model, self.version = model, version
 
     @asynccontextmanager
-    async def open(self, sampling: Sampling) -> AsyncIterator[OpenSpeaker]:
+    async def open(self, sampling: Sampling) -> AsyncIterator[OpenChatSession]:
         """As `Sampler.open`."""
         policy = TransformersPolicy.around(self._model, self.version)
         was_training = self._model.training
         self._model.eval()
         try:
-            yield token_speakers(policy, self.chat, sampling, self.max_context)
+            yield token_chat_sessions(policy, self.chat, sampling, self.max_context)
         finally:
             self._model.train(was_training)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Schedule:
         first = [_epoch(count, self.seed, self.groups, place // count)[place % count] for place in places]
         if draw:
             left = [each for each in range(count) if each not in set(first)]
-            again = Dice(self.seed, "drawn again", step).shuffled(left)
+            again = Rng(self.seed, "drawn again", step).shuffled(left)
             first = again[(draw - 1) * self.groups : draw * self.groups]
         return [self.scenarios[each] for each in first]
 
@@ -44,7 +44,7 @@ class Schedule:
 @cache
 def _epoch(count: int, seed: int, groups: int, epoch: int) -> tuple[int, ...]:
     """[count]: the order of an epoch. What it begins with is not what the step that it begins in has already."""
-    order = Dice(seed, "epoch", epoch).shuffled(range(count))
+    order = Rng(seed, "epoch", epoch).shuffled(range(count))
     begun = epoch * count % groups  # scenarios that the epoch before has in that step
     if begun:
         before = set(_epoch(count, seed, groups, epoch - 1)[-begun:])

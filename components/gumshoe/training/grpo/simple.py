@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gumshoe.environments.registry import World
+from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import BadArgumentsError, UnknownToolError
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rollouts.chat_format import ChatFormat, UnusableCallError, parse_call
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 _LONG = 4  # letters
 
 
-def static_prompts(scenarios: Iterable[Scenario], world: World, chat: ChatFormat, max_turns: int) -> "Dataset":
+def static_prompts(scenarios: Iterable[Scenario], world: EnvFactory, chat: ChatFormat, max_turns: int) -> "Dataset":
     """What episodes begin with, as text, with each question and its reference answer."""
     from datasets import Dataset
 
     rows = []
     for scenario in scenarios:
-        environment = world.environment(scenario, max_turns)
+        environment = world.new_environment(scenario, max_turns)
         prompt = chat.prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
         rows.append({"prompt": prompt.text, "question": scenario.question, "reference": scenario.answer})
     return Dataset.from_list(rows)

@@ -6,13 +6,13 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 
-from gumshoe.training.grpo.rollout_collector import SMALL, StepRollouts
+from gumshoe.training.grpo.rollout_collector import SMALL, RolloutBatch
 
 _SHARES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 _CALLED = re.compile(r'"name": "(\w+)"')
 
 
-def episode_means(found: StepRollouts) -> dict[str, object]:
+def episode_means(found: RolloutBatch) -> dict[str, object]:
     """What a step's record says of its episodes."""
     episodes = found.trajectories
     values = sorted(each.rewards["reward"] for each in episodes)
@@ -42,7 +42,7 @@ def episode_means(found: StepRollouts) -> dict[str, object]:
     }
 
 
-def advantage_lines(found: StepRollouts, scale: str) -> Iterator[str]:
+def advantage_lines(found: RolloutBatch, scale: str) -> Iterator[str]:
     """What a step's episodes were worth, group by group: each turn's call with its advantage.
 
     `scale` is what rewards are divided by, as `optimizer.scale_advantages`.

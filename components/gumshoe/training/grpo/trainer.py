@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gumshoe.errors import UnavailableError
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.training.grpo.logprobs import by_length, common_beginning, completion_logprobs, passed_logprobs
-from gumshoe.training.grpo.rollout_collector import StepRollouts
+from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.launch.rendezvous import in_main
 
 trl_imports.is_vllm_available = lambda min_version=None: False  # noqa: ARG005 - TRL would import vLLM: 2 s and 100 MB
@@ -44,7 +44,7 @@ class StepMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainingSample:
     """One episode as the trainer takes it. All lists are of one length, but for the prompt."""
 
     prompt_ids: list[int]
@@ -58,9 +58,9 @@ class Row:
     """[completion tokens], where each turn has its own."""
 
 
-def row_of(
+def to_sample(
     trajectory: Trajectory, reward: float, turns: Sequence[float] | None = None, *, injected_too: bool = False
-) -> Row:
+) -> TrainingSample:
     """An episode: its prompt, and all that came after it.
 
     Raises:
@@ -78,27 +78,27 @@ def row_of(
         if turns is not None:
             advantages += [turns[min(turn, len(turns) - 1)]] * len(segment.ids)
         turn += is_sampled
-    return Row(list(prompt.ids), ids, logprobs, mask, reward, None if turns is None else advantages)
+    return TrainingSample(list(prompt.ids), ids, logprobs, mask, reward, None if turns is None else advantages)
 
 
-def rows_of(
-    found: StepRollouts, generations: int, filler: int, *, injected_too: bool = False, alike: bool = False
-) -> list[Row]:
+def to_samples(
+    found: RolloutBatch, generations: int, filler: int, *, injected_too: bool = False, alike: bool = False
+) -> list[TrainingSample]:
     """The rows of a step, group after group. A group that is missing is made up with rows in which nothing counts, and
     which begin as the others do where they are to be `alike`.
     """
-    rows: list[Row] = []
+    rows: list[TrainingSample] = []
     for group in found.groups:
         turns: Sequence[Sequence[float] | None] = group.turn_advantages or [None] * len(group.trajectories)
         for trajectory, reward, own in zip(group.trajectories, group.rewards, turns, strict=True):
             rows.append(
-                row_of(trajectory, reward, own, injected_too=injected_too)
+                to_sample(trajectory, reward, own, injected_too=injected_too)
                 if trajectory.turns
-                else Row([filler], [filler], [0.0], [0], reward)  # the prompt alone fills the context
+                else TrainingSample([filler], [filler], [0.0], [0], reward)  # the prompt alone fills the context
             )
     missing = found.wanted - len(found.groups)
     prompt = rows[0].prompt_ids if rows and alike else [filler]
-    empty = Row(prompt, [filler], [0.0], [0], None)
+    empty = TrainingSample(prompt, [filler], [0.0], [0], None)
     return [*rows, *[empty] * (missing * generations)]
 
 
@@ -111,7 +111,7 @@ def _given_reward(reward: list[float | None], **_: Any) -> list[float | None]:
 class Hooks:
     """What the trainer asks of the run that it is part of."""
 
-    roll_out: Callable[[int], StepRollouts]
+    roll_out: Callable[[int], RolloutBatch]
     """The episodes of a step, from 0; asked in the main process."""
     publish: Callable[[], None]
     """Make the weights as they are what the next episodes come from; asked in every process."""
@@ -119,7 +119,7 @@ class Hooks:
     """Nats a token by which sampler and trainer may differ, as the mean of an episode."""
     injected_too: bool = False
     latest: StepMetrics = field(default_factory=StepMetrics)
-    rollouts: StepRollouts = field(default_factory=lambda: StepRollouts(0))
+    rollouts: RolloutBatch = field(default_factory=lambda: RolloutBatch(0))
 
 
 class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
@@ -155,7 +155,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
 
     def _roll_out(self, prompts: Sequence[Any]) -> Rows:
         self._hooks.latest = StepMetrics()
-        every = in_main(self.accelerator, self._rows)
+        every = in_main(self.accelerator, self._samples)
         first = self.accelerator.process_index * len(prompts)
         rows = every[first : first + len(prompts)]
         if len(every) != self.accelerator.num_processes * len(prompts):
@@ -170,18 +170,18 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             "reward": [row.reward for row in rows],
         }
 
-    def _rows(self) -> list[Row]:
+    def _samples(self) -> list[TrainingSample]:
         """Those of all processes."""
         found = self._hooks.rollouts = self._hooks.roll_out(self.state.global_step)
         filler = self._tokenizer.eos_token_id
         injected_too = self._hooks.injected_too
-        return rows_of(found, self.num_generations, filler, injected_too=injected_too, alike=self._begins_once)
+        return to_samples(found, self.num_generations, filler, injected_too=injected_too, alike=self._begins_once)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if any(each is not None for each in self._token_advantages):
             batch["advantages"] = _padded(self._token_advantages, batch["completion_ids"])
-        self._vouch(batch)
+        self._drop_off_policy_groups(batch)
         return batch
 
     def _get_per_token_logps_and_entropies(
@@ -258,7 +258,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
                 values[-1] *= weight
         return loss
 
-    def _vouch(self, batch: dict[str, Any]) -> None:
+    def _drop_off_policy_groups(self, batch: dict[str, Any]) -> None:
         """Leave out the groups of episodes that came from other weights than these.
 
         Raises:

@@ -25,7 +25,7 @@ from gumshoe.artifacts.pruning import prune
 from gumshoe.artifacts.storage import Limits
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError, UnavailableError
-from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, names_taking
+from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, names_within_limit
 from gumshoe.terminal import quiet
 
 _PAUSE = 0.5  # seconds between two looks
@@ -50,7 +50,7 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class Handover:
+class AdapterTransfer:
     """The way to the servers of one run."""
 
     uri: str
@@ -65,7 +65,7 @@ class Handover:
     _known: frozenset[str] | None = field(default=None, init=False)
     """The servers that had the last adapter; none is told apart before the first."""
 
-    def hand_over(self, place: Path, version: str, is_stopping: Callable[[], bool]) -> tuple[str, ...]:
+    def transfer(self, place: Path, version: str, is_stopping: Callable[[], bool]) -> tuple[str, ...]:
         """Have every server serve the adapter in a directory, under a name that is used once: their addresses.
 
         A server that was not there the last time counts as soon as its loader has had it serve something; one that is
@@ -145,8 +145,8 @@ class Handover:
     async def _see(self, client: httpx.AsyncClient, server: httpx.URL, version: str) -> _Seen:
         url = str(server).rstrip("/")
         try:
-            answer = await _got(client, f"{url}/v1/models")
-            if version in names_taking(answer, url, self.max_context):
+            answer = await _adapter_arrived(client, f"{url}/v1/models")
+            if version in names_within_limit(answer, url, self.max_context):
                 return _Seen(url, has=True)
             why = "vLLM does not serve it"
         except ServerError as error:
@@ -161,14 +161,14 @@ class Handover:
         """What a server's loader knows, and that in words."""
         place = server.copy_with(port=self.loader_port, path=STATUS)
         try:
-            status = (await _got(client, str(place))).raise_for_status().json()
+            status = (await _adapter_arrived(client, str(place))).raise_for_status().json()
             said = status["error"] or f"serves {status['serving']}, wants {status['wanted']}"
         except (ServerError, httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             return {}, f"no status at {place}: {error}"
         return status, str(said)
 
 
-def check_handover(uri: str) -> None:
+def check_adapter_transfer(uri: str) -> None:
     """See whether a store can be asked for adapters, before long work.
 
     Raises:
@@ -178,7 +178,7 @@ def check_handover(uri: str) -> None:
         Store(uri, Limits(attempts=3, read_timeout=20)).latest(ADAPTERS)
 
 
-async def _got(client: httpx.AsyncClient, url: str) -> httpx.Response:
+async def _adapter_arrived(client: httpx.AsyncClient, url: str) -> httpx.Response:
     try:
         async with asyncio.timeout(_ANSWER):
             return await client.get(url)

@@ -78,7 +78,7 @@ class CheckpointStore:
         self._sent = step, is_over
         err.print(f"Took up {printable(self._store.uri)}: {found.reference}", soft_wrap=True)
 
-    def claimed(self, attempt: int) -> int:
+    def claim(self, attempt: int) -> int:
         """The number of an attempt that nobody has had, from the one given on: policies are named by it.
 
         Raises:
@@ -89,7 +89,7 @@ class CheckpointStore:
         return attempt
 
     @contextmanager
-    def sending(self, directory: Path, attempt: int) -> Iterator[None]:
+    def uploading(self, directory: Path, attempt: int) -> Iterator[None]:
         """Send what is new in the run's directory while the block runs, and what is left of it at its end.
 
         Raises:
@@ -100,7 +100,7 @@ class CheckpointStore:
         def keep_sending() -> None:
             while not ended.wait(_LOOK):
                 try:
-                    self._send(directory, attempt)
+                    self._upload(directory, attempt)
                 except (GumshoeError, OSError) as error:
                     _warn(_not_uploaded(f"a checkpoint is not in the store yet: {error}"))
                     ended.wait(_PATIENCE)
@@ -117,7 +117,7 @@ class CheckpointStore:
             ended.set()
             sender.join()
             try:
-                self._send(directory, attempt)
+                self._upload(directory, attempt)
             except (GumshoeError, OSError) as error:
                 last = _not_uploaded(
                     f"the run's last checkpoint is in {directory} but not in the store: {error}; continue with --resume"
@@ -126,7 +126,7 @@ class CheckpointStore:
                     raise last from None
                 _warn(last)
 
-    def _send(self, directory: Path, attempt: int) -> None:
+    def _upload(self, directory: Path, attempt: int) -> None:
         newest = next(reversed(checkpoints(directory)), None)
         if newest is None:
             return

@@ -17,7 +17,7 @@ _LATE = 60.0  # seconds for others to hear that a run is at its end
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DistributedEnv:
     """This machine's place among those that share a run."""
 
     rank: int = 0
@@ -30,7 +30,7 @@ class Node:
     """On each, where whoever starts them says so."""
 
     @classmethod
-    def here(cls, environ: Mapping[str, str] = os.environ) -> "Node":
+    def here(cls, environ: Mapping[str, str] = os.environ) -> "DistributedEnv":
         """As the environment says it, in the names of torchrun, which Kubeflow Trainer sets.
 
         Raises:
@@ -87,7 +87,7 @@ class Node:
             "LOCAL_WORLD_SIZE": str(here),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # theirs is where ours is, in `Meeting`
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # theirs is where ours is, in `Rendezvous`
             "OMP_NUM_THREADS": threads(here),
         }
 

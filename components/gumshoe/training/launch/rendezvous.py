@@ -48,7 +48,7 @@ def in_main(accelerator: Any, work: Callable[[], Result]) -> Result:
     return result
 
 
-class Meeting:
+class Rendezvous:
     """The processes of a run that has several, from their first word to their last: each gives signs of life, and ends
     with status 75 where one that it waits for gives none. Use as a context manager once what is said is heard.
 
@@ -90,7 +90,7 @@ class Meeting:
         store: Any = distributed.TCPStore  # type: ignore[attr-defined]
         return store(host, port, is_master=is_master, timeout=late, wait_for_workers=False)
 
-    def __enter__(self) -> "Meeting":
+    def __enter__(self) -> "Rendezvous":
         self._answered = time.monotonic()
         for each in self._threads:
             each.start()
@@ -177,6 +177,6 @@ def together(seconds: float, said: str) -> Iterator[str]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield said
         return
-    meeting = Meeting(seconds, said)
+    meeting = Rendezvous(seconds, said)
     with nullcontext() if meeting.said == OVER else meeting:
         yield meeting.said

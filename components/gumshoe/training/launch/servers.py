@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from gumshoe.inference.vllm_server import ServerError, ServerOptions, VLLMServer, free_ports, room_for
+from gumshoe.inference.vllm_server import ServerError, ServerOptions, VLLMServer, free_ports, lora_rank_slot
 from gumshoe.terminal import err
-from gumshoe.training.planning.gpu_allocation import Shares
+from gumshoe.training.planning.gpu_allocation import GpuAllocation
 from gumshoe.training.run_spec import METRICS, SERVED, SERVER_LOG, base_model
 from gumshoe.training.settings import TrainSettings
 
@@ -19,7 +19,7 @@ _STARTS = 3  # of a server that ends by itself, without a step between them
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptServer:
     """A server that is kept up."""
 
     server: VLLMServer
@@ -41,7 +41,9 @@ class Servers:
 
     def __init__(self, servers: Sequence[VLLMServer], directory: Path, *, in_turn: bool = False) -> None:
         several = len(servers) > 1
-        self._kept = [_Kept(each, f"vLLM {place}" if several else "vLLM") for place, each in enumerate(servers, 1)]
+        self._kept = [
+            _KeptServer(each, f"vLLM {place}" if several else "vLLM") for place, each in enumerate(servers, 1)
+        ]
         self._directory, self._in_turn = directory, in_turn
         self._stack = ExitStack()
 
@@ -81,12 +83,12 @@ class Servers:
                 each.is_starting = False
                 err.print(f"{each.name} is there again")
 
-    def _start_again(self, kept: _Kept) -> None:
+    def _start_again(self, kept: _KeptServer) -> None:
         before, kept.written = kept.written, _size(self._directory / METRICS)
         kept.starts = 1 if kept.written > before else kept.starts
         if kept.starts == _STARTS:
             raise ServerError(
-                "training.server-keeps-ending", f"{kept.name} ended {kept.starts} times; {kept.server.last_words()}"
+                "training.server-keeps-ending", f"{kept.name} ended {kept.starts} times; {kept.server.log_tail()}"
             )
         kept.starts += 1
         err.print(f"[bold yellow]warning:[/] {kept.name} has ended; starting it again")
@@ -94,14 +96,14 @@ class Servers:
         kept.is_starting = True
 
 
-def servers_of(settings: TrainSettings, directory: Path, shares: Shares) -> Servers:
+def servers_of(settings: TrainSettings, directory: Path, shares: GpuAllocation) -> Servers:
     """Those that a run is to start, at ports that were free, each with a log of its own."""
     count, model = len(shares.servers), settings.model
     made = []
     for number, port in enumerate(free_ports(count)):
         options = ServerOptions(
             max_model_len=model.max_context,
-            max_lora_rank=room_for(settings.lora.rank),
+            max_lora_rank=lora_rank_slot(settings.lora.rank),
             dtype="bfloat16" if model.dtype == "auto" and shares.trainers else model.dtype,  # as trained
             gpu_memory=settings.rollouts.gpu_memory or shares.memory,
             port=port,

@@ -21,7 +21,7 @@ _FSDP2 = {  # https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsd
 }
 
 
-def shared_out(settings: TrainSettings, processes: int) -> dict[str, Any]:
+def sharding_config(settings: TrainSettings, processes: int) -> dict[str, Any]:
     """What of `transformers.TrainingArguments` says how so many processes share the work.
 
     On a CPU, they are connected here, by gloo.

@@ -24,13 +24,13 @@ from gumshoe.inference.vllm_server import check_server, free_ports, is_installed
 from gumshoe.rewards.reward import load_reward
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.terminal import err
-from gumshoe.training.launch.adapter_transfer import check_handover
+from gumshoe.training.launch.adapter_transfer import check_adapter_transfer
 from gumshoe.training.launch.checkpoint_sync import CheckpointStore
-from gumshoe.training.launch.distributed_env import Node
+from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.servers import Servers, logs_in, servers_of
 from gumshoe.training.models.base_model import check_same_base
-from gumshoe.training.planning.gpu_allocation import Shares, share_out, visible_gpus
-from gumshoe.training.planning.memory_plan import check_memory, machine_here
+from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, visible_gpus
+from gumshoe.training.planning.memory_plan import check_memory, this_machine
 from gumshoe.training.run_spec import (
     ADAPTERS,
     BASELINE,
@@ -112,7 +112,7 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
     world.get_ready()
     for each in settings.rewards.functions:
         load_reward(each)
-    node = Node.here()
+    node = DistributedEnv.here()
     processes = node.local(settings.optimizer.processes)
     if settings.servers and node.count > 1:
         raise UsageError(
@@ -128,16 +128,16 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
         )
     urls = tuple(map(server_address, settings.rollouts.servers)) if settings.mode != "simple" else ()
     if settings.rollouts.handover is not None:
-        check_handover(settings.rollouts.handover)
+        check_adapter_transfer(settings.rollouts.handover)
     elif not node.rank:
         for url in urls:
             check_server(url, settings.model.max_context)
     gpus = visible_gpus()
     check_devices(settings, len(gpus))
-    shares = share_out(gpus, processes, settings.servers)
+    shares = allocate_gpus(gpus, processes, settings.servers)
     shares.check_memory(settings.rollouts.gpu_memory)
     if settings.model.check_memory:
-        check_memory(settings, machine_here(len(gpus), node.count))
+        check_memory(settings, this_machine(len(gpus), node.count))
     directory = writable_directory(
         str(settings.directory / f"{_MACHINE}{node.rank}" if node.rank else settings.directory)
     )
@@ -155,48 +155,48 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
         urls=urls,
     )
     with ExitStack() as stack:
-        lock = stack.enter_context(alone_in(directory))
+        lock = stack.enter_context(run_lock(directory))
         if node.rank:
             check_ended(_joined(wanted, node, shares, lock), directory)
             return directory
         store = _store(settings)
         if store is not None:
-            with ended_at_once():
+            with exit_on_sigterm():
                 store.restore(directory) if resume else store.check_free()
         spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
         if spec is None:
             ended = _read(directory / SPEC)
             if store is not None and ended is not None:
-                with store.sending(directory, ended.attempt):  # what could not be sent when it ended
+                with store.uploading(directory, ended.attempt):  # what could not be sent when it ended
                     pass
             err.print("This run is at its end; there is nothing to go on with.")
             node.tell_that_it_is_over(settings.optimizer.processes)
             return directory
         if store is not None:
-            spec = spec.model_copy(update={"attempt": store.claimed(spec.attempt)})
+            spec = spec.model_copy(update={"attempt": store.claim(spec.attempt)})
         _write(spec)  # a server takes minutes to start, and whoever is ended meanwhile is to go on too
         servers = None
         if settings.servers:
             servers = servers_of(settings, directory, shares)
             err.print(f"Starting {settings.servers} vLLM servers" if settings.servers > 1 else "Starting vLLM")
-            with ended_at_once():
+            with exit_on_sigterm():
                 stack.enter_context(servers)
             spec = spec.model_copy(update={"urls": servers.urls})
         _write(spec)
         if store is not None:
-            stack.enter_context(store.sending(directory, spec.attempt))
+            stack.enter_context(store.uploading(directory, spec.attempt))
         trainers = start_trainers(_TRAINER, directory / SPEC, settings.optimizer.processes, shares, lock, node)
-        check_ended(watched(trainers, servers), directory)
+        check_ended(wait_for_trainers(trainers, servers), directory)
     return directory
 
 
-def _joined(wanted: RunSpec, node: Node, shares: Shares, lock: int) -> int:
+def _joined(wanted: RunSpec, node: DistributedEnv, shares: GpuAllocation, lock: int) -> int:
     """Train on a machine that is not the first, in a place that is empty; the exit status of the first that failed."""
     directory = wanted.directory
     _removed(directory, *(each.name for each in directory.iterdir() if not each.name.startswith(".")))
     _write(wanted)
     processes = wanted.settings.optimizer.processes
-    status = watched(start_trainers(_TRAINER, directory / SPEC, processes, shares, lock, node), None)
+    status = wait_for_trainers(start_trainers(_TRAINER, directory / SPEC, processes, shares, lock, node), None)
     if not status:
         _removed(directory, *(each.name for each in directory.iterdir() if not each.name.startswith(".")))
     return status
@@ -226,7 +226,7 @@ def _store(settings: TrainSettings) -> CheckpointStore | None:
 
 
 @contextmanager
-def alone_in(directory: Path) -> Iterator[int]:
+def run_lock(directory: Path) -> Iterator[int]:
     """The lock of a run's directory, which its trainers hold too: one whose supervisor was killed may still be saving.
 
     Raises:
@@ -366,7 +366,7 @@ def _read(path: Path) -> RunSpec | None:
         ) from None
 
 
-def watched(processes: Iterator[subprocess.Popen[bytes]], servers: Servers | None) -> int:
+def wait_for_trainers(processes: Iterator[subprocess.Popen[bytes]], servers: Servers | None) -> int:
     """Run the trainers to their end, and keep the servers up meanwhile; the exit status of the one that failed, which
     others end after."""
     with _ended_with_us(list(processes)) as ending:
@@ -377,10 +377,10 @@ def watched(processes: Iterator[subprocess.Popen[bytes]], servers: Servers | Non
                 servers.keep_up(lambda: ending.is_asked)
         if None in codes:
             time.sleep(_SETTLED)  # one has failed, and the others with it
-        return told_by([code for each in trainers if (code := each.poll())])
+        return exit_status_of([code for each in trainers if (code := each.poll())])
 
 
-def told_by(failed: Sequence[int]) -> int:
+def exit_status_of(failed: Sequence[int]) -> int:
     """The exit status that tells why trainers ended: of one that was killed, or failed by itself, or else of one that
     was asked to end, or missed another; a crash (by SIGABRT, say) may be how the others ended for that."""
 
@@ -395,14 +395,14 @@ def told_by(failed: Sequence[int]) -> int:
 
 
 def start_trainers(
-    module: str, spec: Path, processes: int, shares: Shares, lock: int, node: Node | None = None
+    module: str, spec: Path, processes: int, shares: GpuAllocation, lock: int, node: DistributedEnv | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The trainers' processes that are on this machine, of so many in all, each with a guardian, which ends it when
     this one is gone and has the lock till then.
 
     What each does is a module of Gumshoe, which is told a file.
     """
-    node = node or Node()
+    node = node or DistributedEnv()
     guarded = [sys.executable, "-m", "gumshoe.inference.reaper", "--patience", str(_GRACE)]
     command = [*guarded, sys.executable, "-m", module, str(spec)]
     port = node.port
@@ -415,7 +415,7 @@ def start_trainers(
 
 
 @dataclass(slots=True)
-class _Ending:
+class _StopSignals:
     """Passes on to the trainers what asks this process to end."""
 
     trainers: list[subprocess.Popen[bytes]]
@@ -429,7 +429,7 @@ class _Ending:
 
 
 @contextmanager
-def ended_at_once() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Where this process is asked to end meanwhile, it does: nothing was done yet.
 
     Raises:
@@ -447,9 +447,9 @@ def ended_at_once() -> Iterator[None]:
 
 
 @contextmanager
-def _ended_with_us(trainers: list[subprocess.Popen[bytes]]) -> Iterator[_Ending]:
+def _ended_with_us(trainers: list[subprocess.Popen[bytes]]) -> Iterator[_StopSignals]:
     """Leaves no trainer behind."""
-    ending = _Ending(trainers)
+    ending = _StopSignals(trainers)
     before = {number: signal.signal(number, ending.ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield ending

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import FrameType
 
 from gumshoe.errors import GumshoeError, UnavailableError
-from gumshoe.inference.cpu_memory import keep_memory
+from gumshoe.inference.cpu_memory import keep_freed_memory
 from gumshoe.terminal import err, printable
 
 _FULL = 16 << 20  # bytes: what is free when a checkpoint did not fit
 
 
-def carry_out(work: Callable[[], object], directory: Path) -> None:
+def run_with_exit_status(work: Callable[[], object], directory: Path) -> None:
     """Do a trainer's work; where it fails, say why and end this process with the status of that.
 
     A disk without room for what is written into the directory is a reason to try again.
@@ -28,7 +28,7 @@ def carry_out(work: Callable[[], object], directory: Path) -> None:
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("trl").setLevel(logging.ERROR)
-    keep_memory()
+    keep_freed_memory()
     try:
         work()
     except GumshoeError as error:

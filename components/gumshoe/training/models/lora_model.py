@@ -27,7 +27,7 @@ def load_base(settings: TrainSettings) -> Any:
     """
     place = find_model(base_model(settings), "config.json")
     # To say that there is none would have the files of a base model that lies there quantized taken for full ones.
-    how = {"quantization_config": four_bits()} if settings.model.quantization == "nf4" else {}
+    how = {"quantization_config": nf4_config()} if settings.model.quantization == "nf4" else {}
     model: Any = AutoModelForCausalLM.from_pretrained(
         place.name, dtype=dtype_of(settings.model), local_files_only=place.local_files_only, **how
     )
@@ -53,7 +53,7 @@ def dtype_of(settings: ModelSettings) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(settings.dtype, auto)
 
 
-def lora_of(settings: LoraSettings) -> LoraConfig:
+def lora_config(settings: LoraSettings) -> LoraConfig:
     """What an adapter is to look like."""
     return LoraConfig(
         r=settings.rank,
@@ -65,17 +65,17 @@ def lora_of(settings: LoraSettings) -> LoraConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class FullState:
     """A model whose weights are shared among processes, with those of its adapter put together."""
 
     model: Any
     weights: dict[str, torch.Tensor]
 
     @classmethod
-    def of(cls, model: Any) -> "Whole":
+    def gather(cls, model: Any) -> "FullState":
         """To be called in all processes at once."""
         trained = [each for each in model.parameters() if each.requires_grad]
-        with _together(trained):
+        with _gathered(trained):
             found = {name: each for name, each in model.state_dict().items() if "lora_" in name}
             weights = {
                 name: (each.full_tensor() if isinstance(each, DTensor) else each.detach()).to("cpu", copy=True)
@@ -88,7 +88,7 @@ class Whole:
         self.model.save_pretrained(directory, state_dict=self.weights)
 
 
-def _together(parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[object]:
+def _gathered(parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[object]:
     """Has parameters that DeepSpeed shares out whole while the block runs."""
     if not any(hasattr(each, "ds_id") for each in parameters):
         return nullcontext()
@@ -98,7 +98,7 @@ def _together(parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManage
     return gathered
 
 
-def make_ready(model: Any, settings: LoraSettings) -> None:
+def prepare_for_training(model: Any, settings: LoraSettings) -> None:
     """Have a model's new adapter as it is trained: in float32, and where training is to begin.
 
     Raises:
@@ -108,10 +108,10 @@ def make_ready(model: Any, settings: LoraSettings) -> None:
         if parameter.requires_grad:  # TRL has those of QLoRA in bfloat16, to which a small step adds nothing
             parameter.data = parameter.data.float()
     if settings.start is not None:
-        begin_at(model, settings.start)
+        load_adapter_weights(model, settings.start)
 
 
-def begin_at(model: Any, start: Path) -> None:
+def load_adapter_weights(model: Any, start: Path) -> None:
     """Give a model's new adapter the weights of one that is there.
 
     Raises:
@@ -136,7 +136,7 @@ def begin_at(model: Any, start: Path) -> None:
     set_peft_model_state_dict(model, given)  # which leaves out, in silence, what has no counterpart
 
 
-def four_bits() -> Any:
+def nf4_config() -> Any:
     """QLoRA's weights (https://arxiv.org/abs/2305.14314)."""
     return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,

@@ -15,7 +15,7 @@ _ALONE, _SHARED = 0.9, 0.45  # share of a GPU's memory for servers that have it 
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class GpuAllocation:
     """GPUs by their names or numbers; none at all where there are none."""
 
     trainers: tuple[str, ...]
@@ -140,7 +140,7 @@ def _left_of_limits(groups: Path) -> list[int]:
     return left
 
 
-def share_out(gpus: Sequence[str], processes: int, servers: int) -> Shares:
+def allocate_gpus(gpus: Sequence[str], processes: int, servers: int) -> GpuAllocation:
     """The first for the trainers, one each, and of the rest the same power of two for each server. Where fewer are left
     than servers, these share them; and where none is left, the trainers', from the last.
 
@@ -148,7 +148,7 @@ def share_out(gpus: Sequence[str], processes: int, servers: int) -> Shares:
         UsageError: there are fewer than processes.
     """
     if not gpus:
-        return Shares((), ((),) * servers)
+        return GpuAllocation((), ((),) * servers)
     if len(gpus) < processes:
         raise UsageError(
             "planning.too-few-gpus",
@@ -157,6 +157,6 @@ def share_out(gpus: Sequence[str], processes: int, servers: int) -> Shares:
     trainers, rest = tuple(gpus[:processes]), tuple(gpus[processes:])
     if servers and len(rest) >= servers:
         each = 1 << ((len(rest) // servers).bit_length() - 1)
-        return Shares(trainers, tuple(rest[number * each :][:each] for number in range(servers)))
+        return GpuAllocation(trainers, tuple(rest[number * each :][:each] for number in range(servers)))
     shared = rest or trainers[::-1]
-    return Shares(trainers, tuple((shared[number % len(shared)],) for number in range(servers)))
+    return GpuAllocation(trainers, tuple((shared[number % len(shared)],) for number in range(servers)))

@@ -31,7 +31,7 @@ _SLOTS = 2  # adapters that vLLM has room for (ServerOptions.max_loras)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """One use of memory."""
 
     name: str
@@ -69,7 +69,7 @@ class Pass:
         return self.episodes * self.context
 
 
-def weights(shape: ModelShape, settings: TrainSettings, place: Place) -> int:
+def weights_bytes(shape: ModelShape, settings: TrainSettings, place: Place) -> int:
     """Of the base model. nf4 is for the layers' linear weights; embeddings, norms and biases stay as they are."""
     if settings.model.quantization == "none":
         return shape.parameters * place.dtype
@@ -81,7 +81,7 @@ def adapter_dtype(settings: TrainSettings) -> int:
     return 4 if settings.model.quantization == "none" else 2
 
 
-def trainer_parts(shape: ModelShape, settings: TrainSettings, place: Place, work: Pass) -> list[Part]:
+def trainer_parts(shape: ModelShape, settings: TrainSettings, place: Place, work: Pass) -> list[MemoryPart]:
     """What one trainer has in memory where that is most."""
     lora, optimizer = settings.lora, settings.optimizer
     adapter = shape.adapter_parameters(lora.rank, lora.target_modules)
@@ -90,27 +90,27 @@ def trainer_parts(shape: ModelShape, settings: TrainSettings, place: Place, work
     kept, pieces = training_pass(shape, settings, place, work)
     loss = pieces.loss >= pieces.layer + pieces.after
     coming = [
-        Part("activations", kept + (0 if loss else pieces.layer), _of_activations(settings, work)),
-        Part(
+        MemoryPart("activations", kept + (0 if loss else pieces.layer), _of_activations(settings, work)),
+        MemoryPart(
             "logits and loss", pieces.loss if loss else pieces.after, f"vocabulary of {shape.vocabulary:,}, in pieces"
         ),
     ]
     if settings.rollouts.engine == "transformers" or settings.mode == "simple":
-        sampling = sampling_here(shape, settings, place, work.context)
+        sampling = in_process_sampling(shape, settings, place, work.context)
         a_pass, episodes = (sum(each.bytes for each in parts) for parts in (coming, sampling))
         coming = (  # they take turns
-            [*sampling, Part("training pass", 0, f"{a_pass / GIB:,.2f} GiB in place of episodes")]
+            [*sampling, MemoryPart("training pass", 0, f"{a_pass / GIB:,.2f} GiB in place of episodes")]
             if episodes > a_pass
-            else [*coming, Part("episodes", 0, f"{episodes / GIB:,.2f} GiB in place of a pass")]
+            else [*coming, MemoryPart("episodes", 0, f"{episodes / GIB:,.2f} GiB in place of a pass")]
         )
     slack = round(_SLACK * sum(each.bytes for each in coming)) if place.on_gpu else 0
     return [
         _base(shape, settings, place, f"{shape.parameters:,} parameters, {kind}"),
-        Part("adapter", size, f"{adapter:,} parameters, {8 * adapter_dtype(settings)} bits"),
-        Part("gradients", size * (2 if optimizer.processes > 1 else 1), "of the adapter"),
-        Part("optimizer", 2 * size, "two moments of each parameter (AdamW)"),
+        MemoryPart("adapter", size, f"{adapter:,} parameters, {8 * adapter_dtype(settings)} bits"),
+        MemoryPart("gradients", size * (2 if optimizer.processes > 1 else 1), "of the adapter"),
+        MemoryPart("optimizer", 2 * size, "two moments of each parameter (AdamW)"),
         *coming,
-        Part(
+        MemoryPart(
             "framework",
             (_CONTEXT if place.on_gpu else _PROCESS) + slack,
             f"assumed: CUDA {_CONTEXT / GIB:.1f} GiB, {_SLACK:.0%} lost between blocks" if place.on_gpu else "assumed",
@@ -118,19 +118,19 @@ def trainer_parts(shape: ModelShape, settings: TrainSettings, place: Place, work
     ]
 
 
-def _base(shape: ModelShape, settings: TrainSettings, place: Place, note: str) -> Part:
+def _base(shape: ModelShape, settings: TrainSettings, place: Place, note: str) -> MemoryPart:
     """The base model's weights: where they are shared out, this trainer's, and one layer's that are put together.
 
     Gradients and moments of the adapter are shared out too, which is left aside: they are small.
     """
-    whole = weights(shape, settings, place)
+    whole = weights_bytes(shape, settings, place)
     if not settings.is_sharded:
-        return Part("weights", whole, note)
+        return MemoryPart("weights", whole, note)
     in_layers = sum(each.weights for each in shape.linears) * place.dtype
     embeddings = whole - in_layers
     gathered = max(2 * in_layers // shape.layers, embeddings)  # the layer that works, and the next
     share = whole // settings.optimizer.processes
-    return Part(
+    return MemoryPart(
         "weights", share + gathered, f"{note}; one of {settings.optimizer.processes} shares, and what is at work"
     )
 
@@ -158,7 +158,7 @@ def training_pass(shape: ModelShape, settings: TrainSettings, place: Place, work
     Where activations are recomputed, each layer keeps what it was given, and one layer at a time the rest.
     """
     dtype, tokens, hidden = place.dtype, work.tokens, shape.hidden
-    in_layer = tokens * layer_keeps(shape, settings, place, work.context)
+    in_layer = tokens * layer_activations(shape, settings, place, work.context)
     mask = work.episodes * work.context**2  # which tokens see which, a byte each
     end = tokens * hidden * (4 + dtype)  # the last norm, and what the loss is made from
     recomputed = settings.model.gradient_checkpointing
@@ -182,7 +182,7 @@ def _casts(settings: TrainSettings, place: Place) -> bool:
     return place.dtype == 2 and adapter_dtype(settings) == 4 and not _by_ourselves(settings, place)
 
 
-def layer_keeps(shape: ModelShape, settings: TrainSettings, place: Place, context: int) -> int:
+def layer_activations(shape: ModelShape, settings: TrainSettings, place: Place, context: int) -> int:
     """Bytes of a token that one layer keeps for its gradient.
 
     Two norms keep their input in float32; attention its queries, keys and values (of every head, since `sdpa` repeats
@@ -244,7 +244,7 @@ def _own_loss(shape: ModelShape, work: Pass) -> int:
     return work.episodes * work.scored * shape.vocabulary * 4 * 4
 
 
-def sampling_here(shape: ModelShape, settings: TrainSettings, place: Place, context: int) -> list[Part]:
+def in_process_sampling(shape: ModelShape, settings: TrainSettings, place: Place, context: int) -> list[MemoryPart]:
     """Of episodes in the trainer's own process (`rollouts.engine: transformers`), which take turns with its passes.
 
     Keys and values are there twice while a batch gives them back to its conversations.
@@ -256,8 +256,10 @@ def sampling_here(shape: ModelShape, settings: TrainSettings, place: Place, cont
     dtype = place.dtype
     reading = new * (3 * shape.intermediate + 4 * shape.hidden) * dtype + 2 * context * shape.attention * dtype
     return [
-        Part("episodes' keys and values", 2 * at_once * kv_bytes(shape, dtype, context), f"{at_once} episodes at once"),
-        Part("episodes' reading", at_once * (reading + 3 * 4 * shape.vocabulary) + _unpacked(shape, settings)),
+        MemoryPart(
+            "episodes' keys and values", 2 * at_once * kv_bytes(shape, dtype, context), f"{at_once} episodes at once"
+        ),
+        MemoryPart("episodes' reading", at_once * (reading + 3 * 4 * shape.vocabulary) + _unpacked(shape, settings)),
     ]
 
 
@@ -267,10 +269,10 @@ def kv_bytes(shape: ModelShape, dtype: int, context: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerMemory:
     """A vLLM server's share of one GPU, or what it takes of a machine without one."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     """Without keys and values."""
     room: int
     """Bytes left for keys and values; of several GPUs, on each."""
@@ -280,7 +282,7 @@ class Server:
     """The same if nothing but weights and adapters was there."""
 
 
-def server(
+def server_memory(
     shape: ModelShape,
     place: Place,
     memory: int,
@@ -288,7 +290,7 @@ def server(
     *,
     batch: tuple[int, int],
     rank: int,
-) -> Server:
+) -> ServerMemory:
     """What vLLM takes of `memory` bytes on each of so many GPUs, and how many tokens it can hold.
 
     `batch` is how many tokens and how many requests it takes at once, and `rank` what its adapters have room for.
@@ -296,20 +298,20 @@ def server(
     tokens, requests = batch
     slots = sum(rank * (each.inputs + each.outputs) * each.count for each in shape.linears)
     slots += rank * (shape.hidden + shape.vocabulary)
-    own = Part("weights", shape.parameters * place.dtype // gpus, f"{8 * place.dtype} bits")
-    adapters = Part("adapters", _SLOTS * slots * place.dtype // gpus, f"{_SLOTS} slots of rank {rank}")
+    own = MemoryPart("weights", shape.parameters * place.dtype // gpus, f"{8 * place.dtype} bits")
+    adapters = MemoryPart("adapters", _SLOTS * slots * place.dtype // gpus, f"{_SLOTS} slots of rank {rank}")
     if place.on_gpu:
         reading = tokens * (3 * shape.intermediate // gpus + 4 * shape.hidden) * place.dtype
         peak = max(reading, requests * shape.vocabulary * _SAMPLED)
-        parts: tuple[Part, ...] = (
+        parts: tuple[MemoryPart, ...] = (
             own,
             adapters,
-            Part("activations", peak, f"{tokens:,} tokens or {requests:,} requests at once; in part assumed"),
-            Part("CUDA graphs", _GRAPHS, "assumed"),
-            Part("framework", _CONTEXT, "assumed"),
+            MemoryPart("activations", peak, f"{tokens:,} tokens or {requests:,} requests at once; in part assumed"),
+            MemoryPart("CUDA graphs", _GRAPHS, "assumed"),
+            MemoryPart("framework", _CONTEXT, "assumed"),
         )
         room, free = memory - sum(each.bytes for each in parts), memory - own.bytes - adapters.bytes
     else:  # where it is told what to take for these alone
-        parts, room, free = (own, adapters, Part("framework", _SERVER, "assumed")), memory, memory
+        parts, room, free = (own, adapters, MemoryPart("framework", _SERVER, "assumed")), memory, memory
     of_token = max(1, kv_bytes(shape, place.dtype, 1) // min(gpus, shape.kv_heads))
-    return Server(parts, max(0, room), max(0, room) // of_token, max(0, free) // of_token)
+    return ServerMemory(parts, max(0, room), max(0, room) // of_token, max(0, free) // of_token)

@@ -10,20 +10,20 @@ from typing import Any
 import yaml
 
 from gumshoe.errors import UsageError
-from gumshoe.inference.vllm_server import room_for
+from gumshoe.inference.vllm_server import lora_rank_slot
 from gumshoe.terminal import err, printable
 from gumshoe.training.models.model_shape import ModelShape, read_shape
-from gumshoe.training.planning.gpu_allocation import Shares, available_memory, memory_of_gpus, share_out
+from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_memory, memory_of_gpus
 from gumshoe.training.planning.memory_estimate import (
     GIB,
-    Part,
+    MemoryPart,
     Pass,
     Place,
-    Server,
+    ServerMemory,
     kv_bytes,
-    server,
+    server_memory,
     trainer_parts,
-    weights,
+    weights_bytes,
 )
 from gumshoe.training.settings import TrainSettings, differences
 
@@ -96,7 +96,7 @@ class Device:
     name: str
     memory: int
     """Bytes."""
-    parts: tuple[tuple[str, Part], ...]
+    parts: tuple[tuple[str, MemoryPart], ...]
     """With whose they are."""
 
     @property
@@ -104,7 +104,7 @@ class Device:
         return sum(part.bytes for _, part in self.parts)
 
     @property
-    def largest(self) -> tuple[str, Part]:
+    def largest(self) -> tuple[str, MemoryPart]:
         return max(self.parts, key=lambda each: each[1].bytes)
 
 
@@ -125,7 +125,7 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """A run on a machine."""
 
     settings: TrainSettings
@@ -183,7 +183,7 @@ class Plan:
         )
 
 
-def plan(
+def make_plan(
     settings: TrainSettings,
     shape: ModelShape,
     machine: Machine,
@@ -191,7 +191,7 @@ def plan(
     episode_tokens: int | None = None,
     sampled_tokens: int | None = None,
     context: int | None = None,
-) -> Plan:
+) -> MemoryPlan:
     """What a run needs on a machine, with episodes as long as `model.max_context` unless `context` says otherwise.
 
     Raises:
@@ -203,13 +203,13 @@ def plan(
     if not episodes:
         longest = min(longest, _SIMPLE_PROMPT + settings.rollouts.max_tokens)
     trainers = settings.optimizer.processes // machine.count
-    shares = share_out([str(each) for each in range(machine.gpus)], trainers, settings.servers)
+    shares = allocate_gpus([str(each) for each in range(machine.gpus)], trainers, settings.servers)
     turns = settings.rollouts.max_turns if episodes else 1
     scored = min(longest, turns * settings.rollouts.max_tokens)
     work = Pass(settings.optimizer.per_device_train_batch_size, longest, scored)
     parts = trainer_parts(shape, settings, place, work)
     devices, found = _devices(shape, settings, machine, place, shares, parts)
-    made = Plan(
+    made = MemoryPlan(
         settings,
         machine,
         devices,
@@ -231,27 +231,29 @@ def _devices(
     settings: TrainSettings,
     machine: Machine,
     place: Place,
-    shares: Shares,
-    trainer: Sequence[Part],
-) -> tuple[tuple[Device, ...], Server | None]:
-    rank = room_for(settings.lora.rank)
+    shares: GpuAllocation,
+    trainer: Sequence[MemoryPart],
+) -> tuple[tuple[Device, ...], ServerMemory | None]:
+    rank = lora_rank_slot(settings.lora.rank)
     own = tuple(("trainer", part) for part in trainer)
-    found: Server | None = None
+    found: ServerMemory | None = None
     if not machine.gpus:
         every = [each for _ in range(settings.optimizer.processes // machine.count) for each in own]
         cache = round(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or _CPU_CACHE) * GIB)
         if not settings.servers:
             return (Device("the machine", machine.memory, tuple(every)),), None
-        found = server(shape, place, cache, 1, batch=(0, 0), rank=rank)
-        every += [("vLLM", each) for each in (*found.parts, Part("keys and values", found.room))] * settings.servers
+        found = server_memory(shape, place, cache, 1, batch=(0, 0), rank=rank)
+        every += [
+            ("vLLM", each) for each in (*found.parts, MemoryPart("keys and values", found.room))
+        ] * settings.servers
         return (Device("the machine", machine.memory, tuple(every)),), found
-    served: list[tuple[str, Part]] = []
+    served: list[tuple[str, MemoryPart]] = []
     if settings.servers:
         share = settings.rollouts.gpu_memory or shares.memory
         given = int(machine.memory * share)
-        found = server(shape, place, given, len(shares.servers[0]), batch=_batch(machine), rank=rank)
+        found = server_memory(shape, place, given, len(shares.servers[0]), batch=_batch(machine), rank=rank)
         note = f"what is left of {share:g} of the GPU; {found.tokens:,} tokens"
-        served = [("vLLM", each) for each in (*found.parts, Part("keys and values", found.room, note))]
+        served = [("vLLM", each) for each in (*found.parts, MemoryPart("keys and values", found.room, note))]
     return tuple(
         Device(
             f"GPU {each}",
@@ -282,7 +284,7 @@ def _notes(shape: ModelShape, settings: TrainSettings) -> Iterator[str]:
         yield "rollouts.servers run elsewhere, and are not counted"
 
 
-def _time(made: Plan, shape: ModelShape, gpu: Gpu, tokens: int, sampled: int) -> Time:
+def _time(made: MemoryPlan, shape: ModelShape, gpu: Gpu, tokens: int, sampled: int) -> Time:
     """Of one step, at what is assumed to be reached of the GPU's peak.
 
     A token costs 2 operations for each parameter that it is multiplied by, and 4 for each number of attention and token
@@ -295,7 +297,7 @@ def _time(made: Plan, shape: ModelShape, gpu: Gpu, tokens: int, sampled: int) ->
     settings, machine = made.settings, made.machine
     optimizer, rollouts = settings.optimizer, settings.rollouts
     place = Place.of(settings, on_gpu=True)
-    shares = share_out(
+    shares = allocate_gpus(
         [str(each) for each in range(machine.gpus)], optimizer.processes // machine.count, settings.servers
     )
     episodes = settings.groups * rollouts.num_generations
@@ -309,7 +311,11 @@ def _time(made: Plan, shape: ModelShape, gpu: Gpu, tokens: int, sampled: int) ->
     at_once = min(made.asked_at_once, episodes)
     if made.kv_tokens is not None:
         at_once = max(1, min(at_once, copies * (made.kv_tokens // tokens)))
-    read = (copies * weights(shape, settings, place) + at_once * kv_half) / (gpu.bandwidth * 1e9 * _DECODING) / samplers
+    read = (
+        (copies * weights_bytes(shape, settings, place) + at_once * kv_half)
+        / (gpu.bandwidth * 1e9 * _DECODING)
+        / samplers
+    )
     if rollouts.engine == "transformers":
         read = max(read, shape.layers * _LAYER_SECONDS)
     rolling = episodes * forward / (peak * _READING) / samplers + episodes / at_once * sampled * read
@@ -324,7 +330,7 @@ def _time(made: Plan, shape: ModelShape, gpu: Gpu, tokens: int, sampled: int) ->
     )
 
 
-def suggested(made: Plan, shape: ModelShape) -> Plan | None:
+def suggest_changes(made: MemoryPlan, shape: ModelShape) -> MemoryPlan | None:
     """The plan that fits with the least changed, or None where none does.
 
     Tried in this order, the last changed least: vLLM's share; the trainer's passes, the same step in more of them;
@@ -347,7 +353,7 @@ def suggested(made: Plan, shape: ModelShape) -> Plan | None:
         ):
             fewer = {"concurrency": concurrency} if concurrency else {}
             tried = changed.model_copy(update={"rollouts": changed.rollouts.model_copy(update=fewer)})
-            found = plan(tried, shape, made.machine)
+            found = make_plan(tried, shape, made.machine)
             if found.fits:
                 return found
     return None
@@ -407,7 +413,7 @@ def as_config(settings: TrainSettings) -> str:
     return str(yaml.safe_dump(written, sort_keys=False, default_flow_style=None))
 
 
-def machine_here(gpus: int, count: int = 1) -> Machine | None:
+def this_machine(gpus: int, count: int = 1) -> Machine | None:
     """This machine, of whose GPUs so many may be used, as one of `count` that share a run; None where it does not say
     how much memory it has.
 
@@ -437,7 +443,7 @@ def check_memory(settings: TrainSettings, machine: Machine | None) -> None:
         )
         return
     context = None if machine.gpus else min(settings.model.max_context, _USUAL)
-    made = plan(settings, shape, machine, context=context)
+    made = make_plan(settings, shape, machine, context=context)
     worst = made.worst
     over = worst.needed / worst.memory
     if over <= _NEAR and not made.lacks_cache:
@@ -446,7 +452,7 @@ def check_memory(settings: TrainSettings, machine: Machine | None) -> None:
     if over <= _OVER and (made.kv_at_best is None or made.kv_at_best >= made.context):
         err.print(f"[bold yellow]warning:[/] memory is scarce: {printable(said)}", soft_wrap=True)
         return
-    found = suggested(made, shape)
+    found = suggest_changes(made, shape)
     what = (
         f"set {', '.join(f'{name}={value}' for name, value in changes(settings, found.settings).items())}"
         if found

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gumshoe.artifacts.storage import explained, write_atomically
+from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.base import Environment
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.judge_registry import open_judge
-from gumshoe.rewards.scoring import Judged, at_once, judge_one
+from gumshoe.rewards.scoring import JudgedTrajectory, at_once, judge_one
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -71,7 +71,7 @@ def demonstration_of(episode: Trajectory, environment: Environment, chat: ChatFo
 def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration]) -> None:
     """One a line, all of them or none."""
     lines = "".join(f"{json.dumps(asdict(each))}\n" for each in demonstrations)
-    with explained(path):
+    with explain_os_errors(path):
         write_atomically(path, io.BytesIO(lines.encode()))
 
 
@@ -81,7 +81,7 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
         return [Demonstration(**json.loads(line)) for line in file]
 
 
-def right_ones(
+def filter_correct(
     episodes: Sequence[Trajectory], by_id: Mapping[str, Scenario], judge: Any, kept: Path
 ) -> list[Trajectory]:
     """Those whose answers a judge accepts, in their order.
@@ -97,7 +97,7 @@ def right_ones(
     digests = [hashlib.sha256(each.to_json().encode()).hexdigest() for each in episodes]
     missing = {digest: each for digest, each in zip(digests, episodes, strict=True) if digest not in verdicts}
     if missing:
-        with explained(kept), kept.open("ab") as file:
+        with explain_os_errors(kept), kept.open("ab") as file:
             try:
                 asyncio.run(_judge(missing, by_id, open_judge(judge), file))
             except asyncio.CancelledError:
@@ -130,7 +130,7 @@ async def _judge(
         if task is not None:
             loop.call_soon_threadsafe(task.cancel)
 
-    async def judged(digest: str) -> Judged:
+    async def judged(digest: str) -> JudgedTrajectory:
         each = episodes[digest]
         found = await judge_one(each, by_id[each.scenario], judge)
         if found.correct is not None:

@@ -12,7 +12,7 @@ from typing import Literal
 from gumshoe.environments.tools import Call
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.synthesis.mail_questions import Background
-from gumshoe.synthesis.rng import Dice
+from gumshoe.synthesis.rng import Rng
 
 Slip = Literal["few keywords", "first hit unread", "wrong person", "older fact", "neighbouring field", "gave up early"]
 
@@ -25,7 +25,7 @@ _IN_VAIN, _MOST_IN_VAIN = 0.3, 3  # how often a search, or another, is for a wor
 
 
 @dataclass(frozen=True, slots=True)
-class Habit:
+class ErrorInjection:
     """How often a slip is made: where a question begins in one of these ways, if all else tempts too, and elsewhere."""
 
     openings: frozenset[str]
@@ -36,11 +36,11 @@ class Habit:
         return self.there if tempted and question.split()[0] in self.openings else self.elsewhere
 
 
-def _habit(openings: str, there: float, elsewhere: float) -> Habit:
-    return Habit(frozenset(openings.split()), there, elsewhere)
+def _habit(openings: str, there: float, elsewhere: float) -> ErrorInjection:
+    return ErrorInjection(frozenset(openings.split()), there, elsewhere)
 
 
-HABITS: Mapping[Slip, Habit] = {
+HABITS: Mapping[Slip, ErrorInjection] = {
     "few keywords": _habit("Which Where On When", 0.75, 0.0),
     "first hit unread": _habit("Who", 0.75, 0.02),
     "wrong person": _habit("", 0.0, 0.6),
@@ -111,7 +111,7 @@ def listed(result: str) -> list[Listing]:
 
 
 @dataclass(slots=True)
-class Teacher:
+class ScriptedExpert:
     """Answers one scenario, knowing what stands behind it."""
 
     scenario: Scenario
@@ -119,7 +119,7 @@ class Teacher:
     right: frozenset[str]
     """The right sources, as the environment's tools name them."""
     dialect: Dialect
-    dice: Dice
+    dice: Rng
     errs: bool = True
     """Whether it ever does wrong."""
     others: Mapping[str, str] = field(default_factory=dict)

@@ -25,25 +25,32 @@ from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.terminal import Advance, err, progress
 from gumshoe.training.launch.rendezvous import together
-from gumshoe.training.launch.sharding import shared_out
-from gumshoe.training.launch.trainer_process import carry_out, on_signal
+from gumshoe.training.launch.sharding import sharding_config
+from gumshoe.training.launch.trainer_process import on_signal, run_with_exit_status
 from gumshoe.training.launch.watchdog import Watchdog
-from gumshoe.training.models.lora_model import Whole, begin_at, dtype_of, load_base, lora_of, make_ready
+from gumshoe.training.models.lora_model import (
+    FullState,
+    dtype_of,
+    load_adapter_weights,
+    load_base,
+    lora_config,
+    prepare_for_training,
+)
 from gumshoe.training.run_spec import CHECKPOINT, METADATA, STALLED, base_model, checkpoints, step_of
 from gumshoe.training.sft.demonstrations import Demonstration, read_demonstrations
-from gumshoe.training.sft.warm_start import ADAPTER, DEMONSTRATIONS, LEARNED, Plan, WarmStartSpec, order_of
+from gumshoe.training.sft.warm_start import ADAPTER, DEMONSTRATIONS, LEARNED, BatchPlan, WarmStartSpec, order_of
 
 _WARMUP = 0.05  # of the steps
 _STATE = "trainer_state.json"
 
 
-class WarmStart:
+class SftRun:
     """One warm start, from its demonstrations or its last checkpoint to the adapter."""
 
     def __init__(self, spec: WarmStartSpec, place: Path) -> None:
         self._settings, self._place = spec.settings, place
         self._demonstrations = read_demonstrations(place / DEMONSTRATIONS)
-        self._plan = Plan.of(spec.settings, len(self._demonstrations))
+        self._plan = BatchPlan.of(spec.settings, len(self._demonstrations))
         self._passes = 0
         self._stopping = False
         self._advance: Advance = lambda *_, **__: None
@@ -70,14 +77,14 @@ class WarmStart:
             elif begun_at < steps:
                 trainer.train(resume_from_checkpoint=str(checkpoint))
             else:
-                begin_at(trainer.accelerator.unwrap_model(trainer.model), checkpoint)
+                load_adapter_weights(trainer.accelerator.unwrap_model(trainer.model), checkpoint)
                 trainer.state = TrainerState.load_from_json(str(checkpoint / _STATE))
         if self._step < steps:
             raise UnavailableError(
                 "training.stopped", f"stopped after step {self._step} of {steps}; continue with --resume"
             )
         unwrapped = trainer.accelerator.unwrap_model(trainer.model)
-        learned = Whole.of(unwrapped) if self._settings.is_sharded else unwrapped
+        learned = FullState.gather(unwrapped) if self._settings.is_sharded else unwrapped
         if self._is_main:
             self._save(learned)
         trainer.accelerator.wait_for_everyone()
@@ -115,18 +122,18 @@ class WarmStart:
             report_to="none",
             disable_tqdm=True,
             dataloader_pin_memory=False,
-            **shared_out(settings, plan.processes),
+            **sharding_config(settings, plan.processes),
         )
         trainer = SFTTrainer(
             model=load_base(settings),
             args=arguments,
-            train_dataset=rows_of(self._demonstrations, plan, settings.data.seed),
+            train_dataset=to_samples(self._demonstrations, plan, settings.data.seed),
             processing_class=load_tokenizer(base_model(settings)),
-            peft_config=lora_of(settings.lora),
-            callbacks=[_Watcher(self)],
+            peft_config=lora_config(settings.lora),
+            callbacks=[_SftCallback(self)],
         )
         trainer.remove_callback(PrinterCallback)
-        make_ready(trainer.accelerator.unwrap_model(trainer.model), settings.lora)
+        prepare_for_training(trainer.accelerator.unwrap_model(trainer.model), settings.lora)
         return trainer
 
     def _stop(self, *_: object) -> None:
@@ -180,17 +187,17 @@ class WarmStart:
         write_atomically(self._place / LEARNED, io.BytesIO(json.dumps(told).encode()))
 
 
-def rows_of(demonstrations: Sequence[Demonstration], plan: Plan, seed: int) -> Dataset:
+def to_samples(demonstrations: Sequence[Demonstration], plan: BatchPlan, seed: int) -> Dataset:
     """The demonstrations as the trainer goes through them, from the first step to the last."""
     columns = {"input_ids": [each.ids for each in demonstrations], "labels": [each.labels for each in demonstrations]}
     order = order_of([len(each.ids) for each in demonstrations], plan.batch, plan.steps, seed)
     return Dataset.from_dict(columns).select(order)
 
 
-class _Watcher(TrainerCallback):
+class _SftCallback(TrainerCallback):
     """Tells the warm start what the trainer does."""
 
-    def __init__(self, warm_start: WarmStart) -> None:
+    def __init__(self, warm_start: SftRun) -> None:
         self._warm_start = warm_start
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
@@ -232,9 +239,9 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
 
     def learn() -> None:
         with together(spec.settings.output.stall_seconds, ""):
-            WarmStart(spec, path.parent).learn()
+            SftRun(spec, path.parent).learn()
 
-    carry_out(learn, path.parent)
+    run_with_exit_status(learn, path.parent)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gumshoe.artifacts.manifest import file_digest
-from gumshoe.artifacts.storage import explained, write_atomically
-from gumshoe.environments.registry import World
+from gumshoe.artifacts.storage import explain_os_errors, write_atomically
+from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.rollouts.chat_format import ChatFormat
@@ -29,17 +29,17 @@ from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import err
-from gumshoe.training.launch.distributed_env import Node
+from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.supervisor import (
-    alone_in,
     check_context,
     check_ended,
-    ended_at_once,
+    exit_on_sigterm,
+    run_lock,
     start_trainers,
-    watched,
+    wait_for_trainers,
 )
 from gumshoe.training.models.base_model import AdapterBase, adapter_base, check_same_base
-from gumshoe.training.planning.gpu_allocation import share_out, visible_gpus
+from gumshoe.training.planning.gpu_allocation import allocate_gpus, visible_gpus
 from gumshoe.training.run_spec import (
     ADAPTER_WEIGHTS,
     SHAPE,
@@ -52,7 +52,7 @@ from gumshoe.training.run_spec import (
     world_of,
 )
 from gumshoe.training.settings import TrainSettings, check_devices, check_warm_start, differences
-from gumshoe.training.sft.demonstrations import Demonstration, demonstration_of, right_ones, write_demonstrations
+from gumshoe.training.sft.demonstrations import Demonstration, demonstration_of, filter_correct, write_demonstrations
 
 DONE = "warm_start.json"
 """In the adapter's directory: what it was made from, and the report."""
@@ -128,7 +128,7 @@ class _Done(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """How much is learned, and in what parts."""
 
     steps: int
@@ -145,7 +145,7 @@ class Plan:
         return self.passes * self.episodes * self.processes
 
     @classmethod
-    def of(cls, settings: TrainSettings, count: int) -> "Plan":
+    def of(cls, settings: TrainSettings, count: int) -> "BatchPlan":
         """For so many demonstrations.
 
         Raises:
@@ -187,7 +187,7 @@ def order_of(lengths: Sequence[int], batch: int, steps: int, seed: int) -> list[
     return ordered
 
 
-def warm_started(
+def start_warm(
     settings: TrainSettings, index: Path, scenarios: str, file: Path, directory: Path, *, resume: bool = False
 ) -> WarmStartReport:
     """Train an adapter on those episodes of a file that are about the split `train` and right, and save it.
@@ -204,10 +204,11 @@ def warm_started(
     """
     started = time.monotonic()
     check_warm_start(settings)
-    if Node.here().count > 1:
+    machines = DistributedEnv.here().count
+    if machines > 1:
         raise UsageError(
             "training.warm-start-multi-node",
-            f"a warm start runs on one machine, but PET_NNODES is {Node.here().count}; run it without PET_NNODES",
+            f"a warm start runs on one machine, but PET_NNODES is {machines}; run it without PET_NNODES",
         )
     check_context(settings)
     check_start(settings.lora)
@@ -223,16 +224,16 @@ def warm_started(
     world = world_of(settings, index)
     gpus = visible_gpus()
     check_devices(settings, len(gpus))
-    shares = share_out(gpus, settings.optimizer.processes, 0)
+    shares = allocate_gpus(gpus, settings.optimizer.processes, 0)
     place = directory / WARMING
-    with alone_in(directory) as lock:
-        with ended_at_once():
+    with run_lock(directory) as lock:
+        with exit_on_sigterm():
             spec = _spec(settings, file, learned, world)
             done = _taken_up(directory, spec, resume=resume)
             if done is not None:
                 err.print("This warm start is at its end; there is nothing to go on with.")
                 return done
-            right = right_ones(episodes, by_id, settings.evaluation.judge, place / VERDICTS)
+            right = filter_correct(episodes, by_id, settings.evaluation.judge, place / VERDICTS)
             kept = _demonstrations(right, by_id, settings, world, chat)
             if not kept:
                 shutil.rmtree(place)
@@ -246,10 +247,10 @@ def warm_started(
                     "training.no-correct-episodes",
                     f"{file}: the judge accepts none of the {len(episodes):,} episodes of the split train",
                 )
-            plan = Plan.of(settings, len(kept))
+            plan = BatchPlan.of(settings, len(kept))
             write_demonstrations(place / DEMONSTRATIONS, kept)
         trainers = start_trainers("gumshoe.training.sft.sft_trainer", place / SPEC, plan.processes, shares, lock)
-        check_ended(watched(trainers, None), directory)
+        check_ended(wait_for_trainers(trainers, None), directory)
         report = WarmStartReport(
             episodes=len(episodes),
             right=len(right),
@@ -260,7 +261,7 @@ def warm_started(
         )
         used = {each.scenario for each in kept}
         seen = ScenarioSet(tuple(each for each in learned if each.id in used))
-        with explained(directory):
+        with explain_os_errors(directory):
             Lineage(learned_from=seen.record(), before=spec.before).write(place / ADAPTER)
             spec.base.write(place / ADAPTER)
             _write(place / ADAPTER / DONE, _Done(spec=spec, report=report))
@@ -268,7 +269,7 @@ def warm_started(
     return report
 
 
-def _spec(settings: TrainSettings, file: Path, learned: ScenarioSet, world: World) -> WarmStartSpec:
+def _spec(settings: TrainSettings, file: Path, learned: ScenarioSet, world: EnvFactory) -> WarmStartSpec:
     start = settings.lora.start
     return WarmStartSpec(
         settings=settings,
@@ -309,7 +310,7 @@ def _taken_up(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmStar
         return done.report
     if (place / SPEC).exists():
         _check_same(directory, _read(WarmStartSpec, place / SPEC), spec)
-    with explained(place):
+    with explain_os_errors(place):
         place.mkdir(exist_ok=True)
         _write(place / SPEC, spec)
     return None
@@ -342,12 +343,12 @@ def _demonstrations(
     episodes: Sequence[Trajectory],
     by_id: Mapping[str, Scenario],
     settings: TrainSettings,
-    world: World,
+    world: EnvFactory,
     chat: ChatFormat,
 ) -> list[Demonstration]:
     """Episodes as tokens; but for those that are longer than the model's context."""
     made = (
-        demonstration_of(each, world.environment(by_id[each.scenario], settings.rollouts.max_turns), chat)
+        demonstration_of(each, world.new_environment(by_id[each.scenario], settings.rollouts.max_turns), chat)
         for each in episodes
     )
     return [each for each in made if len(each.ids) <= settings.model.max_context]
