@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Build the images (all, or those named) with docker, podman or buildah, each on a base that is pinned by its digest.
+# Build images (default: all) with docker, podman or buildah. Base images are pinned by digest.
 #   images/build.sh [trainer|worker|agent|agent-documents ...]
-# BUILDER   docker, podman or buildah; the first that is there
-# REGISTRY  what the images' names begin with (ghcr.io/gumshoe)
-# TAG       the version of pyproject.toml
-# TRAINER_BASE, WORKER_BASE, AGENT_BASE   other bases; one with @sha256:... is taken as it is
-# TORCH     of agent-documents: the version of torch, of PyTorch's own index of CPU builds
+# Environment variables:
+# BUILDER   docker, podman or buildah (default: the first one installed)
+# REGISTRY  prefix of the image names (default: ghcr.io/gumshoe)
+# TAG       image tag (default: the version in pyproject.toml)
+# TRAINER_BASE, WORKER_BASE, AGENT_BASE   other base images; one with @sha256:... is used unchanged
+# TORCH     torch version of agent-documents, from PyTorch's index of CPU builds
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,7 +26,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 registry=${REGISTRY:-ghcr.io/gumshoe} tag=${TAG:-$version}
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 
-# The base with the digest of what its tag names now, so that what was built can be built again.
+# Print the base image with the current digest of its tag, so that builds can be reproduced.
 pinned() {
     local base=$1 digest
     [[ $base != *@sha256:* ]] || { echo "$base" && return; }
@@ -48,7 +49,7 @@ for image in "$@"; do
         more=(--build-arg REQUIREMENTS=requirements-documents.txt --build-arg "TORCH=${TORCH:-2.13.0+cpu}")
     file=images/$folder/Dockerfile
     [[ -f $file && $image =~ ^(trainer|worker|agent|agent-documents)$ ]] ||
-        fail "there is no image $image; there are trainer, worker, agent and agent-documents"
+        fail "unknown image $image; use trainer, worker, agent or agent-documents"
     own=${folder^^}_BASE
     base=$(pinned "${!own:-$(sed -n 's/^ARG BASE_IMAGE=//p' "$file")}")
     echo "Building $registry/$image:$tag on $base"

@@ -21,7 +21,7 @@ import hypothesis
 import psutil
 import pytest
 
-from gumshoe.inference.vllm_server import free_ports
+from gumshoe.inference.vllm_server import find_free_ports
 from tests.artifacts.fault_proxy import FaultProxy
 from tests.waiting import Clock
 
@@ -53,7 +53,7 @@ _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def free_port() -> int:
     """A port of this machine that nothing listens at."""
-    return free_ports(1)[0]
+    return find_free_ports(1)[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -164,10 +164,10 @@ def missing(what: str) -> NoReturn:
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SharedServer"]:
     """A real vLLM server with the tiny policy, which all workers share."""
-    from gumshoe.inference.vllm_server import is_installed
+    from gumshoe.inference.vllm_server import is_vllm_installed
     from tests.shared_server import shared_server
 
-    if not is_installed():
+    if not is_vllm_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
     own = tmp_path_factory.getbasetemp()
     with shared_server((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "vllm") as server:
@@ -213,10 +213,10 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def real_index(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index of the real mail, as the command line makes it."""
-    from gumshoe.mail.build import build_index
+    from gumshoe.mail.build import build_mail_index
 
     directory = tmp_path_factory.mktemp("real") / "index"
-    build_index([f"jsonl:{shared_data / 'enron' / 'mail.jsonl.gz'}"], directory)
+    build_mail_index([f"jsonl:{shared_data / 'enron' / 'mail.jsonl.gz'}"], directory)
     return directory
 
 

@@ -1,4 +1,4 @@
-"""The `gumshoe` command as a whole: quick to start, plain in its errors."""
+"""The `gumshoe` command as a whole: fast start and clear errors."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.conftest import Ran
 Run = Callable[..., Ran]
 
 
-def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+def test_help_lists_commands_without_heavy_imports() -> None:
     code = (
         "import sys\n"
         "from gumshoe.cli import main\n"
@@ -27,7 +27,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert lines[-3:] == ["0", "[]", "['gumshoe.cli', 'gumshoe.errors', 'gumshoe.terminal']"]
 
 
-def test_a_command_loads_its_own_package_only() -> None:
+def test_a_command_imports_only_its_own_package() -> None:
     code = (
         "import sys\n"
         "from gumshoe.cli import main\n"
@@ -48,14 +48,14 @@ def test_a_dotenv_file_is_read_and_the_environment_wins(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text("GUMSHOE_STORE=from-dotenv\n")
-    monkeypatch.setenv("GUMSHOE_STORE", "")  # what the file sets goes with the test
+    monkeypatch.setenv("GUMSHOE_STORE", "")  # restored after the test
     monkeypatch.delenv("GUMSHOE_STORE")
     assert "from-dotenv" in run("artifacts", "list").err
     monkeypatch.setenv("GUMSHOE_STORE", "from-environment")
     assert "from-environment" in run("artifacts", "list").err
 
 
-def test_a_dotenv_file_that_is_no_text_is_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dotenv_file_that_is_not_utf_8_is_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_bytes("GUMSHOE_STORE=Köln\n".encode("latin-1"))
     ran = run("artifacts", "list")
@@ -63,7 +63,7 @@ def test_a_dotenv_file_that_is_no_text_is_named(run: Run, tmp_path: Path, monkey
     assert str(tmp_path / ".env") in ran.err
 
 
-def test_bad_usage_ends_with_2_and_names_what_is_meant(run: Run) -> None:
+def test_a_usage_error_exits_with_2_and_suggests_a_command(run: Run) -> None:
     ran = run("artefacts")
     assert (ran.status, ran.code) == (2, "cli.usage")
     assert "artifacts" in ran.err

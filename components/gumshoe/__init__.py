@@ -2,4 +2,4 @@
 
 import logging
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it warns of kernels that nothing here needs
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on a CPU it warns about unused kernels

@@ -1,6 +1,6 @@
-"""The `gumshoe` command. A package is loaded only when its command is used.
+"""Command line of Gumshoe: `gumshoe`. A package is imported only when its command runs.
 
-Exit status: 0 done, 1 failed, 2 bad usage, 3 the answer is no, 75 try again.
+Exit status: 0 success, 1 failure, 2 usage error, 3 negative result (e.g. a gate that fails), 75 temporary failure.
 """
 
 import atexit
@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 from dotenv import find_dotenv, load_dotenv
-from typer._click import ClickException  # which typer brings with it, and raises for bad usage
+from typer._click import ClickException  # bundled with typer, which raises it for usage errors
 from typer.core import TyperGroup
 from typer.rich_utils import rich_abort_error, rich_format_error
 
@@ -20,43 +20,43 @@ from gumshoe.terminal import err, has_printed_json, print_json, printable, reset
 
 COMMANDS = {
     "artifacts": ("gumshoe.artifacts.commands", "Publish, fetch, list, verify and prune artifacts."),
-    "mail": ("gumshoe.mail.commands", "Index mail, search it and read it, one inbox at a time."),
-    "documents": ("gumshoe.documents.commands", "Scrape documents, index them, search them by meaning and by words."),
+    "mail": ("gumshoe.mail.commands", "Index, search and read mail, one inbox at a time."),
+    "documents": ("gumshoe.documents.commands", "Scrape, index and search documents."),
     "scenarios": ("gumshoe.scenarios.commands", "Load, split and check questions with known answers."),
-    "synthesize": ("gumshoe.synthesis.commands", "Invent data to try, test and train with."),
-    "train": ("gumshoe.training.commands.train:train", "Train an adapter with GRPO on an agent's real episodes."),
+    "synthesize": ("gumshoe.synthesis.commands", "Generate synthetic mail, documents and questions."),
+    "train": ("gumshoe.training.commands.train:train", "Train an adapter with GRPO on rollouts of the agent."),
     "warm-start": (
         "gumshoe.training.commands.train:warm_start",
-        "Train an adapter on episodes that are right, to begin at.",
+        "Train a first adapter with supervised learning on correct episodes.",
     ),
-    "adapter": ("gumshoe.training.commands.adapter", "Make adapters, look at them, and merge them into base models."),
-    "plan": ("gumshoe.training.commands.plan:plan", "How much memory training takes, what fits, and what to change."),
-    "tiny": ("gumshoe.tiny.commands", "Make the tiny policy, which stands where a large one does."),
-    "judge": ("gumshoe.rewards.commands", "Score trajectories, and measure a judge."),
+    "adapter": ("gumshoe.training.commands.adapter", "Create, inspect and merge LoRA adapters."),
+    "plan": ("gumshoe.training.commands.plan:plan", "Estimate the memory and time of a training run."),
+    "tiny": ("gumshoe.tiny.commands", "Build the tiny policy, a small model for tests and demos."),
+    "judge": ("gumshoe.rewards.commands", "Score trajectories and calibrate judges."),
     "rollout": ("gumshoe.rollouts.commands:rollout", "Run episodes of scenarios and write their trajectories."),
-    "evaluate": ("gumshoe.evaluation.commands:evaluate", "Measure policies, and see every episode in a report."),
+    "evaluate": ("gumshoe.evaluation.commands:evaluate", "Evaluate policies and write a report of every episode."),
     "compare": ("gumshoe.evaluation.commands:compare", "Compare two evaluated policies, question by question."),
-    "gate": ("gumshoe.evaluation.commands:gate", "Say whether a candidate is really better than a baseline."),
-    "pipeline": ("gumshoe_pipelines.commands", "The whole path, as a graph: compile it, run it here, submit it."),
-    "serve": ("gumshoe.serving.commands:serve", "Serve an agent over HTTP and MCP, with a page to try it."),
-    "serve-key": ("gumshoe.serving.commands:serve_key", "Make a key for the agent server."),
-    "doctor": ("gumshoe.cluster.doctor_commands:doctor", "Check a cluster and a store before the first run."),
-    "deploy": ("gumshoe.cluster.commands:deploy", "Put a published adapter into service on a cluster."),
-    "promote": ("gumshoe.cluster.commands:promote", "Let a canary take all episodes."),
-    "rollback": ("gumshoe.cluster.commands:rollback", "End a canary, or go back to the adapter before."),
-    "deployments": ("gumshoe.cluster.commands:deployments", "What runs on a cluster: list, show, logs, remove."),
+    "gate": ("gumshoe.evaluation.commands:gate", "Decide if a candidate is significantly better than a baseline."),
+    "pipeline": ("gumshoe_pipelines.commands", "Compile, run and submit the pipelines."),
+    "serve": ("gumshoe.serving.commands:serve", "Serve an agent over HTTP and MCP, with a web page."),
+    "serve-key": ("gumshoe.serving.commands:serve_key", "Create an API key for the agent server."),
+    "doctor": ("gumshoe.cluster.doctor_commands:doctor", "Check a cluster and an artifact store before the first run."),
+    "deploy": ("gumshoe.cluster.commands:deploy", "Deploy a published adapter to a cluster."),
+    "promote": ("gumshoe.cluster.commands:promote", "Promote a canary to all traffic."),
+    "rollback": ("gumshoe.cluster.commands:rollback", "End a canary, or return to the previous adapter."),
+    "deployments": ("gumshoe.cluster.commands:deployments", "List, show and remove deployments, and print their logs."),
     "adapter-loader": (
         "gumshoe.cluster.adapter_loader_command:app",
-        "Have a vLLM server serve a run's newest adapter.",
+        "Load the newest adapter of a run into a vLLM server.",
     ),
     "ask": ("gumshoe.serving.commands:ask", "Ask an agent one question about a mailbox."),
     "explain": ("gumshoe.commands:explain", "Explain an error code: its cause and its remedy."),
-    "trajectories": ("gumshoe.rollouts.commands:trajectories", "Look at what episodes left."),
+    "trajectories": ("gumshoe.rollouts.commands:trajectories", "Show recorded trajectories."),
 }
 
 
 class _LazyGroup(TyperGroup):
-    """Lists commands by name and help alone, and imports one when it is called."""
+    """List commands without importing them, and import a command when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -76,8 +76,8 @@ for _name, (_module, _help) in COMMANDS.items():
     app.add_typer(typer.Typer(help=_help), name=_name)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(value: bool) -> None:
+    if value:
         from importlib.metadata import version
 
         typer.echo(f"gumshoe {version('gumshoe-agents')}")
@@ -92,7 +92,7 @@ def _root(
 ) -> None:
     """Train search agents with reinforcement learning and put them into service.
 
-    A `.env` file in this directory or one above it is read; what is set already wins.
+    Reads environment variables from a `.env` file in this directory or a parent. Variables that are set already win.
     """
 
 
@@ -108,7 +108,7 @@ def _read_dotenv() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
-    atexit.register(gc.freeze)  # to search all of torch for cycles as the process ends takes a second
+    atexit.register(gc.freeze)  # a garbage collection of all of torch at exit takes a second
     arguments = sys.argv[1:] if argv is None else argv
     reset_printed_json()
     try:
@@ -118,15 +118,15 @@ def main(argv: list[str] | None = None) -> None:
         err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
         status = _fail(error, arguments)
     except ClickException as error:
-        status = _explain_usage(error, arguments)
+        status = _print_usage_error(error, arguments)
     except typer.Abort:
         rich_abort_error()
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _explain_usage(error: ClickException, arguments: list[str]) -> int:
-    """Print what is wrong with the arguments, or nothing if help was printed for want of any."""
+def _print_usage_error(error: ClickException, arguments: list[str]) -> int:
+    """Print what is wrong with the arguments, or nothing if help was printed because there were none."""
     rich_format_error(error)
     if message := error.format_message():
         err.print("\\[cli.usage]")

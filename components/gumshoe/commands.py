@@ -1,4 +1,4 @@
-"""The command `gumshoe explain`."""
+"""Explain error codes: `gumshoe explain`."""
 
 from dataclasses import asdict
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""OpenAI-compatible addresses: a client for one, and what its errors mean."""
+"""Connect to OpenAI-compatible servers and translate their errors."""
 
 import os
 import re
@@ -9,15 +9,15 @@ from gumshoe.errors import UsageError
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
 
-_TOO_LONG = re.compile("maximum context length|context length is only", re.I)  # vLLM has no code for it
+_TOO_LONG = re.compile("maximum context length|context length is only", re.I)  # vLLM sends no code for it
 _DENIED, _NOT_FOUND = {401, 403}, 404
 
 
 def api_key(url: str | None) -> str:
-    """The key for an address: OPENAI_API_KEY; a server of one's own may need none.
+    """Return OPENAI_API_KEY, or "none" if it is not set and `url` is given: local servers may need no key.
 
     Raises:
-        UsageError: there is no key for OpenAI itself.
+        UsageError: if OPENAI_API_KEY is not set and `url` is None, i.e. OpenAI itself.
     """
     key = os.environ.get("OPENAI_API_KEY") or ("none" if url else "")
     if not key:
@@ -29,7 +29,7 @@ def openai_client(url: str | None, *, timeout: float | None = 120, retries: int 
     """Return a client for `url`, or for OpenAI if it is None. `timeout` is in seconds per read; None sets no limit.
 
     Raises:
-        UsageError: as `api_key`.
+        UsageError: if there is no API key (see `api_key`).
     """
     from openai import AsyncOpenAI
 
@@ -37,14 +37,15 @@ def openai_client(url: str | None, *, timeout: float | None = 120, retries: int 
 
 
 def is_too_long(error: "APIStatusError") -> bool:
-    """Whether a request was refused because it does not fit into the model's context."""
+    """Return True if a request was rejected because it does not fit into the model's context."""
     return error.code == "context_length_exceeded" or _TOO_LONG.search(str(error)) is not None
 
 
-def check_known(model: str, error: "APIStatusError") -> None:
-    """
+def raise_if_misconfigured(model: str, error: "APIStatusError") -> None:
+    """Raise UsageError if an error means that the model, the key or the address is wrong.
+
     Raises:
-        UsageError: the error says that the model, the key or the address is wrong.
+        UsageError: if the status is 401, 403 or 404.
     """
     if error.status_code in _DENIED:
         raise UsageError("models.access-denied", f"access to {model} denied: {error}; check OPENAI_API_KEY") from None

@@ -1,4 +1,4 @@
-"""The catalogue of error codes: what causes each, and what to do.
+"""Catalogue of error codes: the cause and the remedy of each.
 
 Each package lists the codes that it raises in its own `errors.toml`:
 
@@ -22,7 +22,7 @@ _FILE = "errors.toml"
 
 @dataclass(frozen=True)
 class ErrorCode:
-    """One kind of error: its code, its cause and its remedy, each one or two sentences of Markdown."""
+    """Entry of the catalogue. Cause and remedy are one or two sentences of Markdown each."""
 
     code: str
     cause: str
@@ -38,7 +38,7 @@ def load_error_codes() -> dict[str, ErrorCode]:
     """Return every code of the installed packages, sorted by code.
 
     Raises:
-        ValueError: two packages list the same code.
+        ValueError: if two packages list the same code.
     """
     found: dict[str, ErrorCode] = {}
     for package in _PACKAGES:
@@ -59,7 +59,7 @@ def _catalogues(directory: Traversable) -> Iterator[Traversable]:
 
 
 def render_page() -> str:
-    """Return the reference page of all codes, in Markdown, one section an area."""
+    """Return the reference page of all codes in Markdown, with one section per area."""
     lines = [
         "# Error codes",
         "",

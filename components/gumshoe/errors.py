@@ -1,4 +1,4 @@
-"""The root of every error that Gumshoe raises for its users.
+"""Base classes of all errors that Gumshoe raises for its users.
 
 An error has a stable code, such as `mail.unreadable-mbox`, and a message of the form *what is wrong: what was found;
 what to do*. The command line prints both without a traceback and exits with the exit status of the class. `error_codes`
@@ -18,8 +18,8 @@ class GumshoeError(Exception):
 
     Args:
         code: `<area>.<problem>`, listed in the `errors.toml` of the package that raises it.
-        message: what is wrong: what was found; what to do. An error of somebody's own environment or reward may have
-            the message alone; its code is then `plugins.no-code`.
+        message: what is wrong: what was found; what to do. Custom environments and rewards may pass the message
+            alone; its code is then `plugins.no-code`.
     """
 
     exit_status: ClassVar[int] = 1
@@ -30,7 +30,7 @@ class GumshoeError(Exception):
             warnings.warn("errors take a code and a message", DeprecationWarning, stacklevel=2)
         super().__init__(code, message)
         self.code, self.message = code, message
-        self.add_note(f"[{code}]")  # tracebacks end with it, such as those of pipeline steps
+        self.add_note(f"[{code}]")  # shown at the end of tracebacks, e.g. of pipeline steps
 
     def __str__(self) -> str:
         return self.message
@@ -42,24 +42,24 @@ class GumshoeError(Exception):
 
 
 class UsageError(GumshoeError):
-    """Report a request that cannot be carried out as given. Exit status 2."""
+    """Report wrong arguments or settings. Exit status 2."""
 
     exit_status = 2
 
 
 class RefusedError(GumshoeError):
-    """Report that the work was done and the answer is no, e.g. a gate that fails. Exit status 3."""
+    """Report a negative result, e.g. a gate that fails. Exit status 3."""
 
     exit_status = 3
 
 
 class UnavailableError(GumshoeError):
-    """Report that something outside did not answer; a later attempt may succeed. Exit status 75 (EX_TEMPFAIL)."""
+    """Report that an external service failed; a later attempt may succeed. Exit status 75 (EX_TEMPFAIL)."""
 
     exit_status = 75
 
 
-def faults_of(error: "ValidationError", most: int = 5) -> str:
-    """Return what pydantic rejected: the key and the reason of each fault, up to `most` of them."""
-    told = ((".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")) for each in error.errors())
-    return "; ".join(f"{where}: {said[:1].lower()}{said[1:]}".removeprefix(": ") for where, said in islice(told, most))
+def describe_validation_error(error: "ValidationError", most: int = 5) -> str:
+    """Return the key and the reason of each fault that pydantic found, up to `most` of them."""
+    faults = ((".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")) for each in error.errors())
+    return "; ".join(f"{key}: {why[:1].lower()}{why[1:]}".removeprefix(": ") for key, why in islice(faults, most))

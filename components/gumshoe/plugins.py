@@ -1,6 +1,4 @@
-"""What a configuration names of somebody's own code, and the settings that it gives to it: those after `*` in its
-signature.
-"""
+"""Import custom code that a configuration names, and validate its settings (arguments after `*` in its signature)."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,28 +7,28 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from gumshoe.errors import UsageError, faults_of
+from gumshoe.errors import UsageError, describe_validation_error
 
 
-def imported(what: str, place: str, attribute: str, code: str) -> Any:
-    """Return what a user's module has under a name, or None. An error names it as `what`, and has the given code.
+def import_attribute(what: str, place: str, attribute: str, code: str) -> Any:
+    """Import a module and return an attribute of it, or None if it has no such attribute.
 
     Raises:
-        UsageError: the module cannot be imported.
+        UsageError: if the module cannot be imported. The error has the given code, and its message names `what`.
     """
     try:
         return getattr(import_module(place), attribute, None)
-    except Exception as failure:  # noqa: BLE001 - a module of somebody else's may fail in any way
+    except Exception as failure:  # noqa: BLE001 - custom code may raise anything
         raise UsageError(
             code, f"{what}: cannot import {place}: {type(failure).__name__}: {failure}; check its name and its code"
         ) from None
 
 
-def settings_of(function: Callable[..., Any]) -> type[BaseModel]:
-    """What a function's settings must be: its arguments after `*`, with their types and defaults.
+def settings_model(function: Callable[..., Any]) -> type[BaseModel]:
+    """Return a model of a function's settings: its arguments after `*`, with their types and defaults.
 
     Raises:
-        NameError: a type is named by what is not there when it runs.
+        NameError: if a type does not exist at runtime.
     """
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     fields: dict[str, Any] = {
@@ -45,23 +43,23 @@ def settings_of(function: Callable[..., Any]) -> type[BaseModel]:
     return create_model(function.__name__, __config__=config, **fields)
 
 
-def checked(settings: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by name, given or not.
+def validate_settings(settings: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate settings, and return all of them by name, defaults included.
 
     Raises:
-        ValidationError: they are none.
+        ValidationError: if a setting is unknown or invalid.
     """
     found = settings.model_validate(dict(given))
     return {name: getattr(found, name) for name in settings.model_fields}
 
 
-def faults(settings: type[BaseModel], error: ValidationError) -> str:
-    """Return what is wrong with settings, and which settings exist."""
-    known = ", ".join(map(_described, settings.model_fields.items())) or "no settings"
-    return f"{faults_of(error)}; it accepts {known}"
+def describe_faults(settings: type[BaseModel], error: ValidationError) -> str:
+    """Return what is wrong with the settings, and which settings exist."""
+    known = ", ".join(map(_describe, settings.model_fields.items())) or "no settings"
+    return f"{describe_validation_error(error)}; it accepts {known}"
 
 
-def _described(item: tuple[str, Any]) -> str:
-    name, described = item
-    kind = getattr(described.annotation, "__name__", str(described.annotation))
-    return f"{name} ({kind})" if described.is_required() else f"{name} ({kind}, {described.default!r} by default)"
+def _describe(item: tuple[str, Any]) -> str:
+    name, info = item
+    kind = getattr(info.annotation, "__name__", str(info.annotation))
+    return f"{name} ({kind})" if info.is_required() else f"{name} ({kind}, {info.default!r} by default)"

@@ -1,4 +1,4 @@
-"""What commands print: results on standard output, everything else on standard error."""
+"""Print results on standard output, and everything else on standard error."""
 
 import json
 import unicodedata
@@ -41,7 +41,7 @@ def print_json(result: BaseModel | list[Any] | dict[str, Any]) -> None:
 
 
 def reset_printed_json() -> None:
-    """Begin a command: it has printed no JSON document yet."""
+    """Forget that a JSON document was printed. Call it at the start of each command."""
     _has_printed_json.set(False)
 
 
@@ -50,25 +50,25 @@ def has_printed_json() -> bool:
     return _has_printed_json.get()
 
 
-def plain(text: object) -> str:
-    """Text that is safe to show in a terminal: control characters, which could steer it, are made visible."""
+def escape_control_characters(text: object) -> str:
+    """Return text that is safe to show in a terminal, with control characters written out."""
     return "".join(map(_visible, str(text)))
 
 
 def printable(text: object) -> str:
-    """The same for what is printed by rich: no markup in it counts."""
-    return escape(plain(text))
+    """Return text that is safe to print with rich: as `plain`, and with markup escaped."""
+    return escape(escape_control_characters(text))
 
 
 def print_counts(title: str, counts: Mapping[str, int]) -> None:
-    """How many of something there are by reason; nothing where there are none."""
+    """Print counts by reason on one line, or nothing if there are none."""
     if counts:
         listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
         out.print(f"{title}: {listed}", soft_wrap=True)
 
 
 def print_unreadable(found: Iterable[tuple[str, str, str]], *, json: bool) -> None:
-    """What an index could not read: place, reason and detail of each."""
+    """Print what an index could not read: place, reason and detail of each."""
     if json:
         print_json([{"place": place, "reason": reason, "detail": detail} for place, reason, detail in found])
         return
@@ -77,7 +77,7 @@ def print_unreadable(found: Iterable[tuple[str, str, str]], *, json: bool) -> No
 
 
 def print_origin(facts: Mapping[str, Any]) -> None:
-    """What an index was built from, when, and how; `facts` as its `stats` has them."""
+    """Print the sources, date and options of an index. `facts` are its `stats`."""
     for source in facts["sources"]:
         out.print(f"from {printable(source)}", soft_wrap=True)
     options = ", ".join(f"{name} {printable(value)}" for name, value in facts["options"].items())
@@ -88,13 +88,13 @@ def print_origin(facts: Mapping[str, Any]) -> None:
 def _visible(character: str) -> str:
     if character in "\n\t" or character.isprintable():
         return character
-    if unicodedata.category(character) in {"Zs", "Cf"}:  # odd spaces; marks that are not seen, and can turn text round
+    if unicodedata.category(character) in {"Zs", "Cf"}:  # unusual spaces; invisible marks, which can reverse text
         return " " if character.isspace() else ""
     return f"\\x{ord(character):02x}"
 
 
 class _RateColumn(ProgressColumn):
-    """Completed units a second."""
+    """Column with the completed units per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -103,14 +103,14 @@ class _RateColumn(ProgressColumn):
 
 
 class Advance(Protocol):
-    """Reports progress: `amount` more is done, what to show beside the bar, and how much there is in all."""
+    """Report progress: add `amount`, show `note` beside the bar, and set the total."""
 
     def __call__(self, amount: float = 0, *, note: str | None = None, total: float | None = None) -> None: ...
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars of what is done in the block, as beside other work that has the terminal."""
+def hide_progress() -> Iterator[None]:
+    """Hide progress bars in the block, e.g. because other work shows its own."""
     before = _is_quiet.set(True)
     try:
         yield
@@ -120,9 +120,9 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def progress(description: str, *, total: float | None = None, in_bytes: bool = False) -> Iterator[Advance]:
-    """Show a progress bar on standard error while the block runs; nothing where that is not a terminal.
+    """Show a progress bar on standard error while the block runs, if that is a terminal.
 
-    The bar counts things, or bytes with `in_bytes`; without a total it shows count and rate only.
+    The bar counts items, or bytes with `in_bytes`. Without a total it shows count and rate only.
     """
     measure: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), _RateColumn())
     if in_bytes:
@@ -141,6 +141,6 @@ def progress(description: str, *, total: float | None = None, in_bytes: bool = F
         def advance(amount: float = 0, *, note: str | None = None, total: float | None = None) -> None:
             bar.update(task, advance=amount, total=total)
             if note is not None:
-                bar.update(task, note=plain(note))
+                bar.update(task, note=escape_control_characters(note))
 
         yield advance

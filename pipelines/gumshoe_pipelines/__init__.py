@@ -1,1 +1,1 @@
-"""The Kubeflow pipelines: graphs that call the components of `gumshoe` and hold no logic of their own."""
+"""Define the Kubeflow pipelines: graphs that call components of `gumshoe` and contain no logic of their own."""

@@ -1,4 +1,4 @@
-"""What pipelines begin and end with alike."""
+"""Add the steps that several pipelines share."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from gumshoe.scenarios.component import load_scenarios
 from gumshoe_pipelines.placement import Placement
 
 EMBEDDING = "intfloat/e5-base-v2"
-"""The embedding model of documents, unless another is named."""
+"""Default embedding model for documents."""
 
 
 def ingest_and_split(
@@ -24,15 +24,15 @@ def ingest_and_split(
     code: Any,
     current: Any = None,
 ) -> dict[str, Any]:
-    """The sources indexed, and the questions checked and divided: the inputs `index` and `scenarios` of later steps.
+    """Add the steps that index the sources, and check and split the questions.
 
-    `current` is an adapter that will be tested on them too.
+    Returns the inputs `index` and `scenarios` of later steps. `current` is an adapter that will be evaluated too.
     """
     now = where.on_cpu(look_at_sources(sources=sources, scenarios=scenarios)).outputs
     made = ingest(sources=sources, environment=environment, embedding=embedding, state=now["sources"], code=code)
     index = where.on_cpu(made, hours=12, cached=True).outputs["index"]
-    tested = {} if current is None else {"current": current}
-    loaded = load_scenarios(source=scenarios, index=index, seed=seed, state=now["scenarios"], code=code, **tested)
+    extra = {} if current is None else {"current": current}
+    loaded = load_scenarios(source=scenarios, index=index, seed=seed, state=now["scenarios"], code=code, **extra)
     where.on_cpu(loaded, cached=True)
     return {"index": index, "scenarios": loaded.outputs["scenarios"]}
 
@@ -40,8 +40,8 @@ def ingest_and_split(
 def publish_if_gate_passes(
     where: Placement, decided: Any, adapter: Any, store: Any, run: Any, deploy: Any, deployment: Any
 ) -> None:
-    """The last steps: an adapter is published where the gate let it pass, and put into service where that is asked."""
-    with dsl.If(decided.outputs["Output"] == True, name="passed"):  # noqa: E712 - Kubeflow's own
+    """Add the last steps: publish the adapter if it passed the gate, and deploy it if requested."""
+    with dsl.If(decided.outputs["Output"] == True, name="passed"):  # noqa: E712 - Kubeflow compiles it
         published = publish_adapter(
             adapter=adapter,
             decision=decided.outputs["decision"],

@@ -1,4 +1,4 @@
-"""Measure the base model and a published adapter on somebody's mail, and no more."""
+"""Evaluate a published adapter against its base model."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from gumshoe_pipelines.common_steps import EMBEDDING, ingest_and_split
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
 
 
-@dsl.pipeline(name="evaluate-agent", description="Measure a published adapter beside its base model.")
+@dsl.pipeline(name="evaluate-agent", description="Evaluate a published adapter against its base model.")
 def evaluate_agent(
     sources: list,
     scenarios: str,
@@ -21,7 +21,7 @@ def evaluate_agent(
     embedding: str = EMBEDDING,
     base_model: str = "Qwen/Qwen2.5-7B-Instruct",
     adapter: str = "latest",
-    limits: dict = {},  # noqa: B006 - a default of Kubeflow's
+    limits: dict = {},  # noqa: B006 - Kubeflow reads the default
     choice: dict = {},  # noqa: B006
     judge: str = "heuristic",
     seed: int = 1,
@@ -32,38 +32,38 @@ def evaluate_agent(
     trainer_image: str = TRAINER,
     code: str = "",
 ) -> None:
-    """Measure an agent.
+    """Evaluate a published adapter against its base model.
 
     Args:
-        sources: Of mail, as `gumshoe mail index` takes them; of documents, as `gumshoe documents index` does.
-        scenarios: Questions with known answers, as `gumshoe scenarios load` takes them.
-        store: The URI of the project's artifacts, such as s3://bucket/project.
-        run: The run's id. Submitted again with the same one, a run takes up where it stopped.
-        environment: What the agent works in: `email`, or `documents`.
-        embedding: Of documents: the embedding model, or `none` for an index of words alone.
-        base_model: `tiny`, a model's directory, or its name on the hub.
-        adapter: The version of a published adapter, or `latest`.
-        limits: Of an episode: max_turns, max_tokens, max_context.
-        choice: In evaluations, how one of several samples is the answer: samples, choose, choose_by, temperature.
-        judge: Says which answers are right.
-        seed: Decides which scenarios go into which split, where they do not say.
-        gpus: Of the step that measures, which uses one; 0 where there are none.
-        node_selector: Labels of the nodes that have them.
-        tolerations: Of the same steps.
-        worker_image: Of the steps without a GPU. Documents are embedded there, for which the trainer's image is made.
-        trainer_image: Of those with one.
-        code: A hash of the code; cached steps of other code are run again.
+        sources: Where to read mail or documents from, e.g. [maildir:s3://bucket/mail] or [dir:s3://bucket/documents].
+        scenarios: Questions with known answers: a JSON Lines file, e.g. s3://bucket/questions.jsonl, or hf:DATASET.
+        store: URI of the project's artifact store, e.g. s3://bucket/project.
+        run: ID of this run, e.g. mail-1. With the ID of a stopped run, it continues where that run stopped.
+        environment: What the agent searches: `email` or `documents`.
+        embedding: Embedding model for documents, or `none` for keyword search only. Not used for mail.
+        base_model: Base model: a name on the Hugging Face Hub, a directory, or `tiny`.
+        adapter: Version of a published adapter to evaluate, or `latest`.
+        limits: Limits per episode, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}.
+        choice: How to choose among several samples per question, e.g. {samples: 4, choose: majority}.
+        judge: Judge that decides which answers are correct, e.g. heuristic or openai:MODEL@URL.
+        seed: Random seed for splitting the scenarios, if they do not name a split.
+        gpus: Number of GPUs for the evaluation, which uses at most one. 0 for CPU only.
+        node_selector: Node labels for GPU steps, e.g. {pool: gpus}.
+        tolerations: Tolerations for GPU steps, e.g. [{key: nvidia.com/gpu, operator: Exists}].
+        worker_image: Container image for CPU steps. To embed documents, use the trainer image.
+        trainer_image: Container image for GPU steps.
+        code: Hash of Gumshoe's code, set by `gumshoe pipeline`. Cached steps are repeated if it changes.
     """
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
-    told = where.on_cpu(notify(store=store, run=run), hours=0.25)
-    with dsl.ExitHandler(told, name="run"):
-        asked = {
+    notification = where.on_cpu(notify(store=store, run=run), hours=0.25)
+    with dsl.ExitHandler(notification, name="run"):
+        inputs = {
             **ingest_and_split(where, sources, environment, embedding, scenarios, seed, code),
             "base_model": base_model,
             "gpus": gpus,
         }
         fetched = where.on_cpu(fetch_adapter(store=store, version=adapter))
         measured = evaluate_policy(
-            **asked, judge=judge, limits=limits, choice=choice, code=code, adapter=fetched.outputs["adapter"]
+            **inputs, judge=judge, limits=limits, choice=choice, code=code, adapter=fetched.outputs["adapter"]
         )
         where.on_gpu(measured, hours=6)

@@ -1,4 +1,4 @@
-"""The pipelines by name: compiled, and their parameters checked, before anything is started or sent."""
+"""Compile the pipelines, and check their parameters before anything is started or submitted."""
 
 import hashlib
 import json
@@ -46,25 +46,25 @@ class Graph:
 
     name: str
     text: str
-    """YAML, as Kubeflow takes it: the pipeline, and what Kubernetes is told of its steps."""
+    """YAML for Kubeflow: the pipeline, and the Kubernetes settings of its steps."""
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The pipeline alone."""
+        """The pipeline without the Kubernetes settings."""
         found: dict[str, Any] = read_documents(self.text)[0]
         return found
 
     @property
     def parameters(self) -> dict[str, dict[str, Any]]:
-        """Each parameter's type, default and description."""
+        """Type, default and description of each parameter."""
         found: dict[str, dict[str, Any]] = self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
         return found
 
-    def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for its parameters.
+    def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Check values for the parameters, and return them.
 
         Raises:
-            UsageError: there is no such parameter, one is missing, or a value is of another type.
+            UsageError: if a parameter is unknown or missing, or a value has the wrong type.
         """
         faults, known = [], self.parameters
         for name, value in values.items():
@@ -78,21 +78,21 @@ class Graph:
                 continue
             kind = known[name]["parameterType"]
             if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "BOOLEAN"):
-                faults.append(_wrong_type(name, _NAMES[kind], value))
+                faults.append(_type_error(name, _NAMES[kind], value))
         for name, parameter in known.items():
             if name not in values and "defaultValue" not in parameter and not parameter.get("isOptional"):
-                described = parameter.get("description", "").rstrip(".")
+                description = parameter.get("description", "").rstrip(".")
                 faults.append(
                     UsageError(
-                        "pipelines.missing-parameter", f"{name} is missing ({described}); set it with -p {name}=…"
+                        "pipelines.missing-parameter", f"{name} is missing ({description}); set it with -p {name}=…"
                     )
                 )
         if faults:
-            raise combine(faults)
+            raise combine_errors(faults)
         return dict(values)
 
 
-def _wrong_type(name: str, wanted: str, value: object) -> UsageError:
+def _type_error(name: str, wanted: str, value: object) -> UsageError:
     shown = json.dumps(value, ensure_ascii=False, default=str)
     if isinstance(value, date):
         return UsageError(
@@ -101,12 +101,12 @@ def _wrong_type(name: str, wanted: str, value: object) -> UsageError:
     return UsageError("pipelines.wrong-parameter-type", f"{name} must be {wanted}, got {shown}")
 
 
-def combine(faults: Sequence[UsageError]) -> UsageError:
+def combine_errors(faults: Sequence[UsageError]) -> UsageError:
     """Return one error for all faults of the parameters: the only one, or one that lists each with its code."""
     if len(faults) == 1:
         return faults[0]
-    told = "; ".join(each.message_with_code for each in faults)
-    return UsageError("pipelines.several-faults", f"{len(faults)} parameters are wrong: {told}")
+    messages = "; ".join(each.message_with_code for each in faults)
+    return UsageError("pipelines.several-faults", f"{len(faults)} parameters are wrong: {messages}")
 
 
 def read_documents(text: str) -> list[Any]:
@@ -115,19 +115,19 @@ def read_documents(text: str) -> list[Any]:
 
 
 @cache
-def compiled(name: str) -> Graph:
-    """Return a pipeline as Kubeflow's server takes it.
+def compile_graph(name: str) -> Graph:
+    """Compile a pipeline for the Kubeflow API.
 
     Raises:
-        UsageError: there is no such pipeline, or Kubeflow's library is not installed.
+        UsageError: if the pipeline does not exist, or kfp is not installed.
     """
     return Graph(name, _compile(name))
 
 
-def manifests(graph: Graph) -> str:
-    """The same as Kubernetes resources, `Pipeline` and `PipelineVersion`, for a server that keeps pipelines there.
+def compile_manifests(graph: Graph) -> str:
+    """Compile a pipeline to the Kubernetes resources `Pipeline` and `PipelineVersion`.
 
-    A version cannot be changed once it is there; so its name holds the first of its digest.
+    A version is immutable, so its name contains a digest of its content.
     """
     from kfp.compiler.compiler_utils import KubernetesManifestOptions
 
@@ -162,10 +162,10 @@ def _compile(name: str, **options: Any) -> str:
 
 
 def read_values(pairs: list[str], path: Path | None) -> dict[str, Any]:
-    """Parameters from a YAML file, then from NAME=VALUE, where values are YAML.
+    """Read parameters from a YAML file and from NAME=VALUE options, whose values are YAML.
 
     Raises:
-        UsageError: they cannot be read.
+        UsageError: if they cannot be read.
     """
     values: dict[str, Any] = {}
     try:

@@ -1,8 +1,8 @@
-"""The pipeline's step that trains with rewards: in its own pod, or on several nodes, which it has the cluster start.
+"""Define the GRPO training step: it trains in its own pod, or starts a training on several nodes.
 
-It is here since it needs both `gumshoe.training` and `gumshoe.cluster`, of which neither may import the other. It is
-one step, whose pod has what another (`place_steps`) says: two steps under a condition would need `dsl.OneOf`, and
-Kubeflow 2.16 loses artifacts in it (https://github.com/kubeflow/pipelines/issues/13436).
+The step is here because it needs both `gumshoe.training` and `gumshoe.cluster`, which may not import each other. It is
+a single step, whose pod gets its resources from `place_steps`: two steps under a condition would need `dsl.OneOf`, in
+which Kubeflow 2.16 loses artifacts (https://github.com/kubeflow/pipelines/issues/13436).
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from kfp import dsl
 from gumshoe_pipelines.placement import Placement
 
 HOURS = 48
-"""That a training may take."""
+"""Time limit of a training."""
 
 
 @dsl.component(base_image="gumshoe-trainer", install_kfp_package=False)
@@ -29,46 +29,48 @@ def train_grpo(
     node_selector: dict,
     tolerations: list,
     image: str,
-    held: int,  # noqa: ARG001 - of the pod
+    held: int,  # noqa: ARG001 - requested for the pod
     adapter: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
     plots: dsl.Output[dsl.HTML],
     start: dsl.Input[dsl.Model] = None,
 ) -> None:
-    """Train an adapter with GRPO, and take up what an earlier try of the same run left in the store.
+    """Train an adapter with GRPO. Continues from checkpoints that an earlier attempt of the run left in the store.
 
     Args:
-        index: Of mail, or of documents.
-        scenarios: A directory with `scenarios.jsonl`.
-        base_model: `tiny`, a model's directory, or its name on the hub.
-        config: Settings: a name of those that come with Gumshoe, a path, or a URI; empty for the defaults.
-        settings: More of them, by dotted name.
-        checkpoints: The URI that checkpoints go to, of this run alone.
-        nodes: That train; one is this step's own pod.
-        job: Of a training on several, how the cluster carries it out.
-        gpus: Of each node.
-        node_selector: Labels of the nodes that have them.
-        tolerations: Of those.
-        image: Of their pods.
-        held: How many GPUs this step's own pod has.
-        adapter: The one that was best on the validation split.
-        metrics: Of the last step and the last evaluation.
-        plots: The run as it went.
-        start: An adapter to begin at; an empty one is none.
+        index: Index of mail or documents.
+        scenarios: Directory with `scenarios.jsonl`.
+        base_model: Base model: a name on the Hugging Face Hub, a directory, or `tiny`.
+        config: Training settings: name of a preset, a path, or a URI. Empty for the defaults.
+        settings: Training settings that override `config`, by dotted name.
+        checkpoints: URI for the checkpoints of this run.
+        nodes: Number of training nodes. With 1, this step's own pod trains.
+        job: TrainJob options if nodes > 1.
+        gpus: Number of GPUs per node.
+        node_selector: Node labels for the training nodes.
+        tolerations: Tolerations for the training nodes.
+        image: Container image for the training nodes.
+        held: Number of GPUs of this step's own pod.
+        adapter: The adapter that was best on the validation split.
+        metrics: Metrics of the last step and the last evaluation.
+        plots: Plots of the training.
+        start: Adapter to start from. An empty one is ignored.
     """
     import shutil
     from pathlib import Path
 
-    from gumshoe.training.training_step import TrainRequest, train_adapter
+    from gumshoe.training.train_request import TrainRequest
+    from gumshoe.training.training_step import train_adapter
 
-    begun_at = None if start is None else Path(start.path)
-    asked = TrainRequest(Path(index.path), Path(scenarios.path), base_model, config, settings, checkpoints, begun_at)
+    first = None if start is None else Path(start.path)
+    inputs = Path(index.path), Path(scenarios.path)
+    request = TrainRequest.of_step(*inputs, base_model, config, settings, checkpoints, first)
     if nodes == 1:
-        found = train_adapter(asked)
+        found = train_adapter(request)
     else:
         from gumshoe_pipelines.trainjob_step import TrainJobOptions, train_on_cluster
 
-        found = train_on_cluster(asked, TrainJobOptions.of(nodes, gpus, job, image, node_selector, tolerations))
+        found = train_on_cluster(request, TrainJobOptions.of(nodes, gpus, job, image, node_selector, tolerations))
     shutil.copytree(found.adapter, adapter.path, dirs_exist_ok=True)
     shutil.copyfile(found.plots, plots.path)
     shutil.rmtree(found.directory)
@@ -77,16 +79,16 @@ def train_grpo(
         metrics.log_metric(name, value)
 
 
-def grpo_step(where: Placement, own: Placement, nodes: Any, job: Any, **asked: Any) -> Any:
-    """The step that trains, in a pod of its `own`; `asked` are its other inputs."""
+def grpo_step(where: Placement, training: Placement, nodes: Any, job: Any, **inputs: Any) -> Any:
+    """Add the training step. Its pod is placed as `training` says; `inputs` are its other inputs."""
     task = train_grpo(
-        **asked,
+        **inputs,
         nodes=nodes,
         job=job,
         gpus=where.gpus,
         node_selector=where.node_selector,
         tolerations=where.tolerations,
         image=where.trainer_image,
-        held=own.gpus,
+        held=training.gpus,
     )
-    return own.on_gpu(task, hours=HOURS)
+    return training.on_gpu(task, hours=HOURS)

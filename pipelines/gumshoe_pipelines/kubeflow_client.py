@@ -1,4 +1,4 @@
-"""A Kubeflow Pipelines server: start runs there, and ask how they are. Each request has a deadline."""
+"""Start and inspect runs on a Kubeflow Pipelines server. Each request has a deadline."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,27 +14,28 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe_pipelines.graphs import Graph, read_documents
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL
 
-IN_CLUSTER = "http://ml-pipeline.{namespace}.svc.cluster.local:8888"
-_RECENT = 100  # runs that are looked at
-_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")  # where Kubeflow mounts a service account's
+IN_CLUSTER_URL = "http://ml-pipeline.{namespace}.svc.cluster.local:8888"
+_RECENT = 100  # number of runs checked for one in progress
+_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")  # Kubeflow mounts the service account's token here
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server is, and who asks."""
+class ServerAddress:
+    """The address and credentials of a server."""
 
     host: str
     namespace: str | None = None
-    """Of the experiment, where the server has several users."""
+    """Namespace of the experiment, in multi-user mode."""
     token: str | None = None
     deadline: float = 30
-    """Seconds of a request."""
+    """Timeout of a request in seconds."""
 
     @classmethod
-    def of(cls, host: str | None, namespace: str | None, token: str | None, *, in_cluster: bool) -> "Address":
-        """
+    def of(cls, host: str | None, namespace: str | None, token: str | None, *, in_cluster: bool) -> "ServerAddress":
+        """Build the address from command line options.
+
         Raises:
-            UsageError: it says not, or not in this way, where the server is.
+            UsageError: if the host is missing or invalid, or the pod has no token.
         """
         if in_cluster:
             if not _TOKEN.exists() and token is None:
@@ -43,7 +44,7 @@ class Address:
                     f"--in-cluster needs a token that Kubeflow mounts in pods, but {_TOKEN} does not exist; use --host",
                 )
             own = token or _TOKEN.read_text(encoding="utf-8").strip()
-            return cls(host or IN_CLUSTER.format(namespace=namespace or "kubeflow"), namespace, own)
+            return cls(host or IN_CLUSTER_URL.format(namespace=namespace or "kubeflow"), namespace, own)
         if host is None:
             raise UsageError(
                 "pipelines.no-host",
@@ -57,27 +58,27 @@ class Address:
 
 
 class KubeflowClient:
-    """Asks a server. Every method raises as `_explained` says."""
+    """Call a Kubeflow Pipelines server. Every method raises the errors of `_translate_errors`."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self.address = address
         configuration = api.Configuration(host=address.host)
         if address.token:
             configuration.api_key["authorization"] = address.token
             configuration.api_key_prefix["authorization"] = "Bearer"
-        configuration.retries = urllib3.Retry(0)  # a run that was begun twice costs twice
+        configuration.retries = urllib3.Retry(0)  # a retried request could start a run twice
         self._client = api.ApiClient(configuration)
 
     def submit(
         self, graph: Graph, arguments: dict[str, Any], *, experiment: str, service_account: str | None, caching: bool
     ) -> api.V2beta1Run:
-        """Start a run of a pipeline, whose graph is sent with it.
+        """Start a run of a pipeline. The compiled pipeline is sent with the request.
 
         Raises:
-            UsageError: a run of that id is going on, whose checkpoints this one would take for its own.
+            UsageError: if a run with the same ID is in progress, because both would use the same checkpoints.
         """
         name = f"{graph.name} {arguments.get('run', '')}".strip()
-        for each in self.runs(_RECENT) if "run" in arguments else ():
+        for each in self.list_runs(_RECENT) if "run" in arguments else ():
             if each.display_name == name and each.state in ("PENDING", "RUNNING"):
                 raise UsageError(
                     "pipelines.run-in-progress",
@@ -86,12 +87,12 @@ class KubeflowClient:
                 )
         run = api.V2beta1Run(
             display_name=name,
-            experiment_id=self._experiment(experiment),
-            pipeline_spec=submit_arguments(graph, arguments, caching=caching),
+            experiment_id=self._ensure_experiment(experiment),
+            pipeline_spec=build_pipeline_spec(graph, arguments, caching=caching),
             runtime_config=api.V2beta1RuntimeConfig(parameters=arguments),
             service_account=service_account,
         )
-        return self._ask(api.RunServiceApi(self._client).run_service_create_run, run)
+        return self._call(api.RunServiceApi(self._client).run_service_create_run, run)
 
     def schedule(
         self,
@@ -103,11 +104,11 @@ class KubeflowClient:
         service_account: str | None,
         caching: bool,
     ) -> api.V2beta1RecurringRun:
-        """Have a pipeline run again and again, never twice at once."""
+        """Schedule a recurring run of a pipeline, at most one at a time."""
         recurring = api.V2beta1RecurringRun(
             display_name=graph.name,
-            experiment_id=self._experiment(experiment),
-            pipeline_spec=submit_arguments(graph, arguments, caching=caching),
+            experiment_id=self._ensure_experiment(experiment),
+            pipeline_spec=build_pipeline_spec(graph, arguments, caching=caching),
             runtime_config=api.V2beta1RuntimeConfig(parameters=arguments),
             service_account=service_account,
             max_concurrency="1",
@@ -116,73 +117,74 @@ class KubeflowClient:
             trigger=api.V2beta1Trigger(cron_schedule=api.V2beta1CronSchedule(cron=cron)),
         )
         service = api.RecurringRunServiceApi(self._client)
-        return self._ask(service.recurring_run_service_create_recurring_run, recurring)
+        return self._call(service.recurring_run_service_create_recurring_run, recurring)
 
-    def run(self, run_id: str) -> api.V2beta1Run:
-        """A run with its steps."""
-        return self._ask(api.RunServiceApi(self._client).run_service_get_run, run_id, what=f"run {run_id}")
+    def get_run(self, run_id: str) -> api.V2beta1Run:
+        """Return a run with its steps."""
+        return self._call(api.RunServiceApi(self._client).run_service_get_run, run_id, what=f"run {run_id}")
 
-    def runs(self, most: int) -> list[api.V2beta1Run]:
-        """The newest runs."""
+    def list_runs(self, most: int) -> list[api.V2beta1Run]:
+        """Return the newest runs."""
         more = {"namespace": self.address.namespace} if self.address.namespace else {}
         service = api.RunServiceApi(self._client)
-        found = self._ask(service.run_service_list_runs, page_size=most, sort_by="created_at desc", **more)
+        found = self._call(service.run_service_list_runs, page_size=most, sort_by="created_at desc", **more)
         return found.runs or []
 
-    def _experiment(self, name: str) -> str:
-        """The id of the experiment of that name, which is made where it is missing."""
+    def _ensure_experiment(self, name: str) -> str:
+        """Return the ID of an experiment, which is created if it does not exist."""
         service = api.ExperimentServiceApi(self._client)
         wanted = {"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]}
         more = {"namespace": self.address.namespace} if self.address.namespace else {}
-        found = self._ask(service.experiment_service_list_experiments, filter=json.dumps(wanted), **more)
+        found = self._call(service.experiment_service_list_experiments, filter=json.dumps(wanted), **more)
         if found.experiments:
             return str(found.experiments[0].experiment_id)
-        made = api.V2beta1Experiment(display_name=name, namespace=self.address.namespace)
-        return str(self._ask(service.experiment_service_create_experiment, made).experiment_id)
+        experiment = api.V2beta1Experiment(display_name=name, namespace=self.address.namespace)
+        return str(self._call(service.experiment_service_create_experiment, experiment).experiment_id)
 
-    def _ask(self, method: Callable[..., Any], *arguments: Any, what: str = "the resource", **named: Any) -> Any:
-        """Call a method of the published client, within the deadline."""
-        deadline = (self.address.deadline, self.address.deadline)  # a number alone would have to be whole
-        with self._explained(what):
+    def _call(self, method: Callable[..., Any], *arguments: Any, what: str = "the resource", **named: Any) -> Any:
+        """Call a method of the Kubeflow client with the deadline."""
+        deadline = (self.address.deadline, self.address.deadline)  # a single number would have to be an integer
+        with self._translate_errors(what):
             found = method(*arguments, **named, _request_timeout=deadline)
-            kind = self._client.last_response.getheader("Content-Type") or "nothing that says what it is"
-            if "json" not in kind:  # of which the client makes an empty answer
+            kind = self._client.last_response.getheader("Content-Type") or "no content type"
+            if "json" not in kind:  # the client would return an empty object
                 raise ValueError(f"it returned {kind}")
             return found
 
     @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """
+    def _translate_errors(self, what: str) -> Iterator[None]:
+        """Translate errors of the Kubeflow client.
+
         Raises:
-            UnavailableError: the server does not answer, or is not well.
-            GumshoeError: it refuses.
+            UnavailableError: if the server does not answer, or fails.
+            GumshoeError: if it rejects the request.
         """
         host = self.address.host
         try:
             yield
         except api.ApiException as error:
-            said = _said(error)
+            detail = _error_detail(error)
             if error.status == 401:
                 raise GumshoeError(
                     "pipelines.unauthenticated",
-                    f"{host} does not accept the credentials: 401{said}; set a valid token with --token or $KFP_TOKEN",
+                    f"{host} does not accept the credentials: 401{detail}; set a valid token (--token or $KFP_TOKEN)",
                 ) from None
             if error.status == 403:
                 raise GumshoeError(
                     "pipelines.access-denied",
-                    f"{host} denies access: 403{said}; use a token with this right (--token or $KFP_TOKEN)",
+                    f"{host} denies access: 403{detail}; use a token with this right (--token or $KFP_TOKEN)",
                 ) from None
             if error.status == 404:
                 raise GumshoeError(
                     "pipelines.not-found",
-                    f"{what} does not exist at {host}: 404{said}; check the address, the namespace and the id",
+                    f"{what} does not exist at {host}: 404{detail}; check the address, the namespace and the id",
                 ) from None
             if error.status is None or error.status >= 500 or error.status == 429:
                 raise UnavailableError(
-                    "pipelines.server-unhealthy", f"{host} failed: {error.status}{said}; try again later"
+                    "pipelines.server-unhealthy", f"{host} failed: {error.status}{detail}; try again later"
                 ) from None
             raise GumshoeError(
-                "pipelines.request-rejected", f"{host} rejected the request: {error.status}{said}"
+                "pipelines.request-rejected", f"{host} rejected the request: {error.status}{detail}"
             ) from None
         except urllib3.exceptions.HTTPError as error:
             reason = getattr(error, "reason", None) or error
@@ -193,51 +195,54 @@ class KubeflowClient:
                 ) from None
             raise UnavailableError(
                 "pipelines.server-unreachable",
-                f"{host} cannot be reached: {_short(reason)}; check --host and the network",
+                f"{host} cannot be reached: {_shorten(reason)}; check --host and the network",
             ) from None
-        except (ValueError, AttributeError, TypeError) as error:  # what the client makes of other documents
+        except (ValueError, AttributeError, TypeError) as error:  # raised by the client for malformed answers
             raise GumshoeError(
                 "pipelines.not-kubeflow",
-                f"{host} is not a Kubeflow Pipelines API: {_short(error)}; check --host",
+                f"{host} is not a Kubeflow Pipelines API: {_shorten(error)}; check --host",
             ) from None
 
 
-def submit_arguments(graph: Graph, arguments: dict[str, Any], *, caching: bool) -> dict[str, Any]:
-    """A pipeline as a server takes it, with the labels of its pods filled in."""
+def build_pipeline_spec(graph: Graph, arguments: dict[str, Any], *, caching: bool) -> dict[str, Any]:
+    """Return a pipeline in the form of the API, with the labels of its pods filled in."""
     spec, *platforms = read_documents(graph.text)
     if not caching:
         for part in (spec["root"], *spec["components"].values()):
             for task in part.get("dag", {}).get("tasks", {}).values():
                 task["cachingOptions"] = {}
     platform = platforms[0] if platforms else {}
-    known = {RUN_LABEL: str(arguments.get("run", "")), PROJECT_LABEL: project_of(str(arguments.get("store", "")))}
+    values = {
+        RUN_LABEL: str(arguments.get("run", "")),
+        PROJECT_LABEL: get_project_name(str(arguments.get("store", ""))),
+    }
     executors = platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
     for executor in executors.values():
         labels = executor.get("podMetadata", {}).get("labels", {})
-        labels.update({label: value for label, value in known.items() if label in labels and value})
+        labels.update({label: value for label, value in values.items() if label in labels and value})
     return {"pipeline_spec": spec, "platform_spec": platform}
 
 
-def project_of(store: str) -> str:
-    """What a project is called: the last part of its store's URI."""
+def get_project_name(store: str) -> str:
+    """Return the name of a project: the last part of its store's URI."""
     return store.rstrip("/").rpartition("/")[2]
 
 
 def _is_timeout(reason: object) -> bool:
-    """Return whether a deadline passed; urllib3 counts connections that were refused as timeouts too."""
+    """Return True if a deadline passed. urllib3 counts refused connections as timeouts too."""
     timeout, refused = urllib3.exceptions.TimeoutError, urllib3.exceptions.NewConnectionError
     return isinstance(reason, timeout) and not isinstance(reason, refused)
 
 
-def _said(error: api.ApiException) -> str:
-    """What an answer says of itself."""
+def _error_detail(error: api.ApiException) -> str:
+    """Return the message in an error response."""
     try:
         body = json.loads(error.body or "")
-        said = body.get("message") or body.get("error") or body.get("error_details") or ""
+        message = body.get("message") or body.get("error") or body.get("error_details") or ""
     except (ValueError, AttributeError):
-        said = error.reason or ""
-    return f": {_short(said)}" if said else ""
+        message = error.reason or ""
+    return f": {_shorten(message)}" if message else ""
 
 
-def _short(said: object) -> str:
-    return " ".join(str(said).split())[:300]
+def _shorten(text: object) -> str:
+    return " ".join(str(text).split())[:300]

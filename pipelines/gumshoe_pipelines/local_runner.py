@@ -1,4 +1,4 @@
-"""A compiled pipeline run on this machine by `kfp.local`, step after step, in a process of its own."""
+"""Run a compiled pipeline on this machine with `kfp.local`, step by step, in a child process."""
 
 import json
 import os
@@ -21,94 +21,94 @@ from gumshoe.terminal import err, printable
 from gumshoe_pipelines.graphs import Graph, read_documents
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_BEGUN = re.compile(r"Executing task '([^']+)'")
+_STARTED = re.compile(r"Executing task '([^']+)'")
 _ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 _CACHED = re.compile(r"Task (\S+) cache hit")
-_AGAIN = re.compile(r"Task (\S+) failed \(attempt (\d+)/(\d+)\)\. Retrying")
+_RETRIED = re.compile(r"Task (\S+) failed \(attempt (\d+)/(\d+)\)\. Retrying")
 _SKIPPED = re.compile(r"Skipping (?:conditional )?task (\S+?):? ")
 _ERROR = re.compile(r"(?:gumshoe[\w.]*|[\w.]*Error): (.+)")
 _CODE = re.compile(r"\[[a-z-]+\.[a-z0-9-]+\]")
 _NOISE = re.compile(r"\[KFP Executor |^\S*/site-packages/|^\s*(?:warnings\.warn|import kfp)|^\s*[{}\]\[\"]")
-_BETWEEN_TRIES = "2s"
+_RETRY_PAUSE = "2s"
 
 
 @dataclass(slots=True)
 class LocalStep:
-    """How a step went."""
+    """The state of a step."""
 
     name: str
     state: str = "running"
-    """running, again, done, cached, skipped or failed"""
+    """One of running, again, done, cached, skipped and failed."""
     error: str = ""
 
 
 @dataclass(slots=True)
 class LocalRun:
-    """A run on this machine."""
+    """The state of a run on this machine."""
 
     steps: list[LocalStep] = field(default_factory=list)
-    begun: float = 0.0
-    """When the last step began, in seconds of the monotonic clock."""
+    step_started: float = 0.0
+    """Start of the last step, on the clock of `time.monotonic`."""
 
-    def take(self, line: str) -> str | None:
-        """Read a line of what the runner says; what to show of it."""
+    def handle_line(self, line: str) -> str | None:
+        """Parse a line of the runner's output. Return what to show of it, or None."""
         text = _COLOUR.sub("", line.rstrip())
-        if found := _BEGUN.search(text):
+        if found := _STARTED.search(text):
             if not (self.steps and self.steps[-1].name == found[1] and self.steps[-1].state == "again"):
                 self.steps.append(LocalStep(found[1]))
-                self.begun = time.monotonic()
+                self.step_started = time.monotonic()
             self.steps[-1].state = "running"
             return f"[bold]{escape(found[1])}[/]"
         if found := _ENDED.search(text):
             step = self.steps[-1]
             step.state = "done" if found[2] == "SUCCESS" else "failed"
-            return f"  {_SHOWN[step.state]} after {time.monotonic() - self.begun:,.1f} s"
-        if found := _AGAIN.search(text):
+            return f"  {_LABELS[step.state]} after {time.monotonic() - self.step_started:,.1f} s"
+        if found := _RETRIED.search(text):
             self.steps[-1].state = "again"
-            return f"  [yellow]again[/]: try {int(found[2]) + 1} of {found[3]}"
+            return f"  [yellow]again[/]: attempt {int(found[2]) + 1} of {found[3]}"
         if found := _CACHED.search(text):
             self.steps.append(LocalStep(found[1], "cached"))
-            return f"[bold]{escape(found[1])}[/]\n  {_SHOWN['cached']}"
+            return f"[bold]{escape(found[1])}[/]\n  {_LABELS['cached']}"
         if found := _SKIPPED.search(text):
             self.steps.append(LocalStep(found[1], "skipped"))
-            return f"[bold]{escape(found[1])}[/]\n  {_SHOWN['skipped']}"
+            return f"[bold]{escape(found[1])}[/]\n  {_LABELS['skipped']}"
         if not (self.steps and self.steps[-1].state == "running" and line.startswith("    ") and text.strip()):
             return None
         if _NOISE.search(text[4:]):
             return None
-        said = text[4:]
-        if found := _ERROR.match(said):
+        message = text[4:]
+        if found := _ERROR.match(message):
             self.steps[-1].error = found[1]
-        elif _CODE.fullmatch(said):  # the last line of an error's traceback
-            self.steps[-1].error += f" {said}"
-        return None if said.startswith(("  ", "Traceback")) else f"  [dim]{printable(said)}[/]"
+        elif _CODE.fullmatch(message):  # the last line of an error's traceback
+            self.steps[-1].error += f" {message}"
+        return None if message.startswith(("  ", "Traceback")) else f"  [dim]{printable(message)}[/]"
 
 
-_SHOWN = {
+_LABELS = {
     "done": "[green]done[/]",
     "failed": "[red]failed[/]",
-    "cached": "[green]as before[/] (from the cache)",
+    "cached": "[green]cached[/]",
     "skipped": "[yellow]skipped[/]",
 }
 
 
 def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, caching: bool) -> None:
-    """Run a compiled pipeline on this machine, with what each step says on the terminal, and all of it in `run.log`.
+    """Run a compiled pipeline on this machine. Step output goes to the terminal, the complete output to `run.log`.
 
     Raises:
-        GumshoeError: a step failed; it says which, and why.
+        GumshoeError: if a step failed; the message names the step and its error.
     """
     directory.mkdir(parents=True, exist_ok=True)
     spec = directory / "run.json"
     compiled = directory / "pipeline.yaml"
-    compiled.write_text(_impatient(graph.text), encoding="utf-8")
-    told = {"pipeline": str(compiled), "root": str(directory), "arguments": arguments, "caching": caching}
-    spec.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    compiled.write_text(_shorten_retries(graph.text), encoding="utf-8")
+    content = {"pipeline": str(compiled), "root": str(directory), "arguments": arguments, "caching": caching}
+    spec.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     run = LocalRun()
-    with (directory / "run.log").open("a", encoding="utf-8") as log, _child(spec) as child:
+    with (directory / "run.log").open("a", encoding="utf-8") as log, _start_child(spec) as child:
         for line in child.stdout or ():
             log.write(line)
-            shown = run.take(line)
+            shown = run.handle_line(line)
             if shown is not None:
                 err.print(shown, soft_wrap=True)
         status = child.wait()
@@ -122,8 +122,8 @@ def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, cac
 
 
 @contextmanager
-def _child(spec: Path) -> Iterator[subprocess.Popen[str]]:
-    """The process that runs a pipeline; with this one it ends, and all that it started."""
+def _start_child(spec: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start the process that runs a pipeline. It ends with this process, and so do its own children."""
     child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
         [sys.executable, "-m", "gumshoe_pipelines.local_runner", str(spec)],
         stdin=subprocess.DEVNULL,
@@ -152,19 +152,19 @@ def _child(spec: Path) -> Iterator[subprocess.Popen[str]]:
         child.wait()
 
 
-def _impatient(text: str) -> str:
-    """The same pipeline, in which a step that failed is soon tried again: there is no cluster to recover."""
+def _shorten_retries(text: str) -> str:
+    """Return the pipeline with short pauses between retries, because there is no cluster that needs time to recover."""
     spec, *platforms = read_documents(text)
     graphs = [spec["root"], *spec["components"].values()]
     for graph in graphs:
         for task in graph.get("dag", {}).get("tasks", {}).values():
             if "retryPolicy" in task:
-                task["retryPolicy"]["backoffDuration"] = _BETWEEN_TRIES
+                task["retryPolicy"]["backoffDuration"] = _RETRY_PAUSE
     return str(yaml.safe_dump_all([spec, *platforms]))
 
 
 def main() -> None:
-    """What runs in the child: the pipeline of a file, by `kfp.local`."""
+    """Run the pipeline of a file with `kfp.local`, as the child process."""
     import logging
     import warnings
 
@@ -173,15 +173,15 @@ def main() -> None:
 
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     warnings.filterwarnings("ignore", message=".*no effect in the current local runner.*")
-    told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    root = Path(told["root"])
+    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    root = Path(spec["root"])
     local.init(
         local.SubprocessRunner(use_venv=False),
         pipeline_root=str(root / "steps"),
-        enable_caching=told["caching"],
+        enable_caching=spec["caching"],
         cache_root=str(root / "cache"),
     )
-    components.load_component_from_file(told["pipeline"])(**told["arguments"])
+    components.load_component_from_file(spec["pipeline"])(**spec["arguments"])
 
 
 if __name__ == "__main__":

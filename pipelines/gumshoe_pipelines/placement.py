@@ -1,4 +1,4 @@
-"""Where steps run, and what they are given: images, GPUs, secrets, time, and further tries."""
+"""Configure where steps run: images, GPUs, secrets, timeouts and retries."""
 
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -9,29 +9,30 @@ from kfp import dsl, kubernetes
 from gumshoe.cluster.trainjob import SECRET_KEYS
 
 WORKER, TRAINER = (f"ghcr.io/gumshoe/{image}:{version('gumshoe-agents')}" for image in ("worker", "trainer"))
-"""Images, unless others are named."""
+"""Default container images."""
 MINUTE, HOUR = 60, 3600
 PROJECT_LABEL, RUN_LABEL, STEP_LABEL = "gumshoe.dev/project", "gumshoe.dev/run", "gumshoe.dev/step"
-"""Of pods. What a compiled pipeline has there for project and run, `gumshoe pipeline submit` replaces."""
+"""Labels of pods. `gumshoe pipeline submit` replaces the compiled values of project and run."""
 UNKNOWN = "unknown"
-_USER = 10001  # of the images
+_USER = 10001  # user ID in the images
 _SECRETS = {**SECRET_KEYS, "gumshoe-webhook": ("GUMSHOE_WEBHOOK",)}
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
-def place_steps(  # as Kubeflow has several outputs
+def place_steps(  # Kubeflow declares several outputs as a NamedTuple
     nodes: int, gpus: int, node_selector: dict, tolerations: list
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Places", [("measuring", int), ("training", int), ("node_selector", dict), ("tolerations", list)]
 ):
-    """Say what the pods of steps are to have: to measure, one GPU, as a policy is served by one; to train, all where
-    the step trains itself, and none where others do.
+    """Compute the resources of pods.
+
+    Evaluation gets at most one GPU. Training gets all GPUs if the step trains itself, and none if a TrainJob does.
 
     Args:
-        nodes: That train.
-        gpus: Of each of them.
-        node_selector: Labels of the nodes that have them.
-        tolerations: Of those.
+        nodes: Number of training nodes.
+        gpus: Number of GPUs per node.
+        node_selector: Node labels for GPU steps.
+        tolerations: Tolerations for GPU steps.
     """
     own = (gpus, node_selector, tolerations) if nodes == 1 else (0, {}, [])
     return (min(1, gpus), *own)
@@ -39,7 +40,7 @@ def place_steps(  # as Kubeflow has several outputs
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A pipeline's parameters that say where its steps run."""
+    """The pipeline parameters that say where steps run."""
 
     worker_image: Any
     trainer_image: Any
@@ -48,12 +49,12 @@ class Placement:
     tolerations: Any
 
     def on_cpu(self, task: Any, *, hours: float = 1, cached: bool = False) -> Any:
-        """A step that needs no GPU."""
-        return _placed(task, self.worker_image, hours, cached)
+        """Place a step without GPUs."""
+        return _configure(task, self.worker_image, hours, cached)
 
     def on_gpu(self, task: Any, *, hours: float, cached: bool = False) -> Any:
-        """A step on GPUs. It takes their number as an input, too, as a compiled condition needs it."""
-        _placed(task, self.trainer_image, hours, cached)
+        """Place a step on GPUs. Their number must be an input of the step too: a compiled condition needs it."""
+        _configure(task, self.trainer_image, hours, cached)
         task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(self.gpus)
         kubernetes.add_node_selector_json(task, self.node_selector)
         kubernetes.add_toleration_json(task, self.tolerations)
@@ -61,16 +62,14 @@ class Placement:
         return task
 
     def split_placement(self, nodes: Any) -> "tuple[Placement, Placement]":
-        """Where policies are measured, and what pod a training on so many nodes has: known when the pipeline runs."""
-        placed = place_steps(
-            nodes=nodes, gpus=self.gpus, node_selector=self.node_selector, tolerations=self.tolerations
-        )
-        found = self.on_cpu(placed, hours=0.25).outputs
+        """Add a step that computes the placements of evaluation and training when the pipeline runs."""
+        task = place_steps(nodes=nodes, gpus=self.gpus, node_selector=self.node_selector, tolerations=self.tolerations)
+        found = self.on_cpu(task, hours=0.25).outputs
         training = {name: found[name] for name in ("node_selector", "tolerations")}
         return replace(self, gpus=found["measuring"]), replace(self, gpus=found["training"], **training)
 
 
-def _placed(task: Any, image: Any, hours: float, cached: bool) -> Any:
+def _configure(task: Any, image: Any, hours: float, cached: bool) -> Any:
     task.set_container_image(image)
     task.set_caching_options(cached)
     task.set_retry(

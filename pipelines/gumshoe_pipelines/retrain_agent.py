@@ -1,6 +1,6 @@
-"""Train again on what mail there is by now, and publish what is better than the adapter in service.
+"""Train again on the current mail or documents, and publish the adapter if it beats the one in service.
 
-Meant to be run again and again: `gumshoe pipeline submit retrain-agent --cron ...`.
+Meant to run on a schedule: `gumshoe pipeline submit retrain-agent --cron ...`.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from gumshoe_pipelines.grpo_step import grpo_step
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
 
 
-@dsl.pipeline(name="retrain-agent", description="Train again, and publish what beats the adapter in service.")
+@dsl.pipeline(name="retrain-agent", description="Train again, and publish the adapter if it beats the one in service.")
 def retrain_agent(
     sources: list,
     scenarios: str,
@@ -24,7 +24,7 @@ def retrain_agent(
     embedding: str = EMBEDDING,
     base_model: str = "Qwen/Qwen2.5-7B-Instruct",
     config: str = "",
-    settings: dict = {},  # noqa: B006 - a default of Kubeflow's
+    settings: dict = {},  # noqa: B006 - Kubeflow reads the default
     limits: dict = {},  # noqa: B006
     choice: dict = {},  # noqa: B006
     judge: str = "heuristic",
@@ -41,48 +41,48 @@ def retrain_agent(
     trainer_image: str = TRAINER,
     code: str = "",
 ) -> None:
-    """Train an agent again.
+    """Train an agent on the current mail or documents, and publish it if it beats the adapter in service.
 
     Args:
-        sources: Of mail, as `gumshoe mail index` takes them; of documents, as `gumshoe documents index` does.
-        scenarios: Questions with known answers, as `gumshoe scenarios load` takes them.
-        store: The URI of the project's artifacts, such as s3://bucket/project.
-        environment: What the agent works in: `email`, or `documents`.
-        embedding: Of documents: the embedding model, or `none` for an index of words alone.
-        base_model: `tiny`, a model's directory, or its name on the hub.
-        config: Settings of training: a name of those that come with Gumshoe, or a URI; empty for the defaults.
-        settings: More of them, by dotted name.
-        limits: Of an episode in evaluations: max_turns, max_tokens, max_context.
-        choice: In evaluations, how one of several samples is the answer: samples, choose, choose_by, temperature.
-        judge: Says in evaluations which answers are right.
-        thresholds: Of the gate; those that are not named are its defaults.
-        seed: Decides which scenarios go into which split, where they do not say.
-        deploy: What is published is put into service: `none`, `canary` (beside the adapter there), `full`.
-        deployment: Where: name (gumshoe), namespace, percent (of a canary, 10), values (of the chart charts/agent).
-        gpus: Of the steps that learn, and of each node of the training; those that measure have one of them.
-        nodes: That train. More than one are a TrainJob of the cluster, and vLLM servers beside it.
-        job: Of such a training: rollout_servers (1), rollout_gpus (1), queue, priority, cpus, memory, cache, runtime.
-        node_selector: Labels of the nodes that have them.
-        tolerations: Of the same steps.
-        worker_image: Of the steps without a GPU. Documents are embedded there, for which the trainer's image is made.
-        trainer_image: Of those with one.
-        code: A hash of the code; cached steps of other code are run again.
+        sources: Where to read mail or documents from, e.g. [maildir:s3://bucket/mail] or [dir:s3://bucket/documents].
+        scenarios: Questions with known answers: a JSON Lines file, e.g. s3://bucket/questions.jsonl, or hf:DATASET.
+        store: URI of the project's artifact store, e.g. s3://bucket/project.
+        environment: What the agent searches: `email` or `documents`.
+        embedding: Embedding model for documents, or `none` for keyword search only. Not used for mail.
+        base_model: Base model: a name on the Hugging Face Hub, a directory, or `tiny`.
+        config: Training settings: name of a preset, or URI of a YAML file. Empty for the defaults.
+        settings: Training settings that override `config`, e.g. {optimizer.max_steps: 200}.
+        limits: Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}.
+        choice: How evaluations choose among several samples per question, e.g. {samples: 4, choose: majority}.
+        judge: Judge that decides in evaluations which answers are correct, e.g. heuristic or openai:MODEL@URL.
+        thresholds: Thresholds an adapter must meet to be published. Missing ones have their defaults.
+        seed: Random seed for splitting the scenarios, if they do not name a split.
+        deploy: How to deploy the published adapter: `none`, `canary` (beside the adapter in service) or `full`.
+        deployment: Where to deploy: name, namespace, percent (traffic of a canary), values (of the Helm chart).
+        gpus: Number of GPUs per training node. Evaluations use one GPU. 0 for CPU only.
+        nodes: Number of training nodes. With more than 1, a Kubeflow TrainJob and separate vLLM servers are used.
+        job: Options of the TrainJob: rollout_servers, rollout_gpus, queue, priority, cpus, memory, cache, runtime.
+        node_selector: Node labels for GPU steps, e.g. {pool: gpus}.
+        tolerations: Tolerations for GPU steps, e.g. [{key: nvidia.com/gpu, operator: Exists}].
+        worker_image: Container image for CPU steps. To embed documents, use the trainer image.
+        trainer_image: Container image for GPU steps.
+        code: Hash of Gumshoe's code, set by `gumshoe pipeline`. Cached steps are repeated if it changes.
     """
-    run = dsl.PIPELINE_JOB_ID_PLACEHOLDER  # each run has its own
+    run = dsl.PIPELINE_JOB_ID_PLACEHOLDER  # unique per run
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
-    told = where.on_cpu(notify(store=store, run=run), hours=0.25)
-    with dsl.ExitHandler(told, name="run"):
+    notification = where.on_cpu(notify(store=store, run=run), hours=0.25)
+    with dsl.ExitHandler(notification, name="run"):
         current = where.on_cpu(fetch_adapter(store=store, version="latest")).outputs["adapter"]
-        divided = ingest_and_split(where, sources, environment, embedding, scenarios, seed, code, current)
-        there, own = where.divided(nodes)
-        asked = {**divided, "base_model": base_model}
+        splits = ingest_and_split(where, sources, environment, embedding, scenarios, seed, code, current)
+        evaluation, training = where.split_placement(nodes)
+        inputs = {**splits, "base_model": base_model}
         trained = grpo_step(
-            where, own, nodes, job, **asked, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"
+            where, training, nodes, job, **inputs, config=config, settings=settings, checkpoints=f"{store}/runs/{run}"
         )
         adapter = trained.outputs["adapter"]
         measured = evaluate_policy(
-            **asked,
-            gpus=there.gpus,
+            **inputs,
+            gpus=evaluation.gpus,
             judge=judge,
             limits=limits,
             choice=choice,
@@ -90,7 +90,7 @@ def retrain_agent(
             adapter=adapter,
             current=current,
         )
-        there.on_gpu(measured, hours=12)
+        evaluation.on_gpu(measured, hours=12)
         decided = where.on_cpu(
             gate(evaluation=measured.outputs["evaluation"], thresholds=thresholds, store=store, run=run), hours=0.5
         )

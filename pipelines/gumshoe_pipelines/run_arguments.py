@@ -1,4 +1,4 @@
-"""What a pipeline is asked to do, checked before anything is started or sent."""
+"""Check the arguments of a pipeline before anything is started or submitted."""
 
 import re
 from collections import Counter
@@ -6,39 +6,39 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from gumshoe.artifacts.hub import local_dataset
+from gumshoe.artifacts.hub import find_local_dataset
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.cluster.trainjob import TrainJobSpec
 from gumshoe.errors import UsageError
 from gumshoe_pipelines.common_steps import EMBEDDING
-from gumshoe_pipelines.graphs import combine
+from gumshoe_pipelines.graphs import combine_errors
 from gumshoe_pipelines.placement import WORKER
 
-_RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # a label of Kubernetes, and a version of artifacts
-_LATEST = "latest"  # of artifacts, and no version
+_RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # valid as a Kubernetes label and as an artifact version
+_LATEST = "latest"  # reserved: the newest version of an artifact
 _LIMITS = ("max_turns", "max_tokens", "max_context")
 
 
-def check_arguments(arguments: Mapping[str, Any], *, reach: bool) -> None:
-    """Refuse what a step would refuse, hours later.
+def check_arguments(arguments: Mapping[str, Any], *, is_local: bool) -> None:
+    """Check the arguments now, so that no step rejects them hours later.
 
-    `reach`: whether files and stores that are named are this machine's to read.
+    With `is_local`, the named files and stores can be read from this machine.
 
     Raises:
-        UsageError: it says what to change, all of it at once.
+        UsageError: if arguments are invalid; the message lists all faults.
     """
     faults = []
     for name, check in _CHECKS.items():
-        if name in arguments or arguments.keys() & _ALSO.get(name, set()):
+        if name in arguments or arguments.keys() & _CHECKED_TOGETHER.get(name, set()):
             try:
-                check(arguments, reach)
+                check(arguments, is_local)
             except UsageError as error:
                 faults.append(UsageError(error.code, f"{name}: {error}"))
     if faults:
-        raise combine(faults)
+        raise combine_errors(faults)
 
 
-def _run(arguments: Mapping[str, Any], _: bool) -> None:
+def _check_run(arguments: Mapping[str, Any], _: bool) -> None:
     if not _RUN.fullmatch(arguments["run"]):
         raise UsageError(
             "pipelines.invalid-run-id",
@@ -50,24 +50,24 @@ def _run(arguments: Mapping[str, Any], _: bool) -> None:
         )
 
 
-def _store(arguments: Mapping[str, Any], reach: bool) -> None:
+def _check_store(arguments: Mapping[str, Any], is_local: bool) -> None:
     scheme, _, _ = split_uri(arguments["store"])
-    if not reach and scheme != "s3":
+    if not is_local and scheme != "s3":
         raise UsageError(
             "pipelines.store-not-in-s3",
             f"{arguments['store']} is lost when the pod that writes there ends; use s3://BUCKET/PREFIX",
         )
 
 
-def _check_found(place: str, reach: bool, *, datasets: bool = False) -> None:
-    """`datasets`: whether it may be a dataset of the hub.
+def _check_readable(place: str, is_local: bool, *, datasets: bool = False) -> None:
+    """Check that the pods of a run can read a place. With `datasets`, it may be a dataset of the hub.
 
     Raises:
-        UsageError: it is a place on this machine, where pods look for nothing, or none at all.
+        UsageError: if they cannot.
     """
-    if reach:
+    if is_local:
         return
-    found = local_dataset(place) is None if datasets and place.startswith("hf:") else split_uri(place)[0] == "s3"
+    found = find_local_dataset(place) is None if datasets and place.startswith("hf:") else split_uri(place)[0] == "s3"
     if not found:
         raise UsageError(
             "pipelines.not-readable-from-pods",
@@ -75,7 +75,7 @@ def _check_found(place: str, reach: bool, *, datasets: bool = False) -> None:
         )
 
 
-def _sources(arguments: Mapping[str, Any], reach: bool) -> None:
+def _check_sources(arguments: Mapping[str, Any], is_local: bool) -> None:
     is_mail = arguments.get("environment", "email") == "email"
     kinds = import_module("gumshoe.mail.sources" if is_mail else "gumshoe.documents.sources")
     example = "maildir" if is_mail else "dir"
@@ -90,22 +90,23 @@ def _sources(arguments: Mapping[str, Any], reach: bool) -> None:
                 f"a source must be a string, got {source!r}; write e.g. {example}:s3://bucket/there, without a space",
             )
         kind, place = kinds.split_source(source)
-        _check_found(source if kind == "hf" else place, reach, datasets=kind == "hf")
-        if reach:
+        _check_readable(source if kind == "hf" else place, is_local, datasets=kind == "hf")
+        if is_local:
             kinds.open_source(source)
 
 
-def _environment(arguments: Mapping[str, Any], reach: bool) -> None:
+def _check_environment(arguments: Mapping[str, Any], is_local: bool) -> None:
     from gumshoe.environments.ingest import INGESTED
 
-    about, embedding = arguments["environment"], arguments.get("embedding", EMBEDDING)
-    if about not in INGESTED:
+    environment, embedding = arguments["environment"], arguments.get("embedding", EMBEDDING)
+    if environment not in INGESTED:
         raise UsageError(
-            "pipelines.unknown-environment", f"environment {about!r} does not exist; use one of {', '.join(INGESTED)}"
+            "pipelines.unknown-environment",
+            f"environment {environment!r} does not exist; use one of {', '.join(INGESTED)}",
         )
     image = arguments.get("worker_image", WORKER)
     embeds = embedding != "none" and not embedding.startswith("openai:")
-    if about == "documents" and not reach and image == WORKER and embeds:
+    if environment == "documents" and not is_local and image == WORKER and embeds:
         raise UsageError(
             "pipelines.image-cannot-embed",
             f"the image {image} cannot embed documents with {embedding}; set worker_image to the trainer's image, or "
@@ -113,38 +114,38 @@ def _environment(arguments: Mapping[str, Any], reach: bool) -> None:
         )
 
 
-def _scenarios(arguments: Mapping[str, Any], reach: bool) -> None:
+def _check_scenarios(arguments: Mapping[str, Any], is_local: bool) -> None:
     from gumshoe.scenarios.sources import read_scenarios
 
-    _check_found(arguments["scenarios"].removeprefix("jsonl:"), reach, datasets=True)
-    if reach and next(iter(read_scenarios(arguments["scenarios"])), None) is None:
+    _check_readable(arguments["scenarios"].removeprefix("jsonl:"), is_local, datasets=True)
+    if is_local and next(iter(read_scenarios(arguments["scenarios"])), None) is None:
         raise UsageError(
             "pipelines.no-scenarios", f"{arguments['scenarios']} contains no scenarios; name a file with questions"
         )
 
 
-def _demonstrations(arguments: Mapping[str, Any], reach: bool) -> None:
+def _check_demonstrations(arguments: Mapping[str, Any], is_local: bool) -> None:
     if arguments["demonstrations"]:
-        _check_found(arguments["demonstrations"], reach)
-    if reach and arguments["demonstrations"]:
+        _check_readable(arguments["demonstrations"], is_local)
+    if is_local and arguments["demonstrations"]:
         try:
             open_uri(arguments["demonstrations"]).close()
         except NotFoundError as error:
             raise UsageError(error.code, error.message) from None
 
 
-def _settings(arguments: Mapping[str, Any], reach: bool) -> None:
+def _check_settings(arguments: Mapping[str, Any], is_local: bool) -> None:
     from gumshoe.training.settings import CONFIGS, resolve
 
     config = str(arguments.get("config", ""))
-    comes_with_gumshoe = not config or (CONFIGS / f"{config}.yaml").exists()
-    if not comes_with_gumshoe:
-        _check_found(config, reach)
+    is_preset = not config or (CONFIGS / f"{config}.yaml").exists()
+    if not is_preset:
+        _check_readable(config, is_local)
     flags = {**arguments.get("settings", {}), "model.name": arguments.get("base_model", "tiny")}
-    resolve(config if reach or comes_with_gumshoe else None, flags, {})
+    resolve(config if is_local or is_preset else None, flags, {})
 
 
-def _sweep(arguments: Mapping[str, Any], reach: bool) -> None:
+def _check_sweep(arguments: Mapping[str, Any], is_local: bool) -> None:
     names = []
     for each in arguments["sweep"]:
         if not isinstance(each, dict) or set(each) != {"name", "settings"} or not isinstance(each["settings"], dict):
@@ -159,7 +160,7 @@ def _sweep(arguments: Mapping[str, Any], reach: bool) -> None:
                 f"{each['name']!r} is not a valid name in a sweep; use lower-case letters, digits, dots and dashes",
             )
         names.append(each["name"])
-        _settings({**arguments, "settings": each["settings"]}, reach)
+        _check_settings({**arguments, "settings": each["settings"]}, is_local)
     if not names:
         raise UsageError("pipelines.empty-sweep", "the sweep has no entries; write e.g. [{name: slow, settings: {}}]")
     if repeated := [str(name) for name, count in Counter(names).items() if count > 1]:
@@ -169,7 +170,7 @@ def _sweep(arguments: Mapping[str, Any], reach: bool) -> None:
         )
 
 
-def _limits(arguments: Mapping[str, Any], _: bool) -> None:
+def _check_limits(arguments: Mapping[str, Any], _: bool) -> None:
     for name, value in arguments["limits"].items():
         if name not in _LIMITS or not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UsageError(
@@ -178,26 +179,28 @@ def _limits(arguments: Mapping[str, Any], _: bool) -> None:
             )
 
 
-def _choice(arguments: Mapping[str, Any], _: bool) -> None:
+def _check_choice(arguments: Mapping[str, Any], _: bool) -> None:
     from gumshoe.rewards.best_of_n import ChoiceSettings
 
-    ChoiceSettings.of(arguments["choice"])
+    ChoiceSettings.from_mapping(arguments["choice"])
 
 
-def _thresholds(arguments: Mapping[str, Any], _: bool) -> None:
+def _check_thresholds(arguments: Mapping[str, Any], _: bool) -> None:
     from gumshoe.evaluation.gate import GateSettings
 
-    GateSettings.of(arguments["thresholds"])
+    GateSettings.from_mapping(arguments["thresholds"])
 
 
-def _deploy(arguments: Mapping[str, Any], _: bool) -> None:
-    from gumshoe.cluster.deploy import HOWS, DeployTarget
+def _check_deploy(arguments: Mapping[str, Any], _: bool) -> None:
+    from gumshoe.cluster.deploy import DEPLOY_MODES, DeployTarget
     from gumshoe.cluster.releases import check_keys
 
-    how = arguments["deploy"]
-    if how not in HOWS:
-        raise UsageError("pipelines.unknown-deploy-mode", f"deploy must be one of {', '.join(HOWS)}, got {how!r}")
-    if how != "none" and split_uri(arguments["store"])[0] != "s3":
+    mode = arguments["deploy"]
+    if mode not in DEPLOY_MODES:
+        raise UsageError(
+            "pipelines.unknown-deploy-mode", f"deploy must be one of {', '.join(DEPLOY_MODES)}, got {mode!r}"
+        )
+    if mode != "none" and split_uri(arguments["store"])[0] != "s3":
         raise UsageError(
             "pipelines.store-not-in-s3",
             f"pods of a deployment cannot read from {arguments['store']}; publish to s3://BUCKET/PREFIX",
@@ -205,7 +208,7 @@ def _deploy(arguments: Mapping[str, Any], _: bool) -> None:
     check_keys(DeployTarget.of(arguments.get("deployment", {})).values)
 
 
-def _nodes(arguments: Mapping[str, Any], reach: bool) -> None:
+def _check_nodes(arguments: Mapping[str, Any], is_local: bool) -> None:
     nodes = arguments.get("nodes", 1)
     if nodes < 1:
         raise UsageError("pipelines.invalid-nodes", f"must be an integer >= 1, got {nodes}")
@@ -216,7 +219,7 @@ def _nodes(arguments: Mapping[str, Any], reach: bool) -> None:
         raise UsageError(
             "pipelines.store-not-in-s3", f"other nodes cannot read from {arguments['store']}; use s3://BUCKET/PREFIX"
         )
-    if reach:
+    if is_local:
         raise UsageError(
             "pipelines.single-machine",
             f"a run on this machine has one node, got {nodes}; leave nodes out, or submit the pipeline to a cluster",
@@ -233,9 +236,10 @@ def _nodes(arguments: Mapping[str, Any], reach: bool) -> None:
 
 
 def _check_servers(arguments: Mapping[str, Any]) -> None:
-    """
+    """Check that several nodes have rollout servers, as far as the settings are known here.
+
     Raises:
-        UsageError: several nodes would have nobody that samples, as far as can be seen from here.
+        UsageError: if they have none.
     """
     from gumshoe.training.settings import CONFIGS, resolve
     from gumshoe_pipelines.trainjob_step import check_servers
@@ -247,33 +251,36 @@ def _check_servers(arguments: Mapping[str, Any]) -> None:
     for settings in sweep or [arguments.get("settings", {})]:
         try:
             known = resolve(config or None, settings or {}, {}).settings
-        except UsageError:  # the checks of settings tell of it
+        except UsageError:  # reported by the check of `config`
             continue
         check_servers(known)
 
 
-def _judge(arguments: Mapping[str, Any], reach: bool) -> None:
-    from gumshoe.rewards.judge_registry import named_settings, open_judge
+def _check_judge(arguments: Mapping[str, Any], is_local: bool) -> None:
+    from gumshoe.rewards.judge_registry import open_judge, parse_judge
 
-    if reach or named_settings(arguments["judge"])[0] not in ("openai", "embedding"):  # whose key is the step's
+    if is_local or parse_judge(arguments["judge"])[0] not in (
+        "openai",
+        "embedding",
+    ):  # these need the API key of the step
         open_judge(arguments["judge"])
 
 
-_ALSO = {"config": {"settings"}, "nodes": {"job"}}
-"""What is checked under another's name."""
+_CHECKED_TOGETHER = {"config": {"settings"}, "nodes": {"job"}}
+"""Parameters that are checked together with the one named first."""
 _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
-    "run": _run,
-    "store": _store,
-    "environment": _environment,
-    "sources": _sources,
-    "scenarios": _scenarios,
-    "config": _settings,
-    "sweep": _sweep,
-    "demonstrations": _demonstrations,
-    "limits": _limits,
-    "choice": _choice,
-    "thresholds": _thresholds,
-    "judge": _judge,
-    "deploy": _deploy,
-    "nodes": _nodes,
+    "run": _check_run,
+    "store": _check_store,
+    "environment": _check_environment,
+    "sources": _check_sources,
+    "scenarios": _check_scenarios,
+    "config": _check_settings,
+    "sweep": _check_sweep,
+    "demonstrations": _check_demonstrations,
+    "limits": _check_limits,
+    "choice": _check_choice,
+    "thresholds": _check_thresholds,
+    "judge": _check_judge,
+    "deploy": _check_deploy,
+    "nodes": _check_nodes,
 }

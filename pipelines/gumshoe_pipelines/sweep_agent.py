@@ -1,6 +1,6 @@
-"""Train with several settings, and publish the best adapter that passes.
+"""Train with several settings, and publish the best adapter that passes the gate.
 
-Its last step is no exit handler: Kubeflow does not take loops within one.
+It has no exit handler, because Kubeflow does not support loops inside one.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
 AT_ONCE = 4
 
 
-@dsl.pipeline(name="sweep-agent", description="Train with several settings, and publish the best that passes.")
+@dsl.pipeline(name="sweep-agent", description="Train with several settings, and publish the best adapter that passes.")
 def sweep_agent(
     sources: list,
     scenarios: str,
@@ -26,7 +26,7 @@ def sweep_agent(
     embedding: str = EMBEDDING,
     base_model: str = "Qwen/Qwen2.5-7B-Instruct",
     config: str = "",
-    limits: dict = {},  # noqa: B006 - a default of Kubeflow's
+    limits: dict = {},  # noqa: B006 - Kubeflow reads the default
     choice: dict = {},  # noqa: B006
     judge: str = "heuristic",
     thresholds: dict = {},  # noqa: B006
@@ -42,46 +42,48 @@ def sweep_agent(
     trainer_image: str = TRAINER,
     code: str = "",
 ) -> None:
-    """Train agents.
+    """Train agents with several settings, and publish the best one that passes the gate.
 
     Args:
-        sources: Of mail, as `gumshoe mail index` takes them; of documents, as `gumshoe documents index` does.
-        scenarios: Questions with known answers, as `gumshoe scenarios load` takes them.
-        store: The URI of the project's artifacts, such as s3://bucket/project.
-        run: The run's id. Submitted again with the same one, a run takes up where it stopped.
-        sweep: What differs, such as [{name: slow, settings: {optimizer.learning_rate: 1e-6}}].
-        environment: What the agent works in: `email`, or `documents`.
-        embedding: Of documents: the embedding model, or `none` for an index of words alone.
-        base_model: `tiny`, a model's directory, or its name on the hub.
-        config: Settings of training: a name of those that come with Gumshoe, or a URI; empty for the defaults.
-        limits: Of an episode in evaluations: max_turns, max_tokens, max_context.
-        choice: In evaluations, how one of several samples is the answer: samples, choose, choose_by, temperature.
-        judge: Says in evaluations which answers are right.
-        thresholds: Of the gate; those that are not named are its defaults.
-        seed: Decides which scenarios go into which split, where they do not say.
-        deploy: What is published is put into service: `none`, `canary` (beside the adapter there), `full`.
-        deployment: Where: name (gumshoe), namespace, percent (of a canary, 10), values (of the chart charts/agent).
-        gpus: Of the steps that learn, and of each node of the training; those that measure have one of them.
-        nodes: That train. More than one are a TrainJob of the cluster, and vLLM servers beside it.
-        job: Of such a training: rollout_servers (1), rollout_gpus (1), queue, priority, cpus, memory, cache, runtime.
-        node_selector: Labels of the nodes that have them.
-        tolerations: Of the same steps.
-        worker_image: Of the steps without a GPU. Documents are embedded there, for which the trainer's image is made.
-        trainer_image: Of those with one.
-        code: A hash of the code; cached steps of other code are run again.
+        sources: Where to read mail or documents from, e.g. [maildir:s3://bucket/mail] or [dir:s3://bucket/documents].
+        scenarios: Questions with known answers: a JSON Lines file, e.g. s3://bucket/questions.jsonl, or hf:DATASET.
+        store: URI of the project's artifact store, e.g. s3://bucket/project.
+        run: ID of this run, e.g. mail-1. With the ID of a stopped run, it continues where that run stopped.
+        sweep: Settings to compare, e.g. [{name: slow, settings: {optimizer.learning_rate: 1e-6}}].
+        environment: What the agent searches: `email` or `documents`.
+        embedding: Embedding model for documents, or `none` for keyword search only. Not used for mail.
+        base_model: Base model: a name on the Hugging Face Hub, a directory, or `tiny`.
+        config: Training settings: name of a preset, or URI of a YAML file. Empty for the defaults.
+        limits: Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}.
+        choice: How evaluations choose among several samples per question, e.g. {samples: 4, choose: majority}.
+        judge: Judge that decides in evaluations which answers are correct, e.g. heuristic or openai:MODEL@URL.
+        thresholds: Thresholds an adapter must meet to be published. Missing ones have their defaults.
+        seed: Random seed for splitting the scenarios, if they do not name a split.
+        deploy: How to deploy the published adapter: `none`, `canary` (beside the adapter in service) or `full`.
+        deployment: Where to deploy: name, namespace, percent (traffic of a canary), values (of the Helm chart).
+        gpus: Number of GPUs per training node. Evaluations use one GPU. 0 for CPU only.
+        nodes: Number of training nodes. With more than 1, a Kubeflow TrainJob and separate vLLM servers are used.
+        job: Options of the TrainJob: rollout_servers, rollout_gpus, queue, priority, cpus, memory, cache, runtime.
+        node_selector: Node labels for GPU steps, e.g. {pool: gpus}.
+        tolerations: Tolerations for GPU steps, e.g. [{key: nvidia.com/gpu, operator: Exists}].
+        worker_image: Container image for CPU steps. To embed documents, use the trainer image.
+        trainer_image: Container image for GPU steps.
+        code: Hash of Gumshoe's code, set by `gumshoe pipeline`. Cached steps are repeated if it changes.
     """
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
-    there, own = where.divided(nodes)
-    asked = {
+    evaluation, training = where.split_placement(nodes)
+    inputs = {
         **ingest_and_split(where, sources, environment, embedding, scenarios, seed, code),
         "base_model": base_model,
     }
-    measuring = {**asked, "gpus": there.gpus, "judge": judge, "limits": limits, "choice": choice, "code": code}
-    before = there.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
+    measuring = {**inputs, "gpus": evaluation.gpus, "judge": judge, "limits": limits, "choice": choice, "code": code}
+    before = evaluation.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
     with dsl.ParallelFor(sweep, parallelism=AT_ONCE, name="each") as each:
         place = f"{store}/runs/{run}/{each.name}"
-        trained = grpo_step(where, own, nodes, job, **asked, config=config, settings=each.settings, checkpoints=place)
-        after = there.on_gpu(
+        trained = grpo_step(
+            where, training, nodes, job, **inputs, config=config, settings=each.settings, checkpoints=place
+        )
+        after = evaluation.on_gpu(
             evaluate_policy(**measuring, adapter=trained.outputs["adapter"], baseline=before.outputs["evaluation"]),
             hours=6,
         )

@@ -1,6 +1,6 @@
-"""From mail to a published adapter: ingest, check and split, measure, train, measure again, decide, publish.
+"""Train an agent and publish it: ingest, split, evaluate, train, evaluate again, decide, publish.
 
-With demonstrations there is a warm start before the training; without them its step ends at once.
+With demonstrations, a warm start precedes the training; without them, its step ends immediately.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from gumshoe_pipelines.grpo_step import grpo_step
 from gumshoe_pipelines.placement import TRAINER, WORKER, Placement
 
 
-@dsl.pipeline(name="train-agent", description="Train a search agent on somebody's mail, and publish what is better.")
+@dsl.pipeline(name="train-agent", description="Train a search agent, and publish it if it beats its base model.")
 def train_agent(
     sources: list,
     scenarios: str,
@@ -25,7 +25,7 @@ def train_agent(
     embedding: str = EMBEDDING,
     base_model: str = "Qwen/Qwen2.5-7B-Instruct",
     config: str = "",
-    settings: dict = {},  # noqa: B006 - a default of Kubeflow's
+    settings: dict = {},  # noqa: B006 - Kubeflow reads the default
     demonstrations: str = "",
     limits: dict = {},  # noqa: B006
     choice: dict = {},  # noqa: B006
@@ -43,53 +43,60 @@ def train_agent(
     trainer_image: str = TRAINER,
     code: str = "",
 ) -> None:
-    """Train an agent.
+    """Train an agent, evaluate it against its base model, and publish it if it passes the gate.
 
     Args:
-        sources: Of mail, as `gumshoe mail index` takes them; of documents, as `gumshoe documents index` does.
-        scenarios: Questions with known answers, as `gumshoe scenarios load` takes them.
-        store: The URI of the project's artifacts, such as s3://bucket/project.
-        run: The run's id. Submitted again with the same one, a run takes up where it stopped.
-        environment: What the agent works in: `email`, or `documents`.
-        embedding: Of documents: the embedding model, or `none` for an index of words alone.
-        base_model: `tiny`, a model's directory, or its name on the hub.
-        config: Settings of training: a name of those that come with Gumshoe, or a URI; empty for the defaults.
-        settings: More of them, by dotted name.
-        demonstrations: The URI of episodes, as `gumshoe rollout` writes them, whose right ones are learned from first.
-        limits: Of an episode in evaluations: max_turns, max_tokens, max_context.
-        choice: In evaluations, how one of several samples is the answer: samples, choose, choose_by, temperature.
-        judge: Says in evaluations which answers are right.
-        thresholds: Of the gate; those that are not named are its defaults.
-        seed: Decides which scenarios go into which split, where they do not say.
-        deploy: What is published is put into service: `none`, `canary` (beside the adapter there), `full`.
-        deployment: Where: name (gumshoe), namespace, percent (of a canary, 10), values (of the chart charts/agent).
-        gpus: Of the steps that learn, and of each node of the training; those that measure have one of them.
-        nodes: That train. More than one are a TrainJob of the cluster, and vLLM servers beside it.
-        job: Of such a training: rollout_servers (1), rollout_gpus (1), queue, priority, cpus, memory, cache, runtime.
-        node_selector: Labels of the nodes that have them.
-        tolerations: Of the same steps.
-        worker_image: Of the steps without a GPU. Documents are embedded there, for which the trainer's image is made.
-        trainer_image: Of those with one.
-        code: A hash of the code; cached steps of other code are run again.
+        sources: Where to read mail or documents from, e.g. [maildir:s3://bucket/mail] or [dir:s3://bucket/documents].
+        scenarios: Questions with known answers: a JSON Lines file, e.g. s3://bucket/questions.jsonl, or hf:DATASET.
+        store: URI of the project's artifact store, e.g. s3://bucket/project.
+        run: ID of this run, e.g. mail-1. With the ID of a stopped run, it continues where that run stopped.
+        environment: What the agent searches: `email` or `documents`.
+        embedding: Embedding model for documents, or `none` for keyword search only. Not used for mail.
+        base_model: Base model: a name on the Hugging Face Hub, a directory, or `tiny`.
+        config: Training settings: name of a preset, or URI of a YAML file. Empty for the defaults.
+        settings: Training settings that override `config`, e.g. {optimizer.max_steps: 200}.
+        demonstrations: URI of episodes from `gumshoe rollout` for a supervised warm start, or empty for none.
+        limits: Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}.
+        choice: How evaluations choose among several samples per question, e.g. {samples: 4, choose: majority}.
+        judge: Judge that decides in evaluations which answers are correct, e.g. heuristic or openai:MODEL@URL.
+        thresholds: Thresholds an adapter must meet to be published. Missing ones have their defaults.
+        seed: Random seed for splitting the scenarios, if they do not name a split.
+        deploy: How to deploy the published adapter: `none`, `canary` (beside the adapter in service) or `full`.
+        deployment: Where to deploy: name, namespace, percent (traffic of a canary), values (of the Helm chart).
+        gpus: Number of GPUs per training node, and for the warm start. Evaluations use one GPU. 0 for CPU only.
+        nodes: Number of training nodes. With more than 1, a Kubeflow TrainJob and separate vLLM servers are used.
+        job: Options of the TrainJob: rollout_servers, rollout_gpus, queue, priority, cpus, memory, cache, runtime.
+        node_selector: Node labels for GPU steps, e.g. {pool: gpus}.
+        tolerations: Tolerations for GPU steps, e.g. [{key: nvidia.com/gpu, operator: Exists}].
+        worker_image: Container image for CPU steps. To embed documents, use the trainer image.
+        trainer_image: Container image for GPU steps.
+        code: Hash of Gumshoe's code, set by `gumshoe pipeline`. Cached steps are repeated if it changes.
     """
     where: Any = Placement(worker_image, trainer_image, gpus, node_selector, tolerations)
-    told = where.on_cpu(notify(store=store, run=run), hours=0.25)
-    with dsl.ExitHandler(told, name="run"):
-        there, own = where.divided(nodes)
-        asked = {
+    notification = where.on_cpu(notify(store=store, run=run), hours=0.25)
+    with dsl.ExitHandler(notification, name="run"):
+        evaluation, training = where.split_placement(nodes)
+        inputs = {
             **ingest_and_split(where, sources, environment, embedding, scenarios, seed, code),
             "base_model": base_model,
         }
-        measuring = {**asked, "gpus": there.gpus, "judge": judge, "limits": limits, "choice": choice, "code": code}
-        before = there.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
-        learning = {**asked, "config": config, "settings": settings}
+        measuring = {
+            **inputs,
+            "gpus": evaluation.gpus,
+            "judge": judge,
+            "limits": limits,
+            "choice": choice,
+            "code": code,
+        }
+        before = evaluation.on_gpu(evaluate_policy(**measuring), hours=6, cached=True).set_display_name("baseline")
+        learning = {**inputs, "config": config, "settings": settings}
         warm = warm_start(**learning, gpus=gpus, demonstrations=demonstrations, judge=judge, code=code)
         where.on_gpu(warm, hours=12, cached=True).after(before)
         trained = grpo_step(
-            where, own, nodes, job, **learning, checkpoints=f"{store}/runs/{run}", start=warm.outputs["adapter"]
+            where, training, nodes, job, **learning, checkpoints=f"{store}/runs/{run}", start=warm.outputs["adapter"]
         )
         adapter = trained.outputs["adapter"]
-        after = there.on_gpu(
+        after = evaluation.on_gpu(
             evaluate_policy(**measuring, adapter=adapter, baseline=before.outputs["evaluation"]), hours=6
         )
         decided = where.on_cpu(

@@ -1,12 +1,14 @@
-"""A training on several nodes, as a pipeline's step has it carried out: what it needs is put into the store, the
-cluster is asked for nodes and servers, and the result is taken from the store.
+"""Run a training on several nodes from a pipeline step.
+
+The inputs are published to the store, the cluster runs the nodes and rollout servers, and the result is fetched from
+the store.
 """
 
 import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +22,33 @@ from gumshoe.cluster.trainjob import (
     Rollout,
     TrainingJob,
     TrainJobSpec,
-    name_of,
+    build_job_name,
     rollout_address,
 )
 from gumshoe.cluster.trainjob_runner import run_trainjob
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.inference.vllm_server import lora_rank_slot
-from gumshoe.scenarios.scenario import SCENARIOS
-from gumshoe.training.node_main import NodeRequest, fetch_result
-from gumshoe.training.run_spec import train_split
-from gumshoe.training.settings import TrainSettings, check, resolve
-from gumshoe.training.training_step import TrainRequest, TrainResult
+from gumshoe.inference.vllm_server import round_up_lora_rank
+from gumshoe.training.node_main import fetch_result
+from gumshoe.training.run_spec import load_splits
+from gumshoe.training.settings import TrainSettings, check_settings
+from gumshoe.training.train_request import TrainRequest
+from gumshoe.training.training_step import TrainResult
 from gumshoe_pipelines.grpo_step import HOURS
-from gumshoe_pipelines.kubeflow_client import project_of
+from gumshoe_pipelines.kubeflow_client import get_project_name
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
 
 _STEP = "train-grpo"
-_PYTHON = "python"  # of the image
-_EARLIER = 1800  # seconds before the step's own end, to remove what it made
+_PYTHON = "python"  # in the image
+_EARLIER = 1800  # seconds before the step's own timeout, for deleting the objects
 
 
 @dataclass(frozen=True, slots=True)
 class TrainJobOptions:
-    """Where a training takes place."""
+    """The options of a training on several nodes."""
 
     nodes: int
     gpus: int
-    """Of each."""
+    """GPUs per node."""
     job: TrainJobSpec
     image: str
     node_selector: Mapping[str, str]
@@ -62,10 +64,10 @@ class TrainJobOptions:
         node_selector: Mapping[str, str],
         tolerations: Sequence[Mapping[str, Any]],
     ) -> "TrainJobOptions":
-        """As a pipeline's parameters say it.
+        """Build the options from pipeline parameters.
 
         Raises:
-            UsageError: it cannot be.
+            UsageError: if they are invalid.
         """
         if nodes < 1:
             raise UsageError("pipelines.invalid-nodes", f"nodes must be an integer >= 1, got {nodes}")
@@ -73,49 +75,50 @@ class TrainJobOptions:
 
     @property
     def trainers(self) -> int:
-        """On all of them together."""
+        """Number of trainer processes on all nodes."""
         return self.nodes * max(1, self.gpus)
 
 
 def train_on_cluster(
-    asked: TrainRequest, where: TrainJobOptions, cluster: Cluster | None = None, patience: Timeouts | None = None
+    request: TrainRequest, options: TrainJobOptions, cluster: Cluster | None = None, timeouts: Timeouts | None = None
 ) -> TrainResult:
-    """Train on several nodes; a run that left checkpoints in the store goes on from there, and a result is taken.
+    """Train on several nodes. Continues from checkpoints in the store; a finished result is used as it is.
 
-    `cluster` is the one that this pod is in unless given.
+    `cluster` defaults to the one that this pod runs in.
 
     Raises:
-        UsageError: it cannot be carried out as it was put.
-        UnavailableError: it is to be run again, and goes on then.
-        GumshoeError: the training failed; its own words are in the message.
+        UsageError: if the request is invalid.
+        UnavailableError: if the training was interrupted; another run continues it.
+        GumshoeError: if the training failed; the message contains its last log lines.
     """
-    name = name_of(asked.checkpoints)
-    flags = {**asked.settings, **settings_on(where, name, asked.checkpoints)}
-    named = {"model.name": asked.base_model, "output.checkpoints": asked.checkpoints}
-    known = resolve(asked.config, {**flags, **named}).settings
+    name = build_job_name(request.checkpoints)
+    request = request.with_settings(build_settings(options, name, request.checkpoints))
+    known = request.resolve()
     check_servers(known)
-    learned, _ = train_split(known, str(asked.scenarios / SCENARIOS))
-    check(known, len(learned))  # before anybody waits for nodes
-    request = NodeRequest.published(replace(asked, settings=flags))
+    train_scenarios, _ = load_splits(known, request.scenarios)
+    check_settings(known, len(train_scenarios))  # before waiting for nodes
+    request = request.publish()
     directory = Path(tempfile.mkdtemp(prefix="gumshoe-trained-"))
     found = fetch_result(request, directory)
     if found is None:
-        run_trainjob(job_of(name, request, known, where), cluster or Cluster.of(None, None), _say, patience)
+        run_trainjob(
+            build_training_job(name, request, known, options), cluster or Cluster.of(None, None), _print, timeouts
+        )
         found = fetch_result(request, directory)
     if found is None:
         raise GumshoeError(
             "pipelines.no-training-result",
-            f"TrainJob {name} finished, but {asked.checkpoints} has no {request.result}; check that its first node "
+            f"TrainJob {name} finished, but {request.checkpoints} has no {request.result}; check that its first node "
             "writes to the same store, then try again",
         )
     return found
 
 
 def check_servers(known: TrainSettings) -> None:
-    """See whether what samples for several nodes can be there.
+    """Check that a training on several nodes has separate rollout servers.
 
     Raises:
-        UsageError: the run would start vLLM servers itself, which one node alone can.
+        UsageError: if the run would start vLLM servers itself, which only works on one node.
     """
     if known.servers:
         raise UsageError(
@@ -125,48 +128,48 @@ def check_servers(known: TrainSettings) -> None:
         )
 
 
-def settings_on(where: TrainJobOptions, name: str, checkpoints: str) -> dict[str, Any]:
-    """The settings of training that come from where it takes place."""
-    own: dict[str, Any] = {"optimizer.processes": where.trainers}
-    if where.job.rollout_servers:
-        own |= {"rollouts.servers": [rollout_address(name)], "rollouts.handover": handover_of(checkpoints)}
+def build_settings(options: TrainJobOptions, name: str, checkpoints: str) -> dict[str, Any]:
+    """Return the training settings that depend on the cluster."""
+    own: dict[str, Any] = {"optimizer.processes": options.trainers}
+    if options.job.rollout_servers:
+        own |= {"rollouts.servers": [rollout_address(name)], "rollouts.handover": get_handover_uri(checkpoints)}
     return own
 
 
-def handover_of(checkpoints: str) -> str:
-    """Where the trainers hand adapters over to the servers."""
+def get_handover_uri(checkpoints: str) -> str:
+    """Return the URI where the trainers publish adapters for the servers."""
     return f"{checkpoints.rstrip('/')}/policies"
 
 
-def job_of(name: str, request: NodeRequest, known: TrainSettings, where: TrainJobOptions) -> TrainingJob:
-    """What the cluster is asked for."""
+def build_training_job(name: str, request: TrainRequest, known: TrainSettings, options: TrainJobOptions) -> TrainingJob:
+    """Build the description of the TrainJob."""
     store, _, run = request.checkpoints.rstrip("/").rpartition("/runs/")
-    labels = {PROJECT_LABEL: _label(project_of(store)), RUN_LABEL: _label(run), STEP_LABEL: _STEP}
+    labels = {PROJECT_LABEL: _to_label(get_project_name(store)), RUN_LABEL: _to_label(run), STEP_LABEL: _STEP}
     return TrainingJob(
         name=name,
-        nodes=where.nodes,
-        gpus=where.gpus,
-        image=where.image,
-        command=(_PYTHON, "-m", "gumshoe.training.node_main", request.json),
-        job=where.job,
-        rollout=_rollout(known, request, where) if where.job.rollout_servers else None,
-        env=tuple(_secrets()),
+        nodes=options.nodes,
+        gpus=options.gpus,
+        image=options.image,
+        command=(_PYTHON, "-m", "gumshoe.training.node_main", request.model_dump_json()),
+        job=options.job,
+        rollout=_build_rollout(known, request, options) if options.job.rollout_servers else None,
+        env=tuple(_build_secret_env()),
         labels={key: value for key, value in labels.items() if value},
-        node_selector=where.node_selector,
-        tolerations=tuple(map(dict, where.tolerations)),
+        node_selector=options.node_selector,
+        tolerations=tuple(map(dict, options.tolerations)),
         seconds=HOURS * 3600 - _EARLIER,
     )
 
 
-def _rollout(known: TrainSettings, request: NodeRequest, where: TrainJobOptions) -> Rollout:
-    """What the servers are started with, as `gumshoe train` would start its own."""
-    model, gpus = known.model, where.job.gpus_of_server(where.gpus)
+def _build_rollout(known: TrainSettings, request: TrainRequest, options: TrainJobOptions) -> Rollout:
+    """Build the commands of the rollout servers, with the options that `gumshoe train` uses for its own servers."""
+    model, gpus = known.model, options.job.count_server_gpus(options.gpus)
     server: dict[str, object] = {
-        "--model": request.base_model,
+        "--model": known.model.name,
         "--port": SERVER_PORT,
         "--max-model-len": model.max_context,
-        "--max-lora-rank": lora_rank_slot(known.lora.rank),
-        "--dtype": "bfloat16" if model.dtype == "auto" and where.gpus else model.dtype,  # as trained
+        "--max-lora-rank": round_up_lora_rank(known.lora.rank),
+        "--dtype": "bfloat16" if model.dtype == "auto" and options.gpus else model.dtype,  # as in training
     }
     if gpus and known.rollouts.gpu_memory:
         server["--gpu-memory-utilization"] = known.rollouts.gpu_memory
@@ -179,7 +182,7 @@ def _rollout(known: TrainSettings, request: NodeRequest, where: TrainJobOptions)
     }
     return Rollout(
         (_PYTHON, "-m", "gumshoe.inference.rollout_server", *_flags(server)),
-        ("gumshoe", "adapter-loader", handover_of(request.checkpoints), *_flags(loader)),
+        ("gumshoe", "adapter-loader", get_handover_uri(request.checkpoints), *_flags(loader)),
     )
 
 
@@ -187,8 +190,8 @@ def _flags(options: Mapping[str, object]) -> list[str]:
     return [str(each) for item in options.items() for each in item]
 
 
-def _secrets() -> list[dict[str, Any]]:
-    """What the pipeline's own steps are given, and each may be missing."""
+def _build_secret_env() -> list[dict[str, Any]]:
+    """Return the environment variables from secrets that the pipeline's steps have too. All are optional."""
     return [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
         for secret, keys in SECRET_KEYS.items()
@@ -196,12 +199,12 @@ def _secrets() -> list[dict[str, Any]]:
     ]
 
 
-def _label(text: str) -> str:
-    """A value of a label of Kubernetes."""
+def _to_label(text: str) -> str:
+    """Return a text as the value of a Kubernetes label."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")
 
 
-def _say(text: str) -> None:
-    """For whoever follows this step's log."""
+def _print(text: str) -> None:
+    """Print a line to this step's log."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A run as it goes: its steps, what the training says of itself, and what keeps a pod from running, in plain words."""
+"""Watch a run: the state of its steps, the progress of the training, and problems of pods."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,21 +7,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError
-from gumshoe.cluster.pod_problems import PodRemedies, pod_problem
+from gumshoe.cluster.pod_problems import PodHints, find_pod_problem
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe_pipelines.placement import STEP_LABEL
 
 OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "CANCELLED", "SKIPPED"})
-_RUN = "pipeline/runid"  # Kubeflow's own label
+_RUN = "pipeline/runid"  # Kubeflow's label
 _EVERY = 5.0  # seconds
-_SILENCE = 600.0  # seconds without an answer after which nobody waits any longer
-_LINES = 20  # of a pod's log
-_MARKS = ("Step ", "Evaluation after ", "Waiting for ")  # how the lines begin that say how far a training is
-_KNOBS = PodRemedies(
+_TIMEOUT = 600.0  # seconds without an answer before giving up
+_LINES = 20  # lines read from a pod's log
+_PROGRESS_PREFIXES = ("Step ", "Evaluation after ", "Waiting for ")  # prefixes of log lines that report progress
+_HINTS = PodHints(
     images="worker_image and trainer_image",
-    place="gpus, node_selector and tolerations",
-    memory="make model.max_context or the batch smaller, or give it more",
-    ended="it is tried again, and takes up its last checkpoint",
+    scheduling="gpus, node_selector and tolerations",
+    memory="reduce model.max_context or the batch size, or increase the memory",
+    after_loss="the step is retried, and continues from its last checkpoint",
 )
 
 
@@ -34,7 +34,7 @@ class StepView:
     seconds: float | None
     error: str = ""
     progress: str = ""
-    trouble: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +50,44 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """What a step's pod says."""
+    """The progress and the problem of a step's pod."""
 
     progress: str = ""
-    trouble: str = ""
+    problem: str = ""
 
 
-def pods_of(cluster: Cluster, run_id: str) -> dict[str, PodView]:
-    """What a run's pods say, by their steps' names; of several pods of one step, the newest.
+def view_pods(cluster: Cluster, run_id: str) -> dict[str, PodView]:
+    """Return the state of a run's pods by step. If a step has several pods, the newest counts.
 
     Raises:
-        GumshoeError: they cannot be seen.
+        GumshoeError: if the pods cannot be listed.
     """
     wanted = f"{_RUN}={run_id}"
-    found = cluster.ask(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=wanted).items
+    found = cluster.call(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=wanted).items
     pods = sorted(found, key=lambda pod: pod.metadata.creation_timestamp or datetime.min.replace(tzinfo=UTC))
     return {
         pod.metadata.labels.get(STEP_LABEL, pod.metadata.name): PodView(
-            _progress(cluster, pod), pod_problem(pod, cluster, _KNOBS)
+            _read_progress(cluster, pod), find_pod_problem(pod, cluster, _HINTS)
         )
         for pod in pods
     }
 
 
-def _progress(cluster: Cluster, pod: Any) -> str:
-    """The last line of a pod's log that says how far it is."""
+def _read_progress(cluster: Cluster, pod: Any) -> str:
+    """Return the last line of a pod's log that reports progress."""
     if pod.status.phase != "Running":
         return ""
     read, name = cluster.core.read_namespaced_pod_log, pod.metadata.name
     try:
-        log = cluster.ask(read, name, cluster.namespace, container="main", tail_lines=_LINES, what="a log")
-    except ClusterError:  # as its container begins
+        log = cluster.call(read, name, cluster.namespace, container="main", tail_lines=_LINES, what="a log")
+    except ClusterError:  # the container has not started yet
         return ""
-    said = [line.strip() for line in log.splitlines()]
-    return next((line for line in reversed(said) if line.startswith(_MARKS)), "")
+    lines = [line.strip() for line in log.splitlines()]
+    return next((line for line in reversed(lines) if line.startswith(_PROGRESS_PREFIXES)), "")
 
 
-def run_view(run: Any, pods: dict[str, PodView]) -> RunView:
-    """A run as a server tells of it, with what its pods say."""
+def build_run_view(run: Any, pods: dict[str, PodView]) -> RunView:
+    """Combine a run of the server with the state of its pods."""
     details = run.run_details.task_details if run.run_details and run.run_details.task_details else []
     own = [each for each in details if each.display_name not in (None, "root") and "driver" not in each.display_name]
     steps = []
@@ -98,47 +98,47 @@ def run_view(run: Any, pods: dict[str, PodView]) -> RunView:
             StepView(
                 each.display_name,
                 state,
-                _seconds(each.start_time, each.end_time),
+                _duration(each.start_time, each.end_time),
                 each.error.message if each.error and each.error.message else "",
                 pod.progress if state == "RUNNING" else "",
-                pod.trouble if state not in ("SUCCEEDED", "SKIPPED") else "",
+                pod.problem if state not in ("SUCCEEDED", "SKIPPED") else "",
             )
         )
     error = run.error.message if run.error and run.error.message else ""
     return RunView(run.run_id, run.display_name or run.run_id, run.state or "PENDING", tuple(steps), error)
 
 
-def _seconds(start: datetime | None, end: datetime | None) -> float | None:
+def _duration(start: datetime | None, end: datetime | None) -> float | None:
     if start is None or start.year < 1971:
         return None
     stop = end if end is not None and end.year >= 1971 else datetime.now(start.tzinfo)
     return max(timedelta(0), stop - start).total_seconds()
 
 
-def follow(
-    ask: Callable[[], Any],
-    look: Callable[[str], dict[str, PodView]],
+def watch_run(
+    get_run: Callable[[], Any],
+    get_pods: Callable[[str], dict[str, PodView]],
     warn: Callable[[str], None],
     *,
     every: float = _EVERY,
-    silence: float = _SILENCE,
+    timeout: float = _TIMEOUT,
 ) -> Iterator[RunView]:
-    """A run again and again, until it is over. A server that does not answer is asked again for some time.
+    """Yield the state of a run again and again until it ends. A server that does not answer is asked again.
 
-    `ask` gives the run, and `look` what the pods of a run's id say.
+    `get_run` returns the run, and `get_pods` the state of its pods.
 
     Raises:
-        UnavailableError: it did not answer for `silence` seconds.
-        GumshoeError: it refuses.
+        UnavailableError: if the server has not answered for `timeout` seconds.
+        GumshoeError: if it rejects the request.
     """
     answered = time.monotonic()
     warned = ""
     while True:
         try:
-            run = ask()
+            run = get_run()
             answered = time.monotonic()
         except UnavailableError as error:
-            if time.monotonic() - answered > silence:
+            if time.monotonic() - answered > timeout:
                 raise
             if error.message_with_code != warned:
                 warned = error.message_with_code
@@ -146,14 +146,14 @@ def follow(
             time.sleep(every)
             continue
         try:
-            found = look(run.run_id)
-        except GumshoeError as error:  # the run goes on without
+            found = get_pods(run.run_id)
+        except GumshoeError as error:  # only the pods' state is missing then
             found = {}
-            said = f"pods cannot be seen: {error.message_with_code}"
-            if said != warned:
-                warned = said
-                warn(said)
-        view = run_view(run, found)
+            message = f"cannot list pods: {error.message_with_code}"
+            if message != warned:
+                warned = message
+                warn(message)
+        view = build_run_view(run, found)
         yield view
         if view.state in OVER:
             return

@@ -1,4 +1,4 @@
-"""Where the tests of artifacts store things: in a directory, in a bucket, and in a bucket behind faults."""
+"""Stores for the tests: in a directory, in a bucket, and in a bucket behind a faulty proxy."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ LIMITS = Limits(connect_timeout=60, read_timeout=60, attempts=3, backoff=1, work
 
 @pytest.fixture(params=["file", "s3"])
 def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty store, in a directory and in a bucket."""
+    """Return the URI of an empty store, once in a directory and once in a bucket."""
     if request.param == "file":
         return (tmp_path / "store").as_uri()
     return f"s3://{request.getfixturevalue('s3_bucket')}/project/artifacts"
@@ -27,13 +27,13 @@ def store(store_uri: str) -> Store:
 
 @pytest.fixture
 def elapsed(proxy: FaultProxy, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Elapsed:
-    """Let timeouts and pauses of the S3 client elapse at once, and record them."""
+    """Let timeouts and pauses of the S3 client elapse immediately, and record them."""
     return elapse_at_once(proxy, clock, monkeypatch)
 
 
 @pytest.fixture
-def behind(proxy: FaultProxy, s3_bucket: str, aws_environment: pytest.MonkeyPatch, elapsed: Elapsed) -> Store:
-    """Return a store that is reached through the proxy. The environment names it too."""
+def proxied(proxy: FaultProxy, s3_bucket: str, aws_environment: pytest.MonkeyPatch, elapsed: Elapsed) -> Store:
+    """Return a store behind the proxy. The environment names the proxy, too."""
     del elapsed
     aws_environment.setenv("AWS_ENDPOINT_URL", proxy.address)
     return Store(f"s3://{s3_bucket}/project/artifacts", LIMITS)

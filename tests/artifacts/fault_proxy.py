@@ -1,10 +1,10 @@
-"""An HTTP proxy in front of an S3 server that does to chosen requests what networks and servers do.
+"""An HTTP proxy in front of an S3 server that injects faults into chosen requests.
 
-It forwards every request as it came. A test injects a fault for the requests of a method and key, how often,
-and after how many; the fault is a function of the `Exchange`.
+It forwards every other request unchanged. A test injects a fault for requests of a method and key: how many times, and
+after how many requests. A fault is a function of the `Exchange`.
 
-    proxy.inject(lose_answer, "PUT", "manifest.json")              # the next one only
-    proxy.inject(answer(503, "SlowDown"), "PUT", times=None)       # for ever
+    proxy.inject(lose_answer, "PUT", "manifest.json")              # only the next one
+    proxy.inject(answer(503, "SlowDown"), "PUT", times=None)       # always
     proxy.inject(cut_answer(1000), "GET", "weights.bin", after=1)  # the second one
 """
 
@@ -31,7 +31,7 @@ _PER_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server", "
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that arrived. `path` is `/bucket/key`, decoded; `range` the Range header, or empty."""
+    """A request that arrived. `path` is `/bucket/key`, decoded; `range` is the Range header, or empty."""
 
     method: str
     path: str
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server behind the proxy answered."""
+    """The response of the server behind the proxy."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Fault:
-    """What to do to which requests: `times` of them (None: all), once `after` of them have passed."""
+    """A fault for matching requests: `times` of them (None: all), after `after` of them have passed."""
 
     act: "Callable[[Exchange], None]"
     method: str
@@ -60,7 +60,7 @@ class Fault:
     after: int
 
     def strikes(self, request: Request) -> bool:
-        """Whether it is this request's turn. Counts."""
+        """Return True if the fault applies to this request, and count it."""
         if request.method != self.method or self.key not in request.path or self.query not in request.query:
             return False
         if self.after or self.times == 0:
@@ -72,14 +72,14 @@ class Fault:
 
 
 class Exchange:
-    """One request on its way: a fault takes it in, passes it on and answers it, or does not."""
+    """One request, which a fault receives, forwards and answers, or not."""
 
     def __init__(self, handler: "_Handler", proxy: "FaultProxy") -> None:
         self._handler, self._proxy = handler, proxy
         self._unread = int(handler.headers.get("Content-Length", 0))
 
     def receive(self, amount: int | None = None) -> bytes:
-        """The request's body, or its next bytes."""
+        """Return the request's body, or its next bytes."""
         amount = self._unread if amount is None else min(amount, self._unread)
         body = self._handler.rfile.read(amount)
         if len(body) < amount:
@@ -88,7 +88,7 @@ class Exchange:
         return body
 
     def forward(self, *, without: str = "", more: str = "") -> Answer:
-        """Pass the request on, without a header where one is named, and with more at the end of its URL."""
+        """Forward the request, optionally without one header and with more text at the end of its URL."""
         body = self.receive()
         headers = {
             name: value
@@ -104,7 +104,7 @@ class Exchange:
             connection.close()
 
     def start_reply(self, answer: Answer) -> None:
-        """Send an answer's status and headers."""
+        """Send a response's status and headers."""
         self._handler.send_response_only(answer.status)
         for name, value in answer.headers:
             if name.lower() not in _PER_HOP:
@@ -121,14 +121,14 @@ class Exchange:
             self.send(answer.body)
 
     def drop(self) -> None:
-        """Reset the connection, as a server that dies does."""
+        """Reset the connection, as a crashing server does."""
         connection = self._handler.connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._handler.rfile.close()
         connection.close()
 
     def hang(self) -> None:
-        """Send nothing more; reset the connection when the client leaves or the proxy closes."""
+        """Send nothing more, and reset the connection when the client leaves or the proxy closes."""
         port = self._handler.client_address[1]
         self._proxy.hanging.add(port)
         self.wait_for_close()
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _handle(self) -> None:
-        self.close_connection = True  # one request on a connection, as moto has it
+        self.close_connection = True  # one request per connection, as in moto
         proxy = self.server
         assert isinstance(proxy, _Server)
         proxy.owner.handle(Exchange(self, proxy.owner), self.command, self.path, self.headers.get("Range", ""))
@@ -181,21 +181,21 @@ class _Server(ThreadingHTTPServer):
 
 @dataclass
 class FaultProxy:
-    """The proxy. A context manager: it listens at `address` until the block ends."""
+    """Run the proxy as a context manager. It listens at `address` until the block ends."""
 
     backend: tuple[str, int]
     requests: list[Request] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    """What went wrong in the proxy itself; a test with any in it proves nothing."""
+    """Errors of the proxy itself. They invalidate the test."""
     closing: threading.Event = field(default_factory=threading.Event)
     hanging: set[int] = field(default_factory=set)
-    """Ports of the clients that get nothing more on their connection."""
+    """Ports of the clients whose connections get no more data."""
     _faults: list[Fault] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def before(cls, address: str) -> "FaultProxy":
-        """A proxy in front of the server at `http://HOST:PORT`."""
+        """Return a proxy in front of the server at `http://HOST:PORT`."""
         parts = urlsplit(address)
         assert parts.hostname
         assert parts.port
@@ -211,17 +211,17 @@ class FaultProxy:
         times: int | None = 1,
         after: int = 0,
     ) -> None:
-        """Do this to requests of a method whose path holds `key` and whose query holds `query`."""
+        """Apply a fault to requests of a method whose path contains `key` and whose query contains `query`."""
         with self._lock:
             self._faults.append(Fault(act, method, key, query, times, after))
 
     def heal(self) -> None:
-        """Inject nothing any longer."""
+        """Remove all faults."""
         with self._lock:
             self._faults.clear()
 
     def seen(self, method: str, key: str = "", query: str = "") -> list[Request]:
-        """The requests that came, of a method and whose path and query hold these."""
+        """Return the requests of a method whose path and query contain these texts."""
         with self._lock:
             return [
                 request
@@ -252,40 +252,40 @@ class FaultProxy:
 
 
 def forward(exchange: Exchange) -> None:
-    """No fault."""
+    """Forward the request without a fault."""
     exchange.reply(exchange.forward())
 
 
 def stall(exchange: Exchange) -> None:
-    """Take the request in and never answer."""
+    """Receive the request and never answer."""
     exchange.receive()
     exchange.hang()
 
 
 def never_answer(exchange: Exchange) -> None:
-    """Let the server do what was asked, and never send its answer."""
+    """Forward the request, and never send the response."""
     exchange.forward()
     exchange.hang()
 
 
 def lose_answer(exchange: Exchange) -> None:
-    """The server does what was asked, and the connection breaks before it can say so."""
+    """Forward the request, and reset the connection before the response."""
     exchange.forward()
     exchange.drop()
 
 
 def strip(header: str) -> Callable[[Exchange], None]:
-    """The server does not know this header."""
+    """Forward the request without a header, as if the server did not know it."""
     return lambda exchange: exchange.reply(exchange.forward(without=header))
 
 
 def small_pages(exchange: Exchange) -> None:
-    """A listing comes two entries at a time; S3's own pages hold 1,000."""
+    """Return a listing two entries at a time. S3's own pages contain 1,000."""
     exchange.reply(exchange.forward(more="&max-keys=2"))
 
 
 def reset_after(amount: int) -> Callable[[Exchange], None]:
-    """The connection breaks after so many bytes of the request's body."""
+    """Reset the connection after `amount` bytes of the request's body."""
 
     def act(exchange: Exchange) -> None:
         exchange.receive(amount)
@@ -295,7 +295,7 @@ def reset_after(amount: int) -> Callable[[Exchange], None]:
 
 
 def cut_answer(amount: int, *, reset: bool = True) -> Callable[[Exchange], None]:
-    """The connection breaks, or ends early, after so many bytes of the answer's body."""
+    """Reset or close the connection after `amount` bytes of the response's body."""
 
     def act(exchange: Exchange) -> None:
         answer = exchange.forward()
@@ -308,7 +308,7 @@ def cut_answer(amount: int, *, reset: bool = True) -> Callable[[Exchange], None]
 
 
 def stall_after(amount: int) -> Callable[[Exchange], None]:
-    """The answer's body stops coming after so many bytes, and the connection stays open."""
+    """Stop sending after `amount` bytes of the response's body, and keep the connection open."""
 
     def act(exchange: Exchange) -> None:
         answer = exchange.forward()
@@ -320,9 +320,9 @@ def stall_after(amount: int) -> Callable[[Exchange], None]:
 
 
 def trickle(clock: Clock, seconds: float) -> Callable[[Exchange], None]:
-    """Send the first hundred bytes of the answer's body, moving the clock forward by `seconds` before each byte.
+    """Send the first hundred bytes of the response's body, and advance the clock by `seconds` before each byte.
 
-    After them nothing comes, however long the client waits.
+    Nothing is sent after them, however long the client waits.
     """
 
     def act(exchange: Exchange) -> None:
@@ -337,7 +337,7 @@ def trickle(clock: Clock, seconds: float) -> Callable[[Exchange], None]:
 
 
 def corrupt(exchange: Exchange) -> None:
-    """One byte of the answer's body is another."""
+    """Change one byte of the response's body."""
     answer = exchange.forward()
     damaged = bytearray(answer.body)
     damaged[len(damaged) // 2] ^= 1
@@ -345,7 +345,7 @@ def corrupt(exchange: Exchange) -> None:
 
 
 def edit(change: Callable[[bytes], bytes]) -> Callable[[Exchange], None]:
-    """The answer's body is what `change` makes of it."""
+    """Replace the response's body by `change(body)`."""
 
     def act(exchange: Exchange) -> None:
         answer = exchange.forward()
@@ -357,7 +357,7 @@ def edit(change: Callable[[bytes], bytes]) -> Callable[[Exchange], None]:
 
 
 def meanwhile(event: Callable[[], object], act: Callable[[Exchange], None] = forward) -> Callable[[Exchange], None]:
-    """Something else happens while the request is under way, and then `act`."""
+    """Call `event` while the request is in progress, then act."""
 
     def both(exchange: Exchange) -> None:
         event()
@@ -369,7 +369,7 @@ def meanwhile(event: Callable[[], object], act: Callable[[Exchange], None] = for
 def answer(
     status: int, code: str, message: str = "made up", *, headers: dict[str, str] | None = None, more: str = ""
 ) -> Callable[[Exchange], None]:
-    """The server says no, in S3's words. `more` is XML that the error holds as well."""
+    """Answer with an S3 error. `more` is additional XML in the error."""
     body = (
         f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>{message}</Message>{more}'
         "<RequestId>4442587FB7D0A2F9</RequestId></Error>"
@@ -377,8 +377,8 @@ def answer(
 
     def act(exchange: Exchange) -> None:
         exchange.receive()
-        told = {"Content-Type": "application/xml", "Content-Length": str(len(body))} | (headers or {})
-        exchange.reply(Answer(status, list(told.items()), body))
+        all_headers = {"Content-Type": "application/xml", "Content-Length": str(len(body))} | (headers or {})
+        exchange.reply(Answer(status, list(all_headers.items()), body))
 
     return act
 
@@ -398,7 +398,7 @@ def _is_readable(client: socket.socket, seconds: float) -> bool:
 
 @dataclass
 class Elapsed:
-    """Read timeouts and pauses between tries that elapsed on the clock, in seconds."""
+    """Read timeouts and pauses between attempts that elapsed on the clock, in seconds."""
 
     timeouts: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
@@ -411,8 +411,8 @@ class Elapsed:
 def elapse_at_once(proxy: FaultProxy, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Elapsed:
     """Let the S3 client of this process wait on the clock instead of in real time.
 
-    If the proxy hangs on a connection, the client's read timeout elapses at once, however long it is; so do boto3's
-    and tenacity's pauses between two tries. Everything else keeps its real, long timeout.
+    If the proxy hangs on a connection, the client's read timeout elapses immediately, however long it is. So do the
+    pauses of boto3 and tenacity between two attempts. Everything else keeps its real, long timeout.
     """
     elapsed = Elapsed()
     really_read = socket.SocketIO.readinto

@@ -1,4 +1,4 @@
-"""Directories of files, real processes, and bytes put behind a store's back."""
+"""Helpers: directories of files, real processes, and bytes written into a store without its checks."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ SMALL: dict[str, bytes] = {
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> Path:
-    """Make a directory with these files in it."""
+    """Create a directory with these files."""
     for name, data in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(data)
@@ -32,7 +32,7 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def read_files(directory: Path, *, manifest: bool = False) -> dict[str, bytes]:
-    """Every file below a directory, less the artifact's own manifest unless asked for."""
+    """Return all files below a directory, without the artifact's own manifest unless requested."""
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in directory.rglob("*")
@@ -41,18 +41,18 @@ def read_files(directory: Path, *, manifest: bool = False) -> dict[str, bytes]:
 
 
 def noise(size: int, seed: int = 0) -> bytes:
-    """Bytes in which no two places look alike, the same for a seed."""
+    """Return pseudorandom bytes, the same for the same seed."""
     return hashlib.shake_256(seed.to_bytes(4)).digest(size)
 
 
 def stored_key(store: Store, reference: str, name: str) -> str:
-    """The key under which a published artifact's file lies."""
+    """Return the key of a published artifact's file."""
     manifest = store.manifest(reference)
     return f"{manifest.reference}/{manifest.data}/{name}"
 
 
 def overwrite(store: Store, key: str, data: bytes, scratch: Path) -> None:
-    """Put bytes into a store past everything that guards it."""
+    """Write bytes into a store without its checks."""
     source = scratch / "overwrite.bin"
     source.write_bytes(data)
     store.storage.upload({key: source}, Deadline(60), lambda _: None)
@@ -60,7 +60,7 @@ def overwrite(store: Store, key: str, data: bytes, scratch: Path) -> None:
 
 
 def manifest_text(reference: str, files: Iterable[tuple[str, bytes]], **changes: Any) -> bytes:
-    """A manifest that holds together but for the changes, whatever paths it names."""
+    """Return a manifest that is valid except for the changes, whatever paths it names."""
     kind, _, version = reference.rpartition("/")
     entries = [{"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for path, data in files]
     digest = hashlib.sha256()
@@ -78,7 +78,7 @@ def manifest_text(reference: str, files: Iterable[tuple[str, bytes]], **changes:
 
 
 def plant(store: Store, reference: str, files: Iterable[tuple[str, bytes]], scratch: Path, **changes: Any) -> None:
-    """Put a manifest of our own making into a store, and the bytes that it speaks of."""
+    """Write a handmade manifest into a store, with the files that it lists."""
     files = list(files)
     text = manifest_text(reference, files, **changes)
     data = f"sha256-{json.loads(text)['content'][:32]}"
@@ -88,8 +88,8 @@ def plant(store: Store, reference: str, files: Iterable[tuple[str, bytes]], scra
     assert store.storage.create(f"{reference}/manifest.json", text)
 
 
-def at_once(calls: Iterable[Callable[[], T]]) -> list[T | Exception]:
-    """What each call returns or raises, all of them begun at the same moment in threads of their own."""
+def run_concurrently(calls: Iterable[Callable[[], T]]) -> list[T | Exception]:
+    """Return what each call returns or raises. All calls start at the same moment, in threads."""
     calls = list(calls)
     barrier = Barrier(len(calls))
 
@@ -105,7 +105,7 @@ def at_once(calls: Iterable[Callable[[], T]]) -> list[T | Exception]:
 
 
 def gumshoe(*arguments: str | Path) -> "subprocess.Popen[str]":
-    """`gumshoe artifacts …` in a process of its own."""
+    """Start `gumshoe artifacts ...` in a process."""
     return subprocess.Popen(
         [sys.executable, "-m", "gumshoe", "artifacts", *map(str, arguments)],
         stdout=subprocess.PIPE,

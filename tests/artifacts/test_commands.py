@@ -1,4 +1,4 @@
-"""`gumshoe artifacts`: what it prints where, its exit statuses, and that users see no traceback."""
+"""`gumshoe artifacts`: output, exit statuses, and no tracebacks."""
 
 import json
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from tests.artifacts.files import SMALL, gumshoe, overwrite, read_files, stored_
 from tests.conftest import Ran, free_port
 
 
-class Ended(Ran):
-    """How a command ended, and what it printed, maybe as JSON."""
+class Finished(Ran):
+    """A finished command and its output, optionally parsed as JSON."""
 
     @property
     def json(self) -> Any:
@@ -24,7 +24,7 @@ class Ended(Ran):
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> "Run":
-    """Runs `gumshoe artifacts …` in an empty directory, with no store in the environment."""
+    """Return a runner of `gumshoe artifacts ...` in an empty directory, without a store in the environment."""
     directory = tmp_path / "here"
     directory.mkdir()
     monkeypatch.chdir(directory)
@@ -38,14 +38,14 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 class Run:
     capsys: pytest.CaptureFixture[str]
 
-    def __call__(self, *arguments: str | Path) -> Ended:
-        with pytest.raises(SystemExit) as ended:
+    def __call__(self, *arguments: str | Path) -> Finished:
+        with pytest.raises(SystemExit) as finished:
             main(["artifacts", *map(str, arguments)])
         out, err = self.capsys.readouterr()
         assert "Traceback" not in err
-        code = ended.value.code
+        code = finished.value.code
         assert isinstance(code, int)
-        return Ended(code, out, err)
+        return Finished(code, out, err)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def published(store: Store, source: Path) -> Store:
-    """A store with adapters/1, made from datasets/1."""
+    """Return a store with adapters/1, made from datasets/1."""
     store.publish(source, "datasets", "1")
     store.publish(source, "adapters", "1", made_from=["datasets/1"], settings={"lr": "1e-5"})
     return store
@@ -84,23 +84,23 @@ def test_publish_prints_json(run: Run, store_uri: str, source: Path) -> None:
     assert run(*publish).json == {"created": False, "manifest": first["manifest"]}
 
 
-def test_what_is_not_to_be_the_latest_is_not(run: Run, published: Store, source: Path) -> None:
-    ended = run("publish", source, "--store", published.uri, "--kind", "adapters", "--version", "2", "--no-latest")
-    assert ended.status == 0
+def test_no_latest_leaves_the_latest_unchanged(run: Run, published: Store, source: Path) -> None:
+    finished = run("publish", source, "--store", published.uri, "--kind", "adapters", "--version", "2", "--no-latest")
+    assert finished.status == 0
     assert published.latest("adapters") == "1"
 
 
 def test_fetch_prints_json(run: Run, published: Store, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    ended = run("fetch", "adapters/1", "--store", published.uri, "--out", out, "--json")
-    assert ended.json == {"reference": "adapters/1", "directory": str(out), "downloaded_bytes": 10281}
+    finished = run("fetch", "adapters/1", "--store", published.uri, "--out", out, "--json")
+    assert finished.json == {"reference": "adapters/1", "directory": str(out), "downloaded_bytes": 10281}
 
 
 def test_list_shows_what_was_published(run: Run, published: Store) -> None:
-    ended = run("list", "--store", published.uri)
-    assert ended.status == 0
-    assert "adapters/1" in ended.out
-    assert "datasets/1" in ended.out
+    finished = run("list", "--store", published.uri)
+    assert finished.status == 0
+    assert "adapters/1" in finished.out
+    assert "datasets/1" in finished.out
     listed = run("list", "--store", published.uri, "--json").json
     assert [each["version"] for each in listed] == ["1", "1"]
     assert [each["kind"] for each in run("list", "adapters", "--store", published.uri, "--json").json] == ["adapters"]
@@ -111,11 +111,11 @@ def test_list_shows_what_was_published(run: Run, published: Store) -> None:
     assert run("list", "models", "--store", published.uri, "--json").json == []
 
 
-def test_show_prints_what_an_artifact_is_and_was_made_from(run: Run, published: Store) -> None:
-    ended = run("show", "adapters/latest", "--store", published.uri)
-    assert ended.status == 0
+def test_show_prints_an_artifact_and_its_lineage(run: Run, published: Store) -> None:
+    finished = run("show", "adapters/latest", "--store", published.uri)
+    assert finished.status == 0
     for words in ("adapters/1", "lr", "1e-5", "config/adapter.json", "datasets/1"):
-        assert words in ended.out
+        assert words in finished.out
     shown = run("show", "adapters/1", "--store", published.uri, "--json").json
     assert shown["manifest"] == published.manifest("adapters/1").model_dump(mode="json")
     assert shown["lineage"] == {
@@ -125,7 +125,7 @@ def test_show_prints_what_an_artifact_is_and_was_made_from(run: Run, published: 
     }
 
 
-def test_names_and_settings_that_look_like_markup_are_shown_as_they_are(run: Run, store: Store, tmp_path: Path) -> None:
+def test_markup_in_names_and_settings_is_escaped(run: Run, store: Store, tmp_path: Path) -> None:
     source = write_files(tmp_path / "[bold]source[/]", {"[/red].txt": b"1", "esc\x1b[31m.txt": b"2"})
     store.publish(source, "a", "1", settings={"[stop]": "[/INST]", "esc": "\x1b[31m"}, image="[/x]")
     shown = run("show", "a/1", "--store", store.uri)
@@ -136,21 +136,21 @@ def test_names_and_settings_that_look_like_markup_are_shown_as_they_are(run: Run
     out = tmp_path / "[/]"
     assert "[/]" in run("fetch", "a/1", "--store", store.uri, "--out", out).out
     (out / "[/red].txt").write_bytes(b"?")
-    ended = run("verify", "--dir", out)
-    assert ended.status == 3
-    assert ended.code == "artifacts.verification-failed"
-    assert "[/red].txt: " in ended.err
+    finished = run("verify", "--dir", out)
+    assert finished.status == 3
+    assert finished.code == "artifacts.verification-failed"
+    assert "[/red].txt: " in finished.err
 
 
-def test_verify_ends_with_3_where_something_is_damaged(run: Run, published: Store, tmp_path: Path) -> None:
+def test_verify_exits_with_3_if_something_is_damaged(run: Run, published: Store, tmp_path: Path) -> None:
     verify = ("verify", "adapters/1", "--store", published.uri)
     assert run(*verify).status == 0
     assert run(*verify, "--json").json == {"artifact": "adapters/1", "damaged": {}}
     overwrite(published, stored_key(published, "adapters/1", "notes.txt"), b"other", tmp_path)
-    ended = run(*verify)
-    assert (ended.status, ended.out, ended.code) == (3, "", "artifacts.verification-failed")
-    assert "notes.txt: " in ended.err
-    assert "adapters/1 is damaged: 1 " in ended.err
+    finished = run(*verify)
+    assert (finished.status, finished.out, finished.code) == (3, "", "artifacts.verification-failed")
+    assert "notes.txt: " in finished.err
+    assert "adapters/1 is damaged: 1 " in finished.err
     as_json = run(*verify, "--json")
     assert as_json.status == 3
     assert as_json.json["damaged"] == {"notes.txt": "its SHA-256 differs"}
@@ -161,18 +161,18 @@ def test_verify_checks_a_fetched_directory(run: Run, published: Store, tmp_path:
     assert run("verify", "--dir", tmp_path / "out").status == 0
     (tmp_path / "out" / "notes.txt").unlink()
     (tmp_path / "out" / "config" / "adapter.json").write_bytes(b"")
-    ended = run("verify", "--dir", tmp_path / "out", "--json")
-    assert ended.status == 3
-    assert ended.json["damaged"] == {"notes.txt": "missing", "config/adapter.json": "0 bytes instead of 13"}
+    finished = run("verify", "--dir", tmp_path / "out", "--json")
+    assert finished.status == 3
+    assert finished.json["damaged"] == {"notes.txt": "missing", "config/adapter.json": "0 bytes instead of 13"}
 
 
-def test_prune_removes_only_what_it_is_told_to(run: Run, published: Store, source: Path) -> None:
+def test_prune_removes_only_with_yes(run: Run, published: Store, source: Path) -> None:
     published.publish(write_files(source, {"notes.txt": b"new"}), "adapters", "2")
     prune = ("prune", "--store", published.uri, "--keep", "1", "--older-than", "0")
-    said = run(*prune)
-    assert said.status == 0
-    assert "would remove adapters/1" in said.out
-    assert "add --yes" in said.out
+    listing = run(*prune)
+    assert listing.status == 0
+    assert "would remove adapters/1" in listing.out
+    assert "add --yes" in listing.out
     assert run(*prune, "--json").json == {
         "dry_run": True,
         "removed": ["adapters/1"],
@@ -225,7 +225,7 @@ def test_prune_removes_only_what_it_is_told_to(run: Run, published: Store, sourc
         ),
     ],
 )
-def test_what_cannot_be_done_ends_with_its_status_and_says_why(
+def test_each_error_has_its_status_and_code(
     run: Run, tmp_path: Path, source: Path, status: int, code: str, value: str, typed: str
 ) -> None:
     store = Store(str(tmp_path / "store"))
@@ -234,28 +234,28 @@ def test_what_cannot_be_done_ends_with_its_status_and_says_why(
     arguments = typed.split()
     for place, path in places.items():
         arguments = [argument.replace(place, path) for argument in arguments]
-    ended = run(*arguments)
-    assert (ended.status, ended.out, ended.code) == (status, "", code)
-    assert places.get(value, value) in ended.err
+    finished = run(*arguments)
+    assert (finished.status, finished.out, finished.code) == (status, "", code)
+    assert places.get(value, value) in finished.err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_server_that_does_not_answer_ends_with_75(
+def test_an_unreachable_server_exits_with_75(
     run: Run, aws_environment: pytest.MonkeyPatch, elapsed: Elapsed, tmp_path: Path
 ) -> None:
     aws_environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-    ended = run("fetch", "adapters/1", "--store", "s3://bucket/x", "--out", tmp_path / "out")
-    assert (ended.status, ended.out, ended.code) == (75, "", "store.unreachable")
-    assert elapsed.pauses, "it is tried again"
-    assert "s3://bucket/x/adapters/1/manifest.json" in ended.err
-    assert "AWS_ENDPOINT_URL" in ended.err
+    finished = run("fetch", "adapters/1", "--store", "s3://bucket/x", "--out", tmp_path / "out")
+    assert (finished.status, finished.out, finished.code) == (75, "", "store.unreachable")
+    assert elapsed.pauses, "it is retried"
+    assert "s3://bucket/x/adapters/1/manifest.json" in finished.err
+    assert "AWS_ENDPOINT_URL" in finished.err
 
 
-def test_corrupt_bytes_end_with_1(run: Run, published: Store, tmp_path: Path) -> None:
+def test_corrupt_bytes_exit_with_1(run: Run, published: Store, tmp_path: Path) -> None:
     overwrite(published, stored_key(published, "adapters/1", "notes.txt"), b"other", tmp_path)
-    ended = run("fetch", "adapters/1", "--store", published.uri, "--out", tmp_path / "out")
-    assert (ended.status, ended.out, ended.code) == (1, "", "artifacts.damaged-in-store")
-    assert "notes.txt" in ended.err
+    finished = run("fetch", "adapters/1", "--store", published.uri, "--out", tmp_path / "out")
+    assert (finished.status, finished.out, finished.code) == (1, "", "artifacts.damaged-in-store")
+    assert "notes.txt" in finished.err
 
 
 def test_the_store_may_come_from_the_environment(run: Run, published: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def test_the_store_may_come_from_a_dotenv_file_here_or_above(
     assert run("list", "--json").json == []  # what is set already wins
 
 
-def test_a_real_process_prints_no_traceback_and_ends_with_the_status(source: Path, tmp_path: Path) -> None:
+def test_a_real_process_prints_no_traceback(source: Path, tmp_path: Path) -> None:
     published = Store(str(tmp_path / "store"))
     published.publish(source, "adapters", "1")
     overwrite(published, stored_key(published, "adapters/1", "notes.txt"), b"other", tmp_path)

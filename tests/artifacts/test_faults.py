@@ -1,4 +1,4 @@
-"""A store behind a network and a server that fail, in every way that they do."""
+"""A store behind a network and a server with faults."""
 
 import re
 from collections.abc import Callable
@@ -40,15 +40,15 @@ BIG = noise(3 * PIECE)
 SLOW_DOWN = answer(503, "SlowDown", "Please reduce your request rate.")
 UNAVAILABLE = answer(503, "ServiceUnavailable")
 DENIED = answer(403, "AccessDenied", "Access Denied")
-HASTY = replace(LIMITS, attempts=2)
-TRY = LIMITS.read_timeout + 20
-"""Seconds that one try takes at most: until its read timeout, and boto3's longest pause after it."""
+FEW_ATTEMPTS = replace(LIMITS, attempts=2)
+ATTEMPT_SECONDS = LIMITS.read_timeout + 20
+"""Maximum duration of one attempt in seconds: its read timeout plus boto3's longest pause after it."""
 HOUR = 3600.0
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A directory with one file that takes a while, and a small one."""
+    """Return a directory with a large and a small file."""
     return write_files(tmp_path / "source", {"weights.bin": BIG, "config.json": b"{}"})
 
 
@@ -57,14 +57,14 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "fetched" / "out"
 
 
-def _lies_there_whole(store: Store, out: Path, source: Path) -> None:
+def _check_fetch(store: Store, out: Path, source: Path) -> None:
     store.fetch("adapters/1", out)
     assert read_files(out) == read_files(source)
 
 
 # Publishing
 
-PASSING = [
+TEMPORARY_FAULTS = [
     pytest.param(reset_after(PIECE), "PUT", "weights.bin", id="connection reset in the middle of an upload"),
     pytest.param(SLOW_DOWN, "PUT", "weights.bin", id="503 to an upload"),
     pytest.param(answer(500, "InternalError"), "PUT", "weights.bin", id="500 to an upload"),
@@ -83,9 +83,9 @@ PASSING = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "method", "key"), PASSING)
-def test_a_publication_survives_one(
-    behind: Store,
+@pytest.mark.parametrize(("fault", "method", "key"), TEMPORARY_FAULTS)
+def test_a_publication_survives_a_temporary_fault(
+    proxied: Store,
     proxy: FaultProxy,
     elapsed: Elapsed,
     source: Path,
@@ -95,20 +95,18 @@ def test_a_publication_survives_one(
     key: str,
 ) -> None:
     proxy.inject(fault, method, key)
-    published = behind.publish(source, "adapters", "1")
-    assert elapsed.total <= TRY
+    published = proxied.publish(source, "adapters", "1")
+    assert elapsed.total <= ATTEMPT_SECONDS
     assert published.created
-    assert behind.latest("adapters") == "1"
-    _lies_there_whole(behind, out, source)
+    assert proxied.latest("adapters") == "1"
+    _check_fetch(proxied, out, source)
 
 
-def test_a_publication_that_finds_its_own_manifest_after_a_lost_answer_created_it(
-    behind: Store, proxy: FaultProxy, source: Path
-) -> None:
+def test_a_lost_response_to_the_final_write_counts_as_created(proxied: Store, proxy: FaultProxy, source: Path) -> None:
     proxy.inject(lose_answer, "PUT", "adapters/1/manifest.json")
-    published = behind.publish(source, "adapters", "1")
+    published = proxied.publish(source, "adapters", "1")
     assert published.created
-    assert behind.manifest("adapters/1") == published.manifest
+    assert proxied.manifest("adapters/1") == published.manifest
     assert len(proxy.seen("PUT", "adapters/1/manifest.json")) == 2
 
 
@@ -128,8 +126,8 @@ def test_a_publication_that_finds_its_own_manifest_after_a_lost_answer_created_i
         pytest.param(stall, "manifest.json", "store.unreachable", id="no answers to the last write"),
     ],
 )
-def test_what_lasts_ends_a_publication_in_bounded_time_and_can_be_tried_again(
-    behind: Store,
+def test_a_lasting_fault_ends_a_publication_in_bounded_time(
+    proxied: Store,
     proxy: FaultProxy,
     elapsed: Elapsed,
     source: Path,
@@ -139,34 +137,34 @@ def test_what_lasts_ends_a_publication_in_bounded_time_and_can_be_tried_again(
     code: str,
 ) -> None:
     proxy.inject(fault, "PUT", key, times=None)
-    with raises(code, behind.uri, key) as raised:
-        Store(behind.uri, HASTY).publish(source, "adapters", "1")
-    assert elapsed.total <= HASTY.attempts * TRY
+    with raises(code, proxied.uri, key) as raised:
+        Store(proxied.uri, FEW_ATTEMPTS).publish(source, "adapters", "1")
+    assert elapsed.total <= FEW_ATTEMPTS.attempts * ATTEMPT_SECONDS
     assert raised.value.exit_status == 75
-    assert len(proxy.seen("PUT", key)) == HASTY.attempts
-    assert behind.list() == []
+    assert len(proxy.seen("PUT", key)) == FEW_ATTEMPTS.attempts
+    assert proxied.list() == []
     proxy.heal()
-    assert behind.publish(source, "adapters", "1").created
-    _lies_there_whole(behind, out, source)
+    assert proxied.publish(source, "adapters", "1").created
+    _check_fetch(proxied, out, source)
 
 
-def test_a_large_file_goes_in_parts(behind: Store, proxy: FaultProxy, tmp_path: Path, out: Path) -> None:
-    store = Store(behind.uri, replace(LIMITS, part_size=5 * MIB))
+def test_a_large_file_is_sent_in_parts(proxied: Store, proxy: FaultProxy, tmp_path: Path, out: Path) -> None:
+    store = Store(proxied.uri, replace(LIMITS, part_size=5 * MIB))
     source = write_files(tmp_path / "source", {"large.bin": noise(12 * MIB)})
     proxy.inject(reset_after(MIB), "PUT", query="partNumber=2")
     assert store.publish(source, "adapters", "1").created
     parts = [request.query for request in proxy.seen("PUT", "large.bin", "partNumber=")]
     assert sorted(re.findall(r"partNumber=(\d)", " ".join(parts))) == ["1", "2", "2", "3"]
-    _lies_there_whole(store, out, source)
+    _check_fetch(store, out, source)
     assert store.verify("adapters/1") == {}
 
 
-def test_an_upload_in_parts_that_fails_leaves_nothing_to_pay_for(
-    behind: Store, proxy: FaultProxy, tmp_path: Path, s3_bucket: str
+def test_a_failed_multipart_upload_is_aborted(
+    proxied: Store, proxy: FaultProxy, tmp_path: Path, s3_bucket: str
 ) -> None:
     import boto3
 
-    store = Store(behind.uri, replace(LIMITS, part_size=5 * MIB))
+    store = Store(proxied.uri, replace(LIMITS, part_size=5 * MIB))
     source = write_files(tmp_path / "source", {"large.bin": noise(12 * MIB)})
     proxy.inject(reset_after(MIB), "PUT", query="partNumber=3", times=None)
     with raises("store.unreachable", "large.bin"):
@@ -175,78 +173,78 @@ def test_an_upload_in_parts_that_fails_leaves_nothing_to_pay_for(
     assert store.list() == []
 
 
-def test_a_deadline_ends_a_publication_that_gets_no_answers(
-    behind: Store, proxy: FaultProxy, elapsed: Elapsed, source: Path
+def test_a_deadline_ends_a_publication_without_responses(
+    proxied: Store, proxy: FaultProxy, elapsed: Elapsed, source: Path
 ) -> None:
     proxy.inject(stall, "PUT", "weights.bin", times=None)
     with raises("store.deadline-exceeded", "90 seconds"):
-        Store(behind.uri, replace(HASTY, deadline=90)).publish(source, "adapters", "1")
-    assert elapsed.timeouts == [60, 60], "the second try ends it"
-    assert behind.list() == []
+        Store(proxied.uri, replace(FEW_ATTEMPTS, deadline=90)).publish(source, "adapters", "1")
+    assert elapsed.timeouts == [60, 60], "the second attempt ends it"
+    assert proxied.list() == []
 
 
 @pytest.mark.parametrize("size", [100, 12 * MIB], ids=["in one request", "in parts"])
-def test_a_deadline_that_passes_while_an_answer_is_awaited_leaves_no_file_open_and_nothing_to_pay_for(
-    behind: Store, proxy: FaultProxy, tmp_path: Path, s3_bucket: str, size: int
+def test_a_deadline_during_an_upload_closes_files_and_aborts_it(
+    proxied: Store, proxy: FaultProxy, tmp_path: Path, s3_bucket: str, size: int
 ) -> None:
     import boto3
 
     source = write_files(tmp_path / "source", {"late.bin": noise(size)})
     proxy.inject(never_answer, "PUT", "late.bin", times=None)
     with raises("store.deadline-exceeded", "60 seconds"):
-        Store(behind.uri, replace(LIMITS, deadline=60, part_size=5 * MIB)).publish(source, "adapters", "1")
+        Store(proxied.uri, replace(LIMITS, deadline=60, part_size=5 * MIB)).publish(source, "adapters", "1")
     assert [each.path for each in psutil.Process().open_files() if str(source) in each.path] == []
     assert boto3.client("s3").list_multipart_uploads(Bucket=s3_bucket).get("Uploads", []) == []
-    assert behind.list() == []
+    assert proxied.list() == []
 
 
-def test_a_publisher_that_is_killed_in_the_middle_of_an_upload_leaves_nothing_visible_and_can_go_on(
-    behind: Store, proxy: FaultProxy, tmp_path: Path, out: Path
+def test_a_publisher_killed_during_the_upload_can_be_resumed(
+    proxied: Store, proxy: FaultProxy, tmp_path: Path, out: Path
 ) -> None:
     source = write_files(tmp_path / "source", {f"{n}.bin": noise(1000, n) for n in range(20)})
     proxy.inject(stall, "PUT", ".bin", after=10, times=None)
-    process = gumshoe("publish", source, "--store", behind.uri, "--kind", "adapters", "--version", "1")
-    wait_until(lambda: len(list(behind.storage.entries("adapters/"))) == 10, process)
+    process = gumshoe("publish", source, "--store", proxied.uri, "--kind", "adapters", "--version", "1")
+    wait_until(lambda: len(list(proxied.storage.entries("adapters/"))) == 10, process)
     process.kill()
     process.communicate()
     proxy.heal()
-    there = [entry.key for entry in behind.storage.entries("adapters/")]
+    there = [entry.key for entry in proxied.storage.entries("adapters/")]
     assert len(there) == 10
-    assert behind.list() == []
-    with raises("artifacts.nothing-published", behind.uri, "adapters"):
-        behind.fetch("adapters/latest", out)
-    assert behind.publish(source, "adapters", "1").created
+    assert proxied.list() == []
+    with raises("artifacts.nothing-published", proxied.uri, "adapters"):
+        proxied.fetch("adapters/latest", out)
+    assert proxied.publish(source, "adapters", "1").created
     assert [len(proxy.seen("PUT", key)) for key in there] == [1] * 10  # not sent again
-    _lies_there_whole(behind, out, source)
+    _check_fetch(proxied, out, source)
 
 
-def test_a_publisher_that_is_killed_before_the_last_write_leaves_nothing_visible_and_sends_nothing_again(
-    behind: Store, proxy: FaultProxy, source: Path, out: Path
+def test_a_publisher_killed_before_the_final_write_can_be_resumed(
+    proxied: Store, proxy: FaultProxy, source: Path, out: Path
 ) -> None:
     stalled = Event()
     proxy.inject(meanwhile(stalled.set, stall), "PUT", "adapters/1/manifest.json", times=None)
-    process = gumshoe("publish", source, "--store", behind.uri, "--kind", "adapters", "--version", "1")
+    process = gumshoe("publish", source, "--store", proxied.uri, "--kind", "adapters", "--version", "1")
     wait_until(stalled.is_set, process)
     process.kill()
     process.communicate()
     proxy.heal()
-    assert behind.list() == []
-    assert behind.publish(source, "adapters", "1").created
+    assert proxied.list() == []
+    assert proxied.publish(source, "adapters", "1").created
     assert len(proxy.seen("PUT", "weights.bin")) == 1
-    _lies_there_whole(behind, out, source)
+    _check_fetch(proxied, out, source)
 
 
 @pytest.mark.parametrize("present", [False, True])
-def test_a_store_that_ignores_the_condition_of_a_write_is_refused(
-    behind: Store, proxy: FaultProxy, source: Path, present: bool
+def test_a_store_without_conditional_writes_is_rejected(
+    proxied: Store, proxy: FaultProxy, source: Path, present: bool
 ) -> None:
     if present:  # left by a publisher before the store lost, or hid, what it could
-        behind.storage.create(".conditional-writes", b"")
+        proxied.storage.create(".conditional-writes", b"")
     proxy.inject(strip("If-None-Match"), "PUT", times=None)
     for _ in range(2):
-        with raises("store.no-conditional-writes", behind.uri):
-            behind.publish(source, "adapters", "1")
-    assert behind.list() == []
+        with raises("store.no-conditional-writes", proxied.uri):
+            proxied.publish(source, "adapters", "1")
+    assert proxied.list() == []
     assert proxy.seen("PUT", "adapters/") == []
 
 
@@ -261,13 +259,13 @@ def test_a_store_that_ignores_the_condition_of_a_write_is_refused(
         pytest.param(stall_after(2 * PIECE), id="stalls"),
     ],
 )
-def test_a_download_that_breaks_off_goes_on_from_the_last_byte(
-    behind: Store, proxy: FaultProxy, elapsed: Elapsed, source: Path, out: Path, fault: Callable[[Exchange], None]
+def test_an_interrupted_download_resumes_at_the_last_byte(
+    proxied: Store, proxy: FaultProxy, elapsed: Elapsed, source: Path, out: Path, fault: Callable[[Exchange], None]
 ) -> None:
-    behind.publish(source, "adapters", "1")
+    proxied.publish(source, "adapters", "1")
     proxy.inject(fault, "GET", "weights.bin")
-    fetched = behind.fetch("adapters/1", out)
-    assert elapsed.total <= TRY
+    fetched = proxied.fetch("adapters/1", out)
+    assert elapsed.total <= ATTEMPT_SECONDS
     assert fetched.downloaded == len(BIG) + 2
     first, second = (request.range for request in proxy.seen("GET", "weights.bin"))
     assert first == ""
@@ -285,8 +283,8 @@ def test_a_download_that_breaks_off_goes_on_from_the_last_byte(
     ],
 )
 @pytest.mark.parametrize("key", ["manifest.json", "weights.bin"])
-def test_a_fetch_survives_one(
-    behind: Store,
+def test_a_fetch_survives_a_temporary_fault(
+    proxied: Store,
     proxy: FaultProxy,
     elapsed: Elapsed,
     source: Path,
@@ -294,10 +292,10 @@ def test_a_fetch_survives_one(
     fault: Callable[[Exchange], None],
     key: str,
 ) -> None:
-    behind.publish(source, "adapters", "1")
+    proxied.publish(source, "adapters", "1")
     proxy.inject(fault, "GET", key)
-    _lies_there_whole(behind, out, source)
-    assert elapsed.total <= TRY
+    _check_fetch(proxied, out, source)
+    assert elapsed.total <= ATTEMPT_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -310,8 +308,8 @@ def test_a_fetch_survives_one(
     ],
 )
 @pytest.mark.parametrize("key", ["manifest.json", "weights.bin"])
-def test_what_lasts_ends_a_fetch_in_bounded_time_and_shows_nothing(
-    behind: Store,
+def test_a_lasting_fault_ends_a_fetch_in_bounded_time(
+    proxied: Store,
     proxy: FaultProxy,
     elapsed: Elapsed,
     source: Path,
@@ -320,131 +318,123 @@ def test_what_lasts_ends_a_fetch_in_bounded_time_and_shows_nothing(
     key: str,
     code: str,
 ) -> None:
-    behind.publish(source, "adapters", "1")
+    proxied.publish(source, "adapters", "1")
     proxy.inject(fault, "GET", key, times=None)
-    with raises(code, behind.uri, key) as raised:
-        Store(behind.uri, HASTY).fetch("adapters/1", out)
-    assert elapsed.total <= HASTY.attempts**2 * TRY, "a request is tried again by boto3, and a download by the store"
+    with raises(code, proxied.uri, key) as raised:
+        Store(proxied.uri, FEW_ATTEMPTS).fetch("adapters/1", out)
+    assert elapsed.total <= FEW_ATTEMPTS.attempts**2 * ATTEMPT_SECONDS, "boto3 and the store both retry"
     assert raised.value.exit_status == 75
     assert not out.exists()
     proxy.heal()
-    _lies_there_whole(behind, out, source)
+    _check_fetch(proxied, out, source)
 
 
 @pytest.mark.parametrize("reset", [True, False])
-def test_a_listing_that_breaks_off_is_asked_for_again(
-    behind: Store, proxy: FaultProxy, source: Path, reset: bool
-) -> None:
-    published = behind.publish(source, "adapters", "1")
+def test_an_interrupted_listing_is_retried(proxied: Store, proxy: FaultProxy, source: Path, reset: bool) -> None:
+    published = proxied.publish(source, "adapters", "1")
     proxy.inject(cut_answer(200, reset=reset), "GET", query="list-type=2")
-    assert behind.list() == [published.manifest]
+    assert proxied.list() == [published.manifest]
 
 
-def test_an_interrupted_fetch_is_taken_up_where_it_ended(
-    behind: Store, proxy: FaultProxy, source: Path, out: Path
-) -> None:
-    behind.publish(source, "adapters", "1")
+def test_an_interrupted_fetch_is_resumed(proxied: Store, proxy: FaultProxy, source: Path, out: Path) -> None:
+    proxied.publish(source, "adapters", "1")
     proxy.inject(cut_answer(2 * PIECE, reset=False), "GET", "weights.bin")
     proxy.inject(DENIED, "GET", "weights.bin", times=None)
     with raises("store.access-denied", "weights.bin"):
-        behind.fetch("adapters/1", out)
+        proxied.fetch("adapters/1", out)
     assert not out.exists()
     proxy.heal()
-    assert PIECE - 2 <= behind.fetch("adapters/1", out).downloaded < 2 * PIECE
+    assert PIECE - 2 <= proxied.fetch("adapters/1", out).downloaded < 2 * PIECE
     assert read_files(out) == read_files(source)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-def test_what_an_interrupted_fetch_left_does_not_get_into_another_artifact(
-    behind: Store, proxy: FaultProxy, source: Path, tmp_path: Path, out: Path
+def test_leftovers_of_a_fetch_do_not_enter_another_artifact(
+    proxied: Store, proxy: FaultProxy, source: Path, tmp_path: Path, out: Path
 ) -> None:
     files = {"weights.bin": noise(3 * PIECE, 2), "config.json": b"[]"}
     other = write_files(
         tmp_path / "other",
         {"weights.bin/a": b"a folder where the other has a file", "last": b"", "config.json": b"[1, 2]"},
     )
-    behind.publish(other, "adapters", "other")
-    behind.publish(write_files(source, files), "adapters", "1")
+    proxied.publish(other, "adapters", "other")
+    proxied.publish(write_files(source, files), "adapters", "1")
     proxy.inject(DENIED, "GET", "/last", times=None)
     with raises("store.access-denied", "last"):
-        behind.fetch("adapters/other", out)
+        proxied.fetch("adapters/other", out)
     assert not out.exists()
-    behind.fetch("adapters/1", out)
+    proxied.fetch("adapters/1", out)
     assert read_files(out) == files
 
 
-def test_a_deadline_ends_a_fetch_that_comes_a_byte_at_a_time(
-    behind: Store, proxy: FaultProxy, clock: Clock, source: Path, out: Path
-) -> None:
-    behind.publish(source, "adapters", "1")
+def test_a_deadline_ends_a_slow_fetch(proxied: Store, proxy: FaultProxy, clock: Clock, source: Path, out: Path) -> None:
+    proxied.publish(source, "adapters", "1")
     proxy.inject(trickle(clock, 60), "GET", "weights.bin")
     with raises("store.deadline-exceeded", "3600 seconds"):
-        Store(behind.uri, replace(LIMITS, read_timeout=HOUR, deadline=HOUR)).fetch("adapters/1", out)
+        Store(proxied.uri, replace(LIMITS, read_timeout=HOUR, deadline=HOUR)).fetch("adapters/1", out)
     assert not out.exists()
     proxy.heal()
-    _lies_there_whole(behind, out, source)
+    _check_fetch(proxied, out, source)
 
 
-def test_a_deadline_ends_a_verification_that_comes_a_byte_at_a_time(
-    behind: Store, proxy: FaultProxy, clock: Clock, source: Path
-) -> None:
-    behind.publish(source, "adapters", "1")
+def test_a_deadline_ends_a_slow_verification(proxied: Store, proxy: FaultProxy, clock: Clock, source: Path) -> None:
+    proxied.publish(source, "adapters", "1")
     proxy.inject(trickle(clock, 60), "GET", "weights.bin")
     with raises("store.deadline-exceeded", "3600 seconds"):
-        Store(behind.uri, replace(LIMITS, read_timeout=HOUR, deadline=HOUR)).verify("adapters/1")
+        Store(proxied.uri, replace(LIMITS, read_timeout=HOUR, deadline=HOUR)).verify("adapters/1")
 
 
-def test_a_deadline_ends_a_fetch_that_gets_no_answers(
-    behind: Store, proxy: FaultProxy, elapsed: Elapsed, source: Path, out: Path
+def test_a_deadline_ends_a_fetch_without_responses(
+    proxied: Store, proxy: FaultProxy, elapsed: Elapsed, source: Path, out: Path
 ) -> None:
-    behind.publish(source, "adapters", "1")
+    proxied.publish(source, "adapters", "1")
     proxy.inject(stall, "GET", "weights.bin", times=None)
     with raises("store.deadline-exceeded", "90 seconds"):
-        Store(behind.uri, replace(HASTY, deadline=90)).fetch("adapters/1", out)
-    assert elapsed.total <= HASTY.attempts**2 * TRY
+        Store(proxied.uri, replace(FEW_ATTEMPTS, deadline=90)).fetch("adapters/1", out)
+    assert elapsed.total <= FEW_ATTEMPTS.attempts**2 * ATTEMPT_SECONDS
 
 
-def test_a_deadline_shorter_than_the_patience_with_one_request_is_kept(
-    behind: Store, proxy: FaultProxy, elapsed: Elapsed, source: Path, out: Path
+def test_a_deadline_shorter_than_the_read_timeout_is_kept(
+    proxied: Store, proxy: FaultProxy, elapsed: Elapsed, source: Path, out: Path
 ) -> None:
-    behind.publish(source, "adapters", "1")
+    proxied.publish(source, "adapters", "1")
     proxy.inject(stall, "GET", "weights.bin", times=None)
     with raises("store.deadline-exceeded", "10 seconds"):
-        Store(behind.uri, replace(HASTY, deadline=10)).fetch("adapters/1", out)
+        Store(proxied.uri, replace(FEW_ATTEMPTS, deadline=10)).fetch("adapters/1", out)
     assert {*elapsed.timeouts} == {10}
 
 
-def test_a_file_that_came_damaged_is_fetched_again(behind: Store, proxy: FaultProxy, source: Path, out: Path) -> None:
-    behind.publish(source, "adapters", "1")
+def test_a_file_damaged_in_transit_is_fetched_again(proxied: Store, proxy: FaultProxy, source: Path, out: Path) -> None:
+    proxied.publish(source, "adapters", "1")
     proxy.inject(corrupt, "GET", "weights.bin")
-    assert behind.fetch("adapters/1", out).downloaded == 2 * len(BIG) + 2
+    assert proxied.fetch("adapters/1", out).downloaded == 2 * len(BIG) + 2
     assert read_files(out) == read_files(source)
 
 
-def test_a_file_that_comes_damaged_every_time_is_never_seen(
-    behind: Store, proxy: FaultProxy, source: Path, out: Path
+def test_a_file_always_damaged_in_transit_is_never_fetched(
+    proxied: Store, proxy: FaultProxy, source: Path, out: Path
 ) -> None:
-    behind.publish(source, "adapters", "1")
+    proxied.publish(source, "adapters", "1")
     proxy.inject(corrupt, "GET", "weights.bin", times=None)
-    with raises("artifacts.damaged-in-store", behind.uri, "weights.bin"):
-        behind.fetch("adapters/1", out)
+    with raises("artifacts.damaged-in-store", proxied.uri, "weights.bin"):
+        proxied.fetch("adapters/1", out)
     assert not out.exists()
-    assert behind.verify("adapters/1") == {"weights.bin": "its SHA-256 differs"}
+    assert proxied.verify("adapters/1") == {"weights.bin": "its SHA-256 differs"}
     proxy.heal()
-    _lies_there_whole(behind, out, source)
+    _check_fetch(proxied, out, source)
 
 
-def test_two_processes_that_fetch_into_one_directory_at_once_share_the_work(
-    behind: Store, proxy: FaultProxy, source: Path, out: Path
+def test_two_processes_that_fetch_into_one_directory_share_the_work(
+    proxied: Store, proxy: FaultProxy, source: Path, out: Path
 ) -> None:
-    behind.publish(source, "adapters", "1")
+    proxied.publish(source, "adapters", "1")
     before = len(proxy.seen("GET", "manifest.json"))
 
-    def both_have_begun() -> None:
+    def wait_for_both() -> None:
         wait_until(lambda: len(proxy.seen("GET", "manifest.json")) >= before + 2 or proxy.closing.is_set())
 
-    proxy.inject(meanwhile(both_have_begun), "GET", "weights.bin")
-    processes = [gumshoe("fetch", "adapters/1", "--store", behind.uri, "--out", out) for _ in range(2)]
+    proxy.inject(meanwhile(wait_for_both), "GET", "weights.bin")
+    processes = [gumshoe("fetch", "adapters/1", "--store", proxied.uri, "--out", out) for _ in range(2)]
     answers = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], answers
     assert len(proxy.seen("GET", "weights.bin")) == 1
@@ -455,62 +445,58 @@ def test_two_processes_that_fetch_into_one_directory_at_once_share_the_work(
 # Reading by URI
 
 
-def test_reading_goes_on_from_the_last_byte_until_the_end(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
-    overwrite(behind, "mail.mbox", BIG, tmp_path)
+def test_reading_resumes_after_each_interruption(proxied: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    overwrite(proxied, "mail.mbox", BIG, tmp_path)
     for cut in (PIECE, 100, PIECE, 0):
         proxy.inject(cut_answer(cut, reset=False), "GET", "mail.mbox")
-    with open_uri(f"{behind.uri}/mail.mbox", replace(LIMITS, attempts=5)) as file:
+    with open_uri(f"{proxied.uri}/mail.mbox", replace(LIMITS, attempts=5)) as file:
         assert file.read() == BIG
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
-    behind: Store, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    overwrite(behind, "mail.mbox", BIG, tmp_path)
+def test_an_object_replaced_during_reading_is_an_error(proxied: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    overwrite(proxied, "mail.mbox", BIG, tmp_path)
     proxy.inject(cut_answer(PIECE, reset=False), "GET", "mail.mbox")
-    with open_uri(f"{behind.uri}/mail.mbox", LIMITS) as file:
-        overwrite(behind, "mail.mbox", noise(3 * PIECE, 1), tmp_path)
-        with raises("store.object-changed", f"{behind.uri}/mail.mbox"):
+    with open_uri(f"{proxied.uri}/mail.mbox", LIMITS) as file:
+        overwrite(proxied, "mail.mbox", noise(3 * PIECE, 1), tmp_path)
+        with raises("store.object-changed", f"{proxied.uri}/mail.mbox"):
             file.read()
 
 
-def test_an_object_that_is_removed_while_it_is_read_is_an_error(
-    behind: Store, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    overwrite(behind, "mail.mbox", BIG, tmp_path)
+def test_an_object_removed_during_reading_is_an_error(proxied: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    overwrite(proxied, "mail.mbox", BIG, tmp_path)
     proxy.inject(cut_answer(PIECE, reset=False), "GET", "mail.mbox")
-    with open_uri(f"{behind.uri}/mail.mbox", LIMITS) as file:
-        behind.storage.delete(["mail.mbox"])
-        with raises("store.not-found", f"{behind.uri}/mail.mbox"):
+    with open_uri(f"{proxied.uri}/mail.mbox", LIMITS) as file:
+        proxied.storage.delete(["mail.mbox"])
+        with raises("store.not-found", f"{proxied.uri}/mail.mbox"):
             file.read()
 
 
-def test_reading_what_comes_damaged_is_an_error(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
-    overwrite(behind, "mail.mbox", BIG, tmp_path)
+def test_reading_damaged_bytes_is_an_error(proxied: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    overwrite(proxied, "mail.mbox", BIG, tmp_path)
     proxy.inject(corrupt, "GET", "mail.mbox")
     with (
-        open_uri(f"{behind.uri}/mail.mbox", LIMITS) as file,
-        raises("store.checksum-mismatch", f"{behind.uri}/mail.mbox"),
+        open_uri(f"{proxied.uri}/mail.mbox", LIMITS) as file,
+        raises("store.checksum-mismatch", f"{proxied.uri}/mail.mbox"),
     ):
         file.read()
 
 
-def test_reading_from_a_server_that_always_breaks_off_ends(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
-    overwrite(behind, "mail.mbox", BIG, tmp_path)
+def test_reading_from_a_server_that_always_disconnects_ends(proxied: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    overwrite(proxied, "mail.mbox", BIG, tmp_path)
     proxy.inject(cut_answer(0, reset=False), "GET", "mail.mbox", times=None)
     with (
-        open_uri(f"{behind.uri}/mail.mbox", LIMITS) as file,
-        raises("store.unreachable", f"{behind.uri}/mail.mbox"),
+        open_uri(f"{proxied.uri}/mail.mbox", LIMITS) as file,
+        raises("store.unreachable", f"{proxied.uri}/mail.mbox"),
     ):
         file.read()
 
 
-# What users are told
+# Error messages
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A server's refusal, the code of the error that it becomes, and values in its message."""
+    """A server's error response, the code of the error that it becomes, and values in its message."""
 
     fault: Callable[[Exchange], None]
     code: str
@@ -518,7 +504,7 @@ class Refusal:
     status: int = field(default=1, kw_only=True)
 
 
-_ANSWERS = {
+REFUSALS = {
     "access denied": Refusal(
         DENIED,
         "store.access-denied",
@@ -589,10 +575,10 @@ _ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("refusal", _ANSWERS.values(), ids=_ANSWERS.keys())
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
 @pytest.mark.parametrize("operation", ["fetch", "list", "publish"])
-def test_a_refusal_names_bucket_and_key_and_says_what_to_do(
-    behind: Store,
+def test_a_refusal_names_bucket_and_key(
+    proxied: Store,
     proxy: FaultProxy,
     elapsed: Elapsed,
     source: Path,
@@ -603,7 +589,7 @@ def test_a_refusal_names_bucket_and_key_and_says_what_to_do(
 ) -> None:
     for method in ("HEAD", "PUT") if operation == "publish" else ("HEAD", "GET"):
         proxy.inject(refusal.fault, method, times=None)
-    store = Store(behind.uri, HASTY)
+    store = Store(proxied.uri, FEW_ATTEMPTS)
     operations: dict[str, tuple[Callable[[], object], str]] = {
         "fetch": (lambda: store.fetch("adapters/1", out), "project/artifacts/adapters/1/manifest.json"),
         "list": (store.list, "project/artifacts/"),
@@ -612,11 +598,11 @@ def test_a_refusal_names_bucket_and_key_and_says_what_to_do(
     operate, key = operations[operation]
     with raises(refusal.code, f"s3://{s3_bucket}/{key}", *refusal.values) as raised:
         operate()
-    assert elapsed.total <= HASTY.attempts**2 * TRY
+    assert elapsed.total <= FEW_ATTEMPTS.attempts**2 * ATTEMPT_SECONDS
     assert raised.value.exit_status == refusal.status
 
 
-def test_a_bucket_that_does_not_exist_is_named(aws_environment: pytest.MonkeyPatch, s3_server: str, out: Path) -> None:
+def test_a_missing_bucket_is_named(aws_environment: pytest.MonkeyPatch, s3_server: str, out: Path) -> None:
     aws_environment.setenv("AWS_ENDPOINT_URL", s3_server)
     with raises("store.no-such-bucket", "s3://no-such-bucket/x/adapters/1/manifest.json", "'no-such-bucket'"):
         Store("s3://no-such-bucket/x", LIMITS).fetch("adapters/1", out)
@@ -637,7 +623,7 @@ def test_missing_credentials_are_explained(aws_environment: pytest.MonkeyPatch, 
         boto3.setup_default_session()
 
 
-def test_half_of_the_credentials_are_explained(aws_environment: pytest.MonkeyPatch, s3_server: str, out: Path) -> None:
+def test_incomplete_credentials_are_explained(aws_environment: pytest.MonkeyPatch, s3_server: str, out: Path) -> None:
     import boto3
 
     aws_environment.setenv("AWS_ENDPOINT_URL", s3_server)
@@ -650,9 +636,7 @@ def test_half_of_the_credentials_are_explained(aws_environment: pytest.MonkeyPat
         boto3.setup_default_session()
 
 
-def test_an_endpoint_at_which_nothing_listens_is_explained(
-    aws_environment: pytest.MonkeyPatch, elapsed: Elapsed, out: Path
-) -> None:
+def test_an_unreachable_endpoint_is_explained(aws_environment: pytest.MonkeyPatch, elapsed: Elapsed, out: Path) -> None:
     aws_environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     with raises("store.unreachable", "s3://bucket/x/", "AWS_ENDPOINT_URL") as raised:
         Store("s3://bucket/x", LIMITS).fetch("adapters/1", out)
@@ -668,14 +652,14 @@ def test_an_endpoint_at_which_nothing_listens_is_explained(
         ("a/", "store.no-such-bucket"),
     ],
 )
-def test_a_bucket_name_that_s3_does_not_have_is_explained(behind: Store, bucket: str, code: str, out: Path) -> None:
-    del behind
+def test_an_invalid_bucket_name_is_explained(proxied: Store, bucket: str, code: str, out: Path) -> None:
+    del proxied
     with raises(code, f"s3://{bucket.strip('/')}/"):
         Store(f"s3://{bucket}/x", LIMITS).fetch("adapters/1", out)
 
 
-def test_a_listing_that_is_not_xml_is_an_error_of_the_store(behind: Store, proxy: FaultProxy) -> None:
-    """As from an endpoint that is a web page."""
+def test_a_listing_that_is_not_xml_is_an_error(proxied: Store, proxy: FaultProxy) -> None:
+    """Answer with a web page, as a wrong endpoint would."""
     proxy.inject(edit(lambda _: b"<!doctype html><p>Welcome"), "GET", times=None)
-    with raises("store.server-failing", behind.uri):
-        behind.list()
+    with raises("store.server-failing", proxied.uri):
+        proxied.list()

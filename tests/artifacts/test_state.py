@@ -1,12 +1,12 @@
-"""What lies at URIs, as a digest that changes with it."""
+"""The digest of sources changes with their content."""
 
 import os
 from pathlib import Path
 
 import pytest
 
+from gumshoe.artifacts.source_files import digest_of_uris
 from gumshoe.artifacts.storage import open_storage
-from gumshoe.artifacts.uri_state import digest_of_uris
 from tests.artifacts.files import write_files
 from tests.errors import raises
 
@@ -17,7 +17,7 @@ def mail(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["maildir", "dir"])
-def test_it_is_the_same_until_something_changes(mail: Path, kind: str) -> None:
+def test_the_digest_changes_with_the_files(mail: Path, kind: str) -> None:
     uri = f"{kind}:{mail}"
     states = [digest_of_uris([uri]), digest_of_uris([uri])]
     (mail / "cur" / "3").write_bytes(b"three")
@@ -28,7 +28,7 @@ def test_it_is_the_same_until_something_changes(mail: Path, kind: str) -> None:
     assert len(set(states)) == 3
 
 
-def test_it_is_of_one_file_where_that_is_named_however_that_is_written(mail: Path) -> None:
+def test_every_spelling_of_a_file_has_the_same_digest(mail: Path) -> None:
     file = mail / "cur" / "1"
     states = {digest_of_uris([each]) for each in (str(file), f"jsonl:{file}", file.as_uri(), f"mbox:{file.as_uri()}")}
     assert len(states) == 1
@@ -36,7 +36,7 @@ def test_it_is_of_one_file_where_that_is_named_however_that_is_written(mail: Pat
     assert digest_of_uris([str(file)]) in states
 
 
-def test_it_is_of_what_lies_in_a_bucket_too(s3_bucket: str) -> None:
+def test_the_digest_changes_with_a_bucket(s3_bucket: str) -> None:
     storage = open_storage(f"s3://{s3_bucket}")
     for key in ("mail/1", "mail2/1"):
         storage.create(key, b"one")
@@ -48,14 +48,14 @@ def test_it_is_of_what_lies_in_a_bucket_too(s3_bucket: str) -> None:
     assert digest_of_uris([f"jsonl:s3://{s3_bucket}/mail/1"]) == one
 
 
-def test_it_is_of_a_dataset_s_directory(mail: Path) -> None:
+def test_the_digest_changes_with_a_local_dataset(mail: Path) -> None:
     before = digest_of_uris([f"hf:{mail}"])
     assert digest_of_uris([f"hf:{mail}@train"]) == before
     (mail / "cur" / "1").write_bytes(b"other")
     assert digest_of_uris([f"hf:{mail}"]) != before
 
 
-def test_it_is_of_several_together(mail: Path) -> None:
+def test_the_digest_covers_several_sources(mail: Path) -> None:
     both = [str(mail / "cur" / "1"), str(mail / "cur" / "2")]
     before = digest_of_uris(both)
     assert before not in {digest_of_uris(both[:1]), digest_of_uris(both[1:])}
@@ -64,7 +64,9 @@ def test_it_is_of_several_together(mail: Path) -> None:
 
 
 @pytest.mark.parametrize("uri", ["jsonl:none.jsonl", "maildir:s3://{bucket}/none"])
-def test_what_is_not_there_is_said(uri: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_source_is_reported(
+    uri: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     uri = uri.format(bucket=s3_bucket)
     with raises("store.not-found", uri.partition(":")[2]):

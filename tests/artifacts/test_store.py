@@ -1,4 +1,4 @@
-"""What a store promises, in a directory and in a bucket alike."""
+"""Guarantees of a store, in a directory and in a bucket."""
 
 import hashlib
 import json
@@ -17,19 +17,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.artifacts.store import Fetched, Published, Store
+from gumshoe.artifacts.store import FetchResult, PublishResult, Store
 from gumshoe.errors import GumshoeError
 from tests.artifacts.conftest import LIMITS
 from tests.artifacts.fault_proxy import FaultProxy, meanwhile
 from tests.artifacts.files import (
     SMALL,
-    at_once,
     gumshoe,
     manifest_text,
     noise,
     overwrite,
     plant,
     read_files,
+    run_concurrently,
     stored_key,
     write_files,
 )
@@ -41,34 +41,34 @@ SMALL_SIZE = sum(map(len, SMALL.values()))
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A directory that can be published."""
+    """Return a directory that can be published."""
     return write_files(tmp_path / "source", SMALL)
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where to fetch to; not there yet, in a folder of its own."""
+    """Return a path to fetch to, which does not exist yet."""
     return tmp_path / "fetched" / "out"
 
 
 # Publishing
 
 
-def test_what_is_fetched_is_what_was_published(store: Store, source: Path, out: Path) -> None:
+def test_fetch_returns_the_published_files(store: Store, source: Path, out: Path) -> None:
     published = store.publish(source, "adapters", "1")
     fetched = store.fetch("adapters/1", out)
     assert published.created
     assert read_files(out) == SMALL
-    assert fetched == Fetched(published.manifest, out, downloaded=SMALL_SIZE)
+    assert fetched == FetchResult(published.manifest, out, downloaded=SMALL_SIZE)
 
 
-def test_nothing_lies_beside_the_fetched_directory(store: Store, source: Path, out: Path) -> None:
+def test_fetch_leaves_nothing_beside_the_directory(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     store.fetch("adapters/1", out)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-def test_a_manifest_says_what_the_artifact_is_and_what_made_it(store: Store, source: Path) -> None:
+def test_a_manifest_describes_the_artifact_and_its_origin(store: Store, source: Path) -> None:
     before = datetime.now(UTC)
     store.publish(source, "adapters/email", "2", made_from=["datasets/7"], settings={"lr": "1e-5"}, image="agent:3")
     manifest = store.manifest("adapters/email/2")
@@ -85,11 +85,11 @@ def test_publishing_the_same_content_again_changes_nothing(store: Store, source:
     first = store.publish(source, "adapters", "1", settings={"try": "1"})
     objects = list(store.storage.entries())
     again = store.publish(source, "adapters", "1", settings={"try": "2"})
-    assert again == Published(first.manifest, created=False)
+    assert again == PublishResult(first.manifest, created=False)
     assert list(store.storage.entries()) == objects
 
 
-def test_a_version_is_not_used_twice(store: Store, source: Path, out: Path) -> None:
+def test_a_version_cannot_be_used_twice(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     objects = list(store.storage.entries())
     write_files(source, {"notes.txt": b"Something else."})
@@ -166,7 +166,7 @@ def _folder_called_manifest(directory: Path) -> None:
         (_folder_called_manifest, "artifacts.invalid-file-name", "unfit/manifest.json/a"),
     ],
 )
-def test_a_directory_that_cannot_be_kept_is_refused_and_nothing_is_sent(
+def test_an_unsuitable_directory_is_rejected_before_the_upload(
     store: Store, make: Callable[[Path], None], code: str, name: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "unfit")
@@ -175,19 +175,19 @@ def test_a_directory_that_cannot_be_kept_is_refused_and_nothing_is_sent(
     assert list(store.storage.entries()) == []
 
 
-def test_a_directory_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_missing_directory_is_rejected(store: Store, tmp_path: Path) -> None:
     with raises("artifacts.not-a-directory", tmp_path / "nowhere"):
         store.publish(tmp_path / "nowhere", "adapters", "1")
 
 
-def test_a_manifest_json_that_is_not_an_artifacts_is_refused(store: Store, source: Path) -> None:
+def test_a_foreign_manifest_json_is_rejected(store: Store, source: Path) -> None:
     (source / "manifest.json").write_text('{"name": "a browser extension"}')
     with raises("artifacts.foreign-manifest", source / "manifest.json"):
         store.publish(source, "adapters", "1")
     assert list(store.storage.entries()) == []
 
 
-def test_a_manifest_json_deeper_down_is_a_file_like_any_other(store: Store, source: Path, out: Path) -> None:
+def test_a_manifest_json_in_a_folder_is_an_ordinary_file(store: Store, source: Path, out: Path) -> None:
     files = SMALL | {"app/manifest.json": b"[]", "latest.json": b"{}", "sha256-x/manifest.json": b"{}"}
     store.publish(write_files(source, files), "adapters", "1")
     store.fetch("adapters/1", out)
@@ -212,14 +212,14 @@ BAD_NAMES = [
 ]
 
 
-def test_a_version_of_another_form_is_refused(store: Store, source: Path) -> None:
+def test_an_invalid_version_is_rejected(store: Store, source: Path) -> None:
     for version in [*BAD_NAMES, "../x", "a/b", "/x"]:
         with raises("artifacts.invalid-name", repr(version)):
             store.publish(source, "adapters", version)
     assert list(store.storage.entries()) == []
 
 
-def test_a_kind_of_another_form_is_refused_everywhere(store: Store, source: Path) -> None:
+def test_an_invalid_kind_is_rejected_everywhere(store: Store, source: Path) -> None:
     named = {"../x": "..", "a/../b": "..", "/a": "", "a/": "", "a//b": "", "a/latest": "latest"}
     for kind, part in (named | {name: name for name in BAD_NAMES}).items():
         for call in (partial(store.publish, source, version="1"), store.list, store.latest):
@@ -228,7 +228,7 @@ def test_a_kind_of_another_form_is_refused_everywhere(store: Store, source: Path
     assert list(store.storage.entries()) == []
 
 
-def test_what_an_artifact_is_made_from_is_named_by_kind_and_version(store: Store, source: Path) -> None:
+def test_parents_must_be_kind_and_version(store: Store, source: Path) -> None:
     for made_from, code, name in (
         ("datasets", "artifacts.invalid-reference", "'datasets'"),
         ("datasets/latest", "artifacts.invalid-name", "'latest'"),
@@ -239,7 +239,7 @@ def test_what_an_artifact_is_made_from_is_named_by_kind_and_version(store: Store
     assert list(store.storage.entries()) == []
 
 
-def test_a_reference_of_another_form_is_refused(store: Store, out: Path) -> None:
+def test_an_invalid_reference_is_rejected(store: Store, out: Path) -> None:
     for reference, code, name in (
         ("adapters", "artifacts.invalid-reference", "'adapters'"),
         ("../adapters/1", "artifacts.invalid-name", "'..'"),
@@ -253,39 +253,39 @@ def test_a_reference_of_another_form_is_refused(store: Store, out: Path) -> None
                 call(reference)
 
 
-def test_a_file_that_changes_while_it_is_published_leaves_nothing_visible(
-    behind: Store, proxy: FaultProxy, source: Path, out: Path
+def test_a_file_that_changes_during_publication_makes_it_fail(
+    proxied: Store, proxy: FaultProxy, source: Path, out: Path
 ) -> None:
-    other = SMALL["notes.txt"][::-1]  # as long as before, so that the upload itself can succeed
+    other = SMALL["notes.txt"][::-1]  # same length, so that the upload itself can succeed
     proxy.inject(meanwhile(lambda: write_files(source, {"notes.txt": other})), "PUT", "adapter.safetensors")
     with raises("artifacts.changed-while-publishing", source, "notes.txt"):
-        behind.publish(source, "adapters", "1")
-    assert behind.list() == []
-    assert behind.publish(source, "adapters", "1").created
-    behind.fetch("adapters/1", out)
+        proxied.publish(source, "adapters", "1")
+    assert proxied.list() == []
+    assert proxied.publish(source, "adapters", "1").created
+    proxied.fetch("adapters/1", out)
     assert read_files(out) == SMALL | {"notes.txt": other}
 
 
-def test_bytes_that_were_sent_while_a_file_changed_are_not_kept_for_the_next_publisher(
-    behind: Store, proxy: FaultProxy, tmp_path: Path, out: Path
+def test_bytes_sent_during_a_change_are_not_reused(
+    proxied: Store, proxy: FaultProxy, tmp_path: Path, out: Path
 ) -> None:
-    """The file changes before its bytes are read for sending, and changes back before the next try."""
+    """Change the file before its bytes are sent, and change it back before the next attempt."""
     files = {f"{n}": bytes([n]) * 100 for n in range(8)}
     source = write_files(tmp_path / "source", files)
     changed = dict.fromkeys(files, b"x" * 100)
     proxy.inject(meanwhile(lambda: write_files(source, changed)), "GET", query="list-type=2")
     with raises("artifacts.changed-while-publishing", source):
-        behind.publish(source, "adapters", "1")
+        proxied.publish(source, "adapters", "1")
     write_files(source, files)
-    behind.publish(source, "adapters", "1")
-    behind.fetch("adapters/1", out)
+    proxied.publish(source, "adapters", "1")
+    proxied.fetch("adapters/1", out)
     assert read_files(out) == files
 
 
 # Finding
 
 
-def test_what_was_never_published_is_not_found(store: Store, source: Path, out: Path) -> None:
+def test_an_unpublished_artifact_is_not_found(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     for reference, code, name in (
         ("adapters/2", "artifacts.not-found", "adapters/2"),
@@ -298,7 +298,7 @@ def test_what_was_never_published_is_not_found(store: Store, source: Path, out: 
     assert not out.exists()
 
 
-def test_latest_is_what_was_published_last(store: Store, source: Path, out: Path) -> None:
+def test_latest_is_the_last_published_version(store: Store, source: Path, out: Path) -> None:
     assert store.latest("adapters") is None
     for version in ("2", "10", "1"):
         write_files(source, {"notes.txt": version.encode()})
@@ -309,7 +309,7 @@ def test_latest_is_what_was_published_last(store: Store, source: Path, out: Path
     assert store.fetch("adapters/latest", out).manifest.version == "1"
 
 
-def test_latest_stays_where_it_is_not_wanted(store: Store, source: Path) -> None:
+def test_latest_can_be_left_unchanged(store: Store, source: Path) -> None:
     store.publish(source, "adapters", "1")
     store.publish(source, "adapters", "2", latest=False)
     assert store.latest("adapters") == "1"
@@ -322,30 +322,28 @@ def test_publishing_an_older_version_again_does_not_make_it_the_latest(store: St
     assert store.latest("adapters") == "2"
 
 
-def test_latest_is_the_newest_however_many_publish_at_once(store_uri: str, source: Path) -> None:
+def test_latest_is_the_newest_after_concurrent_publications(store_uri: str, source: Path) -> None:
     store = Store(store_uri, LIMITS)
-    results = at_once(partial(store.publish, source, "adapters", str(version)) for version in range(6))
-    assert all(isinstance(result, Published) and result.created for result in results)
+    results = run_concurrently(partial(store.publish, source, "adapters", str(version)) for version in range(6))
+    assert all(isinstance(result, PublishResult) and result.created for result in results)
     assert store.latest("adapters") == store.list()[-1].version
 
 
-def test_publishing_again_repairs_a_damaged_note_of_the_latest(store: Store, source: Path, tmp_path: Path) -> None:
+def test_publishing_repairs_a_damaged_latest_json(store: Store, source: Path, tmp_path: Path) -> None:
     for version, damage in enumerate([b"", b"{}", b"[]", b'{"version": "1"}', b'{"version": "1", "created": "soon"}']):
         overwrite(store, "adapters/latest.json", damage, tmp_path)
         store.publish(source, "adapters", str(version))
         assert store.latest("adapters") == str(version)
 
 
-def test_a_damaged_note_of_the_latest_is_an_error_that_says_what_to_do(
-    store: Store, source: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_latest_json_is_an_error(store: Store, source: Path, tmp_path: Path) -> None:
     store.publish(source, "adapters", "1")
     overwrite(store, "adapters/latest.json", b'{"version', tmp_path)
     with raises("artifacts.damaged-latest", f"{store.uri}/adapters/latest.json"):
         store.manifest("adapters/latest")
 
 
-def test_the_list_is_in_order_of_publication_and_can_be_of_one_kind(store: Store, source: Path) -> None:
+def test_the_list_is_in_order_of_publication(store: Store, source: Path) -> None:
     assert store.list() == []
     for reference in ("b/2", "a/9", "b/1", "a/nested/1"):
         kind, _, version = reference.rpartition("/")
@@ -355,12 +353,12 @@ def test_the_list_is_in_order_of_publication_and_can_be_of_one_kind(store: Store
     assert store.list("nothing") == []
 
 
-def test_a_kind_is_not_taken_for_another_that_starts_like_it(store: Store, source: Path) -> None:
+def test_a_kind_does_not_match_by_prefix(store: Store, source: Path) -> None:
     store.publish(source, "adapters-old", "1")
     assert store.list("adapters") == []
 
 
-def test_lineage_goes_back_to_what_the_store_never_had(store: Store, source: Path) -> None:
+def test_lineage_includes_parents_that_the_store_does_not_have(store: Store, source: Path) -> None:
     store.publish(source, "datasets", "1", made_from=["mail/0"])
     store.publish(source, "models", "1")
     store.publish(source, "adapters", "1", made_from=["datasets/1", "models/1"])
@@ -372,7 +370,7 @@ def test_lineage_goes_back_to_what_the_store_never_had(store: Store, source: Pat
     assert (mail.reference, mail.manifest, mail.made_from) == ("mail/0", None, ())
 
 
-def test_lineage_that_goes_round_in_a_circle_ends(store: Store, source: Path) -> None:
+def test_circular_lineage_ends(store: Store, source: Path) -> None:
     store.publish(source, "a", "1", made_from=["b/1"])
     store.publish(source, "b", "1", made_from=["a/1"])
     (parent,) = store.lineage("a/1").made_from
@@ -382,7 +380,7 @@ def test_lineage_that_goes_round_in_a_circle_ends(store: Store, source: Path) ->
 # Verifying
 
 
-def test_verify_finds_what_is_damaged_and_what_is_missing(store: Store, source: Path, tmp_path: Path) -> None:
+def test_verify_finds_damaged_and_missing_files(store: Store, source: Path, tmp_path: Path) -> None:
     store.publish(source, "adapters", "1")
     assert store.verify("adapters/1") == {}
     overwrite(store, stored_key(store, "adapters/1", "notes.txt"), b"Trained on 40,000 mailboxes\n", tmp_path)
@@ -391,7 +389,7 @@ def test_verify_finds_what_is_damaged_and_what_is_missing(store: Store, source: 
 
 
 @pytest.mark.parametrize("damage", [b"", b"Trained on three mailboxes!\n", SMALL["notes.txt"] + b"more"])
-def test_stored_bytes_that_are_not_the_published_ones_are_never_seen(
+def test_damaged_stored_bytes_are_never_fetched(
     store: Store, source: Path, out: Path, tmp_path: Path, damage: bytes
 ) -> None:
     store.publish(source, "adapters", "1")
@@ -401,7 +399,7 @@ def test_stored_bytes_that_are_not_the_published_ones_are_never_seen(
     assert not out.exists()
 
 
-def test_an_artifact_with_a_file_missing_is_never_seen(store: Store, source: Path, out: Path) -> None:
+def test_an_artifact_with_a_missing_file_is_never_fetched(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     key = stored_key(store, "adapters/1", "notes.txt")
     store.storage.delete([key])
@@ -428,9 +426,7 @@ def test_an_artifact_with_a_file_missing_is_never_seen(store: Store, source: Pat
         "manifest.json",
     ],
 )
-def test_a_manifest_that_names_a_path_outside_the_artifact_is_refused(
-    store: Store, path: str, out: Path, tmp_path: Path
-) -> None:
+def test_a_manifest_with_an_unsafe_path_is_rejected(store: Store, path: str, out: Path, tmp_path: Path) -> None:
     text = manifest_text("adapters/1", [("fine.txt", b"fine"), (path, b"harm")])
     assert store.storage.create("adapters/1/manifest.json", text)
     before = read_files(tmp_path)
@@ -440,8 +436,8 @@ def test_a_manifest_that_names_a_path_outside_the_artifact_is_refused(
     assert not out.exists()
 
 
-def test_an_honest_manifest_of_our_own_making_is_accepted(store: Store, out: Path, tmp_path: Path) -> None:
-    """Else the tests of dishonest ones would prove nothing."""
+def test_a_valid_handmade_manifest_is_accepted(store: Store, out: Path, tmp_path: Path) -> None:
+    """Check that `plant` works, so that the tests of invalid manifests mean something."""
     plant(store, "adapters/1", SMALL.items(), tmp_path)
     store.fetch("adapters/1", out)
     assert read_files(out) == SMALL
@@ -460,7 +456,7 @@ def test_an_honest_manifest_of_our_own_making_is_accepted(store: Store, out: Pat
         ({"created": "2026-01-01T00:00:00"}, "artifacts.invalid-manifest", "created"),
     ],
 )
-def test_a_manifest_that_contradicts_itself_or_its_place_is_refused(
+def test_an_inconsistent_manifest_is_rejected(
     store: Store, changes: dict[str, object], code: str, value: str, out: Path, tmp_path: Path
 ) -> None:
     plant(store, "adapters/1", SMALL.items(), tmp_path, **changes)
@@ -470,7 +466,7 @@ def test_a_manifest_that_contradicts_itself_or_its_place_is_refused(
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff\xfe", b'{"format": "gumshoe.artifact/1"}'])
-def test_a_manifest_that_cannot_be_read_is_refused(store: Store, text: bytes, out: Path) -> None:
+def test_an_unreadable_manifest_is_rejected(store: Store, text: bytes, out: Path) -> None:
     assert store.storage.create("adapters/1/manifest.json", text)
     with raises("artifacts.invalid-manifest", f"{store.uri}/adapters/1/manifest.json"):
         store.fetch("adapters/1", out)
@@ -479,7 +475,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(store: Store, text: bytes, ou
 # Fetching
 
 
-def test_fetching_what_is_there_already_does_nothing(store: Store, source: Path, out: Path) -> None:
+def test_fetching_again_does_nothing(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     store.fetch("adapters/1", out)
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
@@ -496,7 +492,7 @@ def test_fetching_what_is_there_already_does_nothing(store: Store, source: Path,
         pytest.param(bytes(10240), 10240, id="other bytes"),
     ],
 )
-def test_fetching_again_repairs_what_is_damaged_and_downloads_only_that(
+def test_fetching_again_downloads_only_damaged_files(
     store: Store, source: Path, out: Path, damage: bytes | None, downloaded: int
 ) -> None:
     store.publish(source, "adapters", "1")
@@ -515,9 +511,7 @@ def test_an_empty_directory_can_be_fetched_into(store: Store, source: Path, out:
     assert read_files(out) == SMALL
 
 
-def test_a_directory_that_holds_something_else_is_refused_and_loses_nothing(
-    store: Store, source: Path, out: Path
-) -> None:
+def test_a_destination_with_other_files_is_rejected(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     mine = {"notes.txt": b"My own notes.", "deep/down/x": b"1"}
     write_files(out, mine)
@@ -526,9 +520,7 @@ def test_a_directory_that_holds_something_else_is_refused_and_loses_nothing(
     assert read_files(out) == mine
 
 
-def test_a_directory_with_some_other_manifest_is_refused_and_loses_nothing(
-    store: Store, source: Path, out: Path
-) -> None:
+def test_a_destination_with_a_foreign_manifest_is_rejected(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     mine = {"manifest.json": b'{"name": "a browser extension"}', "icon.png": b"png"}
     write_files(out, mine)
@@ -537,7 +529,7 @@ def test_a_directory_with_some_other_manifest_is_refused_and_loses_nothing(
     assert read_files(out, manifest=True) == mine
 
 
-def test_a_directory_with_another_artifact_is_refused_and_loses_nothing(store: Store, source: Path, out: Path) -> None:
+def test_a_destination_with_another_artifact_is_rejected(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     store.fetch("adapters/1", out)
     store.publish(source, "adapters", "2")
@@ -547,9 +539,7 @@ def test_a_directory_with_another_artifact_is_refused_and_loses_nothing(store: S
     assert read_files(out, manifest=True) == before
 
 
-def test_a_damaged_artifact_with_files_of_ones_own_is_refused_and_loses_nothing(
-    store: Store, source: Path, out: Path
-) -> None:
+def test_a_damaged_artifact_with_other_files_is_rejected(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     store.fetch("adapters/1", out)
     write_files(out, {"mine/notes.txt": b"My own notes.", "adapter.safetensors": b"damaged"})
@@ -559,7 +549,7 @@ def test_a_damaged_artifact_with_files_of_ones_own_is_refused_and_loses_nothing(
     assert read_files(out, manifest=True) == before
 
 
-def test_a_file_where_the_directory_should_be_is_refused_and_stays(store: Store, source: Path, out: Path) -> None:
+def test_a_destination_that_is_a_file_is_rejected(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     out.parent.mkdir()
     out.write_bytes(b"mine")
@@ -568,29 +558,33 @@ def test_a_file_where_the_directory_should_be_is_refused_and_stays(store: Store,
     assert out.read_bytes() == b"mine"
 
 
-def test_a_place_that_cannot_be_made_is_an_error_that_names_it(store: Store, source: Path, tmp_path: Path) -> None:
+def test_a_destination_that_cannot_be_created_is_reported(store: Store, source: Path, tmp_path: Path) -> None:
     store.publish(source, "adapters", "1")
     (tmp_path / "file").write_bytes(b"")
     with raises("store.not-a-directory", tmp_path / "file" / "out"):
         store.fetch("adapters/1", tmp_path / "file" / "out")
 
 
-def test_many_fetch_into_one_directory_at_once(store: Store, store_uri: str, source: Path, out: Path) -> None:
+def test_concurrent_fetches_into_one_directory_share_the_work(
+    store: Store, store_uri: str, source: Path, out: Path
+) -> None:
     store.publish(source, "adapters", "1")
     for round_ in range(3):
         target = out.with_name(f"out{round_}")
         if round_ % 2:
             target.mkdir()
         stores = [Store(store_uri, LIMITS) for _ in range(5)]
-        results = at_once(partial(each.fetch, "adapters/1", target) for each in stores)
-        assert [result for result in results if not isinstance(result, Fetched)] == []
-        fetched = [result for result in results if isinstance(result, Fetched)]
+        results = run_concurrently(partial(each.fetch, "adapters/1", target) for each in stores)
+        assert [result for result in results if not isinstance(result, FetchResult)] == []
+        fetched = [result for result in results if isinstance(result, FetchResult)]
         assert sum(each.downloaded for each in fetched) == SMALL_SIZE
         assert read_files(target) == SMALL
         assert sorted(path.name for path in out.parent.iterdir()) == [f"out{n}" for n in range(round_ + 1)]
 
 
-def test_two_processes_repair_one_directory_at_once(store: Store, store_uri: str, source: Path, out: Path) -> None:
+def test_concurrent_repairs_of_one_directory_share_the_work(
+    store: Store, store_uri: str, source: Path, out: Path
+) -> None:
     store.publish(source, "adapters", "1")
     store.fetch("adapters/1", out)
     (out / "adapter.safetensors").write_bytes(bytes(10240))
@@ -618,30 +612,30 @@ runpy.run_module("gumshoe", run_name="__main__", alter_sys=True)
 """
 
 
-def _killed_at_file(number: int, *arguments: str | Path) -> None:
-    """`gumshoe artifacts …`, until that file is written and not yet in its place."""
+def _kill_at_file(number: int, *arguments: str | Path) -> None:
+    """Run `gumshoe artifacts ...` and kill it after that many files are written, before the last is renamed."""
     command = [sys.executable, "-c", _KILLED, str(number), "artifacts", *map(str, arguments)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
 
 
-def test_a_fetch_that_was_killed_is_taken_up_where_it_ended(tmp_path: Path, out: Path) -> None:
+def test_a_killed_fetch_is_resumed(tmp_path: Path, out: Path) -> None:
     store = Store((tmp_path / "store").as_uri())
     files = {f"{n:03}": noise(20_000, n) for n in range(400)}
     store.publish(write_files(tmp_path / "source", files), "adapters", "1")
     out.parent.mkdir()
-    _killed_at_file(50, "fetch", "adapters/1", "--store", store.uri, "--out", out)
+    _kill_at_file(50, "fetch", "adapters/1", "--store", store.uri, "--out", out)
     assert not out.exists()
     fetched = store.fetch("adapters/1", out)
-    assert 0 < fetched.downloaded <= 360 * 20_000  # of 50 files, eight were under way
+    assert 0 < fetched.downloaded <= 360 * 20_000  # eight of the 50 files were in progress
     assert read_files(out) == files
 
 
 @pytest.mark.parametrize("last", [1, 200])
-def test_a_publisher_that_was_killed_leaves_nothing_visible_and_can_go_on(tmp_path: Path, out: Path, last: int) -> None:
+def test_a_killed_publication_is_invisible_and_can_be_resumed(tmp_path: Path, out: Path, last: int) -> None:
     store = Store((tmp_path / "store").as_uri())
     files = {f"{n:03}": noise(10_000, n) for n in range(400)}
     source = write_files(tmp_path / "source", files)
-    _killed_at_file(last, "publish", source, "--store", store.uri, "--kind", "adapters", "--version", "1")
+    _kill_at_file(last, "publish", source, "--store", store.uri, "--kind", "adapters", "--version", "1")
     assert store.list() == []
     assert store.latest("adapters") is None
     with raises("artifacts.not-found", "adapters/1"):
@@ -654,56 +648,54 @@ def test_a_publisher_that_was_killed_leaves_nothing_visible_and_can_go_on(tmp_pa
 # Two publishers of one version
 
 
-def test_of_two_publishers_with_other_content_one_wins_wholly(store: Store, store_uri: str, tmp_path: Path) -> None:
+def test_one_of_several_concurrent_publishers_wins(store: Store, store_uri: str, tmp_path: Path) -> None:
     sources = [
         write_files(tmp_path / f"source{n}", {"same name": noise(5000, n), f"only {n}": b"x", "shared": b"same"})
         for n in range(3)
     ]
     for round_ in range(3):
         stores = [Store(store_uri, LIMITS) for _ in sources]
-        results = at_once(
+        results = run_concurrently(
             partial(each.publish, source, "adapters", str(round_)) for each, source in zip(stores, sources, strict=True)
         )
-        _exactly_one_won(store, results, sources, tmp_path / "fetched" / str(round_), str(round_))
+        _check_one_winner(store, results, sources, tmp_path / "fetched" / str(round_), str(round_))
 
 
-def test_of_publishers_whose_last_writes_meet_one_wins_wholly(behind: Store, proxy: FaultProxy, tmp_path: Path) -> None:
-    """Every one has seen that the version is free and has sent its files before any makes them visible."""
+def test_one_publisher_wins_if_final_writes_collide(proxied: Store, proxy: FaultProxy, tmp_path: Path) -> None:
+    """Let every publisher see that the version is free and send its files before any makes them visible."""
     sources = [write_files(tmp_path / f"source{n}", {"same name": noise(5000, n)}) for n in range(3)]
     key = "adapters/1/manifest.json"
 
-    def all_are_here() -> None:
+    def wait_for_all() -> None:
         wait_until(lambda: len(proxy.seen("PUT", key)) >= len(sources) or proxy.closing.is_set())
 
-    proxy.inject(meanwhile(all_are_here), "PUT", key, times=len(sources))
-    stores = [Store(behind.uri, LIMITS) for _ in sources]
-    results = at_once(
+    proxy.inject(meanwhile(wait_for_all), "PUT", key, times=len(sources))
+    stores = [Store(proxied.uri, LIMITS) for _ in sources]
+    results = run_concurrently(
         partial(each.publish, source, "adapters", "1") for each, source in zip(stores, sources, strict=True)
     )
-    _exactly_one_won(behind, results, sources, tmp_path / "fetched", "1")
+    _check_one_winner(proxied, results, sources, tmp_path / "fetched", "1")
 
 
-def _exactly_one_won(
-    store: Store, results: list[Published | Exception], sources: list[Path], out: Path, version: str
+def _check_one_winner(
+    store: Store, results: list[PublishResult | Exception], sources: list[Path], out: Path, version: str
 ) -> None:
-    winners = [number for number, result in enumerate(results) if isinstance(result, Published)]
+    winners = [number for number, result in enumerate(results) if isinstance(result, PublishResult)]
     losers = [each for each in results if isinstance(each, GumshoeError) and each.code == "artifacts.version-taken"]
     assert (len(winners), len(losers)) == (1, len(sources) - 1), results
     winner = results[winners[0]]
-    assert isinstance(winner, Published)
+    assert isinstance(winner, PublishResult)
     assert winner.created
     assert store.manifest(f"adapters/{version}") == winner.manifest
     store.fetch(f"adapters/{version}", out)
     assert read_files(out) == read_files(sources[winners[0]])
 
 
-def test_publishers_of_the_same_content_all_succeed_and_one_created_it(
-    store: Store, store_uri: str, source: Path, out: Path
-) -> None:
+def test_publishers_of_the_same_content_all_succeed(store: Store, store_uri: str, source: Path, out: Path) -> None:
     for version in ("1", "2"):
         stores = [Store(store_uri, LIMITS) for _ in range(4)]
-        results = at_once(partial(each.publish, source, "adapters", version) for each in stores)
-        published = [result for result in results if isinstance(result, Published)]
+        results = run_concurrently(partial(each.publish, source, "adapters", version) for each in stores)
+        published = [result for result in results if isinstance(result, PublishResult)]
         assert len(published) == 4, results
         assert sorted(each.created for each in published) == [False, False, False, True]
         assert {each.manifest.publication for each in published} == {store.manifest(f"adapters/{version}").publication}
@@ -741,15 +733,15 @@ _ODD = st.sampled_from(
 _PATH = st.lists(_SEGMENT | _ODD, min_size=1, max_size=3).map("/".join)
 
 
-def _can_be_together(paths: list[str]) -> bool:
-    """Whether a directory can hold all of them: none is a folder of another, nor the artifact's own manifest."""
+def _can_coexist(paths: list[str]) -> bool:
+    """Return True if one directory can contain all paths: none is a folder of another, or the artifact's manifest."""
     inner = {path[:at] for path in paths for at, character in enumerate(path) if character == "/"}
     return not inner & set(paths) and not any(path.split("/")[0] == "manifest.json" for path in paths)
 
 
 @settings(max_examples=40, derandomize=True, deadline=None, database=None)
-@given(st.dictionaries(_PATH, st.binary(max_size=100), min_size=1, max_size=5).filter(lambda d: _can_be_together([*d])))
-def test_any_files_come_back_as_they_were(files: dict[str, bytes]) -> None:
+@given(st.dictionaries(_PATH, st.binary(max_size=100), min_size=1, max_size=5).filter(lambda d: _can_coexist([*d])))
+def test_any_files_survive_a_round_trip(files: dict[str, bytes]) -> None:
     with TemporaryDirectory() as scratch:
         store = Store(Path(scratch, "store").as_uri())
         store.publish(write_files(Path(scratch, "source"), files), "any", "1")
@@ -758,7 +750,7 @@ def test_any_files_come_back_as_they_were(files: dict[str, bytes]) -> None:
         assert store.verify("any/1") == {}
 
 
-def test_odd_names_come_back_from_a_bucket_too(store: Store, source: Path, out: Path) -> None:
+def test_odd_names_survive_a_round_trip(store: Store, source: Path, out: Path) -> None:
     files = {
         ".x.partial": b"1",
         "a b/ä + %2F&?#=.txt": b"2",
@@ -776,21 +768,21 @@ def test_odd_names_come_back_from_a_bucket_too(store: Store, source: Path, out: 
     _PATH,
     st.sampled_from(["bad\\name", "\\", "caf\udce9", "manifest.json/x"]),
 )
-def test_one_name_that_is_not_legal_means_that_nothing_is_published(fine: str, bad: str) -> None:
+def test_one_invalid_name_prevents_the_publication(fine: str, bad: str) -> None:
     with TemporaryDirectory() as scratch:
         store = Store(Path(scratch, "store").as_uri())
-        source = write_files(Path(scratch, "source"), {bad: b""} | ({fine: b""} if _can_be_together([fine]) else {}))
+        source = write_files(Path(scratch, "source"), {bad: b""} | ({fine: b""} if _can_coexist([fine]) else {}))
         with raises("artifacts.invalid-file-name", source / bad):
             store.publish(source, "any", "1")
         assert list(store.storage.entries()) == []
 
 
-def test_a_store_is_named_as_it_was_asked_for(store: Store, store_uri: str) -> None:
+def test_a_store_keeps_its_uri(store: Store, store_uri: str) -> None:
     path = store_uri if store_uri.startswith("s3:") else unquote(urlsplit(store_uri).path)
     assert store.uri == path
 
 
-def test_what_was_made_later_is_later(store: Store, source: Path) -> None:
+def test_creation_times_are_in_order_of_publication(store: Store, source: Path) -> None:
     begun = datetime.now(UTC)
     first, second = (store.publish(source, "adapters", version).manifest for version in ("1", "2"))
     assert begun <= first.created < second.created <= datetime.now(UTC)

@@ -30,9 +30,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.inference.policy import Completion, Policy, Sampling
 from gumshoe.inference.policy_names import TINY, PolicyName
-from gumshoe.inference.vllm_plugin import ASKED
+from gumshoe.inference.vllm_plugin import ENABLE_VARIABLE
 from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
-from gumshoe.mail.build import build_index
+from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.index import Hit, MailIndex, Message
 from gumshoe.rollouts.chat_format import ChatFormat, Encoded
 from gumshoe.rollouts.engine import RolloutEngine
@@ -41,7 +41,7 @@ from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.synthesis.mailboxes import MAIL, SyntheticMail, synthesize_mail, write_mail
+from gumshoe.synthesis.mailboxes import MAIL_FILE, SyntheticMail, synthesize_mail, write_mail
 from gumshoe.training.settings import LoraSettings
 from tests.benchmarks.mail import ratio, show, spread
 from tests.rollouts.conversations import QWEN2_5, call, train
@@ -54,7 +54,7 @@ _OURS, _THEIRS = "as Gumshoe starts it", "as vLLM has it"
 _SERVERS = {
     _OURS: ServerOptions(),
     _THEIRS: ServerOptions(
-        environment={ASKED: "", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, arguments=("--block-size", "128")
+        environment={ENABLE_VARIABLE: "", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, arguments=("--block-size", "128")
     ),
 }
 
@@ -104,7 +104,7 @@ def make_place(directory: Path, groups: int) -> Place:
     """An index of synthetic mail in a directory, and so many questions about it."""
     mail = synthesize_mail(3, 12, 3600)
     write_mail(mail, directory)
-    build_index([f"jsonl:{directory / MAIL}"], directory / "index")
+    build_mail_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
     seconds: dict[str, float] = defaultdict(float)
     tokenizer = make_tokenizer(mail)
     return Place(MailIndex(directory / "index"), tokenizer, list(mail.scenarios)[:groups], seconds)
@@ -334,11 +334,11 @@ class TimedFormat(ChatFormat):
 
     def prompt(self, system: str, user: str, tools: list[dict[str, Any]]) -> Encoded:
         with noted(self._seconds, "encoding"):
-            return super().prompt(system, user, tools)
+            return super().encode_prompt(system, user, tools)
 
     def glue(self, result: str) -> Encoded:
         with noted(self._seconds, "encoding"):
-            return super().glue(result)
+            return super().encode_tool_result(result)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from gumshoe.errors import GumshoeError, UsageError, faults_of
-from gumshoe.mail.build import build_index
-from gumshoe.synthesis.mailboxes import MAIL, synthesize_mail, write_mail
+from gumshoe.errors import GumshoeError, UsageError, describe_validation_error
+from gumshoe.mail.build import build_mail_index
+from gumshoe.synthesis.mailboxes import MAIL_FILE, synthesize_mail, write_mail
 from gumshoe.training.records import StepRecord, read_records
 from gumshoe.training.run_spec import METRICS, SPEC, RunSpec
 from tests.benchmarks.mail import show
@@ -378,7 +378,7 @@ _RUN = {
 def compare(engine: str, count: int, directory: Path) -> list[list[str]]:
     """Measure runs of one trainer and one server; predict two of either, and train with two: rows of a table."""
     write_mail(synthesize_mail(9001, 12, 3600, "plain"), directory)
-    build_index([f"jsonl:{directory / MAIL}"], directory / "index")
+    build_mail_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
     measured = [
         _ran(directory, f"{engine}-{at_once}", engine, count, **{"rollouts.concurrency": at_once})
         for at_once in (4, _GROUPS * _EPISODES)
@@ -452,7 +452,7 @@ def _phases(values: Any, where: str) -> Phases:
     try:
         return Phases.model_validate(values)
     except ValidationError as error:
-        raise UsageError(_CODE, f"{where}: the phase times cannot be: {faults_of(error)}") from None
+        raise UsageError(_CODE, f"{where}: the phase times cannot be: {describe_validation_error(error)}") from None
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -28,11 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gumshoe.documents.lexical import Analyzer, Postings, PostingsBuilder
-from gumshoe.documents.vectors import DenseSide, best, signs_of
-from gumshoe.embeddings.embedder import OFFLINE, SentenceEmbedder, Vectors
+from gumshoe.documents.vectors import DenseRetriever, sign_bits, top_k
+from gumshoe.embeddings.embedder import OFFLINE_MODEL, SentenceEmbedder, Vectors
 from tests.benchmarks.documents import DATA, NOISE, Remembered, own_memory, show
 from tests.benchmarks.scifact import SciFact
-from tests.documents.collection import documents_of
+from tests.documents.collection import read_documents
 
 Search = Callable[[int], Any]
 """Searches with the query of a number: the numbers of what it found."""
@@ -47,9 +47,9 @@ def main() -> None:
     if not DATA.is_dir():
         sys.exit(f"the data is not there: {DATA}")
     scifact = SciFact.read(DATA / "scifact")
-    texts = [f"{each.title}\n{each.text}" for each in documents_of(scifact.source)]
+    texts = [f"{each.title}\n{each.text}" for each in read_documents(scifact.source)]
     queries = list(scifact.queries.values())
-    model = Remembered(SentenceEmbedder(OFFLINE))
+    model = Remembered(SentenceEmbedder(OFFLINE_MODEL))
     bench = Bench(options.chunks, texts, queries, model.embed(texts, "passage"), model.embed(queries, "query"))
     header = ["engine", "median", "99th percentile", "recall of 10", "build", "disk", "memory of its own"]
     for title, engines in (("vectors", VECTORS), ("words", WORDS)):
@@ -71,7 +71,7 @@ class Bench:
         self.vectors = np.resize(vectors, (chunks, vectors.shape[1])).astype(np.float32)
         self.vectors[len(vectors) :] += chance.normal(0, NOISE, self.vectors[len(vectors) :].shape).astype(np.float32)
         self.vectors /= np.linalg.norm(self.vectors, axis=1, keepdims=True)
-        self.nearest = [set(best(self.vectors @ query, 10).tolist()) for query in asked[:50]]
+        self.nearest = [set(top_k(self.vectors @ query, 10).tolist()) for query in asked[:50]]
 
     @contextmanager
     def place(self) -> Iterator[Path]:
@@ -114,7 +114,7 @@ def saved(directory: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
 
 def numpy_exact(bench: Bench) -> list[Row]:
     before = own_memory()
-    search: Search = lambda query: best(bench.vectors @ bench.asked[query], 10)  # noqa: E731
+    search: Search = lambda query: top_k(bench.vectors @ bench.asked[query], 10)  # noqa: E731
     return [bench.row("numpy, float32, exact", search, 0, bench.vectors.nbytes, before)]
 
 
@@ -124,14 +124,14 @@ def ours_vectors(bench: Bench) -> list[Row]:
         center = bench.vectors.mean(axis=0)
         arrays = {
             "vectors": bench.vectors.astype(np.float16),
-            "signs": signs_of(bench.vectors - center),
+            "signs": sign_bits(bench.vectors - center),
             "center": center,
         }
         mapped = saved(directory, arrays)
         del arrays
         built, before = time.perf_counter() - started, own_memory()
-        side = DenseSide(mapped["vectors"], mapped["signs"], mapped["center"])
-        search: Search = lambda query: side.nearest(bench.asked[query], 10, None)  # noqa: E731
+        side = DenseRetriever(mapped["vectors"], mapped["signs"], mapped["center"])
+        search: Search = lambda query: side.find_nearest(bench.asked[query], 10, None)  # noqa: E731
         return [bench.row("ours: bits, then float16", search, built, size_of(directory), before)]
 
 
@@ -238,7 +238,7 @@ def ours_words(bench: Bench) -> list[Row]:
         analyzer, numbers = Analyzer("en"), dict[str, int]()
         builder = PostingsBuilder(numbers)
         for text in bench.texts:
-            builder.add(analyzer.words(text))
+            builder.add(analyzer.split_words(text))
         made = builder.finish()
         mapped = saved(directory, {"starts": made.starts, "texts": made.texts, "scores": made.scores})
         del made, builder
@@ -246,8 +246,8 @@ def ours_words(bench: Bench) -> list[Row]:
         postings = Postings(**mapped)
 
         def search(query: int) -> Any:
-            words = [numbers[word] for word in analyzer.words(bench.queries[query]) if word in numbers]
-            return best(postings.score(words, len(bench.texts)), 100)
+            words = [numbers[word] for word in analyzer.split_words(bench.queries[query]) if word in numbers]
+            return top_k(postings.score(words, len(bench.texts)), 100)
 
         return [bench.row("ours: BM25 in arrays", search, built, size_of(directory), before, of_vectors=False)]
 
@@ -277,13 +277,13 @@ def bm25s(bench: Bench) -> list[Row]:
         started = time.perf_counter()
         analyzer = Analyzer("en")
         index = library.BM25(k1=1.2, b=0.75)
-        index.index([analyzer.words(text) for text in bench.texts], show_progress=False)
+        index.index([analyzer.split_words(text) for text in bench.texts], show_progress=False)
         index.save(str(directory))
         del index
         built, before = time.perf_counter() - started, own_memory()
         loaded = library.BM25.load(str(directory), mmap=True)
         search: Search = lambda query: loaded.retrieve(  # noqa: E731
-            [analyzer.words(bench.queries[query])], k=100, show_progress=False
+            [analyzer.split_words(bench.queries[query])], k=100, show_progress=False
         )
         return [bench.row("bm25s", search, built, size_of(directory), before, of_vectors=False)]
 
@@ -294,7 +294,7 @@ def rank_bm25(bench: Bench) -> list[Row]:
     started, before = time.perf_counter(), own_memory()
     index = BM25Okapi([text.lower().split() for text in bench.texts])
     built = time.perf_counter() - started
-    search: Search = lambda query: best(index.get_scores(bench.queries[query].lower().split()), 100)  # noqa: E731
+    search: Search = lambda query: top_k(index.get_scores(bench.queries[query].lower().split()), 100)  # noqa: E731
     return [bench.row("rank_bm25", search, built, 0, before, of_vectors=False)]
 
 

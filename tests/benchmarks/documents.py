@@ -28,16 +28,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gumshoe.artifacts.response_cache import Cache, default_cache
+from gumshoe.artifacts.response_cache import Cache, default_cache_path
 from gumshoe.artifacts.sqlite import open_read_only
-from gumshoe.documents.build import DocumentBuildOptions, build_index
+from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.chunking import chunk_document
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentIndex
-from gumshoe.documents.schema import DATABASE, VECTORS, chunk_texts, open_files
-from gumshoe.embeddings.embedder import OFFLINE, CachedEmbedder, SentenceEmbedder, Use, Vectors
+from gumshoe.documents.schema import DATABASE, VECTORS, chunk_texts, open_index_files
+from gumshoe.embeddings.embedder import OFFLINE_MODEL, CachedEmbedder, SentenceEmbedder, Use, Vectors
 from tests.benchmarks.scifact import Quality, SciFact
-from tests.documents.collection import documents_of
+from tests.documents.collection import read_documents
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 CHUNKS = "FROM chunks JOIN documents USING (document) ORDER BY chunk"
@@ -54,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     if not DATA.is_dir():
         sys.exit(f"the data is not there: {DATA}")
-    model = Remembered(SentenceEmbedder(OFFLINE))
+    model = Remembered(SentenceEmbedder(OFFLINE_MODEL))
     scifact = SciFact.read(DATA / "scifact")
     with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory:
         place = Path(directory)
@@ -69,8 +69,8 @@ class Remembered:
 
     def __init__(self, model: SentenceEmbedder) -> None:
         self.model = model
-        self.name, self.longest = model.name, model.longest
-        self._kept = CachedEmbedder(model, Cache(default_cache("benchmark-embeddings")))
+        self.name, self.longest = model.name, model.max_tokens
+        self._kept = CachedEmbedder(model, Cache(default_cache_path("benchmark-embeddings")))
         self._vectors: dict[str, Vectors] = {}
         self._tokens: dict[str, int] = {}
 
@@ -125,7 +125,7 @@ def show(title: str, header: list[str], rows: list[list[str]]) -> None:
 
 def measure_quality(directory: Path, scifact: SciFact, model: Remembered) -> None:
     """The parts and both together on all queries; and a weight chosen on one half of them, on the other half."""
-    build_index([scifact.source], directory, DocumentBuildOptions(OFFLINE), embedder=model)
+    build_document_index([scifact.source], directory, DocumentBuildOptions(OFFLINE_MODEL), embedder=model)
     index = DocumentIndex(directory, model)
     parts: list[tuple[str, dict[str, Any]]] = [
         ("words (BM25)", {"dense_weight": 0.0}),
@@ -184,8 +184,8 @@ def measure_speed(directory: Path, scifact: SciFact, model: Remembered, size: in
         for document in grow(scifact, model, size, pages):
             record = {"id": document.document_id, "title": document.title, "text": document.text}
             file.write(json.dumps(record) + "\n")
-    options = DocumentBuildOptions(OFFLINE, drop_duplicates=False)
-    report = build_index([f"jsonl:{source}"], directory / "ours", options, embedder=Noisy(model))
+    options = DocumentBuildOptions(OFFLINE_MODEL, drop_duplicates=False)
+    report = build_document_index([f"jsonl:{source}"], directory / "ours", options, embedder=Noisy(model))
     index = DocumentIndex(directory / "ours", model)
     model.embed(list(scifact.queries.values()), "query")
     memory = searching_memory(index, directory / "ours", scifact, model)
@@ -235,14 +235,14 @@ def grow(scifact: SciFact, model: Remembered, size: int, pages: int) -> Iterator
         return len(chunk_document(document, 256, lambda texts: model.count_tokens(texts, "passage")).chunks)
 
     right = {each for listed in scifact.right.values() for each in listed}
-    documents = sorted(documents_of(scifact.source), key=lambda each: each.document_id not in right)
+    documents = sorted(read_documents(scifact.source), key=lambda each: each.document_id not in right)
     count = 0
     for document in documents:
         if count >= size:
             return
         count += chunks(document)
         yield document
-    listed = documents_of(f"jsonl:{DATA / 'medquad' / 'medquad.jsonl.gz'}")[:pages]
+    listed = read_documents(f"jsonl:{DATA / 'medquad' / 'medquad.jsonl.gz'}")[:pages]
     sizes = [chunks(page) for page in listed]
     for copy in itertools.count():
         for page, added in zip(listed, sizes, strict=True):
@@ -260,7 +260,7 @@ class Peer:
         from rank_bm25 import BM25Okapi
 
         started, before = time.perf_counter(), own_memory()
-        files = open_files(ours)
+        files = open_index_files(ours)
         database = open_read_only(files.folder / DATABASE)
         self.owners = [each for (each,) in database.execute(f"SELECT document_id {CHUNKS}")]
         texts, vectors = list(chunk_texts(database, 0)), files.array(VECTORS)

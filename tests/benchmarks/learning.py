@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gumshoe.documents.build import DocumentBuildOptions
-from gumshoe.documents.build import build_index as build_documents
+from gumshoe.documents.build import build_document_index as build_documents
 from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.results import Difference, EvaluationResult, PolicyResult
-from gumshoe.mail.build import build_index
+from gumshoe.mail.build import build_mail_index
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.synthesis.mailboxes import MAIL, synthesize_mail, write_mail
-from gumshoe.synthesis.reference_work import DOCUMENTS, synthesize_documents, write_documents
+from gumshoe.synthesis.mailboxes import MAIL_FILE, synthesize_mail, write_mail
+from gumshoe.synthesis.reference_work import DOCUMENTS_FILE, synthesize_documents, write_documents
 from tests.benchmarks.mail import DATA, show
 
 CONFIG = "tiny"
@@ -135,7 +135,7 @@ def company(directory: Path, seed: int) -> Questions:
     """An invented company with plain questions."""
     place = directory / str(seed)
     write_mail(synthesize_mail(seed, 12, 3600, "plain"), place)
-    build_index([f"jsonl:{place / MAIL}"], place / "index")
+    build_mail_index([f"jsonl:{place / MAIL_FILE}"], place / "index")
     return Questions(place / "index", place / "scenarios.jsonl")
 
 
@@ -143,7 +143,7 @@ def work(directory: Path, seed: int) -> Questions:
     """An invented handbook with plain questions, searched by words alone."""
     place = directory / f"work-{seed}"
     write_documents(synthesize_documents(seed, 1200, "plain"), place)
-    build_documents([f"jsonl:{place / DOCUMENTS}"], place / "index", DocumentBuildOptions(embedding="none"))
+    build_documents([f"jsonl:{place / DOCUMENTS_FILE}"], place / "index", DocumentBuildOptions(embedding="none"))
     return Questions(place / "index", place / "scenarios.jsonl")
 
 
@@ -158,7 +158,7 @@ def without(asked: Questions, seen: Questions) -> Questions:
 
 def real_questions(directory: Path) -> Questions:
     """The real mail, with the public questions; the test stays as it is."""
-    build_index([f"jsonl:{DATA / 'mail.jsonl.gz'}"], directory / "real-index")
+    build_mail_index([f"jsonl:{DATA / 'mail.jsonl.gz'}"], directory / "real-index")
     scenarios = directory / "real.jsonl"
     split = ["scenarios", "split", str(DATA / "questions.jsonl"), "--validation", "0.1", "--keep-test", "--seed", "1"]
     gumshoe(*split, "--out", str(scenarios))

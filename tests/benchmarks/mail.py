@@ -28,7 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gumshoe.mail.build import build_index
+from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.index import MailIndex
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "enron"
@@ -76,10 +76,10 @@ def index_small(directory: Path, runs: int) -> None:
     ours, plain = directory / "small", directory / "small.sqlite"
     paces: dict[str, list[float]] = {"raw": [], "jsonl": [], "plain": []}
     for _ in range(runs):
-        paces["raw"].append(files / timed(lambda: build_index([f"maildir:{raw}"], ours, replace=True)))
+        paces["raw"].append(files / timed(lambda: build_mail_index([f"maildir:{raw}"], ours, replace=True)))
         plain.unlink(missing_ok=True)
         paces["plain"].append(count / timed(lambda: plain_build(plain, real_messages())))
-        paces["jsonl"].append(count / timed(lambda: build_index([source], ours, replace=True)))
+        paces["jsonl"].append(count / timed(lambda: build_mail_index([source], ours, replace=True)))
     show(
         "Indexing, messages a second",
         ["what", "median", "best", "worst", "against the plain loop"],
@@ -240,7 +240,7 @@ def search_large(directory: Path, copies: int, number: int) -> None:
         for message in repeated(copies):
             file.write(json.dumps(message) + "\n")
     started = time.perf_counter()
-    report = build_index([f"jsonl:{source}"], ours)
+    report = build_mail_index([f"jsonl:{source}"], ours)
     ours_pace = report.read / (time.perf_counter() - started)
     with source.open() as lines:
         plain_pace = report.read / timed(lambda: plain_build(plain, map(json.loads, lines)))

@@ -5,7 +5,7 @@ trainer (`AgentTrainer`: the passes, loss, gradient and optimizer of a real run)
 episodes in the trainer's own process, two turns of each at once. What is measured is the most memory that the process
 had at once (VmHWM) after the model was loaded, less what it had after the same with a very small model (VmRSS), when
 all that it uses was there; malloc is told to give freed memory back at once, so that what is measured is what was in
-use. On a CPU: no GPU is needed, and none is measured.
+use. No GPU is needed. With `--gpu`, larger models are trained on a GPU instead, and what is in use on it is compared.
 
 Takes some minutes and at most 7 GiB. Ends with 1 where an estimate is more than 15 % off. `--write` keeps the numbers
 for `tests/training/test_memory_plan.py`.
@@ -26,7 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.training.models.model_shape import ModelShape, read_shape
-from gumshoe.training.planning.memory_estimate import GIB, READ_AT_ONCE, Pass, Place, in_process_sampling, trainer_parts
+from gumshoe.training.planning.memory_estimate import (
+    GIB,
+    TURN_TOKENS,
+    ComputeDevice,
+    TrainingPass,
+    sampling_parts,
+    trainer_parts,
+)
 from gumshoe.training.settings import TrainSettings
 from tests.benchmarks.mail import show
 
@@ -119,38 +126,53 @@ CASES = (
     Case("16 episodes", _shape(768, 8, 12, 2, 2048, 8000), 3072, 16, {"rollouts": {"concurrency": 16}}, 16),
 )
 
+_QWEN_1_5B = _shape(1536, 28, 12, 2, 8960, 151936, tie_word_embeddings=True)
+_QWEN_7B = _shape(3584, 28, 28, 4, 18944, 152064)
+GPU_CASES = (
+    case("1.5B, 2 of 4,096, recomputed", _QWEN_1_5B, 4096, 1000, 2, dtype="bfloat16"),
+    case("1.5B, 2 of 4,096, kept", _QWEN_1_5B, 4096, 1000, 2, dtype="bfloat16", gradient_checkpointing=False),
+    case("7B, 1 of 8,192, recomputed", _QWEN_7B, 8192, 1500, 1, dtype="bfloat16"),
+    case("7B, 4 of 4,096, recomputed", _QWEN_7B, 4096, 1500, 4, dtype="bfloat16"),
+)
 
-def estimate(case: Case, shape: ModelShape, settings: TrainSettings) -> dict[str, int]:
-    """Bytes by part, without what the process has before it begins."""
-    place, batch = Place.of(settings, on_gpu=False), settings.optimizer.per_device_train_batch_size
-    parts = trainer_parts(shape, settings, place, Pass(batch, case.context, case.sampled))
+
+def estimate(case: Case, shape: ModelShape, settings: TrainSettings, *, on_gpu: bool = False) -> dict[str, int]:
+    """Return bytes by part; on a CPU, without what the process has before it begins."""
+    place, batch = ComputeDevice.of(settings, on_gpu=on_gpu), settings.optimizer.per_device_train_batch_size
+    parts = trainer_parts(shape, settings, place, TrainingPass(batch, case.context, case.sampled))
     if case.at_once:
         own = [each for each in parts if each.name in ("weights", "adapter")]
-        parts = [*own, *in_process_sampling(shape, settings, place, case.context)]
-    return {each.name: each.bytes for each in parts if each.name != "framework"}
+        parts = [*own, *sampling_parts(shape, settings, place, case.context)]
+    return {each.name: each.bytes for each in parts if on_gpu or each.name != "framework"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"keep the numbers in {RECORD.name}")
     parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name has it")
+    parser.add_argument("--gpu", action="store_true", help="measure larger models on a GPU")
     parser.add_argument("--measure", metavar="DIR", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(_measured_here(options.measure)))
+        work = _measure_gpu if options.gpu else _measured_here
+        print(json.dumps(work(options.measure)))
         return
     found = []
-    for each in CASES:
+    for each in GPU_CASES if options.gpu else CASES:
         if options.only in each.name:
-            found.append(measured(each))
-            if options.write:
+            found.append(measured(each, on_gpu=options.gpu))
+            if options.write and not options.gpu:
                 _keep(found)
             print(f"{each.name}: {found[-1]['measured'] / GIB:.2f} GiB", file=sys.stderr, flush=True)
     rows = [
         [each["name"], f"{each['measured'] / GIB:.2f}", f"{each['estimate'] / GIB:.2f}", f"{each['off']:+.1%}"]
         for each in found
     ]
-    show("Memory of training, on a CPU", ["", "measured, GiB", "estimate, GiB", "off"], rows)
+    show(
+        f"Memory of training, on a {'GPU' if options.gpu else 'CPU'}",
+        ["", "measured, GiB", "estimate, GiB", "off"],
+        rows,
+    )
     sys.exit(any(abs(each["off"]) > MOST_OFF for each in found))
 
 
@@ -169,16 +191,16 @@ def _keep(found: list[dict[str, Any]]) -> None:
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def measured(case: Case) -> dict[str, Any]:
+def measured(case: Case, *, on_gpu: bool = False) -> dict[str, Any]:
     """What a case took, and what was estimated."""
     with tempfile.TemporaryDirectory(prefix="gumshoe-memory-") as directory:
         model = Path(directory)
         (model / "config.json").write_text(json.dumps(case.config()))
         (model / "case.json").write_text(json.dumps(asdict(case)))
         settings = case.train_settings(model)
-        parts = estimate(case, read_shape(str(model)), settings)
+        parts = estimate(case, read_shape(str(model)), settings, on_gpu=on_gpu)
         ran = subprocess.run(
-            [sys.executable, "-m", "tests.benchmarks.memory", "--measure", directory],
+            [sys.executable, "-m", "tests.benchmarks.memory", "--measure", directory, *["--gpu"] * on_gpu],
             env={**os.environ, **_MALLOC, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
             stdout=subprocess.PIPE,
             check=True,
@@ -199,7 +221,7 @@ def _measured_here(directory: Path) -> dict[str, int]:
     case = Case(**json.loads((directory / "case.json").read_text()))
     work = _sample if case.at_once else _train
     small = replace(
-        case, model={**case.model, **_SMALL}, context=READ_AT_ONCE + 160 if case.at_once else 160, sampled=16
+        case, model={**case.model, **_SMALL}, context=TURN_TOKENS + 160 if case.at_once else 160, sampled=16
     )
     with tempfile.TemporaryDirectory(prefix="gumshoe-memory-") as first:
         (Path(first) / "config.json").write_text(json.dumps(small.config()))
@@ -210,6 +232,17 @@ def _measured_here(directory: Path) -> dict[str, int]:
     before = _status("VmRSS")
     work(case, directory)
     return {"baseline": before, "measured": _status("VmHWM") - before}
+
+
+def _measure_gpu(directory: Path) -> dict[str, int]:
+    """Take two steps on the GPU, and return the bytes that are in use on it then: freed blocks stay reserved."""
+    import torch
+
+    case = Case(**json.loads((directory / "case.json").read_text()))
+    _save_model(directory, case, "cuda")
+    _train(case, directory, on_gpu=True)
+    free, total = torch.cuda.mem_get_info()
+    return {"measured": total - free}
 
 
 def _loaded(settings: TrainSettings) -> Any:
@@ -227,18 +260,19 @@ def _loaded(settings: TrainSettings) -> Any:
     return model
 
 
-def _save_model(directory: Path, case: Case) -> None:
+def _save_model(directory: Path, case: Case, device: str = "cpu") -> None:
     """In a process of its own, whose memory is not this one's."""
     code = (
         "import sys, torch; from transformers import AutoConfig, AutoModelForCausalLM; torch.manual_seed(1);"
+        "torch.set_default_device(sys.argv[3]);"
         "AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(sys.argv[1])).to(getattr(torch, sys.argv[2]))"
         ".save_pretrained(sys.argv[1])"
     )
     dtype = case.settings.get("model", {}).get("dtype", "float32")
-    subprocess.run([sys.executable, "-c", code, str(directory), dtype], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", code, str(directory), dtype, device], check=True, stdout=subprocess.DEVNULL)
 
 
-def _train(case: Case, directory: Path) -> None:
+def _train(case: Case, directory: Path, *, on_gpu: bool = False) -> None:
     """Build the trainer, and take two steps."""
     import torch
     from datasets import Dataset
@@ -259,7 +293,7 @@ def _train(case: Case, directory: Path) -> None:
         for group in range(settings.groups):
             members = tuple(_episodes(case, generations, group))
             found.groups.append(ScoredGroup(SCENARIO, members, tuple(float(each) for each in range(generations))))
-        found.every = list(found.groups)
+        found.scored = list(found.groups)
         return found
 
     arguments = GRPOConfig(
@@ -271,18 +305,17 @@ def _train(case: Case, directory: Path) -> None:
         max_steps=2,
         beta=optimizer.beta,
         use_bias_correction_kl=True,
-        loss_type=optimizer.loss_type,
         vllm_importance_sampling_mode="token_truncate",
         gradient_checkpointing=settings.model.gradient_checkpointing,
         bf16=dtype_of(settings.model) is torch.bfloat16,
-        use_cpu=True,
+        use_cpu=not on_gpu,
         report_to="none",
         save_strategy="no",
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
     trainer: Any = AgentTrainer(
-        Hooks(roll_out, lambda: None, most_difference=1e9),
+        Hooks(roll_out, optimizer.algorithm.load(), lambda: None, most_difference=1e9),
         model=_loaded(settings),
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [str(each) for each in range(settings.groups)]}),
@@ -303,10 +336,10 @@ def _sample(case: Case, directory: Path) -> None:
     settings = case.train_settings(directory)
     model: Any = get_peft_model(_loaded(settings), lora_config(settings.lora)).eval()
     at, once = Sampling(max_tokens=case.sampled), range(case.at_once)
-    first = case.context - READ_AT_ONCE - 2 * case.sampled
+    first = case.context - TURN_TOKENS - 2 * case.sampled
     turns = [PendingTurn([10 + (each + place) % 200 for place in range(first)], at, (), each, None) for each in once]
     sample_turns(model, turns)
-    more = list(range(10, 10 + 64)) * (READ_AT_ONCE // 64)
+    more = list(range(10, 10 + 64)) * (TURN_TOKENS // 64)
     again = [PendingTurn([*each.prompt, *each.ids, *more], at, (), each.seed, each.past) for each in turns]
     del turns
     sample_turns(model, again)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gumshoe.terminal import out
 from tests.evaluation.conftest import Place
-from tests.evaluation.pages import made_up, write_page
+from tests.evaluation.pages import invent_evaluation, write_page
 from tests.inference.fake_vllm import write_tokenizer
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import question, write_questions
@@ -41,7 +41,9 @@ def main() -> None:
         place = Place(index, Path(scenarios), write_tokenizer(directory / "model"))
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         for size in SIZES:
-            address = write_page(directory / f"{size}.html", *made_up(place, size // 2, [("old", 2), ("new", 5)]))
+            address = write_page(
+                directory / f"{size}.html", *invent_evaluation(place, size // 2, [("old", 2), ("new", 5)])
+            )
             loads = []
             for _ in range(RUNS):
                 page = browser.new_page()

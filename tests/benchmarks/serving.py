@@ -36,20 +36,20 @@ from gumshoe.environments.base import Environment
 from gumshoe.environments.registry import open_env
 from gumshoe.inference.policy import Completion, Sampling
 from gumshoe.inference.policy_names import TINY, PolicyName, load_tokenizer
-from gumshoe.mail.build import build_index
+from gumshoe.mail.build import build_mail_index
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.episode import ChatSession
 from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.tool_threads import ToolThreads
-from gumshoe.scenarios.scenario import SCENARIOS
+from gumshoe.scenarios.scenario import SCENARIOS_FILE
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access import add_key, open_access
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
-from gumshoe.serving.server import routes_to
+from gumshoe.serving.server import open_routes
 from gumshoe.serving.service import AnswerService, ServedPolicy
 from gumshoe.serving.settings import read_settings
-from gumshoe.serving.telemetry import Metrics, log_as_json, tracer
-from gumshoe.synthesis.mailboxes import MAIL, synthesize_mail, write_mail
+from gumshoe.serving.telemetry import Metrics, create_tracer, log_as_json
+from gumshoe.synthesis.mailboxes import MAIL_FILE, synthesize_mail, write_mail
 from tests.benchmarks.agent import Searcher, looked_up
 from tests.benchmarks.mail import show
 
@@ -80,7 +80,7 @@ def serve(directory: Path, listening: socket.socket, pause: float) -> None:
     """The server's process."""
     codec, world = load_tokenizer(TINY), open_env(directory / "index")
     chat = ChatFormat(codec)
-    finds = {about.question: looked_up(world.index, about) for about in load_scenarios(str(directory / SCENARIOS))}
+    finds = {about.question: looked_up(world.index, about) for about in load_scenarios(str(directory / SCENARIOS_FILE))}
 
     def encode(text: str) -> tuple[int, ...]:
         return tuple(codec.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
@@ -98,8 +98,10 @@ def serve(directory: Path, listening: socket.socket, pause: float) -> None:
         async with ToolThreads() as threads:
             candidates = [ServedPolicy(PolicyName("scripted", "scripted"), 1.0, speak, "")]
             nothing = FeedbackRecorder(settings.keeping, None)
-            service = AnswerService(settings, world, Metrics(), tracer(), threads, nothing.episode, candidates)
-            async with routes_to(service, open_access(settings.access), nothing) as app:
+            service = AnswerService(
+                settings, world, Metrics(), create_tracer(), threads, nothing.record_episode, candidates
+            )
+            async with open_routes(service, open_access(settings.access), nothing) as app:
                 config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
                 await uvicorn.Server(config).serve(sockets=[listening])
 
@@ -182,7 +184,7 @@ def measure(directory: Path, pauses: list[float], requests: int) -> None:
     """All runs, and their table."""
     mail = synthesize_mail(3, 12, 3600)
     write_mail(mail, directory)
-    build_index([f"jsonl:{directory / MAIL}"], directory / "index")
+    build_mail_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
     key = add_key(directory / "keys", "benchmark", ["*@*"])
     names = ("question", "inbox_address", "query_date")
     questions = [each.model_dump_json(include=set(names)).encode() for each in mail.scenarios]

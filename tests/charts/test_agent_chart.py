@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm: valid in every mode, refused where it cannot work, and right where no schema can say."""
+"""Test the chart as Helm renders it: valid in every mode, and refused if it cannot work."""
 
 import json
 import re
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from charts.readme import described
+from charts.readme import read_descriptions
 
 from tests.conftest import missing
 from tests.inference.fake_vllm import FakeVLLM
-from tests.serving.agent_server import ANN, add_key, make_place, started
+from tests.serving.agent_server import ANN, add_key, make_files, start_server
 
 if TYPE_CHECKING:
     from gumshoe.serving.settings import ServeSettings
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "agent"
 MODES = ["documents", "everything", "external", "llmisvc", "standard"]
-"""Each has its values in the chart's folder `ci`."""
+"""Each mode has values in the chart's folder `ci`."""
 
 
 def values_of(mode: str) -> dict[str, Any]:
     return dict(yaml.load((CHART / "ci" / f"{mode}-values.yaml").read_text(), yaml.CSafeLoader))
 
 
-def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Values under others, as Helm lays files over each other."""
+def merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Merge values like Helm merges files."""
     both = dict(values)
     for name, value in changes.items():
         inner = both.get(name)
-        both[name] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+        both[name] = merge(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
     return both
 
 
@@ -48,7 +48,7 @@ def chart() -> Any:
     return Chart.load(CHART)
 
 
-def rendered(values: dict[str, Any], release: str = "mail") -> dict[tuple[str, str], Any]:
+def render(values: dict[str, Any], release: str = "mail") -> dict[tuple[str, str], Any]:
     """Return the objects of a release, by kind and name."""
     files = chart().render(values, name=release, namespace="agents")
     text = "\n---\n".join(text for name, text in files.items() if not name.endswith("NOTES.txt"))
@@ -80,18 +80,17 @@ def test_there_are_values_for_every_mode() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_renders_lints_and_is_what_kubernetes_takes(mode: str, assert_valid: Callable[..., None]) -> None:
+def test_every_mode_renders_and_is_valid(mode: str, assert_valid: Callable[..., None]) -> None:
     from helm_python.chart import lint
 
     values = values_of(mode)
-    told = lint(CHART, values, strict=True)
-    assert told["errors"] == []
-    assert_valid(rendered(values).values())
+    assert lint(CHART, values, strict=True)["errors"] == []
+    assert_valid(render(values).values())
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_agent_server_takes_the_settings_that_it_is_given(mode: str) -> None:
-    given = settings_of(rendered(values_of(mode)))
+def test_the_agent_server_accepts_its_settings(mode: str) -> None:
+    given = settings_of(render(values_of(mode)))
     settings = read_settings(given)
     assert (settings.host, settings.port, settings.index) == ("0.0.0.0", 8000, "/data/index")
     assert settings.model.policy is not None
@@ -99,16 +98,16 @@ def test_the_agent_server_takes_the_settings_that_it_is_given(mode: str) -> None
     assert not settings.access.open
 
 
-def test_several_samples_of_a_question_are_a_setting_beside_the_chart_s_own() -> None:
+def test_samples_can_be_set_in_agent_settings() -> None:
     more = {"model": {"samples": 8, "temperature": 0.8}}
-    model = read_settings(settings_of(rendered(merged(values_of("standard"), {"agent": {"settings": more}})))).model
+    model = read_settings(settings_of(render(merge(values_of("standard"), {"agent": {"settings": more}})))).model
     assert model.choice is not None
-    assert (model.samples, model.choice.by, str(model.policy).endswith("#r7f3-2")) == (8, "heuristic", True)
+    assert (model.samples, model.choice.judge_name, str(model.policy).endswith("#r7f3-2")) == (8, "heuristic", True)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pods_are_restricted_and_nothing_secret_is_written_down(mode: str) -> None:
-    objects = rendered(values_of(mode))
+def test_pods_are_restricted_and_no_secret_is_rendered(mode: str) -> None:
+    objects = render(values_of(mode))
     assert not [kind for kind, _ in objects if kind in ("Secret", "Role", "ClusterRole", "RoleBinding")]
     pods = [of_kind(objects, "Deployment")["spec"]["template"]["spec"], of_kind(objects, "Pod")["spec"]]
     for pod in pods:
@@ -124,11 +123,11 @@ def test_pods_are_restricted_and_nothing_secret_is_written_down(mode: str) -> No
 
 
 @pytest.mark.parametrize("mode", ["standard", "everything"])
-def test_what_only_kserve_s_webhooks_would_say(mode: str) -> None:
+def test_the_inference_service_passes_kserve_s_webhook_rules(mode: str) -> None:
     values = values_of(mode)
     changed = {"serving": {"runtimeCanary": {"percent": 20, "tag": "v0.32.0"}, "replicas": {"max": 1}}}
     predictors = []
-    for objects in (rendered(values), rendered(merged(values, changed))):
+    for objects in (render(values), render(merge(values, changed))):
         spec = of_kind(objects, "InferenceService")["spec"]
         predictors += [spec["predictor"], *(each["predictor"] for each in spec.get("canary", []))]
     canary = predictors[-1]
@@ -139,7 +138,7 @@ def test_what_only_kserve_s_webhooks_would_say(mode: str) -> None:
     for predictor in predictors:
         paths = [each["mountPath"] for each in predictor["storageUris"]]
         assert len(paths) == len(set(paths))
-        assert {each.split("/")[1] for each in paths} == {"mnt"}, "one parent that is not /"
+        assert {each.split("/")[1] for each in paths} == {"mnt"}, "a common parent other than /"
         assert not any(a != b and b.startswith(f"{a}/") for a in paths for b in paths)
         arguments = predictor["model"]["args"]
         modules = [json.loads(each) for each in arguments[arguments.index("--lora-modules") + 1 :]]
@@ -149,9 +148,9 @@ def test_what_only_kserve_s_webhooks_would_say(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["standard", "llmisvc"])
-def test_whatever_vllm_is_started_with_changes_what_kserve_is_to_have_seen(mode: str) -> None:
+def test_the_model_digest_depends_on_all_vllm_settings(mode: str) -> None:
     def digest(changes: dict[str, Any]) -> str:
-        objects = rendered(merged(values_of(mode), changes))
+        objects = render(merge(values_of(mode), changes))
         if mode == "standard":
             env = of_kind(objects, "InferenceService")["spec"]["predictor"]["model"]["env"]
         else:
@@ -171,18 +170,18 @@ def test_whatever_vllm_is_started_with_changes_what_kserve_is_to_have_seen(mode:
     assert digest({"agent": {"replicas": 3}}) == digests[0]
 
 
-def test_documents_are_served_by_one_value() -> None:
-    pod = of_kind(rendered(merged(values_of("standard"), {"agent": {"environment": "documents"}})), "Deployment")
+def test_documents_need_only_one_value() -> None:
+    pod = of_kind(render(merge(values_of("standard"), {"agent": {"environment": "documents"}})), "Deployment")
     fetch, agent = (pod["spec"]["template"]["spec"][each][0] for each in ("initContainers", "containers"))
     assert agent["image"].startswith("ghcr.io/gumshoe/agent-documents:")
     assert {"name": "GUMSHOE_INDEX", "value": "document-indexes/latest"} in fetch["env"]
-    mail = of_kind(rendered(values_of("standard")), "Deployment")["spec"]["template"]["spec"]
+    mail = of_kind(render(values_of("standard")), "Deployment")["spec"]["template"]["spec"]
     assert mail["containers"][0]["image"].startswith("ghcr.io/gumshoe/agent:")
     assert {"name": "GUMSHOE_INDEX", "value": "mail-indexes/latest"} in mail["initContainers"][0]["env"]
 
 
-def test_an_llm_inference_service_is_told_of_its_adapters_where_kserve_brings_them() -> None:
-    spec = of_kind(rendered(values_of("llmisvc")), "LLMInferenceService")["spec"]
+def test_an_llm_inference_service_loads_its_adapters() -> None:
+    spec = of_kind(render(values_of("llmisvc")), "LLMInferenceService")["spec"]
     (container,) = spec["template"]["containers"]
     arguments = container["args"]
     modules = [json.loads(each) for each in arguments[arguments.index("--lora-modules") + 1 :]]
@@ -201,15 +200,15 @@ def test_an_llm_inference_service_is_told_of_its_adapters_where_kserve_brings_th
     ("mode", "ports"),
     [("standard", {53, 443, 8080}), ("everything", {53, 443, 3128, 4318, 8080, 9000}), ("external", {53, 443, 8000})],
 )
-def test_the_agent_server_may_reach_what_it_is_told_of(mode: str, ports: set[int]) -> None:
-    rules = rendered(values_of(mode))["NetworkPolicy", "mail-gumshoe-agent-agent"]["spec"]["egress"]
+def test_the_agent_server_may_access_the_ports_of_its_urls(mode: str, ports: set[int]) -> None:
+    rules = render(values_of(mode))["NetworkPolicy", "mail-gumshoe-agent-agent"]["spec"]["egress"]
     assert {port["port"] for rule in rules for port in rule["ports"]} == ports
 
 
-def test_a_canary_changes_what_it_should_and_nothing_that_cannot_change() -> None:
-    before = rendered(values_of("standard"))
+def test_a_canary_changes_no_immutable_field() -> None:
+    before = render(values_of("standard"))
     canary = {"canary": {"name": "r8a1-1", "uri": "s3://bucket/project/adapters/r8a1-1/sha256-01/", "percent": 25}}
-    after = rendered(merged(values_of("standard"), canary))
+    after = render(merge(values_of("standard"), canary))
     assert before.keys() == after.keys()
     changed = {kind for kind, name in before if before[kind, name] != after[kind, name]}
     assert changed == {"InferenceService", "ServingRuntime", "ConfigMap", "Deployment", "Pod"}
@@ -218,24 +217,24 @@ def test_a_canary_changes_what_it_should_and_nothing_that_cannot_change() -> Non
     old, new = (of_kind(each, "Deployment") for each in (before, after))
     assert old["spec"]["selector"] == new["spec"]["selector"]
     annotations = [each["spec"]["template"]["metadata"]["annotations"] for each in (old, new)]
-    assert annotations[0]["checksum/config"] != annotations[1]["checksum/config"], "the pods are rolled"
+    assert annotations[0]["checksum/config"] != annotations[1]["checksum/config"], "the pods are restarted"
 
 
 @pytest.mark.parametrize("mode", ["standard", "llmisvc"])
-def test_where_two_adapters_change_places_vllm_goes_on_untouched(mode: str) -> None:
+def test_vllm_is_not_restarted_when_two_adapters_swap_roles(mode: str) -> None:
     one, two = ({"name": name, "uri": f"s3://bucket/{name}"} for name in ("r8a1-1", "r7f3-2"))
     before, after = (
-        rendered(merged({**values_of(mode), "canary": {}}, changes))
+        render(merge({**values_of(mode), "canary": {}}, changes))
         for changes in ({"adapter": one, "canary": {**two, "percent": 10}}, {"adapter": two, "previous": one})
     )
     changed = {kind for kind, name in before if before[kind, name] != after[kind, name]}
-    assert changed == {"ConfigMap", "Deployment", "Pod"}, "the agent server and helm's test alone"
+    assert changed == {"ConfigMap", "Deployment", "Pod"}, "only the agent server and helm's test"
     model = settings_of(after)["model"]
     assert (model["policy"].rpartition("#")[2], "canary" in model) == ("r7f3-2", False)
 
 
-def test_two_releases_in_one_namespace_do_not_meet() -> None:
-    one, two = (rendered(values_of("everything"), release) for release in ("mail", "docs"))
+def test_two_releases_in_one_namespace_do_not_conflict() -> None:
+    one, two = (render(values_of("everything"), release) for release in ("mail", "docs"))
     assert not one.keys() & two.keys()
     selectors = [of_kind(each, "Deployment")["spec"]["selector"]["matchLabels"] for each in (one, two)]
     assert selectors[0] != selectors[1]
@@ -291,35 +290,35 @@ def test_two_releases_in_one_namespace_do_not_meet() -> None:
         ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: ", ""),
     ],
 )
-def test_bad_values_are_refused_with_the_key_that_is_wrong(changes: dict[str, Any], key: str, value: str) -> None:
+def test_invalid_values_are_refused_with_their_key(changes: dict[str, Any], key: str, value: str) -> None:
     with pytest.raises(Exception, match=f"{re.escape(key)}.*{re.escape(value)}"):
-        rendered(merged(values_of("standard"), changes))
+        render(merge(values_of("standard"), changes))
 
 
-def test_every_value_is_told_of_and_the_readme_has_it() -> None:
+def test_every_value_is_documented_in_the_readme() -> None:
     text = (CHART / "values.yaml").read_text()
-    told = {name for name, _ in described(text)}
+    documented = {name for name, _ in read_descriptions(text)}
 
     def leaves(tree: Any, path: str = "") -> Iterator[str]:
         for name, value in tree.items():
             place = f"{path}{name}"
-            if isinstance(value, dict) and value and place not in told:
+            if isinstance(value, dict) and value and place not in documented:
                 yield from leaves(value, f"{place}.")
             else:
                 yield place
 
-    assert set(leaves(yaml.safe_load(text))) == told
+    assert set(leaves(yaml.safe_load(text))) == documented
     done = subprocess.run(
         [sys.executable, ROOT / "charts" / "readme.py", CHART, "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_alerts_parse_name_what_is_exported_and_have_runbooks(tmp_path: Path) -> None:
+def test_alerts_are_valid_use_exported_metrics_and_have_runbooks(tmp_path: Path) -> None:
     from gumshoe.serving.telemetry import Metrics
 
     promtool = shutil.which("promtool") or missing("promtool (of the Debian package prometheus)")
-    objects = rendered(values_of("everything"))
+    objects = render(values_of("everything"))
     groups = of_kind(objects, "PrometheusRule")["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups))
     done = subprocess.run([promtool, "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True)
@@ -329,13 +328,13 @@ def test_alerts_parse_name_what_is_exported_and_have_runbooks(tmp_path: Path) ->
     assert {each["annotations"]["runbook_url"].rpartition("#")[2] for each in rules} == headings
     board = objects["ConfigMap", "mail-gumshoe-agent-dashboard"]["data"]["mail-gumshoe-agent.json"]
     panels = json.loads(board)["panels"]
-    asked = [each["expr"] for each in rules] + [target["expr"] for each in panels for target in each["targets"]]
-    asked.append(
+    queries = [each["expr"] for each in rules] + [target["expr"] for each in panels for target in each["targets"]]
+    queries.append(
         of_kind(objects, "InferenceService")["spec"]["predictor"]["autoScaling"]["metrics"][0]["external"]["metric"][
             "query"
         ]
     )
-    named = set(re.findall(r"\b(?:gumshoe_|vllm:)\w+", " ".join(asked)))
+    named = set(re.findall(r"\b(?:gumshoe_|vllm:)\w+", " ".join(queries)))
     ours = {name for family in Metrics().registry.collect() for name in names_of(family)}
     assert {each for each in named if each.startswith("gumshoe_")} <= ours
     where = find_spec("vllm")
@@ -345,20 +344,20 @@ def test_alerts_parse_name_what_is_exported_and_have_runbooks(tmp_path: Path) ->
     assert all(f'"{each}"' in loggers for each in named if each.startswith("vllm:"))
 
 
-def test_alerts_tell_where_nothing_was_ever_answered(tmp_path: Path) -> None:
-    """A counter is not there before it first counts: a comparison with it would say nothing."""
+def test_alerts_fire_even_if_nothing_was_ever_answered(tmp_path: Path) -> None:
+    """A counter does not exist before its first count, and comparing with a missing metric yields nothing."""
     promtool = shutil.which("promtool") or missing("promtool (of the Debian package prometheus)")
-    groups = of_kind(rendered(values_of("everything")), "PrometheusRule")["spec"]
+    groups = of_kind(render(values_of("everything")), "PrometheusRule")["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups))
     where = 'namespace="agents",service="mail-gumshoe-agent-agent"'
     rules = {each["alert"]: each for each in groups["groups"][0]["rules"]}
 
     def fires(alert: str, series: str) -> dict[str, Any]:
-        told = {"exp_labels": rules[alert]["labels"], "exp_annotations": rules[alert]["annotations"]}
+        expected = {"exp_labels": rules[alert]["labels"], "exp_annotations": rules[alert]["annotations"]}
         return {
             "interval": "1m",
             "input_series": [{"series": series, "values": "0+10x240"}],
-            "alert_rule_test": [{"eval_time": "3h", "alertname": alert, "exp_alerts": [told]}],
+            "alert_rule_test": [{"eval_time": "3h", "alertname": alert, "exp_alerts": [expected]}],
         }
 
     tests = [
@@ -371,14 +370,14 @@ def test_alerts_tell_where_nothing_was_ever_answered(tmp_path: Path) -> None:
 
 
 def names_of(family: Any) -> set[str]:
-    """Of a metric, the names that it is exported by."""
+    """Return the names under which a metric is exported."""
     parts = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
     return {family.name + each for each in parts}
 
 
-def test_helm_s_test_finds_what_works_and_what_does_not(tmp_path: Path) -> None:
+def test_helm_test_passes_and_detects_failures(tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", "test", [ANN])
-    place = make_place(tmp_path)
+    place = make_files(tmp_path)
     environment = {
         "ADAPTERS": "adapter,next",
         "ENVIRONMENT": "email",
@@ -394,11 +393,11 @@ def test_helm_s_test_finds_what_works_and_what_does_not(tmp_path: Path) -> None:
 
     with FakeVLLM(models=("base", "adapter", "next")) as model:
         policy = f"vllm:{model.address}#adapter"
-        with started(place, policy, tmp_path / "log", "--keys", str(tmp_path / "keys"), key=key) as server:
+        with start_server(place, policy, tmp_path / "log", "--keys", str(tmp_path / "keys"), key=key) as server:
             environment |= {"AGENT": server.url, "MODELS": model.address}
             done = run()
             assert done.returncode == 0, done.stderr
-            values = ("adapter, next\n", "next goes", "ready\n", "ask, read_email, search_inbox\n", "success True")
+            values = ("adapter, next\n", "next completes", "ready\n", "ask, read_email, search_inbox\n", "success True")
             for value in values:
                 assert value in done.stdout
             other = run(ADAPTERS="r9")

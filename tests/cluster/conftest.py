@@ -1,4 +1,4 @@
-"""Adapters in a store, as a trainer hands them over."""
+"""Publish adapters to a store, as a trainer does."""
 
 import json
 from dataclasses import replace
@@ -12,13 +12,13 @@ from gumshoe.artifacts.store import Store
 from gumshoe.cluster.adapter_loader import PollInterval
 
 STORE = Limits(connect_timeout=600, read_timeout=600, attempts=2, backoff=0.1, workers=2, deadline=3600)
-PACE = PollInterval(look=0.02, backoff=0.1, answer=3600, load=3600, store=STORE)
-IMPATIENT = replace(PACE, answer=0.7, load=0.7, store=replace(STORE, read_timeout=0.7))
-"""For what never answers. What answers may be too slow for it once, so look until it is as it should be."""
+PACE = PollInterval(interval=0.02, max_backoff=0.1, request_timeout=3600, load_timeout=3600, store_limits=STORE)
+IMPATIENT = replace(PACE, request_timeout=0.7, load_timeout=0.7, store_limits=replace(STORE, read_timeout=0.7))
+"""Short timeouts for servers that never answer. A slow machine may exceed them, so reconcile until it works."""
 
 
-def hand_over(store: Store, directory: Path, version: str, rank: int = 8) -> bytes:
-    """Publish an adapter, made in a directory: its weights."""
+def publish_adapter(store: Store, directory: Path, version: str, rank: int = 8) -> bytes:
+    """Publish an adapter with dummy weights, and return the weights."""
     place, weights = directory / version, version.encode() * 1000
     place.mkdir(parents=True)
     (place / "adapter_config.json").write_text(json.dumps({"r": rank}))
@@ -28,7 +28,7 @@ def hand_over(store: Store, directory: Path, version: str, rank: int = 8) -> byt
 
 
 def overwrite(store: Store, key: str, data: bytes, scratch: Path) -> None:
-    """Put other bytes in a store, past all that keeps it whole."""
+    """Overwrite an object in a store, bypassing all checks."""
     path = scratch / "other-bytes"
     path.write_bytes(data)
     store.storage.upload({key: path}, Deadline(10), lambda _: None)
@@ -36,7 +36,7 @@ def overwrite(store: Store, key: str, data: bytes, scratch: Path) -> None:
 
 @pytest.fixture(params=["file", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """An empty store, in a directory and in a bucket."""
+    """An empty store: a directory, then a bucket."""
     if request.param == "file":
         return Store((tmp_path / "store").as_uri(), STORE)
     return Store(f"s3://{request.getfixturevalue('s3_bucket')}/runs/r1/policies", STORE)

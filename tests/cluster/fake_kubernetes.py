@@ -1,5 +1,6 @@
-"""A Kubernetes API over a real socket, for the resources of the chart and of trainings: what Helm, `kubectl` and the
-published clients ask of one. Controllers are played by `settle`. It can be told to misbehave.
+"""Fake a Kubernetes API over a real socket, for the resources of the chart and of trainings.
+
+It answers Helm, `kubectl` and the Kubernetes clients. `settle` plays the controllers. Tests can make it misbehave.
 """
 
 import base64
@@ -23,7 +24,7 @@ import yaml
 from tests.http_server import Request, misbehaving
 
 Object = dict[str, Any]
-_KINDS = {  # by group and version: the plurals and kinds
+_KINDS = {  # kinds by plural, by API version
     "v1": {
         "limitranges": "LimitRange",
         "configmaps": "ConfigMap",
@@ -69,42 +70,42 @@ _PATH = re.compile(
     r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>log|status))?"
 )
 _JSON_PATCH, _MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
-_PROTOBUF = b"k8s\x00"  # what Kubernetes' own encoding begins with
+_PROTOBUF = b"k8s\x00"  # prefix of Kubernetes' binary encoding
 
 
 @dataclass
 class FakeKubernetes:
-    """What the cluster holds, was asked, and is to do wrong."""
+    """The state of the fake cluster, its faults, and a record of requests."""
 
     url: str = ""
     token: str | None = None
-    """Without which it refuses."""
+    """If set, the only token that is accepted."""
     objects: dict[tuple[str, str, str], Object] = field(default_factory=dict)
-    """By plural, namespace and name."""
+    """Objects by plural, namespace and name."""
     logs: dict[str, str] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     faults: deque[str] = field(default_factory=deque)
-    """For the next requests, one each: reset, hang, a status, or fine."""
+    """Faults of the next requests, one each: reset, hang, an HTTP status, or fine."""
     refused: tuple[str, str] | None = None
-    """A verb and a plural that nobody may use."""
+    """A verb and a plural that are forbidden."""
     conflict: str | None = None
-    """A kind that somebody else owns fields of."""
+    """A kind whose fields another program owns."""
     unserved: set[str] = field(default_factory=set)
-    """API versions that it does not know."""
+    """API versions that are not served."""
     allows: Callable[[Object], bool] = lambda _: True
-    """Whether somebody may do what the specification of a SubjectAccessReview asks."""
+    """Return True if the specification of a SubjectAccessReview is allowed."""
     settle: Callable[[Object], None] = lambda _: None
-    """Plays the controllers: changes an object that was written."""
+    """Play the controllers: change an object that was written."""
     on_delete: Callable[[Object], None] = lambda _: None
-    """Plays them where one was deleted."""
+    """Play the controllers after a deletion."""
     lines: dict[str, list[tuple[datetime, str]]] = field(default_factory=dict)
-    """Of the logs that can be followed, by pod."""
-    ills: dict[str, deque[str]] = field(default_factory=dict)
-    """For the next requests of a verb and a plural, such as `watch trainjobs`: a status each, or reset."""
-    lingers: float = 0
-    """Seconds that something deleted in the foreground is still there; infinity: for ever."""
+    """Lines of the logs that can be followed, by pod."""
+    request_faults: dict[str, deque[str]] = field(default_factory=dict)
+    """Faults by verb and plural, e.g. `watch trainjobs`: an HTTP status each, or reset."""
+    deletion_delay: float = 0
+    """Seconds until an object deleted in the foreground disappears; infinity for never."""
     is_dead: bool = False
-    """Whether it answers nothing any longer."""
+    """If true, no request is answered."""
     kubeconfig: Path = Path()
 
     def __post_init__(self) -> None:
@@ -114,32 +115,32 @@ class FakeKubernetes:
         self._forgotten = 0
         self._cuts = 0
 
-    def forget(self) -> None:
-        """Whoever watches is told that what it knows is too old."""
+    def expire_watches(self) -> None:
+        """Make the resource versions of all watches too old."""
         with self._lock:
             self._version += 1
             self._forgotten = self._version
 
-    def cut(self) -> None:
-        """Break off whatever is watched or followed."""
+    def break_streams(self) -> None:
+        """Break all watches and followed logs."""
         self._cuts += 1
 
-    def die(self) -> None:
-        """Answer nothing any longer."""
+    def stop_answering(self) -> None:
+        """Answer no more requests."""
         self.is_dead = True
-        self.cut()
+        self.break_streams()
 
-    def say(self, pod: str, *texts: str) -> None:
-        """Write into a pod's log; two lines written at once have the same time."""
+    def write_log(self, pod: str, *texts: str) -> None:
+        """Write lines to a pod's log. Lines of one call have the same time."""
         self.lines.setdefault(pod, []).extend((datetime.now(UTC), text) for text in texts)
 
     def change(self, plural: str, namespace: str, name: str, **parts: Any) -> Object:
-        """Write some parts of an object anew."""
+        """Replace parts of an object."""
         with self._lock:
             return self.put({**deepcopy(self.objects[plural, namespace, name]), **parts}, plural)
 
     def put(self, made: Object, plural: str | None = None) -> Object:
-        """Write an object, as a server would."""
+        """Write an object like an API server."""
         plural = plural or next(p for kinds in _KINDS.values() for p, kind in kinds.items() if kind == made["kind"])
         meta = made["metadata"]
         key = (plural, meta.get("namespace", ""), meta["name"])
@@ -160,13 +161,13 @@ class FakeKubernetes:
         return made
 
     def restore(self, objects: dict[tuple[str, str, str], Object]) -> None:
-        """Hold copies of these objects, and nothing else."""
+        """Replace all objects by copies of these."""
         with self._lock:
             self.objects = deepcopy(objects)
             self._version = max(int(each["metadata"]["resourceVersion"]) for each in objects.values())
 
     def delete(self, plural: str, namespace: str, name: str) -> Object:
-        """Remove an object, and what is owned by it."""
+        """Delete an object and its dependents."""
         with self._lock:
             gone = self.objects.pop((plural, namespace, name))
             self._version += 1
@@ -184,7 +185,7 @@ class FakeKubernetes:
             return gone
 
     def of(self, kind: str) -> list[Object]:
-        """The objects of a kind."""
+        """Return the objects of a kind."""
         return [each for each in self.objects.values() if each["kind"] == kind]
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes, content_type: str) -> tuple[int, Any]:
@@ -192,7 +193,7 @@ class FakeKubernetes:
             others = ("gitCommit", "gitTreeState", "buildDate", "goVersion", "compiler", "platform")
             return 200, {"major": "1", "minor": "33", "gitVersion": "v1.33.0", **dict.fromkeys(others, "-")}
         if path in ("/api", "/apis", "/openapi/v2"):
-            return self._discovery(path)
+            return self._handle_discovery(path)
         found = _PATH.fullmatch(path)
         if found is None:
             group = path.removeprefix("/apis/").removeprefix("/api/")
@@ -208,30 +209,30 @@ class FakeKubernetes:
         )
         if query.get("watch", "").lower() == "true":
             verb = "watch"
-        if ills := self.ills.get(f"{verb} {parts['sub'] or plural}"):
-            ill = ills.popleft()
-            return (0, "") if ill == "reset" else _status(int(ill), "Because", "because")
+        if faults := self.request_faults.get(f"{verb} {parts['sub'] or plural}"):
+            fault = faults.popleft()
+            return (0, "") if fault == "reset" else _status(int(fault), "Because", "because")
         if verb == "patch" and body.startswith(b"[") != (content_type == _JSON_PATCH):
-            return _status(400, "BadRequest", f"error decoding patch: it is no {content_type}")
+            return _status(400, "BadRequest", f"error decoding patch: it is not {content_type}")
         if self.refused == (verb, plural):
             return _status(403, "Forbidden", f'{plural} is forbidden: User "ann" cannot {verb} resource "{plural}"')
         if plural == "subjectaccessreviews":
             review = read(body)
             return 201, {**review, "status": {"allowed": self.allows(review["spec"])}}
         if verb == "watch":
-            return 200, self._watched(plural, namespace, query)
+            return 200, self._stream_watch(plural, namespace, query)
         if parts["sub"] == "log" and query.get("follow", "").lower() == "true" and name and name not in self.logs:
-            return 200, self._followed(namespace, name, query)
+            return 200, self._stream_log(namespace, name, query)
         with self._lock:
             if content_type == _MERGE_PATCH:
                 before = self.objects.get((plural, namespace, str(name)))
                 if before is None:
                     return _status(404, "NotFound", f'{plural} "{name}" not found')
-                body = json.dumps(_merged(before, json.loads(body))).encode()
-            return self._resource(verb, version, plural, namespace, name, parts["sub"], query, body)
+                body = json.dumps(_apply_merge_patch(before, json.loads(body))).encode()
+            return self._handle_resource(verb, version, plural, namespace, name, parts["sub"], query, body)
 
-    def _watched(self, plural: str, namespace: str, query: dict[str, str]) -> Iterator[bytes]:
-        """The events after a version, as they come, and a bookmark before the first."""
+    def _stream_watch(self, plural: str, namespace: str, query: dict[str, str]) -> Iterator[bytes]:
+        """Yield a bookmark, then the events after a version as they happen."""
         seen, cuts, until = int(query["resourceVersion"]), self._cuts, time.monotonic() + int(query["timeoutSeconds"])
         mark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(seen)}}}
         yield json.dumps(mark).encode() + b"\n"
@@ -250,8 +251,8 @@ class FakeKubernetes:
                     yield json.dumps({"type": kind, "object": found}).encode() + b"\n"
             time.sleep(0.02)
 
-    def _followed(self, namespace: str, name: str, query: dict[str, str]) -> Iterator[bytes]:
-        """The lines of a log as they come, until its pod has ended."""
+    def _stream_log(self, namespace: str, name: str, query: dict[str, str]) -> Iterator[bytes]:
+        """Yield the lines of a log as they are written, until the pod has ended."""
         cuts, sent = self._cuts, 0
         since = datetime.now(UTC) - timedelta(seconds=int(query.get("sinceSeconds", 10**8)))
         while True:
@@ -267,7 +268,7 @@ class FakeKubernetes:
                 return
             time.sleep(0.02)
 
-    def _discovery(self, path: str) -> tuple[int, Any]:
+    def _handle_discovery(self, path: str) -> tuple[int, Any]:
         if path == "/api":
             return 200, {"kind": "APIVersions", "versions": ["v1"]}
         if path == "/apis":
@@ -281,9 +282,9 @@ class FakeKubernetes:
                 for name, versions in groups.items()
             ]
             return 200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
-        return 200, ""  # an empty document of OpenAPI, as Kubernetes encodes it: no schema to check against
+        return 200, ""  # an empty OpenAPI document: no schema to validate against
 
-    def _resource(
+    def _handle_resource(
         self,
         verb: str,
         version: str,
@@ -297,7 +298,11 @@ class FakeKubernetes:
         kind = _KINDS[version][plural]
         made: Object = {}
         if verb in ("create", "patch", "update"):
-            made = read(body) if not body.startswith(b"[") else self._patched((plural, namespace, str(name)), body)
+            made = (
+                read(body)
+                if not body.startswith(b"[")
+                else self._apply_json_patch((plural, namespace, str(name)), body)
+            )
             made |= {"kind": kind, "apiVersion": version}
             if namespace:
                 made["metadata"]["namespace"] = namespace
@@ -333,40 +338,40 @@ class FakeKubernetes:
         if verb == "update":
             return 200, self.put(made, plural)
         if verb == "delete":
-            return self._deleted(key, json.loads(body) if body.startswith(b"{") else {})  # Helm sends another encoding
+            return self._handle_delete(key, json.loads(body) if body.startswith(b"{") else {})  # Helm sends Protobuf
         return 200, self.objects[key]
 
-    def _patched(self, key: tuple[str, str, str], body: bytes) -> Object:
-        """What a JSON patch of whole parts makes of an object (RFC 6902)."""
+    def _apply_json_patch(self, key: tuple[str, str, str], body: bytes) -> Object:
+        """Apply a JSON patch (RFC 6902) that replaces whole fields."""
         made = deepcopy(self.objects.get(key, {"metadata": {"name": key[2]}}))
         for change in json.loads(body):
-            *way, last = change["path"].strip("/").split("/")
+            *parents, last = change["path"].strip("/").split("/")
             place = made
-            for step in way:
+            for step in parents:
                 place = place[step]
             place[last] = change["value"]
         return made
 
-    def _deleted(self, key: tuple[str, str, str], options: Object) -> tuple[int, Any]:
+    def _handle_delete(self, key: tuple[str, str, str], options: Object) -> tuple[int, Any]:
         found = self.objects[key]
         wanted = (options.get("preconditions") or {}).get("uid")
         if wanted not in (None, found["metadata"]["uid"]):
             return _status(409, "Conflict", f"the UID in the precondition ({wanted}) is not its own")
-        if self.lingers and options.get("propagationPolicy") == "Foreground":
+        if self.deletion_delay and options.get("propagationPolicy") == "Foreground":
             if not found["metadata"].get("deletionTimestamp"):
                 meta = {**found["metadata"], "deletionTimestamp": _now()}
                 self.put({**deepcopy(found), "metadata": meta}, key[0])
-                if math.isinf(self.lingers):
+                if math.isinf(self.deletion_delay):
                     return 200, self.objects[key]
-                later = threading.Timer(self.lingers, lambda: key in self.objects and self.delete(*key))
+                later = threading.Timer(self.deletion_delay, lambda: key in self.objects and self.delete(*key))
                 later.daemon = True
                 later.start()
             return 200, self.objects[key]
         return 200, self.delete(*key)
 
 
-def _merged(old: Any, change: Any) -> Any:
-    """What a merge patch makes of a document (RFC 7396)."""
+def _apply_merge_patch(old: Any, change: Any) -> Any:
+    """Apply a merge patch (RFC 7396) to a document."""
     if not isinstance(change, dict):
         return change
     made = dict(old) if isinstance(old, dict) else {}
@@ -374,7 +379,7 @@ def _merged(old: Any, change: Any) -> Any:
         if value is None:
             made.pop(name, None)
         else:
-            made[name] = _merged(made.get(name), value)
+            made[name] = _apply_merge_patch(made.get(name), value)
     return made
 
 
@@ -405,7 +410,7 @@ def _status(code: int, reason: str, message: str) -> tuple[int, Object]:
     }
 
 
-_OF_THE_CLUSTER = {
+_CLUSTER_SCOPED = {
     "clusterqueues",
     "clusterrolebindings",
     "clusterroles",
@@ -421,7 +426,7 @@ _OF_THE_CLUSTER = {
 def _resources(version: str) -> Object:
     verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
     listed = [
-        {"name": plural, "singularName": "", "namespaced": plural not in _OF_THE_CLUSTER, "kind": kind, "verbs": verbs}
+        {"name": plural, "singularName": "", "namespaced": plural not in _CLUSTER_SCOPED, "kind": kind, "verbs": verbs}
         for plural, kind in _KINDS[version].items()
     ]
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": listed}
@@ -432,7 +437,7 @@ def _now() -> str:
 
 
 def read(body: bytes) -> Object:
-    """What was sent: YAML, JSON, or a Secret as Kubernetes encodes it for itself."""
+    """Decode a request body: YAML, JSON, or a Secret in Kubernetes' binary encoding."""
     if not body.startswith(_PROTOBUF):
         return dict(json.loads(body) if body.startswith(b"{") else yaml.load(body, yaml.CSafeLoader))
     unknown, made = _messages()
@@ -447,7 +452,7 @@ def read(body: bytes) -> Object:
 
 @cache
 def _messages() -> tuple[Any, Any]:
-    """Return the two messages of Kubernetes' own encoding that Helm sends, with the fields that are needed of them.
+    """Return the two Protobuf messages that Helm sends, with only the fields that are used.
 
     https://github.com/kubernetes/api/blob/master/core/v1/generated.proto
     """
@@ -493,9 +498,9 @@ def _messages() -> tuple[Any, Any]:
 
 
 def write_kubeconfig(directory: Path, url: str) -> Path:
-    """A file that leads to a cluster."""
+    """Write a kubeconfig for a cluster and return its path."""
     where = {"cluster": "fake", "user": "ann", "namespace": "agents"}
-    told = {
+    config = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "fake",
@@ -503,20 +508,20 @@ def write_kubeconfig(directory: Path, url: str) -> Path:
         "users": [{"name": "ann", "user": {"token": "secret"}}],
         "contexts": [{"name": "fake", "context": where}],
     }
-    (directory / "kubeconfig").write_text(yaml.safe_dump(told))
+    (directory / "kubeconfig").write_text(yaml.safe_dump(config))
     return directory / "kubeconfig"
 
 
 @contextmanager
 def fake_kubernetes(directory: Path) -> Iterator[FakeKubernetes]:
-    """A cluster, whose kubeconfig lies in `directory`."""
+    """Run a fake cluster while the block runs. Its kubeconfig is written to `directory`."""
     fake = FakeKubernetes()
 
     def answer(request: Request, fault: str) -> tuple[int, str, bytes | Iterator[bytes]]:
         container = f"?{request.query['container']}" if "container" in request.query else ""
-        fake.asked.append(f"{request.method} {request.path}{container}")
+        fake.requests.append(f"{request.method} {request.path}{container}")
         found: Any
-        if fault in ("reset", "hang") or fake.is_dead:  # and nothing comes of it
+        if fault in ("reset", "hang") or fake.is_dead:
             return 0, "", b""
         if fake.token and request.authorization != f"Bearer {fake.token}":
             status, found = _status(401, "Unauthorized", "Unauthorized")
@@ -534,22 +539,22 @@ def fake_kubernetes(directory: Path) -> Iterator[FakeKubernetes]:
         fake.url = url
         fake.kubeconfig = write_kubeconfig(directory, url)
         yield fake
-        fake.cut()
+        fake.break_streams()
 
 
 @dataclass
 class Controllers:
-    """Plays the controllers of Deployments, of KServe, and of pods. Give its `settle` to a cluster."""
+    """Play the controllers of Deployments, KServe and pods. Set `cluster.settle` to its `settle`."""
 
     fake: FakeKubernetes
     broken: str | None = None
-    """A part, `agent` or `model`, whose new pods never become ready; or `kserve`, which does nothing."""
-    trouble: str = "ImagePullBackOff"
+    """A part whose new pods never become ready (`agent` or `model`), or `kserve` to make KServe do nothing."""
+    pod_problem: str = "ImagePullBackOff"
     rollouts: list[str] = field(default_factory=list)
     """The Deployments whose templates changed, in order."""
 
-    def mend(self) -> None:
-        """Nothing is broken any longer, and what was left undone is done."""
+    def repair(self) -> None:
+        """End the fault, and do what was left undone."""
         self.broken = None
         for each in [*self.fake.of("InferenceService"), *self.fake.of("Deployment")]:
             self.settle(each)
@@ -562,24 +567,24 @@ class Controllers:
         elif made["kind"] == "LLMInferenceService":
             self._model(made, made["spec"]["template"]["containers"][0], "main")
 
-    def _model(self, made: Object, told: Object, container: str) -> None:
+    def _model(self, made: Object, spec: Object, container: str) -> None:
         if self.broken == "kserve":
             return
         meta = made["metadata"]
         service = self.fake.objects["services", meta["namespace"], f"{meta['name']}-model"]
         template = {
             "metadata": {"labels": service["spec"]["selector"]},
-            "spec": {"containers": [{"name": container, "image": "vllm", "args": told["args"], "env": told["env"]}]},
+            "spec": {"containers": [{"name": container, "image": "vllm", "args": spec["args"], "env": spec["env"]}]},
         }
         name = f"{meta['name']}-predictor"
         about = {"name": name, "namespace": meta["namespace"], "labels": service["spec"]["selector"]}
-        spec = {"selector": {"matchLabels": service["spec"]["selector"]}, "template": template, "replicas": 1}
-        self.fake.put({"kind": "Deployment", "apiVersion": "apps/v1", "metadata": about, "spec": spec})
+        rollout = {"selector": {"matchLabels": service["spec"]["selector"]}, "template": template, "replicas": 1}
+        self.fake.put({"kind": "Deployment", "apiVersion": "apps/v1", "metadata": about, "spec": rollout})
         ready = {"type": "Ready", "status": "True"}
         if self.broken == "model":
             ready = {"type": "Ready", "status": "False"}
-            told = {"type": "PredictorReady", "status": "False", "message": "MinimumReplicasUnavailable"}
-            made["status"] = {"conditions": [ready, told]}
+            cause = {"type": "PredictorReady", "status": "False", "message": "MinimumReplicasUnavailable"}
+            made["status"] = {"conditions": [ready, cause]}
         else:
             made["status"] = {"conditions": [ready]}
 
@@ -592,7 +597,7 @@ class Controllers:
         broken = self.broken == part
         counts = {"replicas": wanted, "updatedReplicas": wanted, "availableReplicas": 0 if broken else wanted}
         made["status"] = {"observedGeneration": meta["generation"], **counts}
-        waiting = {"waiting": {"reason": self.trouble, "message": "no such image"}}
+        waiting = {"waiting": {"reason": self.pod_problem, "message": "no such image"}}
         status: Object = {
             "phase": "Pending" if broken else "Running",
             "conditions": [{"type": "Ready", "status": "False" if broken else "True"}],

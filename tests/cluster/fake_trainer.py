@@ -1,4 +1,4 @@
-"""Plays Kubeflow Trainer, Kueue, and what runs pods, for a `FakeKubernetes`."""
+"""Play Kubeflow Trainer, Kueue and the pods of a training, for a `FakeKubernetes`."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from gumshoe.cluster import job_watch, object_client, trainjob_runner
 from gumshoe.cluster.trainjob import NODE_LABEL, QUEUE_LABEL
 from tests.cluster.fake_kubernetes import FakeKubernetes, Object
 
-SPACE = "agents"
+NAMESPACE = "agents"
 
 
 def condition(kind: str, status: str, message: str = "because", reason: str = "Because") -> Object:
@@ -27,18 +27,18 @@ def condition(kind: str, status: str, message: str = "because", reason: str = "B
 
 @dataclass
 class Trainer:
-    """Controllers of TrainJobs. Give its `settle` to a cluster."""
+    """Play the controllers of TrainJobs. Set `cluster.settle` to its `settle`."""
 
     fake: FakeKubernetes
     phase: str = "Running"
-    """What becomes of new pods."""
+    """Phase of new pods."""
     started: Callable[[Object, int, Object], None] = lambda *_: None
-    """Told of each new pod: the TrainJob, which node it is, and the pod."""
+    """Called for each new pod with the TrainJob, the number of the node, and the pod."""
     _pods: int = 0
     _known: set[str] = field(default_factory=set)
 
     def settle(self, made: Object) -> None:
-        """Have a new TrainJob wait for its queue, or run."""
+        """Start a new TrainJob, or suspend it if it has a queue."""
         if made["kind"] != "TrainJob" or made["metadata"]["uid"] in self._known:
             return
         self._known.add(made["metadata"]["uid"])
@@ -49,38 +49,42 @@ class Trainer:
             self._start(made)
 
     def admit(self, name: str) -> None:
-        """Kueue has room for it."""
-        job = self.fake.objects["trainjobs", SPACE, name]
+        """Admit a TrainJob, like Kueue."""
+        job = self.fake.objects["trainjobs", NAMESPACE, name]
         spec = {**job["spec"], "suspend": False}
-        self.fake.change("trainjobs", SPACE, name, spec=spec, status={"conditions": [condition("Suspended", "False")]})
+        self.fake.change(
+            "trainjobs", NAMESPACE, name, spec=spec, status={"conditions": [condition("Suspended", "False")]}
+        )
         self._start(job)
 
     def evict(self, name: str) -> None:
-        """Kueue needs its room for another."""
-        job = self.fake.objects["trainjobs", SPACE, name]
+        """Suspend a TrainJob and delete its pods, like Kueue."""
+        job = self.fake.objects["trainjobs", NAMESPACE, name]
         spec = {**job["spec"], "suspend": True}
         for pod in self.pods(name):
-            self.fake.delete("pods", SPACE, pod)
-        self.fake.change("trainjobs", SPACE, name, spec=spec, status={"conditions": [condition("Suspended", "True")]})
+            self.fake.delete("pods", NAMESPACE, pod)
+        self.fake.change(
+            "trainjobs", NAMESPACE, name, spec=spec, status={"conditions": [condition("Suspended", "True")]}
+        )
 
     def end(self, name: str, *codes: int) -> None:
-        """Its pods end, with these statuses in their order and the others with 0."""
+        """End the pods of a TrainJob, with these exit codes in order and 0 for the rest."""
         for number, pod in enumerate(self.pods(name)):
             own = codes[number] if number < len(codes) else 0
             state = {"terminated": {"exitCode": own, "reason": "Error" if own else "Completed"}}
             phase = "Failed" if own else "Succeeded"
-            self.fake.change("pods", SPACE, pod, status={"phase": phase, "containerStatuses": [_status(state)]})
+            self.fake.change("pods", NAMESPACE, pod, status={"phase": phase, "containerStatuses": [_status(state)]})
         kind = "Failed" if any(codes) else "Complete"
-        said = "jobset failed due to one or more job failures" if any(codes) else "jobset completed successfully"
-        self.fake.change("trainjobs", SPACE, name, status={"conditions": [condition(kind, "True", said)]})
+        message = "jobset failed due to one or more job failures" if any(codes) else "jobset completed successfully"
+        self.fake.change("trainjobs", NAMESPACE, name, status={"conditions": [condition(kind, "True", message)]})
 
-    def progress(self, name: str, percent: int, seconds: int) -> None:
-        """Its trainer says how far it is."""
-        told = {"progressPercentage": percent, "estimatedRemainingSeconds": seconds, "lastUpdatedTime": "2024-01-01"}
-        self.fake.change("trainjobs", SPACE, name, status={"trainerStatus": told})
+    def report_progress(self, name: str, percent: int, seconds: int) -> None:
+        """Report the progress of a TrainJob, like its trainer."""
+        status = {"progressPercentage": percent, "estimatedRemainingSeconds": seconds, "lastUpdatedTime": "2024-01-01"}
+        self.fake.change("trainjobs", NAMESPACE, name, status={"trainerStatus": status})
 
     def pods(self, name: str) -> list[str]:
-        """Those of its nodes, in order."""
+        """Return the pods of a TrainJob, sorted by node."""
         return sorted(each for plural, _, each in self.fake.objects if plural == "pods" and f"{name}-node-" in each)
 
     def _start(self, job: Object) -> None:
@@ -92,7 +96,7 @@ class Trainer:
             name = f"{job['metadata']['name']}-node-0-{number}-{self._pods:05}"
             labels = {**template["metadata"]["labels"], NODE_LABEL: str(number)}
             owner = {"apiVersion": "v1", "kind": "TrainJob", "name": job["metadata"]["name"]}
-            about = {"name": name, "namespace": SPACE, "labels": labels}
+            about = {"name": name, "namespace": NAMESPACE, "labels": labels}
             waits = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
             state = {"running": {}} if self.phase == "Running" else waits
             pod = {
@@ -109,8 +113,8 @@ def _status(state: Object) -> Object:
     return {"name": "node", "image": "x", "imageID": "x", "ready": True, "restartCount": 0, "state": state}
 
 
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the pauses between two looks at a cluster, and between two tries."""
+def shorten_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses between polls and between retries."""
     monkeypatch.setattr(job_watch, "_FIRST", 0.01)
     monkeypatch.setattr(trainjob_runner, "_POLL", 0.01)
     monkeypatch.setattr(trainjob_runner, "_TICK", 0.01)
@@ -120,9 +124,9 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def meanwhile(*steps: Callable[[], Any]) -> Iterator[None]:
-    """Do these, one after another, each again and again until it succeeds, while the block runs.
+    """Run these steps in order while the block runs. Each is repeated until it succeeds.
 
-    A step has not succeeded as long as it returns False, or what it needs does not exist yet.
+    A step fails if it returns False, or if an object that it needs does not exist yet.
     """
     failed: list[BaseException] = []
     ended = threading.Event()

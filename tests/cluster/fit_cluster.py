@@ -1,4 +1,4 @@
-"""A cluster that is fit for a first run, for tests to take things from."""
+"""Set up a cluster that passes all checks, for tests to remove things from."""
 
 from copy import deepcopy
 from typing import Any
@@ -10,12 +10,12 @@ H100 = "NVIDIA-H100-80GB-HBM3"
 TAINT = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
 
 
-def make_fit(fake: FakeKubernetes) -> None:
-    """Two nodes of eight GPUs, one with a pod that has six of them, and all that Gumshoe's manifests bring."""
+def set_up_cluster(fake: FakeKubernetes) -> None:
+    """Add two nodes with eight GPUs, of which a pod holds six, and all that Gumshoe's manifests contain."""
     for name, gpus in (("gpu-a", 8), ("gpu-b", 8), ("cpu-a", 0)):
         put_node(fake, name, gpus)
     put_pod(fake, "other", "gpu-a", 6)
-    for plural, kind, name, more in _WHOLE:
+    for plural, kind, name, more in _CLUSTER_SCOPED:
         put(fake, plural, kind, name, **more)
     for plural, kind, name, more in _NAMESPACED:
         put(fake, plural, kind, name, namespace=NAMESPACE, **more)
@@ -68,7 +68,7 @@ _LEVEL = {"pod-security.kubernetes.io/enforce": "restricted"}
 _FLAVOR = {"nodeLabels": {"nvidia.com/gpu.product": H100}, "tolerations": [{**TAINT, "operator": "Exists"}]}
 _ACTIVE = {"conditions": [{"type": "Active", "status": "True"}]}
 _KEYS = {"AWS_ACCESS_KEY_ID": "c2VjcmV0LWlk", "AWS_SECRET_ACCESS_KEY": "c2VjcmV0LWtleQ=="}
-_WHOLE: list[tuple[str, str, str, dict[str, Any]]] = [
+_CLUSTER_SCOPED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("namespaces", "Namespace", NAMESPACE, {"labels": _LEVEL, "status": {"phase": "Active"}}),
     ("storageclasses", "StorageClass", "fast", {"annotations": _DEFAULT, "provisioner": "example.com/fast"}),
     ("clusterqueues", "ClusterQueue", "gumshoe", _queue(16)),

@@ -1,4 +1,4 @@
-"""`gumshoe deploy`, `promote`, `rollback` and `deployments`, against a server that speaks the Kubernetes API."""
+"""Test `gumshoe deploy`, `promote`, `rollback` and `deployments` with a fake Kubernetes API."""
 
 import json
 import re
@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster.deploy import DeployTarget, put_into_service
-from gumshoe.cluster.releases import own_chart
+from gumshoe.cluster.deploy import DeployTarget, deploy_published
+from gumshoe.cluster.releases import find_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.conftest import Ran
 from tests.errors import raises
@@ -23,8 +23,8 @@ from tests.errors import raises
 BASE = "Qwen/Qwen2.5-7B-Instruct"
 ACCESS = ["--set", "agent.access.existingSecret=gumshoe-keys"]
 AGENT, MODEL = "mail-gumshoe-agent-agent", "mail-gumshoe-agent-predictor"
-NOT_LONG = ["--timeout", "0.01"]
-"""The event that is waited for never happens."""
+SHORT_TIMEOUT = ["--timeout", "0.01"]
+"""For tests in which the deployment never becomes ready."""
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ def cluster(cluster: FakeKubernetes) -> FakeKubernetes:
 
 @pytest.fixture(scope="module")
 def shared() -> dict[str, str]:
-    """The addresses of the stores that tests share, by name; the first test that asks for one makes it."""
+    """URIs of the stores that several tests use, by name. The first test that needs a store creates it."""
     return {}
 
 
 @pytest.fixture
 def store(s3_bucket: str, shared: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Four published adapters: r1 to r3 of one base model, and one of another. Publish no others there."""
+    """Four published adapters: r1 to r3 for one base model, and one for another. Publish no others there."""
     made = Store(shared.setdefault("project", f"s3://{s3_bucket}/project"))
     if made.latest("adapters") is None:
         for name, base, rank in (("r1", BASE, 8), ("r2", BASE, 64), ("r3", BASE, 8), ("other", "Qwen/Qwen3-8B", 8)):
@@ -84,21 +84,21 @@ def agent_settings(cluster: FakeKubernetes) -> dict[str, Any]:
     return dict(yaml.load(text, yaml.CSafeLoader)["model"])
 
 
-def in_service(cluster: FakeKubernetes) -> tuple[str, str | None, float | None]:
-    """The adapter, the canary and its share, as the agent server is told."""
+def get_traffic(cluster: FakeKubernetes) -> tuple[str, str | None, float | None]:
+    """Return the adapter, the canary and its percentage in the agent server's settings."""
     model = agent_settings(cluster)
     return model["policy"].rpartition("#")[2], model.get("canary"), model.get("canary_percent")
 
 
-def loaded(cluster: FakeKubernetes) -> list[str]:
-    """The adapters that vLLM is started with."""
+def list_loaded(cluster: FakeKubernetes) -> list[str]:
+    """Return the adapters that vLLM is started with."""
     arguments = cluster.objects["deployments", "agents", MODEL]["spec"]["template"]["spec"]["containers"][0]["args"]
     return [json.loads(each)["name"] for each in arguments[arguments.index("--lora-modules") + 1 :]]
 
 
 @pytest.fixture(scope="module")
 def after_first() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The objects of a cluster after the first deployment of r1, made once for all tests that need them."""
+    """The cluster's objects after the first deployment of r1, created once for all tests."""
     return {}
 
 
@@ -109,7 +109,7 @@ def deployed(
     store: Store,  # noqa: ARG001
     after_first: dict[tuple[str, str, str], dict[str, Any]],
 ) -> str:
-    """A deployment of r1."""
+    """The name of a deployment of r1."""
     if not after_first:
         done = run("deploy", "mail", "--adapter", "r1", *ACCESS)
         assert done.status == 0, done.err
@@ -118,10 +118,10 @@ def deployed(
     return "mail"
 
 
-def test_a_published_adapter_is_put_into_service(
+def test_a_published_adapter_is_deployed(
     run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, store: Store
 ) -> None:
-    assert in_service(cluster) == ("r1", None, None)
+    assert get_traffic(cluster) == ("r1", None, None)
     spec = cluster.of("InferenceService")[0]["spec"]["predictor"]
     uris = {each["mountPath"]: each["uri"] for each in spec["storageUris"]}
     manifest = store.manifest("adapters/r1")
@@ -137,105 +137,103 @@ def test_a_published_adapter_is_put_into_service(
     assert f"{AGENT}-0  ready" in shown.out
 
 
-def test_a_new_adapter_is_loaded_beside_the_old_one_before_it_is_asked(
+def test_a_new_adapter_is_loaded_before_it_gets_questions(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
-    told: list[tuple[str, list[str]]] = []
+    states: list[tuple[str, list[str]]] = []
 
     def settle(made: dict[str, Any]) -> None:
         controllers.settle(made)
         if made["kind"] == "ConfigMap":
             policy = yaml.safe_load(made["data"]["settings.yaml"])["model"]["policy"]
-            told.append((policy.rpartition("#")[2], loaded(cluster)))
+            states.append((policy.rpartition("#")[2], list_loaded(cluster)))
 
     cluster.settle = settle
     done = run("deploy", deployed, "--adapter", "r2")
     assert (done.status, "warning" in done.err) == (0, False)
-    assert [name for name, _ in told] == ["r1", "r2"]
-    assert told[1][1] == ["r1", "r2"], "vLLM had it by then"
-    assert (in_service(cluster), loaded(cluster)) == (("r2", None, None), ["r1", "r2"])
+    assert [name for name, _ in states] == ["r1", "r2"]
+    assert states[1][1] == ["r1", "r2"], "vLLM had already loaded r2"
+    assert (get_traffic(cluster), list_loaded(cluster)) == (("r2", None, None), ["r1", "r2"])
     runtime = cluster.of("ServingRuntime")[0]["spec"]["containers"][0]["args"]
     assert "--max-lora-rank=64" in runtime
     assert "--max-loras=2" in runtime
 
 
-def test_a_canary_is_promoted_and_taken_back_without_a_restart_of_vllm(
+def test_a_canary_is_promoted_and_rolled_back_without_a_restart_of_vllm(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     done = run("deploy", deployed, "--adapter", "r2", "--canary", "10")
     assert done.status == 0, done.err
     assert "r1 takes 90 %, r2 takes 10 %" in done.out
-    assert in_service(cluster) == ("r1", "r2", 10)
+    assert get_traffic(cluster) == ("r1", "r2", 10)
     controllers.rollouts.clear()
 
     assert run("deploy", deployed, "--adapter", "r2", "--canary", "50").status == 0
-    assert in_service(cluster) == ("r1", "r2", 50)
+    assert get_traffic(cluster) == ("r1", "r2", 50)
     assert run("promote", deployed).status == 0
-    assert in_service(cluster) == ("r2", None, None)
+    assert get_traffic(cluster) == ("r2", None, None)
     again = run("promote", deployed)
     assert (again.status, again.code) == (2, "deploy.no-canary")
     assert run("rollback", deployed).status == 0
-    assert in_service(cluster) == ("r1", "r2", 0)
-    assert loaded(cluster) == ["r1", "r2"]
-    assert set(controllers.rollouts) == {AGENT}, "vLLM has both, and goes on"
+    assert get_traffic(cluster) == ("r1", "r2", 0)
+    assert list_loaded(cluster) == ["r1", "r2"]
+    assert set(controllers.rollouts) == {AGENT}, "vLLM has loaded both and is not restarted"
 
-    assert run("rollback", deployed).status == 0, "what is wrong with r2 does not come back by asking twice"
-    assert (in_service(cluster), loaded(cluster)) == (("r1", None, None), ["r1"])
+    assert run("rollback", deployed).status == 0, "a second rollback does not bring r2 back"
+    assert (get_traffic(cluster), list_loaded(cluster)) == (("r1", None, None), ["r1"])
     more = run("rollback", deployed)
     assert (more.status, more.code) == (2, "deploy.nothing-to-roll-back")
     assert "r1" in more.err
 
 
-def test_a_canary_that_runs_is_ended_by_a_rollback(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
-) -> None:
+def test_a_rollback_stops_a_canary(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
     run("deploy", deployed, "--adapter", "r2", "--canary", "10")
     assert run("rollback", deployed).status == 0
-    assert in_service(cluster) == ("r1", "r2", 0)
+    assert get_traffic(cluster) == ("r1", "r2", 0)
     assert run("promote", deployed).code == "deploy.no-canary"
 
 
-def test_rollback_goes_to_the_adapter_that_served_just_before(
+def test_a_rollback_returns_to_the_previous_adapter(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     for name in ("r2", "r3", "r2"):
         assert run("deploy", deployed, "--adapter", name).status == 0
-    assert (in_service(cluster)[0], loaded(cluster)) == ("r2", ["r2", "r3"])
+    assert (get_traffic(cluster)[0], list_loaded(cluster)) == ("r2", ["r2", "r3"])
     controllers.rollouts.clear()
     assert run("rollback", deployed).status == 0
-    assert (in_service(cluster)[0], set(controllers.rollouts)) == ("r3", {AGENT})
+    assert (get_traffic(cluster)[0], set(controllers.rollouts)) == ("r3", {AGENT})
 
 
-def test_what_was_being_loaded_is_taken_away_by_a_rollback(
+def test_a_rollback_removes_an_adapter_that_cannot_be_loaded(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
-    """And the adapter that served before the one in service does not come back for it."""
+    """The adapter in service stays; the previous one does not return."""
     assert run("deploy", deployed, "--adapter", "r2").status == 0
     controllers.broken = "model"
-    done = run("deploy", deployed, "--adapter", "r3", "--canary", "10", *NOT_LONG)
+    done = run("deploy", deployed, "--adapter", "r3", "--canary", "10", *SHORT_TIMEOUT)
     assert (done.status, done.code) == (75, "deploy.not-ready")
     assert "`gumshoe rollback mail --revision 3`" in done.err
-    controllers.mend()
+    controllers.repair()
     assert run("rollback", deployed).status == 0
-    assert (in_service(cluster), loaded(cluster)) == (("r2", None, None), ["r2"])
+    assert (get_traffic(cluster), list_loaded(cluster)) == (("r2", None, None), ["r2"])
     assert run("rollback", deployed, "--revision", "3").status == 0
-    assert (in_service(cluster)[0], loaded(cluster)) == ("r2", ["r1", "r2"])
+    assert (get_traffic(cluster)[0], list_loaded(cluster)) == ("r2", ["r1", "r2"])
 
 
-def test_settings_are_changed_without_naming_an_adapter_and_a_canary_goes_on(
+def test_values_can_be_changed_without_changing_adapters(
     run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
 ) -> None:
     run("deploy", deployed, "--adapter", "r2", "--canary", "10")
     for more in ([], ["--adapter", "r1"]):
         assert run("deploy", deployed, *more, "--set", f"agent.replicas={4 + len(more)}").status == 0
-        assert in_service(cluster) == ("r1", "r2", 10)
+        assert get_traffic(cluster) == ("r1", "r2", 10)
         assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 4 + len(more)
     without = run("deploy", "other")
     assert (without.status, without.code) == (2, "deploy.first-without-adapter")
     assert "other" in without.err
 
 
-def test_a_store_is_needed_for_an_adapter_alone(
+def test_a_store_is_only_required_with_an_adapter(
     run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GUMSHOE_STORE")
@@ -246,8 +244,10 @@ def test_a_store_is_needed_for_an_adapter_alone(
     assert "r2" in refused.err
 
 
-def test_another_chart_is_not_installed_by_the_way(run: Callable[..., Ran], deployed: str, tmp_path: Path) -> None:
-    chart = shutil.copytree(own_chart(), tmp_path / "chart")
+def test_promote_and_rollback_refuse_another_chart_version(
+    run: Callable[..., Ran], deployed: str, tmp_path: Path
+) -> None:
+    chart = shutil.copytree(find_chart(), tmp_path / "chart")
     (chart / "Chart.yaml").write_text((chart / "Chart.yaml").read_text().replace("version: 0.1.0", "version: 0.2.0", 1))
     run("deploy", deployed, "--adapter", "r2", "--canary", "10")
     for command in ("promote", "rollback"):
@@ -257,9 +257,7 @@ def test_another_chart_is_not_installed_by_the_way(run: Callable[..., Ran], depl
         assert "chart 0.2.0" in done.err
 
 
-def test_the_base_model_s_place_is_kept_as_it_was_given(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
-) -> None:
+def test_a_given_base_model_uri_is_kept(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
     pinned = f"hf://{BASE}:abc123"
     assert run("deploy", deployed, "--set", f"model.uri={pinned}").status == 0
     assert run("deploy", deployed, "--adapter", "r2", "--canary", "10").status == 0
@@ -267,7 +265,7 @@ def test_the_base_model_s_place_is_kept_as_it_was_given(
     assert {"uri": pinned, "mountPath": "/mnt/models"} in spec["storageUris"]
 
 
-def test_an_adapter_of_another_store_is_refused(
+def test_an_adapter_in_another_store_is_refused(
     run: Callable[..., Ran], deployed: str, store: Store, tmp_path: Path
 ) -> None:
     other = Store(f"{store.uri.rpartition('/')[0]}/other")
@@ -278,7 +276,9 @@ def test_an_adapter_of_another_store_is_refused(
     assert f"reads from {store.uri}" in done.err
 
 
-def test_rollback_to_a_revision_is_all_of_it(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
+def test_a_rollback_to_a_revision_restores_all_values(
+    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+) -> None:
     run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=5")
     assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 5
     assert run("rollback", deployed, "--revision", "1").status == 0
@@ -289,14 +289,14 @@ def test_rollback_to_a_revision_is_all_of_it(run: Callable[..., Ran], cluster: F
     assert "3, 2, 1" in none.err
 
 
-def test_the_same_again_changes_nothing(run: Callable[..., Ran], deployed: str) -> None:
+def test_repeating_a_deployment_changes_nothing(run: Callable[..., Ran], deployed: str) -> None:
     before = json.loads(run("deployments", "show", deployed, "--json").out)
     done = run("deploy", deployed, "--adapter", "r1", *ACCESS, "--json")
     assert json.loads(done.out)["revision"] == before["revision"]
     assert [each["revision"] for each in before["history"]] == [1]
 
 
-def test_a_dry_run_changes_nothing_and_says_what_would_be(
+def test_a_dry_run_prints_the_values_and_changes_nothing(
     run: Callable[..., Ran], cluster: FakeKubernetes, store: Store, tmp_path: Path
 ) -> None:
     file = tmp_path / "values.yaml"
@@ -309,7 +309,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be(
     assert (values["serving"]["gpus"], values["agent"]["replicas"]) == (4, 3)
     assert values["model"]["uri"] == "hf://Qwen/Qwen3-8B"
     (command,) = re.findall("helm upgrade.*", done.err)
-    words = ["helm", "upgrade", "--install", "mail", str(own_chart()), "--namespace", "agents"]
+    words = ["helm", "upgrade", "--install", "mail", str(find_chart()), "--namespace", "agents"]
     assert shlex.split(command) == [*words, "--values", "values.yaml"]
     assert cluster.objects == {}
 
@@ -332,7 +332,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be(
     ],
 )
 @pytest.mark.usefixtures("unservable")
-def test_what_cannot_be_served_is_refused_before_anything_changes(
+def test_an_invalid_deployment_is_refused_before_any_change(
     run: Callable[..., Ran],
     cluster: FakeKubernetes,
     tmp_path: Path,
@@ -352,7 +352,7 @@ def test_what_cannot_be_served_is_refused_before_anything_changes(
 
 @pytest.mark.parametrize("name", ["Mail", "m" * 54, "mail_1"])
 @pytest.mark.usefixtures("cluster", "store")
-def test_names_that_helm_does_not_take_are_refused(run: Callable[..., Ran], name: str) -> None:
+def test_invalid_release_names_are_refused(run: Callable[..., Ran], name: str) -> None:
     done = run("deploy", name, "--adapter", "r1", *ACCESS)
     assert (done.status, done.code) == (2, "deploy.invalid-name")
 
@@ -369,85 +369,85 @@ def test_a_canary_of_another_base_model_or_of_itself_is_refused(run: Callable[..
     assert (without.status, without.code) == (2, "deploy.canary-without-adapter")
 
 
-def test_an_adapter_of_another_base_model_takes_the_place_of_both(
+def test_an_adapter_of_another_base_model_replaces_both(
     run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
 ) -> None:
     done = run("deploy", deployed, "--adapter", "other", "--set", "model.uri=hf://Qwen/Qwen3-8B")
     assert done.status == 0, done.err
     assert "warning" in done.err
-    assert in_service(cluster) == ("other", None, None)
-    assert loaded(cluster) == ["other"]
+    assert get_traffic(cluster) == ("other", None, None)
+    assert list_loaded(cluster) == ["other"]
 
 
 @pytest.mark.parametrize("part", ["agent", "model"])
-def test_a_rollout_that_never_becomes_ready_is_told_of_in_plain_words(
+def test_a_failed_rollout_is_explained(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str, part: str
 ) -> None:
     controllers.broken = part
-    done = run("deploy", deployed, "--adapter", "r2", *NOT_LONG)
+    done = run("deploy", deployed, "--adapter", "r2", *SHORT_TIMEOUT)
     assert (done.status, done.code) == (75, "deploy.not-ready")
-    told = " ".join(done.err.split())
-    assert f"{part}: ImagePullBackOff" in told
-    assert in_service(cluster)[0] == "r1", "it is asked nothing as long as it is not there"
+    message = " ".join(done.err.split())
+    assert f"{part}: ImagePullBackOff" in message
+    assert get_traffic(cluster)[0] == "r1", "r2 gets no questions before it is ready"
     if part == "model":
-        assert "PredictorReady: MinimumReplicasUnavailable" in told
+        assert "PredictorReady: MinimumReplicasUnavailable" in message
     listed = run("deployments")
     assert "ImagePullBackOff" in listed.out
 
-    controllers.mend()
-    assert run("deploy", deployed, "--adapter", "r2").status == 0, "the same command goes on from there"
-    assert in_service(cluster)[0] == "r2"
+    controllers.repair()
+    assert run("deploy", deployed, "--adapter", "r2").status == 0, "repeating the command continues"
+    assert get_traffic(cluster)[0] == "r2"
 
 
-def test_a_command_that_was_interrupted_waits_again_until_the_adapter_is_loaded(
+def test_a_repeated_command_waits_again_until_the_adapter_is_loaded(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     controllers.broken = "model"
     for _ in range(2):
-        assert run("deploy", deployed, "--adapter", "r2", "--no-wait", *NOT_LONG).code == "deploy.not-ready"
-        assert in_service(cluster) == ("r1", "r2", 0)
+        assert run("deploy", deployed, "--adapter", "r2", "--no-wait", *SHORT_TIMEOUT).code == "deploy.not-ready"
+        assert get_traffic(cluster) == ("r1", "r2", 0)
 
 
-def test_a_rollback_does_not_wait_for_what_is_broken(
+def test_a_rollback_does_not_wait_for_broken_pods(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     run("deploy", deployed, "--adapter", "r2", "--canary", "10")
     controllers.broken = "agent"
-    assert run("promote", deployed, *NOT_LONG).code == "deploy.not-ready"
+    assert run("promote", deployed, *SHORT_TIMEOUT).code == "deploy.not-ready"
     assert run("rollback", deployed, "--no-wait").status == 0
-    assert in_service(cluster) == ("r1", "r2", 0)
+    assert get_traffic(cluster) == ("r1", "r2", 0)
 
 
-def test_it_goes_back_where_that_is_asked_for(
+def test_a_failed_deployment_is_rolled_back_on_request(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     controllers.broken = "model"
-    done = run("deploy", deployed, "--adapter", "r2", *NOT_LONG, "--rollback-on-failure")
+    done = run("deploy", deployed, "--adapter", "r2", *SHORT_TIMEOUT, "--rollback-on-failure")
     assert (done.status, done.code) == (75, "deploy.rolled-back")
     assert "revision 1" in done.err
-    assert loaded(cluster) == ["r1"]
+    assert list_loaded(cluster) == ["r1"]
 
 
 @pytest.mark.usefixtures("store")
-def test_kserve_that_does_nothing_is_waited_for_and_named(run: Callable[..., Ran], controllers: Controllers) -> None:
+def test_an_idle_kserve_is_reported(run: Callable[..., Ran], controllers: Controllers) -> None:
     controllers.broken = "kserve"
-    done = run("deploy", "mail", "--adapter", "r1", *ACCESS, *NOT_LONG)
+    done = run("deploy", "mail", "--adapter", "r1", *ACCESS, *SHORT_TIMEOUT)
     assert (done.status, done.code) == (75, "deploy.not-ready")
     assert "InferenceService" in done.err
 
 
-def test_pods_of_before_are_not_taken_for_the_new_ones(
+def test_old_pods_do_not_count_as_ready(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
-    """KServe goes on saying that it is ready until it has looked at what changed."""
+    """KServe keeps reporting ready until it has processed the change."""
     controllers.broken = "kserve"
-    done = run("deploy", deployed, "--adapter", "r2", *NOT_LONG)
+    done = run("deploy", deployed, "--adapter", "r2", *SHORT_TIMEOUT)
     assert (done.status, done.code) == (75, "deploy.not-ready")
     assert "KServe" in done.err
-    assert in_service(cluster)[0] == "r1"
-    controllers.mend()
+    assert get_traffic(cluster)[0] == "r1"
+    controllers.repair()
     controllers.broken = "kserve"
-    image = run("deploy", deployed, "--set", "serving.image.tag=v0.32.0", *NOT_LONG)
+    image = run("deploy", deployed, "--set", "serving.image.tag=v0.32.0", *SHORT_TIMEOUT)
     assert (image.status, image.code) == (75, "deploy.not-ready")
     assert "KServe" in image.err
 
@@ -462,7 +462,7 @@ def test_pods_of_before_are_not_taken_for_the_new_ones(
         ({"token": "another"}, "cluster.unauthenticated", "401"),
     ],
 )
-def test_conflicts_and_refusals_are_told_of(
+def test_conflicts_and_missing_permissions_are_reported(
     run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, fault: dict[str, Any], code: str, value: str
 ) -> None:
     for name, setting in fault.items():
@@ -479,7 +479,7 @@ def test_conflicts_and_refusals_are_told_of(
     ("fault", "code"),
     [("503", "cluster.api-unhealthy"), ("429", "cluster.api-unhealthy"), ("reset", "cluster.unreachable")],
 )
-def test_a_cluster_that_is_not_well_is_another_try(
+def test_a_failing_cluster_ends_with_75(
     run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, fault: str, code: str
 ) -> None:
     cluster.faults.append(fault)
@@ -487,7 +487,7 @@ def test_a_cluster_that_is_not_well_is_another_try(
     assert (done.status, done.code) == (75, code)
 
 
-def test_a_cluster_that_stumbles_while_somebody_waits_is_asked_again(
+def test_a_temporary_error_while_waiting_is_retried(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     def settle(made: dict[str, Any]) -> None:
@@ -499,47 +499,43 @@ def test_a_cluster_that_stumbles_while_somebody_waits_is_asked_again(
     assert run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4").status == 0
 
 
-def test_an_operation_that_was_killed_is_waited_for_and_then_taken_up(
+def test_a_killed_operation_is_recovered_after_its_deadline(
     run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
 ) -> None:
     run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4")
     newest = cluster.objects["secrets", "agents", "sh.helm.release.v1.mail.v2"]
     whole = newest["data"]["release"]
-    newest["data"]["release"], newest["metadata"]["labels"]["status"] = pending(whole, 0), "pending-upgrade"
+    newest["data"]["release"], newest["metadata"]["labels"]["status"] = make_pending(whole, 0), "pending-upgrade"
     done = run("deploy", deployed, "--adapter", "r2")
     assert (done.status, done.code) == (75, "deploy.change-in-progress")
     assert "4 minutes" in done.err
     assert "`gumshoe rollback mail --revision N`" in done.err
     assert "Helm: pending-upgrade" in run("deployments").out
-    newest["data"]["release"] = pending(whole, 300)
+    newest["data"]["release"] = make_pending(whole, 300)
     assert run("deploy", deployed, "--adapter", "r2").status == 0
-    assert in_service(cluster)[0] == "r2"
+    assert get_traffic(cluster)[0] == "r2"
 
 
-def pending(release: str, seconds: float) -> str:
-    """A release as Helm keeps it, left so many seconds ago as it was changed."""
+def make_pending(release: str, seconds: float) -> str:
+    """Return a stored release as if its upgrade was killed this many seconds ago."""
     import base64
     import gzip
 
-    kept = json.loads(gzip.decompress(base64.b64decode(base64.b64decode(release))))
-    kept["info"] |= {
+    stored = json.loads(gzip.decompress(base64.b64decode(base64.b64decode(release))))
+    stored["info"] |= {
         "status": "pending-upgrade",
         "last_deployed": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(),
     }
-    return base64.b64encode(base64.b64encode(gzip.compress(json.dumps(kept).encode()))).decode()
+    return base64.b64encode(base64.b64encode(gzip.compress(json.dumps(stored).encode()))).decode()
 
 
-def test_logs_are_those_of_the_part_that_is_asked_for(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
-) -> None:
+def test_logs_are_those_of_the_requested_part(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
     cluster.logs = {f"{AGENT}-0": "one\ntwo\n", f"{MODEL}-0": "loaded\n"}
     assert run("deployments", "logs", deployed).out.split() == [f"{AGENT}-0", "one", f"{AGENT}-0", "two"]
     assert run("deployments", "logs", deployed, "--model", "--follow").out.split() == [f"{MODEL}-0", "loaded"]
 
 
-def test_what_keeps_a_pod_from_beginning_is_in_its_log(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
-) -> None:
+def test_logs_show_a_failing_init_container(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
     pod = cluster.objects["pods", "agents", f"{AGENT}-0"]
     ended = {"terminated": {"exitCode": 1, "reason": "Error"}}
     pod["status"]["initContainerStatuses"] = [
@@ -547,10 +543,10 @@ def test_what_keeps_a_pod_from_beginning_is_in_its_log(
     ]
     cluster.logs = {f"{AGENT}-0": "error: the store has no mail-indexes\n"}
     assert "no mail-indexes" in run("deployments", "logs", deployed).out
-    assert [each for each in cluster.asked if each.endswith("log?fetch")]
+    assert [each for each in cluster.requests if each.endswith("log?fetch")]
 
 
-def test_a_deployment_is_removed_and_nothing_else(
+def test_removing_a_deployment_keeps_other_objects(
     run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
 ) -> None:
     cluster.put({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "gumshoe-keys", "namespace": "agents"}})
@@ -563,7 +559,7 @@ def test_a_deployment_is_removed_and_nothing_else(
     assert "mail" in gone.err
 
 
-def test_other_releases_are_left_alone(run: Callable[..., Ran], cluster: FakeKubernetes, tmp_path: Path) -> None:
+def test_releases_of_other_charts_are_ignored(run: Callable[..., Ran], cluster: FakeKubernetes, tmp_path: Path) -> None:
     from helm_python import Chart, Config
 
     chart = Chart.create("other", tmp_path)
@@ -576,7 +572,7 @@ def test_other_releases_are_left_alone(run: Callable[..., Ran], cluster: FakeKub
 
 
 @pytest.mark.usefixtures("store")
-def test_without_a_cluster_a_dry_run_is_of_a_first_deployment(
+def test_a_dry_run_without_a_cluster_shows_a_first_deployment(
     run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -587,7 +583,7 @@ def test_without_a_cluster_a_dry_run_is_of_a_first_deployment(
 
 
 @pytest.mark.usefixtures("store")
-def test_without_a_cluster_it_says_what_is_missing(
+def test_a_missing_kubeconfig_is_reported(
     run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -598,36 +594,36 @@ def test_without_a_cluster_it_says_what_is_missing(
 
 @pytest.mark.parametrize("mode", ["llmisvc", "external"])
 @pytest.mark.usefixtures("store")
-def test_other_modes_are_deployed_too(run: Callable[..., Ran], cluster: FakeKubernetes, mode: str) -> None:
+def test_other_serving_modes_are_deployed(run: Callable[..., Ran], cluster: FakeKubernetes, mode: str) -> None:
     mode_set = ["--set", f"serving.mode={mode}"]
     if mode == "external":
         mode_set += ["--set", "serving.external.urls=[http://vllm:8000]"]
     assert run("deploy", "mail", "--adapter", "r1", *ACCESS, *mode_set).status == 0
     assert run("deploy", "mail", "--adapter", "r2").status == 0
-    assert in_service(cluster) == ("r2", None, None)
+    assert get_traffic(cluster) == ("r2", None, None)
     if mode == "llmisvc":
-        assert loaded(cluster) == ["r1", "r2"]
+        assert list_loaded(cluster) == ["r1", "r2"]
 
 
-def test_a_pipeline_deploys_what_it_published(cluster: FakeKubernetes, store: Store) -> None:
+def test_a_pipeline_deploys_its_adapter(cluster: FakeKubernetes, store: Store) -> None:
     values = {"agent": {"access": {"existingSecret": "gumshoe-keys"}}}
     target = DeployTarget.of({"name": "mail", "percent": 20, "values": values})
-    assert put_into_service("adapters/r1", store.uri, "none", target) == ""
-    assert cluster.asked == []
-    first = put_into_service("adapters/r1", store.uri, "canary", target)
-    assert first == "mail: r1 takes 100 %", "there is nothing that a canary could be beside"
-    assert put_into_service("adapters/r2", store.uri, "canary", target) == "mail: r1 takes 80 %, r2 takes 20 %"
-    assert in_service(cluster) == ("r1", "r2", 20)
-    again = put_into_service("adapters/r2", store.uri, "canary", target)
-    assert again == "mail: r1 takes 80 %, r2 takes 20 %", "a step may be run again"
-    for how in ("full", "full", "canary"):
-        put_into_service("adapters/r2", store.uri, how, target)
-        assert in_service(cluster) == ("r2", None, None)
-        assert loaded(cluster) == ["r1", "r2"]
+    assert deploy_published("adapters/r1", store.uri, "none", target) == ""
+    assert cluster.requests == []
+    first = deploy_published("adapters/r1", store.uri, "canary", target)
+    assert first == "mail: r1 takes 100 %", "the first adapter cannot be a canary"
+    assert deploy_published("adapters/r2", store.uri, "canary", target) == "mail: r1 takes 80 %, r2 takes 20 %"
+    assert get_traffic(cluster) == ("r1", "r2", 20)
+    again = deploy_published("adapters/r2", store.uri, "canary", target)
+    assert again == "mail: r1 takes 80 %, r2 takes 20 %", "the step can be repeated"
+    for mode in ("full", "full", "canary"):
+        deploy_published("adapters/r2", store.uri, mode, target)
+        assert get_traffic(cluster) == ("r2", None, None)
+        assert list_loaded(cluster) == ["r1", "r2"]
 
 
 @pytest.mark.parametrize(
-    ("told", "code", "values"),
+    ("parameters", "code", "values"),
     [
         ({"release": "mail"}, "deploy.unknown-target-key", ["release", "name, namespace, percent, values"]),
         ({"percent": 101}, "deploy.invalid-target", ["percent", 101]),
@@ -636,6 +632,6 @@ def test_a_pipeline_deploys_what_it_published(cluster: FakeKubernetes, store: St
         ({"name": "Mail"}, "deploy.invalid-name", ["'Mail'"]),
     ],
 )
-def test_a_pipeline_s_target_is_checked(told: dict[str, Any], code: str, values: list[object]) -> None:
+def test_a_pipeline_s_deploy_target_is_validated(parameters: dict[str, Any], code: str, values: list[object]) -> None:
     with raises(code, *values):
-        DeployTarget.of(told)
+        DeployTarget.of(parameters)

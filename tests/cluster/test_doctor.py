@@ -1,4 +1,4 @@
-"""`gumshoe doctor`: each fault of a cluster, a store and Kubeflow Pipelines, and how it says to mend it."""
+"""Test `gumshoe doctor`: every problem of a cluster, a store and Kubeflow Pipelines, and its remedy."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import yaml
 from gumshoe.artifacts.storage import open_storage
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit, lose_answer, stall
 from tests.cluster.fake_kubernetes import FakeKubernetes
-from tests.cluster.fit_cluster import NAMESPACE, TAINT, make_fit, put_controller, put_node, put_pod
+from tests.cluster.fit_cluster import NAMESPACE, TAINT, put_controller, put_node, put_pod, set_up_cluster
 from tests.conftest import Ran, free_port, missing
 from tests.http_server import Request, misbehaving
 from tests.manifests.access import OPEN
@@ -25,20 +25,20 @@ from tests.manifests.access import OPEN
 Object = dict[str, Any]
 Change = Callable[[FakeKubernetes], object]
 COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "preflight"
-BORNE = ["--gpus", "8", "--toleration", "nvidia.com/gpu"]
+TOLERATED = ["--gpus", "8", "--toleration", "nvidia.com/gpu"]
 HOUR = 3600
 DENIED = answer(403, "AccessDenied", "Access Denied")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GUMSHOE_STORE", "KFP_HOST", "KFP_TOKEN"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def cluster(cluster: FakeKubernetes) -> FakeKubernetes:
-    make_fit(cluster)
+    set_up_cluster(cluster)
     return cluster
 
 
@@ -48,29 +48,29 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def examined(run: Callable[..., Ran]) -> Callable[..., tuple[int, dict[str, Object]]]:
-    """Return a function that runs `gumshoe doctor --json`; it returns the exit status, and what each check found."""
+def run_doctor(run: Callable[..., Ran]) -> Callable[..., tuple[int, dict[str, Object]]]:
+    """Return a function that runs `gumshoe doctor --json` and returns the exit status and the checks by name."""
 
-    def typed(*arguments: object) -> tuple[int, dict[str, Object]]:
+    def run_with(*arguments: object) -> tuple[int, dict[str, Object]]:
         ran = run("doctor", "--json", "--timeout", HOUR, *arguments)
         found = json.loads(ran.out)
         assert found["is_well"] is (ran.status == 0)
         return ran.status, {each["check"]: each for each in found["checks"]}
 
-    return typed
+    return run_with
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up a request after half a second if a check may take an hour."""
-    monkeypatch.setattr("gumshoe.cluster.doctor._SHARE", 0.5 / HOUR)
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests time out after half a second although a check may take an hour."""
+    monkeypatch.setattr("gumshoe.cluster.doctor._REQUEST_SHARE", 0.5 / HOUR)
 
 
-Examined = Callable[..., tuple[int, dict[str, Object]]]
+RunDoctor = Callable[..., tuple[int, dict[str, Object]]]
 
 
-def said(check: Object, state: str) -> str:
-    """All that a check found of a state, with what mends it."""
+def texts_of(check: Object, state: str) -> str:
+    """Return the texts, remedies and commands of a check's findings in a state."""
     found = [each for each in check["findings"] if each["state"] == state]
     return "\n".join("\n".join([each["text"], each["mend"], *each["commands"]]) for each in found)
 
@@ -80,18 +80,18 @@ def codes(check: Object) -> list[str]:
     return [each["code"] for each in check["findings"] if each["code"]]
 
 
-def of(fake: FakeKubernetes, plural: str, name: str = "gumshoe", namespace: str = "") -> Object:
+def get_object(fake: FakeKubernetes, plural: str, name: str = "gumshoe", namespace: str = "") -> Object:
     return fake.objects[plural, namespace, name]
 
 
 @pytest.fixture
 def pipelines() -> Iterator[tuple[str, deque[str], list[Request]]]:
-    """A Kubeflow Pipelines: its address, its faults, and what it was asked."""
+    """A fake Kubeflow Pipelines: its URL, its faults, and the requests it got."""
     faults: deque[str] = deque()
-    asked: list[Request] = []
+    requests: list[Request] = []
 
     def respond(request: Request, fault: str) -> tuple[int, str, bytes]:
-        asked.append(request)
+        requests.append(request)
         if fault == "page":
             return 200, "text/html", b"<html>Sign in</html>"
         if fault == "users":
@@ -100,17 +100,17 @@ def pipelines() -> Iterator[tuple[str, deque[str], list[Request]]]:
         return status, "application/json", b'{"tag_name": "2.17.0", "multi_user": false}'
 
     with misbehaving(faults, respond) as url:
-        yield url, faults, asked
+        yield url, faults, requests
 
 
-def test_a_cluster_that_is_fit_ends_with_0_and_is_left_as_it_was(
+def test_a_working_cluster_passes_and_is_not_changed(
     run: Callable[..., Ran],
     cluster: FakeKubernetes,
     s3_bucket: str,
     pipelines: tuple[str, deque[str], list[Request]],
 ) -> None:
     before = dict(cluster.objects)
-    ran = run("doctor", "--store", f"s3://{s3_bucket}/project", "--kfp", pipelines[0], *BORNE)
+    ran = run("doctor", "--store", f"s3://{s3_bucket}/project", "--kfp", pipelines[0], *TOLERATED)
     assert (ran.status, ran.err) == (0, "")
     assert not re.search("^[!✗-]", ran.out, re.M), ran.out
     for pattern in (
@@ -123,12 +123,12 @@ def test_a_cluster_that_is_fit_ends_with_0_and_is_left_as_it_was(
         "0 warnings.*agents",
     ):
         assert re.search(pattern, ran.out), pattern
-    assert "c2VjcmV0" not in ran.out, "no secret's value is told"
+    assert "c2VjcmV0" not in ran.out, "values of secrets are not printed"
     assert cluster.objects == before
     assert list(open_storage(f"s3://{s3_bucket}").entries()) == []
 
 
-def test_what_is_told_as_json_is_the_same_each_time(run: Callable[..., Ran], cluster: FakeKubernetes) -> None:
+def test_the_json_output_is_reproducible(run: Callable[..., Ran], cluster: FakeKubernetes) -> None:
     del cluster.objects["serviceaccounts", NAMESPACE, "gumshoe-pipeline"]
     first, second = run("doctor", "--json"), run("doctor", "--json")
     assert (first.status, first.out) == (1, second.out)
@@ -138,73 +138,73 @@ def test_what_is_told_as_json_is_the_same_each_time(run: Callable[..., Ran], clu
     assert found["namespace"] == NAMESPACE
 
 
-def _unlabelled(fake: FakeKubernetes) -> None:
-    of(fake, "namespaces", NAMESPACE)["metadata"]["labels"] = {}
+def _remove_labels(fake: FakeKubernetes) -> None:
+    get_object(fake, "namespaces", NAMESPACE)["metadata"]["labels"] = {}
 
 
-def _only_one_key(fake: FakeKubernetes) -> None:
-    of(fake, "secrets", "gumshoe-s3", NAMESPACE)["data"].pop("AWS_SECRET_ACCESS_KEY")
+def _remove_secret_key(fake: FakeKubernetes) -> None:
+    get_object(fake, "secrets", "gumshoe-s3", NAMESPACE)["data"].pop("AWS_SECRET_ACCESS_KEY")
 
 
-def _queue(change: Callable[[Object], object]) -> Change:
-    return lambda fake: change(of(fake, "clusterqueues"))
+def _change_queue(change: Callable[[Object], object]) -> Change:
+    return lambda fake: change(get_object(fake, "clusterqueues"))
 
 
-def _claim(phase: str, mode: str = "ReadWriteMany", storage_class: str = "fast") -> Change:
+def _change_claim(phase: str, mode: str = "ReadWriteMany", storage_class: str = "fast") -> Change:
     def change(fake: FakeKubernetes) -> None:
-        claim = of(fake, "persistentvolumeclaims", "gumshoe-cache", NAMESPACE)
+        claim = get_object(fake, "persistentvolumeclaims", "gumshoe-cache", NAMESPACE)
         claim["spec"] = {"accessModes": [mode], "storageClassName": storage_class}
         claim["status"] = {"phase": phase}
 
     return change
 
 
-def _gone(plural: str, name: str = "gumshoe", namespace: str = "") -> Change:
+def _delete(plural: str, name: str = "gumshoe", namespace: str = "") -> Change:
     return lambda fake: fake.objects.pop((plural, namespace, name))
 
 
-def _unserved(*versions: str) -> Change:
+def _hide(*versions: str) -> Change:
     return lambda fake: fake.unserved.update(versions)
 
 
-def _trains_alone(spec: Object) -> bool:
+def _may_only_train(spec: Object) -> bool:
     return bool(spec["user"].endswith(":gumshoe-pipeline") and spec["resourceAttributes"]["resource"] != "secrets")
 
 
-def _inactive(made: Object) -> None:
+def _deactivate(made: Object) -> None:
     made["status"]["conditions"][0] |= {"status": "False", "reason": "FlavorNotFound", "message": "no such flavor"}
 
 
 PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "no KServe": (
         "crds",
-        _unserved("serving.kserve.io/v1alpha1", "serving.kserve.io/v1alpha2", "serving.kserve.io/v1beta1"),
-        ("serving.kserve.io, by which KServe", "helm upgrade --install kserve oci://"),
+        _hide("serving.kserve.io/v1alpha1", "serving.kserve.io/v1alpha2", "serving.kserve.io/v1beta1"),
+        ("serving.kserve.io", "helm upgrade --install kserve oci://"),
     ),
     "an old KServe": (
         "crds",
-        _unserved("serving.kserve.io/v1beta1"),
-        ("serving.kserve.io as v1alpha1, v1alpha2", "v1beta1"),
+        _hide("serving.kserve.io/v1beta1"),
+        ("serving.kserve.io", "v1alpha1, v1alpha2", "v1beta1"),
     ),
     "no Trainer": (
         "crds",
-        _unserved("trainer.kubeflow.org/v1alpha1"),
-        ("trainer.kubeflow.org, by which Kubeflow Trainer", "?ref=v2.3.0"),
+        _hide("trainer.kubeflow.org/v1alpha1"),
+        ("trainer.kubeflow.org", "?ref=v2.3.0"),
     ),
     "a controller that is not ready": (
         "controllers",
         lambda fake: put_controller(fake, "kubeflow-trainer-controller-manager", ready=0),
         ("0 of 1 pods", "kubectl -n system describe deployment kubeflow-trainer-controller-manager"),
     ),
-    "no namespace": ("namespace", _gone("namespaces", NAMESPACE), ("namespace agents", "kubectl apply -k")),
-    "a namespace that goes": (
+    "no namespace": ("namespace", _delete("namespaces", NAMESPACE), ("namespace agents", "kubectl apply -k")),
+    "a namespace that is being deleted": (
         "namespace",
-        lambda fake: of(fake, "namespaces", NAMESPACE).update(status={"phase": "Terminating"}),
+        lambda fake: get_object(fake, "namespaces", NAMESPACE).update(status={"phase": "Terminating"}),
         ("namespace agents", "kubectl wait --for=delete namespace/agents"),
     ),
     "no account": (
         "accounts",
-        _gone("serviceaccounts", "gumshoe-rollout", NAMESPACE),
+        _delete("serviceaccounts", "gumshoe-rollout", NAMESPACE),
         ("service account gumshoe-rollout", "kubectl apply -k manifests/overlays/prod"),
     ),
     "an account without rights": (
@@ -218,18 +218,26 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
             "--as system:serviceaccount:agents:gumshoe-pipeline",
         ),
     ),
-    "half a secret": ("secrets", _only_one_key, ("gumshoe-s3 has no AWS_SECRET_ACCESS_KEY,", "create secret generic")),
+    "half a secret": (
+        "secrets",
+        _remove_secret_key,
+        ("gumshoe-s3 has no AWS_SECRET_ACCESS_KEY,", "create secret generic"),
+    ),
     "an empty secret": (
         "secrets",
-        lambda fake: of(fake, "secrets", "gumshoe-models", NAMESPACE).update(data={"HF_TOKEN": ""}),
+        lambda fake: get_object(fake, "secrets", "gumshoe-models", NAMESPACE).update(data={"HF_TOKEN": ""}),
         ("gumshoe-models: HF_TOKEN",),
     ),
-    "a volume that does not come": (
+    "a volume claim without a volume": (
         "storage",
-        _claim("Pending"),
+        _change_claim("Pending"),
         ("gumshoe-cache is Pending,", "kubectl -n agents describe pvc gumshoe-cache"),
     ),
-    "a volume of no class": ("storage", _claim("Pending", storage_class="slow"), ("StorageClass slow\n", "fast")),
+    "a volume claim with an unknown class": (
+        "storage",
+        _change_claim("Pending", storage_class="slow"),
+        ("StorageClass slow\n", "fast"),
+    ),
     "no GPUs": (
         "gpus",
         lambda fake: [fake.objects.pop(("nodes", "", name)) for name in ("gpu-a", "gpu-b")],
@@ -237,7 +245,7 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     ),
     "a quota that is too small": (
         "quota",
-        lambda fake: of(fake, "resourcequotas", namespace=NAMESPACE)["status"]["hard"].update(
+        lambda fake: get_object(fake, "resourcequotas", namespace=NAMESPACE)["status"]["hard"].update(
             {"requests.nvidia.com/gpu": "4"}
         ),
         (
@@ -247,32 +255,32 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     ),
     "a quota of too few CPUs": (
         "quota",
-        lambda fake: of(fake, "resourcequotas", namespace=NAMESPACE)["status"]["hard"].update(
+        lambda fake: get_object(fake, "resourcequotas", namespace=NAMESPACE)["status"]["hard"].update(
             {"requests.cpu": "31500m"}
         ),
         ("quota gumshoe allows 31.5 CPUs", """'{"spec":{"hard":{"requests.cpu":"32"}}}'"""),
     ),
     "a quota of too little memory": (
         "quota",
-        lambda fake: of(fake, "resourcequotas", namespace=NAMESPACE)["status"]["hard"].update(memory="128Gi"),
+        lambda fake: get_object(fake, "resourcequotas", namespace=NAMESPACE)["status"]["hard"].update(memory="128Gi"),
         ("quota gumshoe allows 128 GiB", """'{"spec":{"hard":{"memory":"256Gi"}}}'"""),
     ),
     "a queue of too little memory": (
         "queue",
-        _queue(
+        _change_queue(
             lambda made: made["spec"]["resourceGroups"][0]["flavors"][0]["resources"][2].update(nominalQuota="0.1Ti")
         ),
         ("256 GiB of memory", "102.4 of gumshoe-h100", "kubectl edit clusterqueue gumshoe"),
     ),
     "a queue without CPUs": (
         "queue",
-        _queue(lambda made: made["spec"]["resourceGroups"][0]["flavors"][0]["resources"].pop(1)),
+        _change_queue(lambda made: made["spec"]["resourceGroups"][0]["flavors"][0]["resources"].pop(1)),
         ("quota for cpu", "kubectl edit clusterqueue gumshoe"),
     ),
-    "no ClusterQueue": ("queue", _gone("clusterqueues"), ("ClusterQueue gumshoe", "kubectl apply -k")),
+    "no ClusterQueue": ("queue", _delete("clusterqueues"), ("ClusterQueue gumshoe", "kubectl apply -k")),
     "a queue that is not active": (
         "queue",
-        _queue(_inactive),
+        _change_queue(_deactivate),
         (
             "(FlavorNotFound: no such flavor)",
             "kubectl describe clusterqueue gumshoe",
@@ -280,76 +288,80 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     ),
     "a queue that is stopped": (
         "queue",
-        _queue(lambda made: made["spec"].update(stopPolicy="HoldAndDrain")),
+        _change_queue(lambda made: made["spec"].update(stopPolicy="HoldAndDrain")),
         ("(HoldAndDrain)", """patch clusterqueue gumshoe --type merge -p '{"spec":{"stopPolicy":"None"}}'"""),
     ),
     "a queue that never admits": (
         "queue",
-        _queue(lambda made: made["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0].update(nominalQuota="4")),
+        _change_queue(
+            lambda made: made["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0].update(nominalQuota="4")
+        ),
         ("a pod of 8 GPUs", "4 of gumshoe-h100", "kubectl edit clusterqueue gumshoe"),
     ),
     "a queue without GPUs": (
         "queue",
-        _queue(lambda made: made["spec"]["resourceGroups"][0]["flavors"][0].update(resources=[])),
+        _change_queue(lambda made: made["spec"]["resourceGroups"][0]["flavors"][0].update(resources=[])),
         ("quota for nvidia.com/gpu", "kubectl edit clusterqueue gumshoe"),
     ),
     "no flavor": (
         "queue",
-        _gone("resourceflavors", "gumshoe-h100"),
+        _delete("resourceflavors", "gumshoe-h100"),
         ("ResourceFlavor gumshoe-h100", "kubectl apply -k"),
     ),
     "no runtime": (
         "runtime",
-        _gone("clustertrainingruntimes"),
+        _delete("clustertrainingruntimes"),
         ("ClusterTrainingRuntime gumshoe", "kubectl apply -k manifests/overlays/prod"),
     ),
 }
 
 
-@pytest.mark.parametrize(("check", "change", "told"), PROBLEMS.values(), ids=PROBLEMS)
-def test_what_must_be_mended_is_told_with_how_and_ends_with_1(
-    check: str, change: Change, told: tuple[str, ...], cluster: FakeKubernetes, examined: Examined
+@pytest.mark.parametrize(("check", "change", "values"), PROBLEMS.values(), ids=PROBLEMS)
+def test_a_problem_is_reported_with_a_remedy_and_ends_with_1(
+    check: str, change: Change, values: tuple[str, ...], cluster: FakeKubernetes, run_doctor: RunDoctor
 ) -> None:
     change(cluster)
-    status, checks = examined("--gpus", 8, "--only", check)
+    status, checks = run_doctor("--gpus", 8, "--only", check)
     assert (status, checks[check]["state"]) == (1, "problem")
-    for each in told:
-        assert each in said(checks[check], "problem")
+    for each in values:
+        assert each in texts_of(checks[check], "problem")
 
 
 WARNINGS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "no Kueue": (
         "crds",
-        _unserved("kueue.x-k8s.io/v1beta2"),
-        ("kueue.x-k8s.io, by which Kueue", "kueue/releases/download"),
+        _hide("kueue.x-k8s.io/v1beta2"),
+        ("kueue.x-k8s.io", "kueue/releases/download"),
     ),
-    "no Prometheus": ("crds", _unserved("monitoring.coreos.com/v1"), ("kube-prometheus-stack",)),
+    "no Prometheus": ("crds", _hide("monitoring.coreos.com/v1"), ("kube-prometheus-stack",)),
     "no controller": (
         "controllers",
-        _gone("deployments", "kserve-controller-manager", "system"),
+        _delete("deployments", "kserve-controller-manager", "system"),
         ("KServe", "Deployment kserve-controller-manager", "helm upgrade --install kserve oci://"),
     ),
     "no labels": (
         "namespace",
-        _unlabelled,
+        _remove_labels,
         (
             "(pod-security.kubernetes.io/enforce is unset)",
             "kubectl label namespace agents --overwrite pod-security.kubernetes.io/enforce=baseline",
         ),
     ),
-    "a token that nobody needs": (
+    "an unneeded token": (
         "accounts",
-        lambda fake: of(fake, "serviceaccounts", "gumshoe-trainer", NAMESPACE).pop("automountServiceAccountToken"),
+        lambda fake: get_object(fake, "serviceaccounts", "gumshoe-trainer", NAMESPACE).pop(
+            "automountServiceAccountToken"
+        ),
         ("patch serviceaccount gumshoe-trainer",),
     ),
-    "rights that nobody needs": (
+    "unneeded permissions": (
         "accounts",
         lambda fake: setattr(fake, "allows", lambda _: True),
         ("gumshoe-rollout", "kubectl -n agents get rolebindings,clusterrolebindings"),
     ),
-    "rights to train alone": (
+    "permissions only to train": (
         "accounts",
-        lambda fake: setattr(fake, "allows", _trains_alone),
+        lambda fake: setattr(fake, "allows", _may_only_train),
         (
             "create secrets, list secrets, update secrets",
             "kubectl -n agents create rolebinding gumshoe-deploy --role gumshoe-deploy",
@@ -357,127 +369,127 @@ WARNINGS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     ),
     "no secret": (
         "secrets",
-        _gone("secrets", "gumshoe-s3", NAMESPACE),
+        _delete("secrets", "gumshoe-s3", NAMESPACE),
         (
-            "secret gumshoe-s3:",
+            "secret gumshoe-s3",
             "kubectl -n agents create secret generic gumshoe-s3 --from-literal=AWS_ACCESS_KEY_ID=…",
         ),
     ),
     "a misspelt key": (
         "secrets",
-        lambda fake: of(fake, "secrets", "gumshoe-models", NAMESPACE)["data"].update(HF_TOKE="c2VjcmV0LTI="),
+        lambda fake: get_object(fake, "secrets", "gumshoe-models", NAMESPACE)["data"].update(HF_TOKE="c2VjcmV0LTI="),
         ("gumshoe-models", ": HF_TOKE\n"),
     ),
     "no default class": (
         "storage",
-        lambda fake: of(fake, "storageclasses", "fast")["metadata"].pop("annotations"),
-        ("(there are fast)", "kubectl patch storageclass fast"),
+        lambda fake: get_object(fake, "storageclasses", "fast")["metadata"].pop("annotations"),
+        ("fast)", "kubectl patch storageclass fast"),
     ),
     "no cache": (
         "storage",
-        _gone("persistentvolumeclaims", "gumshoe-cache", NAMESPACE),
-        ("volume claim gumshoe-cache:", "kubectl apply -k"),
+        _delete("persistentvolumeclaims", "gumshoe-cache", NAMESPACE),
+        ("volume claim gumshoe-cache", "kubectl apply -k"),
     ),
     "a cache for one node": (
         "storage",
-        _claim("Bound", "ReadWriteOnce"),
+        _change_claim("Bound", "ReadWriteOnce"),
         ("(ReadWriteOnce)", "ReadWriteMany for 2 nodes", "kubectl get storageclass"),
     ),
-    "GPUs that are taken": (
+    "GPUs in use": (
         "gpus",
         lambda fake: put_pod(fake, "more", "gpu-b", 3),
         ("2 pods of 8 GPUs: 7 of 16", "0 pods", "kubectl get pods -A"),
     ),
     "a quota that is used up": (
         "quota",
-        lambda fake: of(fake, "resourcequotas", namespace=NAMESPACE)["status"]["used"].update(pods="49"),
+        lambda fake: get_object(fake, "resourcequotas", namespace=NAMESPACE)["status"]["used"].update(pods="49"),
         ("quota gumshoe leaves 1 of 50 pods", "needs 2\n"),
     ),
-    "no LocalQueue": ("queue", _gone("localqueues", namespace=NAMESPACE), ("LocalQueue gumshoe:", "kubectl apply -k")),
+    "no LocalQueue": ("queue", _delete("localqueues", namespace=NAMESPACE), ("LocalQueue gumshoe", "kubectl apply -k")),
     "a queue that is full": ("queue", lambda _: None, ("10 GPUs left", "needs 16\n")),
     "a flavor without nodes": (
         "queue",
-        lambda fake: of(fake, "resourceflavors", "gumshoe-h100")["spec"].update(nodeLabels={"pool": "b200"}),
+        lambda fake: get_object(fake, "resourceflavors", "gumshoe-h100")["spec"].update(nodeLabels={"pool": "b200"}),
         ("ResourceFlavor gumshoe-h100", "kubectl label node NODE pool=b200"),
     ),
     "no priorities": (
         "queue",
-        _gone("workloadpriorityclasses", "gumshoe-evaluation"),
-        ("WorkloadPriorityClass gumshoe-evaluation:", "kubectl apply -k"),
+        _delete("workloadpriorityclasses", "gumshoe-evaluation"),
+        ("WorkloadPriorityClass gumshoe-evaluation", "kubectl apply -k"),
     ),
 }
 
 
-@pytest.mark.parametrize(("check", "change", "told"), WARNINGS.values(), ids=WARNINGS)
-def test_what_a_run_may_do_without_is_a_warning_and_ends_with_0(
-    check: str, change: Change, told: tuple[str, ...], cluster: FakeKubernetes, examined: Examined
+@pytest.mark.parametrize(("check", "change", "values"), WARNINGS.values(), ids=WARNINGS)
+def test_an_optional_part_that_is_missing_is_a_warning_and_ends_with_0(
+    check: str, change: Change, values: tuple[str, ...], cluster: FakeKubernetes, run_doctor: RunDoctor
 ) -> None:
     change(cluster)
-    status, checks = examined("--gpus", 8, "--nodes", 2, "--only", check)
+    status, checks = run_doctor("--gpus", 8, "--nodes", 2, "--only", check)
     assert (status, checks[check]["state"]) == (0, "warning")
-    for each in told:
-        assert each in said(checks[check], "warning")
+    for each in values:
+        assert each in texts_of(checks[check], "warning")
 
 
-def test_a_volume_that_waits_for_its_first_pod_is_no_fault(cluster: FakeKubernetes, examined: Examined) -> None:
-    _claim("Pending")(cluster)
-    of(cluster, "storageclasses", "fast")["volumeBindingMode"] = "WaitForFirstConsumer"
-    status, checks = examined("--only", "storage")
+def test_a_volume_that_waits_for_its_first_pod_is_ok(cluster: FakeKubernetes, run_doctor: RunDoctor) -> None:
+    _change_claim("Pending")(cluster)
+    get_object(cluster, "storageclasses", "fast")["volumeBindingMode"] = "WaitForFirstConsumer"
+    status, checks = run_doctor("--only", "storage")
     assert (status, checks["storage"]["state"]) == (0, "ok")
-    told = said(checks["storage"], "ok")
-    assert "gumshoe-cache" in told
-    assert "volume from fast" in told
+    texts = texts_of(checks["storage"], "ok")
+    assert "gumshoe-cache" in texts
+    assert "volume from fast" in texts
 
 
 @pytest.mark.usefixtures("cluster")
-def test_nodes_that_keep_pods_away_are_not_counted_and_the_taint_is_told(examined: Examined) -> None:
-    status, checks = examined("--only", "gpus")
+def test_tainted_nodes_are_not_counted_and_the_taint_is_named(run_doctor: RunDoctor) -> None:
+    status, checks = run_doctor("--only", "gpus")
     assert (status, checks["gpus"]["state"]) == (0, "warning")
-    told = said(checks["gpus"], "warning")
-    assert "1 GPU" in told
-    assert "nvidia.com/gpu:NoSchedule" in told
+    texts = texts_of(checks["gpus"], "warning")
+    assert "1 GPU" in texts
+    assert "nvidia.com/gpu:NoSchedule" in texts
     given = '[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]'
-    assert f"--set 'tolerations={given}'" in told
-    toleration = re.findall("--toleration ([^ \n]+)", told)[0]
-    assert examined("--only", "gpus", "--toleration", toleration)[1]["gpus"]["state"] == "ok"
-    assert examined("--only", "gpus", "--nodes", 2)[1]["gpus"]["state"] == "ok", "a queue's flavors bear it"
-    assert examined("--only", "gpus", "--toleration", "nvidia.com/gpu=other")[0] == 1
-    assert examined("--only", "gpus", "--toleration", "nvidia.com/gpu:NoExecute")[0] == 1
+    assert f"--set 'tolerations={given}'" in texts
+    toleration = re.findall("--toleration ([^ \n]+)", texts)[0]
+    assert run_doctor("--only", "gpus", "--toleration", toleration)[1]["gpus"]["state"] == "ok"
+    assert run_doctor("--only", "gpus", "--nodes", 2)[1]["gpus"]["state"] == "ok", "the queue's flavors tolerate it"
+    assert run_doctor("--only", "gpus", "--toleration", "nvidia.com/gpu=other")[0] == 1
+    assert run_doctor("--only", "gpus", "--toleration", "nvidia.com/gpu:NoExecute")[0] == 1
 
 
-def test_nodes_that_are_closed_are_named(cluster: FakeKubernetes, examined: Examined) -> None:
+def test_cordoned_and_unready_nodes_are_named(cluster: FakeKubernetes, run_doctor: RunDoctor) -> None:
     put_node(cluster, "gpu-b", 8, unschedulable=True, taints=[{**TAINT}])
-    of(cluster, "nodes", "gpu-a")["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
-    status, checks = examined("--only", "gpus", *BORNE)
-    told = said(checks["gpus"], "warning")
+    get_object(cluster, "nodes", "gpu-a")["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+    status, checks = run_doctor("--only", "gpus", *TOLERATED)
+    texts = texts_of(checks["gpus"], "warning")
     assert status == 1
-    assert "0 of 2 nodes" in said(checks["gpus"], "problem")
-    assert "cordoned: gpu-b" in told
-    assert "kubectl uncordon gpu-b" in told
-    assert "not ready: gpu-a" in told
+    assert "0 of 2 nodes" in texts_of(checks["gpus"], "problem")
+    assert "cordoned: gpu-b" in texts
+    assert "kubectl uncordon gpu-b" in texts
+    assert "not ready: gpu-a" in texts
 
 
-def test_a_pod_holds_gpus_until_it_ends_and_by_its_larger_container(
-    cluster: FakeKubernetes, examined: Examined
+def test_a_pod_holds_the_gpus_of_its_largest_container_until_it_ends(
+    cluster: FakeKubernetes, run_doctor: RunDoctor
 ) -> None:
     put_pod(cluster, "over", "gpu-b", 8, phase="Succeeded")
     put_pod(cluster, "first", "gpu-b", 1)
     limits = {"resources": {"limits": {"nvidia.com/gpu": "3"}}}
-    of(cluster, "pods", "first", "others")["spec"]["initContainers"] = [{"name": "it", **limits}]
-    _, checks = examined("--only", "gpus", *BORNE)
-    assert "7 of 16 GPUs" in said(checks["gpus"], "warning")
+    get_object(cluster, "pods", "first", "others")["spec"]["initContainers"] = [{"name": "it", **limits}]
+    _, checks = run_doctor("--only", "gpus", *TOLERATED)
+    assert "7 of 16 GPUs" in texts_of(checks["gpus"], "warning")
 
 
-def test_many_pods_are_read_page_by_page(cluster: FakeKubernetes, examined: Examined) -> None:
+def test_pods_are_read_in_pages(cluster: FakeKubernetes, run_doctor: RunDoctor) -> None:
     for number in range(1200):
         put_pod(cluster, f"p{number}", "cpu-a", 0)
     put_pod(cluster, "z-last", "gpu-b", 8)
-    _, checks = examined("--only", "gpus", *BORNE)
-    assert "2 of 16 GPUs" in said(checks["gpus"], "warning")
-    assert sum(each.startswith("GET /api/v1/pods") for each in cluster.asked) == 3
+    _, checks = run_doctor("--only", "gpus", *TOLERATED)
+    assert "2 of 16 GPUs" in texts_of(checks["gpus"], "warning")
+    assert sum(each.startswith("GET /api/v1/pods") for each in cluster.requests) == 3
 
 
-REFUSED = [
+FORBIDDEN = [
     ("accounts", "get", "serviceaccounts", "get serviceaccounts/gumshoe-pipeline in agents"),
     ("accounts", "create", "subjectaccessreviews", "create subjectaccessreviews.authorization.k8s.io"),
     ("secrets", "get", "secrets", "get secrets/gumshoe-s3 in agents"),
@@ -492,23 +504,21 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("check", "verb", "plural", "right"), REFUSED)
-def test_what_may_not_be_looked_at_is_told_with_the_right_that_is_missing(
-    check: str, verb: str, plural: str, right: str, cluster: FakeKubernetes, examined: Examined
+@pytest.mark.parametrize(("check", "verb", "plural", "right"), FORBIDDEN)
+def test_a_missing_permission_is_named(
+    check: str, verb: str, plural: str, right: str, cluster: FakeKubernetes, run_doctor: RunDoctor
 ) -> None:
     cluster.refused = (verb, plural)
-    status, checks = examined()
+    status, checks = run_doctor()
     assert (status, checks[check]["state"]) == (0, "warning")
-    assert f"may not {right}\n" in said(checks[check], "warning")
+    assert f"may not {right}\n" in texts_of(checks[check], "warning")
     assert set(codes(checks[check])) <= {"cluster.access-denied"}
-    assert checks["namespace"]["state"] == "ok", "the others go on"
+    assert checks["namespace"]["state"] == "ok", "other checks continue"
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_cluster_that_hangs_is_told_of_within_its_time_and_ends_with_75(
-    cluster: FakeKubernetes, run: Callable[..., Ran]
-) -> None:
-    """The cluster hangs until the test is over."""
+@pytest.mark.usefixtures("short_timeouts")
+def test_a_hanging_cluster_times_out_and_ends_with_75(cluster: FakeKubernetes, run: Callable[..., Ran]) -> None:
+    """The cluster hangs until the end of the test."""
     cluster.faults.extend(["hang"] * 3)
     ran = run("doctor", "--timeout", HOUR)
     assert ran.status == 75
@@ -517,24 +527,26 @@ def test_a_cluster_that_hangs_is_told_of_within_its_time_and_ends_with_75(
 
 
 @pytest.mark.parametrize("fault", ["reset", "503", pytest.param("hang", marks=pytest.mark.nightly)])
-def test_a_check_that_gets_no_answer_ends_no_other(cluster: FakeKubernetes, examined: Examined, fault: str) -> None:
+def test_a_check_without_an_answer_does_not_stop_others(
+    cluster: FakeKubernetes, run_doctor: RunDoctor, fault: str
+) -> None:
     cluster.faults.extend(["fine", fault])
-    status, checks = examined("--timeout", 20, "--only", "quota")
+    status, checks = run_doctor("--timeout", 20, "--only", "quota")
     assert (status, checks["api"]["state"], checks["quota"]["state"]) == (75, "ok", "unanswered")
     code = {"reset": "cluster.unreachable", "503": "cluster.api-unhealthy", "hang": "cluster.timeout"}[fault]
     assert codes(checks["quota"]) == [code]
     cluster.faults.extend(["fine", "503"])
-    status, checks = examined("--only", "quota", "--only", "store")
+    status, checks = run_doctor("--only", "quota", "--only", "store")
     assert (status, checks["quota"]["state"], checks["store"]["state"]) == (75, "unanswered", "skipped")
-    _gone("clustertrainingruntimes")(cluster)
-    cluster.ills["list resourcequotas"] = deque(["reset"])
-    status, checks = examined()
+    _delete("clustertrainingruntimes")(cluster)
+    cluster.request_faults["list resourcequotas"] = deque(["reset"])
+    status, checks = run_doctor()
     assert (checks["quota"]["state"], checks["runtime"]["state"]) == ("unanswered", "problem")
-    assert status == 1, "something must be mended, whatever did not answer"
+    assert status == 1, "a problem takes precedence over a missing answer"
 
 
 @pytest.mark.parametrize(("token", "status"), [("other", 1), (None, 0)])
-def test_credentials_that_the_cluster_does_not_know_are_told_once(
+def test_unknown_credentials_are_reported_once(
     token: str | None, status: int, cluster: FakeKubernetes, run: Callable[..., Ran]
 ) -> None:
     cluster.token = token
@@ -542,7 +554,7 @@ def test_credentials_that_the_cluster_does_not_know_are_told_once(
     assert (ran.status, ran.out.count("[cluster.unauthenticated]")) == (status, status)
 
 
-def test_what_answers_and_is_no_kubernetes_is_told(
+def test_a_server_that_is_not_kubernetes_is_reported(
     tmp_path: Path, cluster: FakeKubernetes, pipelines: tuple[str, deque[str], list[Request]], run: Callable[..., Ran]
 ) -> None:
     other = tmp_path / "other"
@@ -556,12 +568,12 @@ def test_what_answers_and_is_no_kubernetes_is_told(
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_without_a_cluster_the_store_is_looked_at_alone(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_without_a_cluster_only_the_store_is_checked(run: Callable[..., Ran], tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     ran = run("doctor", "--store", tmp_path / "store")
     assert ran.status == 0
     assert re.search("^- api .*kubeconfig", ran.out, re.M)
-    assert f"{tmp_path}/store takes" in ran.out
+    assert f"{tmp_path}/store can" in ran.out
     assert "gpus" not in ran.out
     assert list((tmp_path / "store").iterdir()) == []
 
@@ -578,9 +590,7 @@ def test_without_a_cluster_the_store_is_looked_at_alone(run: Callable[..., Ran],
         (["--store", "ftp://x"], "store.unknown-scheme", "ftp://x"),
     ],
 )
-def test_what_was_asked_for_wrongly_ends_with_2(
-    arguments: list[str], code: str, value: str, run: Callable[..., Ran]
-) -> None:
+def test_invalid_options_end_with_2(arguments: list[str], code: str, value: str, run: Callable[..., Ran]) -> None:
     ran = run("doctor", *arguments)
     assert (ran.status, ran.code) == (2, code), ran.out
     assert value in ran.err
@@ -601,48 +611,50 @@ STORE_PROBLEMS: dict[str, tuple[list[tuple[Any, ...]], tuple[str, ...], list[str
 
 
 @pytest.mark.usefixtures("no_cluster")
-@pytest.mark.parametrize(("faults", "told", "errors"), STORE_PROBLEMS.values(), ids=STORE_PROBLEMS)
-def test_a_right_that_is_missing_in_the_store_is_named(
+@pytest.mark.parametrize(("faults", "values", "errors"), STORE_PROBLEMS.values(), ids=STORE_PROBLEMS)
+def test_a_missing_s3_permission_is_named(
     faults: list[tuple[Any, ...]],
-    told: tuple[str, ...],
+    values: tuple[str, ...],
     errors: list[str],
-    behind: str,
+    proxied_store: str,
     proxy: FaultProxy,
-    examined: Examined,
+    run_doctor: RunDoctor,
 ) -> None:
     for act, method, *more in faults:
         proxy.inject(act, method, *more[:1], query=more[1] if len(more) > 1 else "", times=None)
-    status, checks = examined("--store", behind)
+    status, checks = run_doctor("--store", proxied_store)
     assert (status, checks["store"]["state"]) == (1, "problem")
     assert codes(checks["store"]) == errors
-    for each in told:
-        assert each.replace("BUCKET", behind.split("/")[2]) in said(checks["store"], "problem")
+    for each in values:
+        assert each.replace("BUCKET", proxied_store.split("/")[2]) in texts_of(checks["store"], "problem")
     proxy.heal()
-    assert list(open_storage(behind).entries()) == []
+    assert list(open_storage(proxied_store).entries()) == []
 
 
 @pytest.fixture
-def behind(proxy: FaultProxy, s3_bucket: str, aws_environment: pytest.MonkeyPatch) -> str:
-    """A store that is reached through the proxy."""
+def proxied_store(proxy: FaultProxy, s3_bucket: str, aws_environment: pytest.MonkeyPatch) -> str:
+    """A store that is accessed through the proxy."""
     aws_environment.setenv("AWS_ENDPOINT_URL", proxy.address)
     return f"s3://{s3_bucket}/project"
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_a_right_that_pruning_alone_needs_is_a_warning(behind: str, proxy: FaultProxy, examined: Examined) -> None:
+def test_a_permission_that_only_pruning_needs_is_a_warning(
+    proxied_store: str, proxy: FaultProxy, run_doctor: RunDoctor
+) -> None:
     proxy.inject(DENIED, "GET", query="uploads", times=None)
     proxy.inject(DENIED, "GET", query="versioning", times=None)
-    status, checks = examined("--store", behind)
-    told = said(checks["store"], "warning")
+    status, checks = run_doctor("--store", proxied_store)
+    texts = texts_of(checks["store"], "warning")
     assert (status, checks["store"]["state"]) == (0, "warning")
-    assert "s3:ListBucketMultipartUploads on arn:aws:s3:::" in told
-    assert "s3:GetBucketVersioning" in told
+    assert "s3:ListBucketMultipartUploads on arn:aws:s3:::" in texts
+    assert "s3:GetBucketVersioning" in texts
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_a_bucket_that_is_not_there_is_told(behind: str, examined: Examined) -> None:
-    status, checks = examined("--store", "s3://not-there/project")
-    assert (status, behind.startswith("s3://")) == (1, True)
+def test_a_missing_bucket_is_reported(proxied_store: str, run_doctor: RunDoctor) -> None:
+    status, checks = run_doctor("--store", "s3://not-there/project")
+    assert (status, proxied_store.startswith("s3://")) == (1, True)
     assert codes(checks["store"]) == ["store.no-such-bucket"]
     (command,) = checks["store"]["findings"][0]["commands"]
     assert command.startswith("aws s3 mb s3://not-there")
@@ -650,70 +662,72 @@ def test_a_bucket_that_is_not_there_is_told(behind: str, examined: Examined) -> 
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_a_store_that_does_not_answer_ends_with_75_in_time(behind: str, proxy: FaultProxy, examined: Examined) -> None:
-    """The store hangs until the test is over."""
+def test_a_hanging_store_times_out_and_ends_with_75(
+    proxied_store: str, proxy: FaultProxy, run_doctor: RunDoctor
+) -> None:
+    """The store hangs until the end of the test."""
     proxy.inject(stall, "GET", times=None)
-    status, checks = examined("--store", behind, "--timeout", 1)
+    status, checks = run_doctor("--store", proxied_store, "--timeout", 1)
     assert (status, checks["store"]["state"]) == (75, "unanswered")
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_what_was_written_is_removed_though_its_answer_was_lost(
-    behind: str, proxy: FaultProxy, examined: Examined
+def test_a_test_object_is_removed_if_the_response_was_lost(
+    proxied_store: str, proxy: FaultProxy, run_doctor: RunDoctor
 ) -> None:
     proxy.inject(lose_answer, "PUT", times=None)
-    status, _ = examined("--store", behind)
+    status, _ = run_doctor("--store", proxied_store)
     assert status == 75
     assert proxy.seen("PUT", ".gumshoe-doctor")
     proxy.heal()
-    assert list(open_storage(behind).entries()) == []
+    assert list(open_storage(proxied_store).entries()) == []
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_a_store_that_ignores_conditions_is_refused(behind: str, proxy: FaultProxy, examined: Examined) -> None:
+def test_a_store_without_conditional_writes_is_a_problem(
+    proxied_store: str, proxy: FaultProxy, run_doctor: RunDoctor
+) -> None:
     def unconditional(exchange: Any) -> None:
         exchange.reply(exchange.forward(without="If-None-Match"))
 
     proxy.inject(unconditional, "PUT", times=None)
-    status, checks = examined("--store", behind)
+    status, checks = run_doctor("--store", proxied_store)
     assert status == 1
-    assert "If-None-Match" in said(checks["store"], "problem")
+    assert "If-None-Match" in texts_of(checks["store"], "problem")
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_a_clock_that_is_wrong_is_told(behind: str, proxy: FaultProxy, examined: Examined) -> None:
+def test_clock_skew_is_reported(proxied_store: str, proxy: FaultProxy, run_doctor: RunDoctor) -> None:
     then = datetime.now(UTC) - timedelta(minutes=9)
     stamp = f"<LastModified>{then:%Y-%m-%dT%H:%M:%S}.000Z</LastModified>".encode()
     change = edit(lambda body: re.sub(rb"<LastModified>[^<]*</LastModified>", stamp, body))
     proxy.inject(change, "GET", query="list-type=2", times=None)
-    _, checks = examined("--store", behind)
-    told = said(checks["store"], "warning")
-    assert "9 minutes ahead" in told
-    assert "timedatectl" in told
+    _, checks = run_doctor("--store", proxied_store)
+    texts = texts_of(checks["store"], "warning")
+    assert "9 minutes ahead" in texts
+    assert "timedatectl" in texts
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_a_bucket_that_keeps_older_versions_is_told_and_left_without_any_of_ours(
-    s3_bucket: str, examined: Examined
-) -> None:
+def test_versioning_without_expiry_is_reported(s3_bucket: str, run_doctor: RunDoctor) -> None:
     import boto3
 
     client = boto3.client("s3")
     client.put_bucket_versioning(Bucket=s3_bucket, VersioningConfiguration={"Status": "Enabled"})
-    status, checks = examined("--store", f"s3://{s3_bucket}/project")
-    told = said(checks["store"], "warning")
+    status, checks = run_doctor("--store", f"s3://{s3_bucket}/project")
+    texts = texts_of(checks["store"], "warning")
     assert status == 0
-    assert f"s3://{s3_bucket} keeps" in told
-    kept = client.list_object_versions(Bucket=s3_bucket)
-    assert (kept.get("Versions", []), kept.get("DeleteMarkers", [])) == ([], [])
-    rules = json.loads(re.findall("--lifecycle-configuration '(.*)'", told)[0])
+    assert f"s3://{s3_bucket} keeps" in texts
+    left = client.list_object_versions(Bucket=s3_bucket)
+    assert (left.get("Versions", []), left.get("DeleteMarkers", [])) == ([], [])
+    rules = json.loads(re.findall("--lifecycle-configuration '(.*)'", texts)[0])
     client.put_bucket_lifecycle_configuration(Bucket=s3_bucket, LifecycleConfiguration=rules)
-    assert examined("--store", f"s3://{s3_bucket}/project")[1]["store"]["state"] == "ok"
+    assert run_doctor("--store", f"s3://{s3_bucket}/project")[1]["store"]["state"] == "ok"
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_nothing_is_written_where_an_object_lock_would_keep_it(
-    s3_server: str, aws_environment: pytest.MonkeyPatch, examined: Examined
+def test_nothing_is_written_to_a_bucket_with_object_lock(
+    s3_server: str, aws_environment: pytest.MonkeyPatch, run_doctor: RunDoctor
 ) -> None:
     aws_environment.setenv("AWS_ENDPOINT_URL", s3_server)
     import boto3
@@ -723,17 +737,17 @@ def test_nothing_is_written_where_an_object_lock_would_keep_it(
     rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 30}}
     lock: Any = {"ObjectLockEnabled": "Enabled", "Rule": rule}
     client.put_object_lock_configuration(Bucket="locked", ObjectLockConfiguration=lock)
-    status, checks = examined("--store", "s3://locked/project")
+    status, checks = run_doctor("--store", "s3://locked/project")
     assert status == 0
-    told = said(checks["store"], "warning")
-    assert "s3://locked for 30 days" in told
-    assert "get-object-lock-configuration --bucket locked" in told
+    texts = texts_of(checks["store"], "warning")
+    assert "s3://locked for 30 days" in texts
+    assert "get-object-lock-configuration --bucket locked" in texts
     assert "Versions" not in client.list_object_versions(Bucket="locked")
 
 
-@pytest.mark.usefixtures("no_cluster", "impatient")
+@pytest.mark.usefixtures("no_cluster", "short_timeouts")
 @pytest.mark.parametrize(
-    ("fault", "status", "state", "told"),
+    ("fault", "status", "state", "value"),
     [
         ("users", 0, "ok", "--namespace"),
         ("401", 1, "problem", "(401)"),
@@ -744,36 +758,36 @@ def test_nothing_is_written_where_an_object_lock_would_keep_it(
         ("hang", 75, "unanswered", "in time"),
     ],
 )
-def test_a_kubeflow_pipelines_is_asked_how_it_is(
+def test_the_health_of_kubeflow_pipelines_is_checked(
     fault: str,
     status: int,
     state: str,
-    told: str,
+    value: str,
     pipelines: tuple[str, deque[str], list[Request]],
-    examined: Examined,
+    run_doctor: RunDoctor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, faults, asked = pipelines
+    url, faults, requests = pipelines
     faults.append(fault)
     monkeypatch.setenv("KFP_TOKEN", "secret-token")
-    ended, checks = examined("--kfp", url, "--timeout", HOUR if fault == "hang" else 60 * HOUR)
+    ended, checks = run_doctor("--kfp", url, "--timeout", HOUR if fault == "hang" else 60 * HOUR)
     assert (ended, checks["kfp"]["state"]) == (status, state)
-    assert told in said(checks["kfp"], state)
-    assert (asked[0].path, asked[0].authorization) == ("/apis/v2beta1/healthz", "Bearer secret-token")
+    assert value in texts_of(checks["kfp"], state)
+    assert (requests[0].path, requests[0].authorization) == ("/apis/v2beta1/healthz", "Bearer secret-token")
     assert "secret-token" not in json.dumps(checks)
 
 
-def test_a_pod_asks_kubeflow_pipelines_at_its_usual_address() -> None:
-    from gumshoe.cluster.preflight.external import kfp
+def test_a_pod_uses_the_default_address_of_kubeflow_pipelines() -> None:
+    from gumshoe.cluster.preflight.external import check_kfp
 
-    (found,) = kfp(None, 2, in_pod=True, asked=None)
+    (found,) = check_kfp(None, 2, in_pod=True, reader=None)
     assert found.state == "unanswered"
     assert "http://ml-pipeline.kubeflow.svc.cluster.local:8888" in found.text
 
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
-    """What the preflight component comes to, for another namespace than its own."""
+    """The manifests of the preflight component, rendered for another namespace."""
     if shutil.which("kubectl") is None:
         missing("kubectl")
     place = tmp_path_factory.mktemp("overlay")
@@ -801,7 +815,7 @@ def test_the_preflight_job_is_confined(rendered: list[Object]) -> None:
     assert {each["metadata"].get("namespace") for each in rendered} == {NAMESPACE, None}
 
 
-def test_the_preflight_job_runs_a_command_that_there_is_in_the_image_of_the_steps(
+def test_the_preflight_job_runs_gumshoe_doctor_in_the_worker_image(
     rendered: list[Object], run: Callable[..., Ran], cluster: FakeKubernetes
 ) -> None:
     from gumshoe_pipelines.placement import WORKER
@@ -810,10 +824,10 @@ def test_the_preflight_job_runs_a_command_that_there_is_in_the_image_of_the_step
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["image"] == WORKER
     assert container["command"] == ["gumshoe", "doctor"]
-    assert (run("doctor", *container["args"]).status, bool(cluster.asked)) == (0, True)
+    assert (run("doctor", *container["args"]).status, bool(cluster.requests)) == (0, True)
 
 
-def test_the_preflight_account_may_do_what_the_command_asks_and_nothing_else(
+def test_the_preflight_account_has_exactly_the_permissions_it_needs(
     rendered: list[Object], cluster: FakeKubernetes, run: Callable[..., Ran]
 ) -> None:
     assert run("doctor", "--nodes", 2).status == 0
@@ -827,28 +841,28 @@ def test_the_preflight_account_may_do_what_the_command_asks_and_nothing_else(
                         for name in rule.get("resourceNames", [""]):
                             allowed.add((where, group, resource, verb, name))
     named = {(where, group, resource, verb) for where, group, resource, verb, name in allowed if name}
-    asked = set()
-    for each in map(_right, cluster.asked):
+    requests = set()
+    for each in map(_right, cluster.requests):
         if each is not None:
             *right, name = each
-            asked.add((*right, name if tuple(right) in named else ""))
-    assert asked == allowed
+            requests.add((*right, name if tuple(right) in named else ""))
+    assert requests == allowed
 
 
-_ASKED = re.compile(
+_REQUEST = re.compile(
     r"(?P<method>\w+) /(?:api|apis/(?P<group>[^/]+))/v[^/]+(?:/namespaces/(?P<namespace>[^/]+))?"
     r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?"
 )
 
 
-def _right(asked: str) -> tuple[str, str, str, str, str] | None:
-    """Namespace, group, resource, verb and name of what was asked; None of what anybody may ask."""
-    found = _ASKED.fullmatch(asked)
+def _right(request: str) -> tuple[str, str, str, str, str] | None:
+    """Return namespace, group, resource, verb and name of a request; None if it needs no permission."""
+    found = _REQUEST.fullmatch(request)
     if found is None:  # discovery and the version
-        assert OPEN.fullmatch(asked.partition(" ")[2]), asked
+        assert OPEN.fullmatch(request.partition(" ")[2]), request
         return None
     parts = {name: value or "" for name, value in found.groupdict().items()}
-    if parts["plural"] == "namespaces":  # one's own namespace is a thing in it, to RBAC
+    if parts["plural"] == "namespaces":  # RBAC treats a namespace as an object in itself
         parts["namespace"] = parts["name"]
         parts["name"] = ""
     verb = (
@@ -857,25 +871,23 @@ def _right(asked: str) -> tuple[str, str, str, str, str] | None:
     return parts["namespace"], parts["group"], parts["plural"], verb, parts["name"]
 
 
-def test_commands_are_for_the_cluster_and_the_namespace_that_were_looked_at(
-    cluster: FakeKubernetes, examined: Examined
-) -> None:
+def test_commands_use_the_checked_cluster_and_namespace(cluster: FakeKubernetes, run_doctor: RunDoctor) -> None:
     context = yaml.safe_load(cluster.kubeconfig.read_text())["contexts"][0]["name"]
-    _gone("clusterqueues")(cluster)
+    _delete("clusterqueues")(cluster)
     cluster.unserved.add("serving.kserve.io/v1beta1")
     only = [word for check in ("queue", "crds", "gpus", "kfp") for word in ("--only", check)]
     nowhere = f"http://127.0.0.1:{free_port()}"
-    _, checks = examined("--context", context, "--namespace", NAMESPACE, *only, "--kfp", nowhere)
-    for check, state, *told in (
+    _, checks = run_doctor("--context", context, "--namespace", NAMESPACE, *only, "--kfp", nowhere)
+    for check, state, *values in (
         (
             "queue",
             "problem",
             f"kubectl --context {context} apply -k",
-            f"namespace gumshoe: name {NAMESPACE}",
+            f"namespace gumshoe: set namespace {NAMESPACE}",
         ),
         ("crds", "problem", f"helm --kube-context {context} upgrade --install kserve"),
         ("gpus", "warning", f"gumshoe doctor --context {context} --namespace {NAMESPACE}"),
         ("kfp", "unanswered", f"kubectl --context {context} -n kubeflow port-forward service/ml-pipeline 8888:8888"),
     ):
-        for each in told:
-            assert each in said(checks[check], state)
+        for each in values:
+            assert each in texts_of(checks[check], state)

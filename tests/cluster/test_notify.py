@@ -1,4 +1,4 @@
-"""What a webhook is told of a run's end."""
+"""Test the notification about the end of a run."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,58 +6,58 @@ from types import SimpleNamespace
 import pytest
 
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster.notify import WEBHOOK, Outcome, tell
+from gumshoe.cluster.notify import WEBHOOK, Outcome, send_notification
 from tests.pipelines.webhook import webhook
 
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replace the pauses between tries, and return their seconds."""
+    """Replace the pauses between attempts, and return their lengths in seconds."""
     taken: list[float] = []
     monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=taken.append))
     return taken
 
 
-def published(store: Path, kind: str, version: str, **settings: object) -> None:
+def publish(store: Path, kind: str, version: str, **settings: object) -> None:
     files = store.with_name("files")
     files.mkdir(exist_ok=True)
     (files / "file").write_text(f"{kind} {version}")
     Store(str(store)).publish(files, kind, version, settings=dict(settings))
 
 
-def test_a_run_that_published_says_what_and_why(tmp_path: Path) -> None:
+def test_a_notification_names_the_published_adapter_and_the_reason(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    published(store, "runs/r1/reports", "a", why="adapter passes.")
-    published(store, "adapters", "r1")
+    publish(store, "runs/r1/reports", "a", why="adapter passes.")
+    publish(store, "adapters", "r1")
     found = Outcome.of("r1", str(store), "SUCCEEDED", "")
     assert found.adapter == "adapters/r1"
     for value in ("r1", "adapters/r1", "adapter passes."):
         assert value in found.text
 
 
-def test_a_run_that_the_gate_refused_says_why(tmp_path: Path) -> None:
+def test_a_notification_gives_the_reason_if_the_gate_failed(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    published(store, "runs/r1/reports", "a", why="adapter does not pass.")
+    publish(store, "runs/r1/reports", "a", why="adapter does not pass.")
     found = Outcome.of("r1", str(store), "SUCCEEDED", "")
     assert found.adapter is None
     for value in ("r1", "adapter does not pass."):
         assert value in found.text
 
 
-def test_a_run_that_failed_says_so_whatever_was_published_before(tmp_path: Path) -> None:
+def test_a_notification_of_a_failed_run_contains_its_state_and_error(tmp_path: Path) -> None:
     found = Outcome.of("r1", str(tmp_path / "store"), "FAILED", "train-grpo ended with 137")
     for value in ("r1", "FAILED", "train-grpo ended with 137"):
         assert value in found.text
 
 
-def test_a_webhook_is_asked_again_and_told_once(
+def test_a_failed_webhook_request_is_retried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pauses: list[float]
 ) -> None:
     with webhook() as hook:
         hook.statuses.extend([503, 500])
         monkeypatch.setenv(WEBHOOK, hook.url)
-        tell(Outcome.of("r1", str(tmp_path / "store"), "SUCCEEDED", ""))
-        assert [each["run"] for each in hook.told] == ["r1"]
+        send_notification(Outcome.of("r1", str(tmp_path / "store"), "SUCCEEDED", ""))
+        assert [each["run"] for each in hook.received] == ["r1"]
     assert len(pauses) == 2
 
 
@@ -65,11 +65,11 @@ def test_a_webhook_is_asked_again_and_told_once(
     ("address", "type_of_error"),
     [("http://127.0.0.1:9/secret-key", "ConnectError"), ("no address", "UnsupportedProtocol")],
 )
-def test_a_webhook_that_is_not_there_fails_nothing_and_its_address_is_not_told(
+def test_an_unreachable_webhook_only_causes_a_warning_without_its_address(
     address: str, type_of_error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(WEBHOOK, address)
-    tell(Outcome.of("r1", str(tmp_path / "store"), "SUCCEEDED", ""))
+    send_notification(Outcome.of("r1", str(tmp_path / "store"), "SUCCEEDED", ""))
     printed = capfd.readouterr()
     assert "warning" in printed.err
     assert type_of_error in printed.err

@@ -1,4 +1,4 @@
-"""A training on several nodes, against a server that speaks the Kubernetes API: made, found, followed, removed."""
+"""Test a training on several nodes with a fake Kubernetes API."""
 
 import json
 import math
@@ -20,21 +20,21 @@ from gumshoe.cluster.trainjob import (
     Rollout,
     TrainingJob,
     TrainJobSpec,
-    name_of,
+    build_job_name,
     rollout_address,
     rollout_name,
 )
 from gumshoe.cluster.trainjob_runner import run_trainjob
 from gumshoe.errors import GumshoeError, UnavailableError
 from tests.cluster.fake_kubernetes import FakeKubernetes
-from tests.cluster.fake_trainer import SPACE, Trainer, condition, hurry, meanwhile
+from tests.cluster.fake_trainer import NAMESPACE, Trainer, condition, meanwhile, shorten_pauses
 from tests.errors import raises
 from tests.waiting import Clock
 
 RUN = "s3://bucket/mail/runs/r1"
-NAME = name_of(RUN)
+NAME = build_job_name(RUN)
 SERVERS = rollout_name(NAME)
-ASKED = TrainingJob(
+TRAINING = TrainingJob(
     name=NAME,
     nodes=2,
     gpus=8,
@@ -47,17 +47,17 @@ ASKED = TrainingJob(
     node_selector={"pool": "gpus"},
     tolerations=({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300.0},),
 )
-QUEUED = replace(ASKED, job=replace(ASKED.job, queue="gumshoe", priority="gumshoe-training"))
+QUEUED = replace(TRAINING, job=replace(TRAINING.job, queue="gumshoe", priority="gumshoe-training"))
 HOUR = 3600.0
-PATIENCE = Timeouts(silence=HOUR, gone=HOUR, starting=HOUR, stalled=HOUR, last_words=HOUR, look=0.05)
-"""Longer than any test takes: what is to run out gets less, or has its clock moved forward."""
+TIMEOUTS = Timeouts(unreachable=HOUR, deletion=HOUR, start=HOUR, stall=HOUR, log_drain=HOUR, poll_interval=0.05)
+"""Longer than any test runs. Tests of timeouts shorten them, or advance the clock."""
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "step", "uid": "u-step"}
-ALL = {("trainjobs", NAME), ("deployments", SERVERS), ("services", SERVERS)}
+ALL_OBJECTS = {("trainjobs", NAME), ("deployments", SERVERS), ("services", SERVERS)}
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurry(monkeypatch)
+    shorten_pauses(monkeypatch)
 
 
 @pytest.fixture
@@ -69,35 +69,35 @@ def trainer(cluster: FakeKubernetes) -> Trainer:
 
 @pytest.fixture
 def train() -> Callable[..., list[str]]:
-    """Return a function that carries out a training and returns what was said of it."""
+    """Return a function that runs a training and returns what it reports."""
 
     def run(
-        asked: TrainingJob = ASKED, said: list[str] | None = None, owner: Any = POD, **patience: float
+        training: TrainingJob = TRAINING, reports: list[str] | None = None, owner: Any = POD, **timeouts: float
     ) -> list[str]:
-        told: list[str] = [] if said is None else said
-        run_trainjob(asked, Cluster.of(None, None), told.append, replace(PATIENCE, **patience), owner)
-        return told
+        collected: list[str] = [] if reports is None else reports
+        run_trainjob(training, Cluster.of(None, None), collected.append, replace(TIMEOUTS, **timeouts), owner)
+        return collected
 
     return run
 
 
-def there(cluster: FakeKubernetes) -> set[tuple[str, str]]:
+def list_objects(cluster: FakeKubernetes) -> set[tuple[str, str]]:
     return {(plural, name) for plural, _, name in cluster.objects if plural != "pods"}
 
 
-def all_there(cluster: FakeKubernetes) -> Callable[[], bool]:
-    return lambda: there(cluster) == ALL
+def has_all_objects(cluster: FakeKubernetes) -> Callable[[], bool]:
+    return lambda: list_objects(cluster) == ALL_OBJECTS
 
 
-def created(cluster: FakeKubernetes) -> int:
-    return sum(each.startswith("POST") and each.endswith("/trainjobs") for each in cluster.asked)
+def count_created(cluster: FakeKubernetes) -> int:
+    return sum(each.startswith("POST") and each.endswith("/trainjobs") for each in cluster.requests)
 
 
-def test_what_is_made_is_as_the_schemas_have_it(assert_valid: Callable[..., None]) -> None:
-    alone = replace(QUEUED, name=name_of("file:///a/runs/b"), gpus=0, node_selector={}, tolerations=())
+def test_the_manifests_are_valid(assert_valid: Callable[..., None]) -> None:
+    alone = replace(QUEUED, name=build_job_name("file:///a/runs/b"), gpus=0, node_selector={}, tolerations=())
     assert_valid([*QUEUED.manifests, *alone.manifests])
     service, job, deployment = QUEUED.manifests
-    assert "300.0" not in json.dumps([job, deployment]), "Kubernetes takes no whole number with a fraction"
+    assert "300.0" not in json.dumps([job, deployment]), "Kubernetes rejects integers with a fraction"
     for each in (job, deployment):
         assert each["metadata"]["labels"][QUEUE_LABEL] == "gumshoe"
         assert each["metadata"]["labels"][PRIORITY_LABEL] == "gumshoe-training"
@@ -113,17 +113,17 @@ def test_what_is_made_is_as_the_schemas_have_it(assert_valid: Callable[..., None
 
 
 @pytest.mark.parametrize("run", ["r1", "2024-05-03.a", "A" * 63, "sweep/slow", "x-" * 31, "ü"])
-def test_names_are_labels_and_come_from_the_run_alone(run: str) -> None:
-    name = name_of(f"s3://bucket/mail/runs/{run}")
-    assert name == name_of(f"s3://bucket/mail/runs/{run}/") != name_of(f"s3://bucket/other/runs/{run}")
+def test_names_are_dns_labels_derived_from_the_run(run: str) -> None:
+    name = build_job_name(f"s3://bucket/mail/runs/{run}")
+    assert name == build_job_name(f"s3://bucket/mail/runs/{run}/") != build_job_name(f"s3://bucket/other/runs/{run}")
     assert name.startswith("gumshoe-")
-    assert len(rollout_name(name)) <= 50, "Kubernetes adds to it for pods"
+    assert len(rollout_name(name)) <= 50, "Kubernetes appends to it for pods"
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
     assert "--" not in name
 
 
 @pytest.mark.parametrize(
-    ("told", "code", "values"),
+    ("parameters", "code", "values"),
     [
         ({"servers": 1}, "trainjob.unknown-job-key", ["servers", "cache, cpus, memory"]),
         ({"rollout_servers": -1}, "trainjob.invalid-number", ["rollout_servers", ">= 0", "got -1"]),
@@ -134,103 +134,103 @@ def test_names_are_labels_and_come_from_the_run_alone(run: str) -> None:
         ({"memory": 64}, "trainjob.invalid-memory", ["memory", "got 64"]),
     ],
 )
-def test_how_it_cannot_be_carried_out(told: dict[str, Any], code: str, values: list[str]) -> None:
+def test_an_invalid_job_parameter_is_refused(parameters: dict[str, Any], code: str, values: list[str]) -> None:
     with raises(code, *values):
-        TrainJobSpec.of(told)
+        TrainJobSpec.of(parameters)
     assert TrainJobSpec.of({"rollout_servers": 2.0, "memory": "64Gi"}).rollout_servers == 2, (
-        "as Kubeflow hands numbers on"
+        "Kubeflow passes numbers as floats"
     )
 
 
-def test_its_progress_is_handed_on_and_nothing_of_it_is_left(
+def test_progress_is_reported_and_all_objects_are_deleted(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
     with meanwhile(
-        all_there(cluster),
-        lambda: cluster.say(trainer.pods(NAME)[0], "Starting", "Step 1/2 | Loss 1", "Step 2/2 | Loss 0.5"),
-        lambda: cluster.say(trainer.pods(NAME)[1], "Step 1/2 of another node"),
-        lambda: trainer.progress(NAME, 50, 600),
-        lambda: cluster.say(trainer.pods(NAME)[0], "Evaluation after step 2 | Acc 50 %"),
+        has_all_objects(cluster),
+        lambda: cluster.write_log(trainer.pods(NAME)[0], "Starting", "Step 1/2 | Loss 1", "Step 2/2 | Loss 0.5"),
+        lambda: cluster.write_log(trainer.pods(NAME)[1], "Step 1/2 of another node"),
+        lambda: trainer.report_progress(NAME, 50, 600),
+        lambda: cluster.write_log(trainer.pods(NAME)[0], "Evaluation after step 2 | Acc 50 %"),
         lambda: trainer.end(NAME),
     ):
-        said = train()
-    assert [each for each in said if each.startswith(("Step", "Evaluation"))] == [
+        reports = train()
+    assert [each for each in reports if each.startswith(("Step", "Evaluation"))] == [
         "Step 1/2 | Loss 1",
         "Step 2/2 | Loss 0.5",
         "Evaluation after step 2 | Acc 50 %",
     ]
-    (progress,) = [each for each in said if each.startswith("Progress")]
+    (progress,) = [each for each in reports if each.startswith("Progress")]
     assert re.findall(r"\d+", progress) == ["50", "10"], "percent and minutes"
     assert not cluster.objects
 
 
-def test_what_breaks_off_is_taken_up_and_no_line_comes_twice(
+def test_broken_streams_continue_without_repeated_lines(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
-    """A watch that is too old, or cut; throttling; a server that is not well; a log that breaks off."""
-    cluster.ills = {
+    """Expired and broken watches, rate limiting, server errors, and a broken log stream."""
+    cluster.request_faults = {
         "watch trainjobs": deque(["429", "410", "reset", "500"]),
         "list trainjobs": deque(["503"]),
         "create trainjobs": deque(["500", "429"]),
         "get log": deque(["500"]),
     }
-    said: list[str] = []
+    reports: list[str] = []
     with meanwhile(
-        lambda: cluster.say(trainer.pods(NAME)[0], "Step 1/4", "Step 2/4"),
-        lambda: "Step 2/4" in said and not cluster.ills["watch trainjobs"],
-        cluster.cut,
-        cluster.forget,
-        lambda: cluster.say(trainer.pods(NAME)[0], "Step 3/4"),
-        lambda: "Step 3/4" in said,
-        cluster.forget,
-        cluster.cut,
-        lambda: cluster.say(trainer.pods(NAME)[0], "Step 4/4"),
+        lambda: cluster.write_log(trainer.pods(NAME)[0], "Step 1/4", "Step 2/4"),
+        lambda: "Step 2/4" in reports and not cluster.request_faults["watch trainjobs"],
+        cluster.break_streams,
+        cluster.expire_watches,
+        lambda: cluster.write_log(trainer.pods(NAME)[0], "Step 3/4"),
+        lambda: "Step 3/4" in reports,
+        cluster.expire_watches,
+        cluster.break_streams,
+        lambda: cluster.write_log(trainer.pods(NAME)[0], "Step 4/4"),
         lambda: trainer.end(NAME),
     ):
-        train(said=said)
-    assert [each for each in said if each.startswith("Step")] == [f"Step {number}/4" for number in (1, 2, 3, 4)]
-    assert not any(cluster.ills.values())
+        train(reports=reports)
+    assert [each for each in reports if each.startswith("Step")] == [f"Step {number}/4" for number in (1, 2, 3, 4)]
+    assert not any(cluster.request_faults.values())
 
 
-def test_a_cluster_that_is_gone_midway_keeps_it_and_the_next_try_takes_it_up(
+def test_a_training_survives_an_unreachable_cluster_until_the_next_attempt(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
-    with meanwhile(all_there(cluster), cluster.die), pytest.raises(ClusterUnavailableError) as gone:
-        train(silence=0.2)
+    with meanwhile(has_all_objects(cluster), cluster.stop_answering), pytest.raises(ClusterUnavailableError) as gone:
+        train(unreachable=0.2)
     assert gone.value.code in ("cluster.unreachable", "cluster.timeout")
-    assert there(cluster) == ALL, "nobody was there to remove it"
-    uid = cluster.objects["trainjobs", SPACE, NAME]["metadata"]["uid"]
+    assert list_objects(cluster) == ALL_OBJECTS, "nothing was deleted"
+    uid = cluster.objects["trainjobs", NAMESPACE, NAME]["metadata"]["uid"]
     owners: list[Any] = []
     cluster.is_dead = False
     other = {**POD, "name": "step-2", "uid": "u-step-2"}
 
-    def seen() -> None:
+    def check_and_end() -> None:
         owners.extend(each["metadata"]["ownerReferences"] for key, each in cluster.objects.items() if key[0] != "pods")
-        assert cluster.objects["trainjobs", SPACE, NAME]["metadata"]["uid"] == uid
+        assert cluster.objects["trainjobs", NAMESPACE, NAME]["metadata"]["uid"] == uid
         trainer.end(NAME)
 
-    def taken_over() -> bool:
-        return bool(cluster.objects["deployments", SPACE, SERVERS]["metadata"]["ownerReferences"] == [other])
+    def is_adopted() -> bool:
+        return bool(cluster.objects["deployments", NAMESPACE, SERVERS]["metadata"]["ownerReferences"] == [other])
 
-    with meanwhile(taken_over, seen):
-        run_trainjob(ASKED, Cluster.of(None, None), lambda _: None, PATIENCE, other)
-    assert owners == [[other]] * 3, "it goes with the pod of the try that follows it"
+    with meanwhile(is_adopted, check_and_end):
+        run_trainjob(TRAINING, Cluster.of(None, None), lambda _: None, TIMEOUTS, other)
+    assert owners == [[other]] * 3, "the pod of the new attempt owns the objects"
     assert not cluster.objects
 
 
 @pytest.mark.parametrize("before", ["other", "failed"])
-def test_what_was_made_of_something_else_or_has_failed_is_replaced(
+def test_a_different_or_failed_training_is_replaced(
     before: str, cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
-    asked = ASKED if before == "failed" else replace(ASKED, nodes=3)
-    for each in asked.manifests:
-        cluster.put({**each, "metadata": {**each["metadata"], "namespace": SPACE}})
+    training = TRAINING if before == "failed" else replace(TRAINING, nodes=3)
+    for each in training.manifests:
+        cluster.put({**each, "metadata": {**each["metadata"], "namespace": NAMESPACE}})
     if before == "failed":
         trainer.end(NAME, 1)
-    cluster.lingers = 0.1
-    uid = cluster.objects["trainjobs", SPACE, NAME]["metadata"]["uid"]
+    cluster.deletion_delay = 0.1
+    uid = cluster.objects["trainjobs", NAMESPACE, NAME]["metadata"]["uid"]
     with meanwhile(
-        lambda: cluster.objects["trainjobs", SPACE, NAME]["metadata"]["uid"] != uid,
+        lambda: cluster.objects["trainjobs", NAMESPACE, NAME]["metadata"]["uid"] != uid,
         lambda: len(trainer.pods(NAME)) == 2,
         lambda: trainer.end(NAME),
     ):
@@ -238,14 +238,14 @@ def test_what_was_made_of_something_else_or_has_failed_is_replaced(
     assert not cluster.objects
 
 
-def test_what_does_not_go_away_is_told_of(
+def test_an_object_that_is_not_deleted_is_reported(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
-    service = replace(ASKED, labels={}).manifests[0]
-    cluster.put({**service, "metadata": {**service["metadata"], "namespace": SPACE}})
-    cluster.lingers = math.inf
+    service = replace(TRAINING, labels={}).manifests[0]
+    cluster.put({**service, "metadata": {**service["metadata"], "namespace": NAMESPACE}})
+    cluster.deletion_delay = math.inf
     with raises("cluster.object-not-deleted", f"Service {SERVERS}") as raised:
-        train(gone=0.2)
+        train(deletion=0.2)
     assert raised.type is UnavailableError
     assert not trainer.pods(NAME)
 
@@ -258,7 +258,7 @@ def test_what_does_not_go_away_is_told_of(
         ((75, 2), "trainjob.failed", GumshoeError),
     ],
 )
-def test_a_training_that_fails_has_the_last_word(
+def test_a_failed_training_is_reported_with_its_log(
     statuses: tuple[int, int],
     code: str,
     kind: type[GumshoeError],
@@ -266,83 +266,83 @@ def test_a_training_that_fails_has_the_last_word(
     trainer: Trainer,
     train: Callable[..., list[str]],
 ) -> None:
-    """In the words of the node that failed by itself, and not of one that misses it."""
+    """The log is that of the node that failed first, not of one that lost contact with it."""
     with (
         meanwhile(
-            all_there(cluster),
-            lambda: cluster.say(trainer.pods(NAME)[0], "Step 1/2"),
-            lambda: cluster.say(trainer.pods(NAME)[1], "error: the second node has no memory left"),
+            has_all_objects(cluster),
+            lambda: cluster.write_log(trainer.pods(NAME)[0], "Step 1/2"),
+            lambda: cluster.write_log(trainer.pods(NAME)[1], "error: the second node has no memory left"),
             lambda: trainer.end(NAME, *statuses),
         ),
         raises(code, f"exit status {statuses[1]}", "error: the second node has no memory left") as failed,
     ):
         train()
     assert failed.type is kind
-    assert not there(cluster)
+    assert not list_objects(cluster)
 
 
-def test_while_it_waits_for_its_queue_the_servers_leave_their_gpus_to_others(
+def test_servers_are_removed_while_the_training_is_suspended(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
-    said: list[str] = []
-    alone = ALL - {("deployments", SERVERS)}
+    reports: list[str] = []
+    alone = ALL_OBJECTS - {("deployments", SERVERS)}
 
     def load(*conditions: dict[str, Any]) -> None:
-        uid = cluster.objects["trainjobs", SPACE, NAME]["metadata"]["uid"]
-        meta = {"name": "load", "namespace": SPACE, "labels": {"kueue.x-k8s.io/job-uid": uid}}
+        uid = cluster.objects["trainjobs", NAMESPACE, NAME]["metadata"]["uid"]
+        meta = {"name": "load", "namespace": NAMESPACE, "labels": {"kueue.x-k8s.io/job-uid": uid}}
         cluster.put({"kind": "Workload", "metadata": meta, "status": {"conditions": [*conditions]}})
 
     def unload() -> None:
-        cluster.delete("workloads", SPACE, "load")
+        cluster.delete("workloads", NAMESPACE, "load")
 
     with meanwhile(
         lambda: load(condition("QuotaReserved", "False", "insufficient quota for nvidia.com/gpu")),
-        lambda: any("insufficient quota" in each for each in said),
+        lambda: any("insufficient quota" in each for each in reports),
         unload,
-        lambda: there(cluster) == alone,
+        lambda: list_objects(cluster) == alone,
         lambda: trainer.admit(NAME),
-        all_there(cluster),
-        lambda: cluster.say(trainer.pods(NAME)[0], "Step 1/2"),
-        lambda: "Step 1/2" in said,
+        has_all_objects(cluster),
+        lambda: cluster.write_log(trainer.pods(NAME)[0], "Step 1/2"),
+        lambda: "Step 1/2" in reports,
         lambda: load(condition("Evicted", "True", "Preempted to accommodate another")),
         lambda: trainer.evict(NAME),
-        lambda: any("Preempted to accommodate" in each for each in said),
+        lambda: any("Preempted to accommodate" in each for each in reports),
         unload,
-        lambda: there(cluster) == alone,
+        lambda: list_objects(cluster) == alone,
         lambda: trainer.admit(NAME),
-        all_there(cluster),
-        lambda: cluster.say(trainer.pods(NAME)[0], "Step 2/2"),
+        has_all_objects(cluster),
+        lambda: cluster.write_log(trainer.pods(NAME)[0], "Step 2/2"),
         lambda: trainer.end(NAME),
     ):
-        train(QUEUED, said)
-    assert [each for each in said if each.startswith("Step")] == ["Step 1/2", "Step 2/2"]
-    waits = [each for each in said if each.startswith("Waiting for job")]
+        train(QUEUED, reports)
+    assert [each for each in reports if each.startswith("Step")] == ["Step 1/2", "Step 2/2"]
+    waits = [each for each in reports if each.startswith("Waiting for job")]
     assert all("gumshoe" in each for each in waits), "each names the queue"
     assert "(insufficient quota for nvidia.com/gpu)" in " ".join(waits)
     assert "checkpoint" not in waits[0]
-    assert "checkpoint" in waits[-1], "it has run, and goes on from there"
-    assert created(cluster) == 1
-    assert not there(cluster)
+    assert "checkpoint" in waits[-1], "it has run and continues from its checkpoint"
+    assert count_created(cluster) == 1
+    assert not list_objects(cluster)
 
 
-def test_a_training_that_hangs_is_removed_and_tried_again(
+def test_a_stalled_or_late_training_is_deleted(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]], clock: Clock
 ) -> None:
-    said: list[str] = []
+    reports: list[str] = []
     with (
         meanwhile(
-            all_there(cluster),
-            lambda: cluster.say(trainer.pods(NAME)[0], "Step 1/2"),
-            lambda: "Step 1/2" in said,
+            has_all_objects(cluster),
+            lambda: cluster.write_log(trainer.pods(NAME)[0], "Step 1/2"),
+            lambda: "Step 1/2" in reports,
             lambda: clock.advance(HOUR + 1),
         ),
         raises("trainjob.stalled", NAME, "60 minutes") as stalled,
     ):
-        train(said=said)
+        train(reports=reports)
     assert stalled.type is UnavailableError
     assert not cluster.objects
     with (
-        meanwhile(all_there(cluster), lambda: clock.advance(ASKED.seconds + 1)),
+        meanwhile(has_all_objects(cluster), lambda: clock.advance(TRAINING.seconds + 1)),
         raises("trainjob.time-limit", NAME, "48 hours") as late,
     ):
         train()
@@ -350,36 +350,37 @@ def test_a_training_that_hangs_is_removed_and_tried_again(
     assert not cluster.objects
 
 
-def test_what_keeps_pods_from_running_is_said_once_and_not_waited_for_for_ever(
+def test_a_pod_problem_is_reported_once_and_has_a_timeout(
     trainer: Trainer, train: Callable[..., list[str]], clock: Clock
 ) -> None:
-    trainer.phase, said = "Pending", list[str]()
-    looks: list[int] = []
+    trainer.phase, reports = "Pending", list[str]()
+    polls: list[int] = []
 
-    def is_looked_at_again() -> bool:
-        if not any(each.startswith("Waiting for trainer") for each in said):
+    def is_polled_again() -> bool:
+        if not any(each.startswith("Waiting for trainer") for each in reports):
             return False
-        looks.append(sum(each.endswith("/pods") for each in trainer.fake.asked))
-        return looks[-1] >= looks[0] + 10
+        polls.append(sum(each.endswith("/pods") for each in trainer.fake.requests))
+        return polls[-1] >= polls[0] + 10
 
     with (
-        meanwhile(is_looked_at_again, lambda: clock.advance(HOUR + 1)),
+        meanwhile(is_polled_again, lambda: clock.advance(HOUR + 1)),
         raises("trainjob.not-started", NAME, "60 minutes", "(trainer: ", "ImagePullBackOff") as raised,
     ):
-        train(said=said)
+        train(reports=reports)
     assert raised.type is UnavailableError
-    waits = [each for each in said if each.startswith("Waiting for trainer")]
-    (told,) = waits
+    (report,) = [each for each in reports if each.startswith("Waiting for trainer")]
     for value in (f"{NAME}-node-0-0-00001", "ImagePullBackOff", "trainer_image", "(no such image)"):
-        assert value in told
+        assert value in report
 
 
-def test_a_step_that_is_asked_to_end_leaves_nothing(
+def test_sigterm_deletes_all_objects(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with (
-        meanwhile(all_there(cluster), lambda: bool(trainer.pods(NAME)), lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        meanwhile(
+            has_all_objects(cluster), lambda: bool(trainer.pods(NAME)), lambda: os.kill(os.getpid(), signal.SIGTERM)
+        ),
         raises("trainjob.interrupted") as ended,
     ):
         train()
@@ -388,29 +389,34 @@ def test_a_step_that_is_asked_to_end_leaves_nothing(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_all_of_it_goes_with_the_step_s_pod(
+def test_all_objects_are_deleted_with_the_step_s_pod(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
-    step = {"kind": "Pod", "metadata": {"name": "step", "namespace": SPACE}, "spec": {}, "status": {"phase": "Running"}}
+    step = {
+        "kind": "Pod",
+        "metadata": {"name": "step", "namespace": NAMESPACE},
+        "spec": {},
+        "status": {"phase": "Running"},
+    }
     owner, left = {**POD, "uid": cluster.put(step)["metadata"]["uid"]}, list[tuple[str, str]]()
 
     def end() -> None:
         with cluster._lock:
-            cluster.delete("pods", SPACE, "step")
-            left.extend(there(cluster))
+            cluster.delete("pods", NAMESPACE, "step")
+            left.extend(list_objects(cluster))
 
     with (
-        meanwhile(all_there(cluster), end),
+        meanwhile(has_all_objects(cluster), end),
         raises("trainjob.deleted", NAME) as deleted,
     ):
         train(owner=owner)
     assert deleted.type is UnavailableError
-    assert left == [], "before the step itself removes anything"
+    assert left == [], "Kubernetes deleted them before the step did"
     assert not cluster.objects
     assert not trainer.pods(NAME)
 
 
-def test_a_step_without_the_right_to_servers_says_so_and_leaves_nothing(
+def test_a_missing_permission_is_reported_and_leaves_nothing(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
     cluster.refused = ("create", "deployments")

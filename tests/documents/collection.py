@@ -1,4 +1,4 @@
-"""Small collections to index, and a way to embed that needs no model."""
+"""Small collections to index, and an embedder that needs no model."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from gumshoe.documents.build import DocumentBuildOptions, build_index
+from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.documents.sources import open_source
 from gumshoe.embeddings.embedder import Use, Vectors
 
-WORDS_ALONE = DocumentBuildOptions("none")
+LEXICAL = DocumentBuildOptions("none")
 DISEASES: list[dict[str, Any]] = [
     {
         "id": "flu",
@@ -44,7 +44,7 @@ DISEASES: list[dict[str, Any]] = [
 
 
 class WordVectors:
-    """Embeds a text as the words that it has, each in a direction of its own: real cosines, and no model."""
+    """Embed a text as the sum of fixed random vectors of its words: real cosines without a model."""
 
     dimensions = 96
 
@@ -64,11 +64,11 @@ class WordVectors:
         return found / np.linalg.norm(found)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 def write_jsonl(path: Path, records: Iterable[Any]) -> str:
-    """Write records, one a line: the source that they are."""
+    """Write records to a file, one per line, and return the URI of the source."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return f"jsonl:{path}"
@@ -77,23 +77,23 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> str:
 def make_index(
     directory: Path,
     records: Iterable[Any],
-    options: DocumentBuildOptions = WORDS_ALONE,
+    options: DocumentBuildOptions = LEXICAL,
     embedder: WordVectors | None = None,
 ) -> DocumentIndex:
-    """An index of some records, opened."""
+    """Build and open an index of some records."""
     source = write_jsonl(directory / "documents.jsonl", records)
-    build_index([source], directory / "index", options, embedder=embedder)
+    build_document_index([source], directory / "index", options, embedder=embedder)
     return DocumentIndex(directory / "index", embedder)
 
 
 def plain_records(count: int) -> list[dict[str, str]]:
-    """Documents of one short sentence, no two alike."""
+    """Return different documents of one short sentence each."""
     return [
         {"id": str(number), "title": f"Item {number}", "text": f"Thing {number * 7} is part {number}."}
         for number in range(count)
     ]
 
 
-def documents_of(uri: str) -> list[Document]:
-    """The documents of a source, in its order."""
+def read_documents(uri: str) -> list[Document]:
+    """Return the documents of a source, in order."""
     return [item for item in open_source(uri).read(lambda _: None) if isinstance(item, Document)]

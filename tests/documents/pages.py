@@ -1,4 +1,4 @@
-"""Documents that are told apart by a number, as messages are in `tests.mail.mailbox`, and an index of them."""
+"""Documents with numbers as ids, like the messages in `tests.mail.mailbox`, and an index of them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.documents.collection import make_index
 
 
 def page(number: int, **fields: Any) -> dict[str, Any]:
-    """One document with plain defaults."""
+    """Return one document with plain defaults."""
     return {
         "document_id": f"d{number}",
         "title": f"Title {number}",
@@ -19,13 +19,13 @@ def page(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def make_collection(directory: Path, pages: Iterable[dict[str, Any]]) -> Path:
-    """The directory of an index of some documents, by words alone."""
+    """Build a lexical index of some documents and return its directory."""
     make_index(directory, pages)
     return directory / "index"
 
 
 def pdf(text: str, title: str = "") -> bytes:
-    """A PDF of one page with one line of text."""
+    """Return a PDF of one page with one line of text."""
     stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode()
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",

@@ -1,4 +1,4 @@
-"""A web site on this machine that answers as badly as a test wants."""
+"""A local web site with configurable faults."""
 
 import ssl
 import time
@@ -14,7 +14,7 @@ _GONE = (BrokenPipeError, ConnectionResetError)
 
 @dataclass(frozen=True)
 class Request:
-    """A request that came, and when."""
+    """A request, with its time of arrival."""
 
     host: str
     path: str
@@ -26,7 +26,7 @@ Behave = Callable[["Visit"], None]
 
 
 class Visit(BaseHTTPRequestHandler):
-    """One request, and ways to answer it."""
+    """One request, with ways to answer it."""
 
     protocol_version = "HTTP/1.1"
     site: "Site"
@@ -41,7 +41,7 @@ class Visit(BaseHTTPRequestHandler):
     def answer(
         self, body: bytes | str, *, status: int = 200, kind: str = "text/html; charset=utf-8", **headers: str
     ) -> None:
-        """Send an answer whole. Names of headers have _ for -."""
+        """Send a complete response. Header names are written with _ instead of -."""
         data = body.encode() if isinstance(body, str) else body
         self.send_response(status)
         if kind:
@@ -53,7 +53,7 @@ class Visit(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def begin(self, **headers: str) -> None:
-        """Send the head of an answer whose body ends with the connection."""
+        """Send the headers of a response whose body ends when the connection closes."""
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.send_header("Connection", "close")
@@ -69,39 +69,39 @@ class Visit(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def missing(visit: Visit) -> None:
-    """Answer as for a page that is not there."""
+    """Answer with status 404."""
     visit.answer("<title>Not Found</title>", status=404)
 
 
 @dataclass
 class Site:
-    """What is at which path, and who asked for it."""
+    """The pages of a site by path, and the requests it received."""
 
     port: int
     paths: dict[str, Behave] = field(default_factory=dict)
     otherwise: Behave = missing
     requests: list[Request] = field(default_factory=list)
     pass_time: Callable[[float], None] = time.sleep
-    """Let `seconds` pass on the clock before an answer is sent."""
+    """Advance the clock by `seconds` before a response is sent."""
 
     def url(self, path: str, host: str = "site.example", scheme: str = "http") -> str:
-        """The address of a path."""
+        """Return the URL of a path."""
         return f"{scheme}://{host}:{self.port}{path}"
 
-    def asked(self, path: str) -> int:
-        """How often a path was asked for."""
+    def count_requests(self, path: str) -> int:
+        """Return how many times a path was requested."""
         return sum(request.path == path for request in self.requests)
 
 
 @contextmanager
 def running_site(tls: ssl.SSLContext | None = None) -> Iterator[Site]:
-    """A site while it answers."""
+    """Run a site while the block runs."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Visit)
-    server.daemon_threads = True  # some of its answers do not end
+    server.daemon_threads = True  # some responses never end
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     site = Site(server.server_port)
@@ -111,7 +111,7 @@ def running_site(tls: ssl.SSLContext | None = None) -> Iterator[Site]:
 
 
 def page(title: str = "Fenwick disease", *paragraphs: str) -> str:
-    """A page with menus round its text."""
+    """Return a page with menus around its text."""
     menu = "".join(f'<li><a href="/topic/{number}">Topic {number}</a></li>' for number in range(20))
     text = "".join(f"<p>{each}</p>" for each in paragraphs or (f"{title} makes the left elbow itch for a week.",))
     return (

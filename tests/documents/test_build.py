@@ -1,4 +1,4 @@
-"""Building an index: what is left out, the same from the same, and there whole or not at all."""
+"""Building an index: duplicates, determinism, and that the index appears only when complete."""
 
 import json
 import os
@@ -12,27 +12,27 @@ from typing import Any
 
 import pytest
 
-from gumshoe.artifacts.storage import directory_lock
-from gumshoe.documents.build import DocumentBuildOptions, build_index
+from gumshoe.artifacts.storage import lock_directory
+from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.documents.schema import is_document_index, read_facts
 from gumshoe.embeddings.embedder import EmbeddingError
 from gumshoe.errors import GumshoeError
-from tests.documents.collection import DISEASES, WORDS_ALONE, WordVectors, make_index, plain_records, write_jsonl
+from tests.documents.collection import DISEASES, LEXICAL, WordVectors, make_index, plain_records, write_jsonl
 from tests.errors import check_error, raises
 
 DENSE = DocumentBuildOptions("word-vectors")
-MANY = 2500  # chunks: more than two of the windows after which a build that is killed goes on
+MANY = 2500  # chunks: more than two of the windows from which a killed build resumes
 
 
 def digests(directory: Path) -> dict[str, str]:
-    """The digest of each file of an index, as `index.json` has it, which is checked when it is opened."""
+    """Verify an index, and return the digest of each of its files."""
     DocumentIndex(directory)
     facts = read_facts(directory)
     return {name: each.sha256 for name, each in facts.files.items()} | {"content": facts.content}
 
 
-def test_documents_and_chunks_that_repeat_others_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_duplicates_are_dropped_and_counted(tmp_path: Path) -> None:
     text = " ".join(f"word{number}" for number in range(60))
     records = [
         {"id": "a", "title": "T", "text": text},
@@ -43,7 +43,7 @@ def test_documents_and_chunks_that_repeat_others_are_left_out_and_counted(tmp_pa
         {"id": "a", "title": "T", "text": "Something else."},
     ]
     source = write_jsonl(tmp_path / "d.jsonl", records)
-    counts = build_index([source], tmp_path / "index", WORDS_ALONE).counts
+    counts = build_document_index([source], tmp_path / "index", LEXICAL).counts
     assert counts.duplicates == {"documents": 1}
     assert (counts.read, counts.documents, counts.chunks, counts.renamed) == (6, 5, 5, 1)
     index = DocumentIndex(tmp_path / "index")
@@ -51,15 +51,15 @@ def test_documents_and_chunks_that_repeat_others_are_left_out_and_counted(tmp_pa
     assert index.read("b").document_id == "a"
     assert index.read("c").text == text.upper()
     assert index.read("a~2").text == "Something else."
-    kept = build_index([source], tmp_path / "all", DocumentBuildOptions("none", drop_duplicates=False)).counts
+    kept = build_document_index([source], tmp_path / "all", DocumentBuildOptions("none", drop_duplicates=False)).counts
     assert (kept.documents, kept.chunks, kept.duplicates) == (6, 6, {})
 
 
-def test_a_document_that_only_repeats_others_keeps_its_first_chunk_and_is_found(tmp_path: Path) -> None:
+def test_a_document_of_duplicate_chunks_keeps_its_first(tmp_path: Path) -> None:
     one, two = (" ".join(f"{part}{number}" for number in range(50)) for part in ("early", "late"))
     texts = [f"{one}.\n{two}.", f"{two}.\n{one}.", f"{one}.\nSomething else."]
     records = [{"id": str(number), "title": "T", "text": text} for number, text in enumerate(texts)]
-    counts = build_index(
+    counts = build_document_index(
         [write_jsonl(tmp_path / "d.jsonl", records)], tmp_path / "i", DocumentBuildOptions("none", 120)
     ).counts
     assert (counts.chunks, counts.duplicates) == (4, {"exact chunks": 1})
@@ -68,9 +68,11 @@ def test_a_document_that_only_repeats_others_keeps_its_first_chunk_and_is_found(
     assert {hit.document_id for hit in index.search("early7 something")} == {"0", "1", "2"}
 
 
-def test_the_index_says_what_built_it(tmp_path: Path) -> None:
+def test_the_index_records_how_it_was_built(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", [*DISEASES, {"text": ""}, 3])
-    report = build_index([source], tmp_path / "index", DocumentBuildOptions("word-vectors", 99), embedder=WordVectors())
+    report = build_document_index(
+        [source], tmp_path / "index", DocumentBuildOptions("word-vectors", 99), embedder=WordVectors()
+    )
     index = DocumentIndex(tmp_path / "index")
     facts = index.stats()
     assert facts["sources"] == [source]
@@ -80,18 +82,18 @@ def test_the_index_says_what_built_it(tmp_path: Path) -> None:
     assert facts["metadata"] == {"category": 3, "synonyms": 2, "year": 1}
     assert facts["content"] == report.content
     assert facts["bytes"] == sum(path.stat().st_size for path in (tmp_path / "index").glob("data-*/*"))
-    assert [(place.rpartition(":")[2], reason) for place, reason, _ in index.unreadable()] == [
+    assert [(place.rpartition(":")[2], reason) for place, reason, _ in index.list_unreadable()] == [
         ("5", "no text"),
         ("6", "not a document record"),
     ]
     json.dumps(facts)
 
 
-# The same from the same
+# Determinism
 
 
-def test_the_content_hash_is_that_of_the_documents_and_the_options(tmp_path: Path) -> None:
-    def content(name: str, records: list[Any], options: DocumentBuildOptions = WORDS_ALONE) -> str:
+def test_the_content_hash_depends_on_documents_and_options(tmp_path: Path) -> None:
+    def content(name: str, records: list[Any], options: DocumentBuildOptions = LEXICAL) -> str:
         return str(make_index(tmp_path / name, records, options, WordVectors()).stats()["content"])
 
     same = content("a", DISEASES)
@@ -113,13 +115,13 @@ def test_the_content_hash_is_that_of_the_documents_and_the_options(tmp_path: Pat
     assert len(set(hashes)) == len(hashes)
 
 
-def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+def test_builds_in_other_processes_are_identical(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", [*DISEASES, *plain_records(50)])
-    build_index([source], tmp_path / "here", WORDS_ALONE)
+    build_document_index([source], tmp_path / "here", LEXICAL)
     for seed in ("1", "2"):
         code = (
             "import sys; from pathlib import Path; from gumshoe.documents.build import *; "
-            f"build_index([{source!r}], Path(sys.argv[1]), BuildOptions('none'))"
+            f"build_document_index([{source!r}], Path(sys.argv[1]), DocumentBuildOptions('none'))"
         )
         there = tmp_path / seed
         environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path), "PATH": ""}
@@ -127,7 +129,7 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) 
         assert digests(there) == digests(tmp_path / "here")
 
 
-# Whole or not at all
+# Interrupted builds
 
 _KILLED = """
 import os, signal, sys
@@ -142,12 +144,12 @@ class Killed(WordVectors):
         return super().embed(texts, use)
 
 for point in sys.argv[3:]:
-    child = os.fork()  # a process of its own takes a second to import what it needs
+    child = os.fork()  # a new process would take a second to import its modules
     if not child:
         if not point.isdecimal():
             setattr(build, point, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        options = build.BuildOptions("word-vectors")
-        build.build_index([sys.argv[1]], Path(sys.argv[2], point), options, embedder=Killed())
+        options = build.DocumentBuildOptions("word-vectors")
+        build.build_document_index([sys.argv[1]], Path(sys.argv[2], point), options, embedder=Killed())
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -155,16 +157,16 @@ for point in sys.argv[3:]:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A source of many documents, and an index of it that was built without a stop."""
+    """Return a source of many documents, and an index of it that was built without interruption."""
     place = tmp_path_factory.mktemp("many")
     source = write_jsonl(place / "d.jsonl", plain_records(MANY))
-    build_index([source], place / "whole", DENSE, embedder=WordVectors())
+    build_document_index([source], place / "whole", DENSE, embedder=WordVectors())
     return source, place / "whole"
 
 
 @pytest.fixture(scope="module")
 def killed(many: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory of what builds left that were killed, by the call at which they were."""
+    """Return a directory with the files of killed builds, named by the call at which they were killed."""
     place = tmp_path_factory.mktemp("killed")
     environment = {**os.environ, "PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path])}
     points = ["0", "1", "2", "file_digest", "write_atomically"]
@@ -175,7 +177,7 @@ def killed(many: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize(("call", "resumed"), [(0, 0), (1, 1024), (2, 2048)])
-def test_a_build_that_is_killed_goes_on_and_comes_to_the_same_bytes(
+def test_a_killed_build_resumes_with_identical_results(
     many: tuple[str, Path], killed: Path, call: int, resumed: int
 ) -> None:
     source, whole = many
@@ -183,81 +185,75 @@ def test_a_build_that_is_killed_goes_on_and_comes_to_the_same_bytes(
     assert not is_document_index(place)
     with raises("documents.no-index", place):
         DocumentIndex(place)
-    report = build_index([source], place, DENSE, embedder=WordVectors())
+    report = build_document_index([source], place, DENSE, embedder=WordVectors())
     assert report.resumed == resumed
     assert digests(place) == digests(whole)
     assert sorted(each.name.partition("-")[0] for each in place.iterdir()) == ["data", "index.json"]
 
 
 @pytest.mark.parametrize("last", ["file_digest", "write_atomically"])
-def test_a_build_that_is_killed_when_all_is_embedded_embeds_nothing_again(
-    many: tuple[str, Path], killed: Path, last: str
-) -> None:
+def test_a_build_killed_after_embedding_reuses_all_vectors(many: tuple[str, Path], killed: Path, last: str) -> None:
     source, whole = many
     place = killed / last
     assert not is_document_index(place)
-    assert build_index([source], place, DENSE, embedder=WordVectors()).resumed == MANY
+    assert build_document_index([source], place, DENSE, embedder=WordVectors()).resumed == MANY
     assert digests(place) == digests(whole)
     assert sorted(each.name.partition("-")[0] for each in place.iterdir()) == ["data", "index.json"]
     assert sorted(path.name for path in place.glob("data-*/*")) == sorted(FILES)
 
 
-def test_vectors_that_were_made_of_other_documents_or_cut_off_are_not_taken(
-    many: tuple[str, Path], tmp_path: Path
-) -> None:
+def test_vectors_of_other_documents_are_not_reused(many: tuple[str, Path], tmp_path: Path) -> None:
     source, whole = many
     partial = tmp_path / "index" / ".partial"
     partial.mkdir(parents=True)
     (partial / "vectors.plan").write_text("0123 96")
     (partial / "vectors.f2").write_bytes(b"x" * 192 * MANY)
-    assert build_index([source], tmp_path / "index", DENSE, embedder=WordVectors()).resumed == 0
+    assert build_document_index([source], tmp_path / "index", DENSE, embedder=WordVectors()).resumed == 0
     assert digests(tmp_path / "index") == digests(whole)
 
 
-class Gone(WordVectors):
+class FailingVectors(WordVectors):
     def embed(self, texts, use):  # type: ignore[no-untyped-def]
         if len(self.asked) == 1:
             raise EmbeddingError("embeddings.unreachable", "of the test")
         return super().embed(texts, use)
 
 
-def test_a_build_that_fails_leaves_what_it_embedded_and_the_old_index_as_it_was(
-    many: tuple[str, Path], tmp_path: Path
-) -> None:
+def test_a_failed_build_keeps_its_vectors_and_the_old_index(many: tuple[str, Path], tmp_path: Path) -> None:
     source, whole = many
     old = make_index(tmp_path, DISEASES)
     before = digests(tmp_path / "index")
     with raises("embeddings.unreachable"):
-        build_index([source], tmp_path / "index", DENSE, replace=True, embedder=Gone())
+        build_document_index([source], tmp_path / "index", DENSE, replace=True, embedder=FailingVectors())
     assert digests(tmp_path / "index") == before
     assert old.search("gout")
-    assert build_index([source], tmp_path / "index", DENSE, replace=True, embedder=WordVectors()).resumed == 1024
+    assert (
+        build_document_index([source], tmp_path / "index", DENSE, replace=True, embedder=WordVectors()).resumed == 1024
+    )
     assert digests(tmp_path / "index") == digests(whole)
 
 
-def test_vectors_that_were_cut_off_in_the_middle_of_a_window_are_made_again(
-    many: tuple[str, Path], tmp_path: Path
-) -> None:
+def test_an_incomplete_window_is_embedded_again(many: tuple[str, Path], tmp_path: Path) -> None:
     source, whole = many
     place = tmp_path / "index"
     with raises("embeddings.unreachable"):
-        build_index([source], place, DENSE, embedder=Gone())
+        build_document_index([source], place, DENSE, embedder=FailingVectors())
     with (place / ".partial" / "vectors.f2").open("ab") as vectors:
         vectors.write(b"x" * (192 * 7 + 5))
-    assert build_index([source], place, DENSE, embedder=WordVectors()).resumed == 1024
+    assert build_document_index([source], place, DENSE, embedder=WordVectors()).resumed == 1024
     assert digests(place) == digests(whole)
 
 
-def test_an_index_is_replaced_only_on_request_and_who_had_it_open_is_told(tmp_path: Path) -> None:
+def test_an_existing_index_is_replaced_only_on_request(tmp_path: Path) -> None:
     old = make_index(tmp_path, DISEASES)
     source = write_jsonl(tmp_path / "new.jsonl", plain_records(3))
     with raises("documents.index-exists", tmp_path / "index", "--replace"):
-        build_index([source], tmp_path / "index", WORDS_ALONE)
+        build_document_index([source], tmp_path / "index", LEXICAL)
     assert [hit.document_id for hit in old.search("gout")] == ["gout"]
-    build_index([source], tmp_path / "index", WORDS_ALONE, replace=True)
+    build_document_index([source], tmp_path / "index", LEXICAL, replace=True)
     assert [hit.document_id for hit in DocumentIndex(tmp_path / "index").search("part 2")][:1] == ["2"]
     assert len(list((tmp_path / "index").glob("data-*"))) == 1
-    build_index([source], tmp_path / "index", WORDS_ALONE, replace=True)  # the same again
+    build_document_index([source], tmp_path / "index", LEXICAL, replace=True)  # the same again
     assert len(list((tmp_path / "index").iterdir())) == 2
     assert DocumentIndex(tmp_path / "index").search("part 2")
     errors: list[GumshoeError] = []
@@ -274,49 +270,49 @@ def test_an_index_is_replaced_only_on_request_and_who_had_it_open_is_told(tmp_pa
     check_error(errors[0], "documents.index-replaced", old.path)
 
 
-def test_of_what_lies_beside_an_index_nothing_is_removed(tmp_path: Path) -> None:
+def test_other_files_beside_an_index_are_kept(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "index" / "data-raw" / "d.jsonl", DISEASES)
     others = [tmp_path / "index" / name for name in ("data-0123456789abcdef/notes.txt", "data-notes.txt")]
     for path in others:
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
-    build_index([source], tmp_path / "index", WORDS_ALONE)
-    build_index([source], tmp_path / "index", DocumentBuildOptions("none", 99), replace=True)
+    build_document_index([source], tmp_path / "index", LEXICAL)
+    build_document_index([source], tmp_path / "index", DocumentBuildOptions("none", 99), replace=True)
     assert [path.read_text() for path in others] == ["mine", "mine"]
     assert (tmp_path / "index" / "data-raw" / "d.jsonl").exists()
     assert len(list((tmp_path / "index").glob("data-*/documents.sqlite"))) == 1
 
 
-def test_two_builds_do_not_write_to_one_place(tmp_path: Path) -> None:
+def test_concurrent_builds_in_one_directory_are_rejected(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", DISEASES)
-    with directory_lock(tmp_path / "index", wait=None), raises("documents.index-busy", tmp_path / "index"):
-        build_index([source], tmp_path / "index", WORDS_ALONE)
-    build_index([source], tmp_path / "index", WORDS_ALONE)
+    with lock_directory(tmp_path / "index", wait=None), raises("documents.index-busy", tmp_path / "index"):
+        build_document_index([source], tmp_path / "index", LEXICAL)
+    build_document_index([source], tmp_path / "index", LEXICAL)
 
 
 @pytest.mark.parametrize(
     ("sources", "options", "code", "values"),
     [
-        ([], WORDS_ALONE, "documents.no-sources", []),
-        (["jsonl:missing.jsonl"], WORDS_ALONE, "store.not-found", ["missing.jsonl"]),
+        ([], LEXICAL, "documents.no-sources", []),
+        (["jsonl:missing.jsonl"], LEXICAL, "store.not-found", ["missing.jsonl"]),
         (["{good}"], DocumentBuildOptions("none", 10), "documents.invalid-chunk-size", [10, 32]),
         (["{good}"], DocumentBuildOptions("none", language="English"), "documents.invalid-language", ["English"]),
         (["{good}"], DocumentBuildOptions("./no-such-model"), "sources.no-such-model-directory", ["./no-such-model"]),
     ],
 )
-def test_what_cannot_be_done_is_told_before_anything_is_read(
+def test_invalid_arguments_are_rejected_before_reading(
     tmp_path: Path, sources: list[str], options: DocumentBuildOptions, code: str, values: list[object]
 ) -> None:
     good = write_jsonl(tmp_path / "d.jsonl", DISEASES)
     with raises(code, *values):
-        build_index([each.format(good=good) for each in sources], tmp_path / "index", options)
+        build_document_index([each.format(good=good) for each in sources], tmp_path / "index", options)
     assert not list(tmp_path.glob("index/*"))
 
 
-def test_a_source_without_a_single_document_makes_no_index(tmp_path: Path) -> None:
+def test_a_source_without_documents_is_rejected(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", [{"text": ""}, {"text": " "}])
     with raises("documents.no-documents", source, "2 no text"):
-        build_index([source], tmp_path / "index", WORDS_ALONE)
+        build_document_index([source], tmp_path / "index", LEXICAL)
     assert not is_document_index(tmp_path / "index")
 
 
@@ -324,7 +320,7 @@ def test_a_source_without_a_single_document_makes_no_index(tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("sound")
     make_index(place, DISEASES, DENSE, WordVectors())
     return place / "index"
@@ -336,14 +332,14 @@ FILES = [
 ]
 
 
-def test_the_files_of_an_index_are_those_that_are_damaged_below(sound: Path) -> None:
-    assert sorted(path.name for path in sound.glob("data-*/*")) == sorted(FILES)
+def test_the_list_of_files_is_complete(intact: Path) -> None:
+    assert sorted(path.name for path in intact.glob("data-*/*")) == sorted(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["missing", "cut", "longer", "a bit"])
-def test_a_damaged_file_is_refused(sound: Path, tmp_path: Path, name: str, damage: str) -> None:
-    shutil.copytree(sound, tmp_path / "index")
+def test_a_damaged_file_is_rejected(intact: Path, tmp_path: Path, name: str, damage: str) -> None:
+    shutil.copytree(intact, tmp_path / "index")
     (path,) = (tmp_path / "index").glob(f"data-*/{name}")
     data = bytearray(path.read_bytes())
     if damage == "missing":
@@ -370,17 +366,17 @@ def test_a_damaged_file_is_refused(sound: Path, tmp_path: Path, name: str, damag
         (lambda facts: facts.replace(b'"content"', b'"contents"'), "store.index-damaged", "content"),
     ],
 )
-def test_damaged_facts_are_refused(sound: Path, tmp_path: Path, change: Any, code: str, value: object) -> None:
-    shutil.copytree(sound, tmp_path / "index")
+def test_a_damaged_index_json_is_rejected(intact: Path, tmp_path: Path, change: Any, code: str, value: object) -> None:
+    shutil.copytree(intact, tmp_path / "index")
     path = tmp_path / "index" / "index.json"
     path.write_bytes(change(path.read_bytes()))
     with raises(code, path, value):
         DocumentIndex(tmp_path / "index")
 
 
-def test_a_full_disk_is_told_of_and_leaves_no_index(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_index(small_disk: Path, tmp_path: Path) -> None:
     records = [{"text": f"Text {number}.", "notes": "x" * 2_000_000} for number in range(3)]
     source = write_jsonl(tmp_path / "d.jsonl", records)
     with raises("documents.index-not-written", small_disk):
-        build_index([source], small_disk / "index", WORDS_ALONE)
+        build_document_index([source], small_disk / "index", LEXICAL)
     assert not is_document_index(small_disk / "index")

@@ -1,4 +1,4 @@
-"""Searching and reading: results with the ranks of both sides, filters, any text, and many threads at once."""
+"""Search and read: hits with ranks, filters, arbitrary queries, and concurrent use."""
 
 import os
 import random
@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.artifacts.store import Store
-from gumshoe.documents.build import DocumentBuildOptions, build_index
+from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.document import Document
-from gumshoe.documents.index import MOST, DocumentIndex, DocumentNotFoundError
-from gumshoe.documents.place import index_place
+from gumshoe.documents.index import MAX_RESULTS, DocumentIndex, DocumentNotFoundError, open_index
 from gumshoe.documents.schema import is_document_index
-from gumshoe.embeddings.embedder import OFFLINE
+from gumshoe.embeddings.embedder import OFFLINE_MODEL
 from tests.benchmarks.scifact import SciFact
 from tests.documents.collection import DISEASES, WordVectors, make_index, plain_records, write_jsonl
 from tests.errors import check_error, raises
@@ -29,8 +28,8 @@ QUICK = settings(derandomize=True, deadline=None, database=None)
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> DocumentIndex:
-    """An index of words alone."""
+def lexical(tmp_path_factory: pytest.TempPathFactory) -> DocumentIndex:
+    """Return a lexical index."""
     return make_index(tmp_path_factory.mktemp("words"), DISEASES)
 
 
@@ -43,7 +42,7 @@ def ids(hits: list[Any]) -> list[str]:
     return [hit.document_id for hit in hits]
 
 
-def test_a_hit_says_what_was_found_where_and_why(hybrid: DocumentIndex) -> None:
+def test_a_hit_has_chunk_snippet_score_and_ranks(hybrid: DocumentIndex) -> None:
     hit, *_ = hybrid.search("what causes gout in the toe")
     assert (hit.document_id, hit.chunk_id, hit.title) == ("gout", "gout#0", "Gout")
     assert hit.snippet == "Gout is caused by crystals of uric acid. The big toe hurts at night."
@@ -51,13 +50,13 @@ def test_a_hit_says_what_was_found_where_and_why(hybrid: DocumentIndex) -> None:
     assert (hit.dense_rank, hit.lexical_rank) == (1, 1)
 
 
-def test_the_ranks_are_those_of_each_side_alone(hybrid: DocumentIndex) -> None:
+def test_ranks_equal_those_of_each_retriever_alone(hybrid: DocumentIndex) -> None:
     query = "a virus that begins with part 14"
-    by_meaning = ids(hybrid.search(query, limit=100, dense_weight=1))
-    by_words = ids(hybrid.search(query, limit=100, dense_weight=0))
+    dense_ids = ids(hybrid.search(query, limit=100, dense_weight=1))
+    lexical_ids = ids(hybrid.search(query, limit=100, dense_weight=0))
     for fusion in ("score", "rank"):
         for hit in hybrid.search(query, limit=40, fusion=fusion):
-            for rank, alone in ((hit.dense_rank, by_meaning), (hit.lexical_rank, by_words)):
+            for rank, alone in ((hit.dense_rank, dense_ids), (hit.lexical_rank, lexical_ids)):
                 if rank is not None and rank <= 100:
                     assert alone[rank - 1] == hit.document_id
                 else:
@@ -66,7 +65,7 @@ def test_the_ranks_are_those_of_each_side_alone(hybrid: DocumentIndex) -> None:
     assert {hit.dense_rank for hit in hybrid.search(query, dense_weight=0)} == {None}
 
 
-def test_the_weight_decides_between_the_sides(hybrid: DocumentIndex) -> None:
+def test_the_weight_selects_the_retriever(hybrid: DocumentIndex) -> None:
     query = "Influenza virus fever part"
     scores = {weight: hybrid.search(query, limit=30, dense_weight=weight) for weight in (0.0, 0.5, 1.0)}
     assert [hit.lexical_rank for hit in scores[0.0]] == list(range(1, len(scores[0.0]) + 1))
@@ -76,7 +75,7 @@ def test_the_weight_decides_between_the_sides(hybrid: DocumentIndex) -> None:
         assert len(set(ids(hits))) == len(hits)
 
 
-def test_a_document_is_found_by_its_best_chunk_and_once(tmp_path: Path) -> None:
+def test_a_document_is_listed_once_with_its_best_chunk(tmp_path: Path) -> None:
     parts = [
         f"Part {number} is about the {name} and its many uses in the house."
         for number, name in enumerate(["lamp", "stove", "kettle", "broom"])
@@ -92,7 +91,7 @@ def test_a_document_is_found_by_its_best_chunk_and_once(tmp_path: Path) -> None:
     assert hit.chunk_id != index.search("lamp")[0].chunk_id == "long#0"
 
 
-def test_words_that_stand_far_apart_in_a_document_count_together(tmp_path: Path) -> None:
+def test_words_far_apart_in_a_document_count_together(tmp_path: Path) -> None:
     filler = " ".join(f"Nothing of note in sentence {number}." for number in range(60))
     records = [
         {"id": "both", "title": "One", "text": f"It tells of gout. {filler} It tells of scurvy."},
@@ -103,9 +102,9 @@ def test_words_that_stand_far_apart_in_a_document_count_together(tmp_path: Path)
     assert ids(index.search("gout scurvy"))[0] == "both"
 
 
-def test_the_words_of_title_category_and_synonyms_are_found_and_shown_nowhere(words: DocumentIndex) -> None:
+def test_words_of_the_context_line_are_searchable(lexical: DocumentIndex) -> None:
     for query in ("podagra", "joints", "GOUT"):
-        (hit,) = words.search(query)
+        (hit,) = lexical.search(query)
         assert hit.document_id == "gout"
         assert hit.snippet.startswith("Gout is caused")
 
@@ -127,35 +126,35 @@ def test_the_words_of_title_category_and_synonyms_are_found_and_shown_nowhere(wo
         ({}, {"flu", "cold", "gout"}),
     ],
 )
-def test_a_filter_is_metadata_that_a_document_must_have(
-    words: DocumentIndex, hybrid: DocumentIndex, filters: dict[str, str], found: set[str]
+def test_filters_select_by_metadata(
+    lexical: DocumentIndex, hybrid: DocumentIndex, filters: dict[str, str], found: set[str]
 ) -> None:
-    assert set(ids(words.search("is caused by a virus", filters=filters))) == found
+    assert set(ids(lexical.search("is caused by a virus", filters=filters))) == found
     if filters:
         for weight in (0.5, 1.0):
             assert set(ids(hybrid.search("anything else", filters=filters, dense_weight=weight, limit=50))) == found
 
 
-def test_a_filter_by_what_no_document_has_says_what_they_have(words: DocumentIndex) -> None:
+def test_an_unknown_filter_lists_the_known_ones(lexical: DocumentIndex) -> None:
     with raises("documents.unknown-filter", "colour", "category, synonyms, year"):
-        words.search("gout", filters={"colour": "red"})
+        lexical.search("gout", filters={"colour": "red"})
 
 
-# Any text
+# Queries
 
 
 @QUICK
 @given(
     query=st.text(max_size=80)
     | st.sampled_from(['"', "NOT (", "a* OR", "\x00", "\ud800", "#", "' --", "gout " * 900, "é" * 3000]),
-    limit=st.integers(1, MOST),
+    limit=st.integers(1, MAX_RESULTS),
     weight=st.floats(0, 1),
     fusion=st.sampled_from(["score", "rank"]),
 )
-def test_any_text_is_a_query_and_gives_no_more_than_was_asked_for(
-    words: DocumentIndex, hybrid: DocumentIndex, query: str, limit: int, weight: float, fusion: Any
+def test_any_text_is_a_valid_query(
+    lexical: DocumentIndex, hybrid: DocumentIndex, query: str, limit: int, weight: float, fusion: Any
 ) -> None:
-    for index in (words, hybrid):
+    for index in (lexical, hybrid):
         hits = index.search(query, limit=limit, dense_weight=weight, fusion=fusion)
         assert len(hits) <= limit
         assert len(set(ids(hits))) == len(hits)
@@ -165,16 +164,16 @@ def test_any_text_is_a_query_and_gives_no_more_than_was_asked_for(
             assert 0 <= hit.score <= 1 + 1e-9
 
 
-def test_a_query_without_a_known_word_finds_nothing_by_words(words: DocumentIndex) -> None:
+def test_a_query_without_known_words_finds_nothing(lexical: DocumentIndex) -> None:
     for query in ("", "  ", "zyzzyva", "the of", "?!"):
-        assert words.search(query) == []
+        assert lexical.search(query) == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "values"),
     [
         ({"query": 3}, ["query", 3]),
-        ({"query": "x", "limit": 0}, ["limit", 1, MOST, 0]),
+        ({"query": "x", "limit": 0}, ["limit", 1, MAX_RESULTS, 0]),
         ({"query": "x", "limit": 101}, ["limit", 101]),
         ({"query": "x", "limit": "3"}, ["limit", "'3'"]),
         ({"query": "x", "dense_weight": 1.1}, ["dense_weight", 1.1]),
@@ -182,38 +181,38 @@ def test_a_query_without_a_known_word_finds_nothing_by_words(words: DocumentInde
         ({"query": "x", "fusion": "both"}, ["fusion", "score", "rank", "both"]),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_told_of(
-    words: DocumentIndex, arguments: dict[str, Any], values: list[object]
+def test_invalid_arguments_are_reported(
+    lexical: DocumentIndex, arguments: dict[str, Any], values: list[object]
 ) -> None:
     with raises("documents.invalid-argument", *values):
-        words.search(**arguments)
+        lexical.search(**arguments)
 
 
 # Reading
 
 
-def test_a_document_is_read_whole(words: DocumentIndex) -> None:
-    assert words.read("flu") == Document(
+def test_a_document_is_read(lexical: DocumentIndex) -> None:
+    assert lexical.read("flu") == Document(
         "flu",
         "Influenza",
         "Influenza is caused by a virus. It begins suddenly with fever. Vaccination prevents it.",
         "https://health.example/flu",
         {"category": "Infection", "synonyms": ["flu", "grippe"], "year": "2019"},
     )
-    assert words.read(" gout ").document_id == "gout"
-    assert words.head("flu") == replace(words.read("flu"), text="")
-    assert [each.document_id for each in words.documents()] == ["flu", "gout", "scurvy", "cold"]
+    assert lexical.read(" gout ").document_id == "gout"
+    assert lexical.head("flu") == replace(lexical.read("flu"), text="")
+    assert [each.document_id for each in lexical.iterate_documents()] == ["flu", "gout", "scurvy", "cold"]
 
 
 @pytest.mark.parametrize("wrong", ["", "Flu", "flu#0", "' OR 1=1 --", "\x00", "\ud800"])
-def test_a_document_that_is_not_there_is_told_of(words: DocumentIndex, wrong: str) -> None:
-    for look in (words.read, words.head):
+def test_a_missing_document_is_reported(lexical: DocumentIndex, wrong: str) -> None:
+    for look in (lexical.read, lexical.head):
         with pytest.raises(DocumentNotFoundError) as raised:
             look(wrong)
         check_error(raised.value, "documents.document-not-found")
 
 
-def test_documents_that_were_read_take_no_memory(tmp_path: Path) -> None:
+def test_documents_are_not_kept_in_memory(tmp_path: Path) -> None:
     records = [{"id": str(number), "text": f"{number} {'long' * 25_000}"} for number in range(20)]
     index = make_index(tmp_path, records, DocumentBuildOptions("none", 100_000))
     index.read("0")
@@ -226,13 +225,13 @@ def test_documents_that_were_read_take_no_memory(tmp_path: Path) -> None:
     assert kept < 500_000
 
 
-# Many at once
+# Concurrency
 
 
-def test_many_threads_find_what_one_does(hybrid: DocumentIndex) -> None:
-    chance = random.Random(1)
+def test_search_is_thread_safe(hybrid: DocumentIndex) -> None:
+    rng = random.Random(1)
     queries = [
-        " ".join(chance.sample(["gout", "virus", "part", "item", "fever", "7", "14", "vitamin"], 3)) for _ in range(300)
+        " ".join(rng.sample(["gout", "virus", "part", "item", "fever", "7", "14", "vitamin"], 3)) for _ in range(300)
     ]
     alone = DocumentIndex(hybrid.path.parents[1], WordVectors())
     expected = [alone.search(query) for query in queries]
@@ -244,19 +243,19 @@ def test_many_threads_find_what_one_does(hybrid: DocumentIndex) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_an_index_survives_a_fork(words: DocumentIndex) -> None:
-    expected = words.search("gout toe")
+def test_an_index_survives_a_fork(lexical: DocumentIndex) -> None:
+    expected = lexical.search("gout toe")
     child = os.fork()
     if not child:
-        os._exit(0 if words.search("toe gout") and words.search("gout toe") == expected else 1)
+        os._exit(0 if lexical.search("toe gout") and lexical.search("gout toe") == expected else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert words.search("gout toe") == expected
+    assert lexical.search("gout toe") == expected
 
 
 # Models
 
 
-def test_another_model_than_that_of_the_index_is_refused(hybrid: DocumentIndex) -> None:
+def test_another_embedding_model_is_rejected(hybrid: DocumentIndex) -> None:
     index = DocumentIndex(hybrid.path.parents[1], WordVectors("another"))
     with raises("documents.other-embedding-model", "another", "word-vectors"):
         index.search("gout")
@@ -264,9 +263,9 @@ def test_another_model_than_that_of_the_index_is_refused(hybrid: DocumentIndex) 
 
 
 @pytest.mark.ci
-def test_a_real_model_finds_what_is_meant_in_other_words(tmp_path: Path) -> None:
+def test_a_real_model_finds_paraphrases(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", DISEASES)
-    build_index([source], tmp_path / "index", DocumentBuildOptions(OFFLINE))
+    build_document_index([source], tmp_path / "index", DocumentBuildOptions(OFFLINE_MODEL))
     index = DocumentIndex(tmp_path / "index")
     assert ids(index.search("painful foot joint"))[0] == "gout"
     assert ids(index.search("lack of oranges and lemons"))[0] == "scurvy"
@@ -277,20 +276,20 @@ def test_a_real_model_finds_what_is_meant_in_other_words(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["file", "s3"])
-def test_an_index_is_published_and_searched_from_a_store(
-    kind: str, words: DocumentIndex, tmp_path: Path, request: pytest.FixtureRequest
+def test_an_index_in_a_store_can_be_opened(
+    kind: str, lexical: DocumentIndex, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     uri = str(tmp_path / "store") if kind == "file" else f"s3://{request.getfixturevalue('s3_bucket')}/store"
-    Store(uri).publish(words.path.parents[1], "document-indexes", "v1")
-    with index_place("document-indexes/latest", uri) as index:
-        assert index.search("gout") == words.search("gout")
+    Store(uri).publish(lexical.path.parents[1], "document-indexes", "v1")
+    with open_index("document-indexes/latest", uri) as index:
+        assert index.search("gout") == lexical.search("gout")
         place = index.path.parents[1]
     assert not place.exists()
     fetched = Store(uri).fetch("document-indexes/v1", tmp_path / "fetched").directory
     assert is_document_index(fetched)
-    with index_place(str(fetched), None) as index:
-        assert index.read("gout") == words.read("gout")
-    with raises("artifacts.no-such-directory", "--store"), index_place("document-indexes/v1", None):
+    with open_index(str(fetched), None) as index:
+        assert index.read("gout") == lexical.read("gout")
+    with raises("artifacts.no-such-directory", "--store"), open_index("document-indexes/v1", None):
         pass
 
 
@@ -298,9 +297,9 @@ def test_an_index_is_published_and_searched_from_a_store(
 
 
 @pytest.mark.nightly
-def test_the_words_of_scifact_find_what_a_public_bm25_finds(shared_data: Path, tmp_path: Path) -> None:
+def test_lexical_search_on_scifact_is_as_good_as_public_bm25(shared_data: Path, tmp_path: Path) -> None:
     data = SciFact.read(shared_data / "scifact")
-    build_index([data.source], tmp_path / "index", DocumentBuildOptions("none"))
+    build_document_index([data.source], tmp_path / "index", DocumentBuildOptions("none"))
     quality = data.measure(DocumentIndex(tmp_path / "index"), dense_weight=0)
     assert quality.ndcg >= 0.67
     assert quality.recall >= 0.92

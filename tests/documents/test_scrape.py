@@ -1,4 +1,4 @@
-"""The scraper against a server that misbehaves in every way that servers do."""
+"""The scraper against a server with every kind of fault."""
 
 import asyncio
 import gzip
@@ -27,12 +27,12 @@ from typing import Any
 import pytest
 
 from gumshoe.documents.document import page_id
-from gumshoe.documents.scraping.addresses import Fields, WantedPage, wanted_pages
-from gumshoe.documents.scraping.extraction import Extractor, extractor
+from gumshoe.documents.scraping.addresses import RecordFields, WantedPage, list_wanted_pages
+from gumshoe.documents.scraping.extraction import Extractor, open_extractor
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.documents.scraping.fetching import Politeness
-from gumshoe.documents.scraping.guard import Resolve, as_network, is_allowed, normal_address
-from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport, ScrapeSettings, scrape
+from gumshoe.documents.scraping.guard import Resolve, is_allowed, normalize_url, parse_network
+from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport, ScrapeSettings, scrape_pages
 from tests.conftest import Ran
 from tests.documents.pages import pdf
 from tests.documents.site import Site, Visit, page, running_site
@@ -40,14 +40,14 @@ from tests.errors import raises
 from tests.waiting import Clock, wait_until
 
 HOUR = 3600.0
-MANNERS = Politeness(
-    "Testbot/1.0", delay=0, tries=2, backoff=0.01, longest_wait=60, page_seconds=HOUR, page_bytes=200_000
+POLITENESS = Politeness(
+    "Testbot/1.0", delay=0, attempts=2, backoff=0.01, max_wait=60, page_seconds=HOUR, page_bytes=200_000
 )
 HERE = ip_network("127.0.0.0/8")
 
 
-async def at_home(_: str, __: int) -> list[str]:
-    """Every name is this machine."""
+async def resolve_to_localhost(_: str, __: int) -> list[str]:
+    """Resolve every name to this machine."""
     return ["127.0.0.1"]
 
 
@@ -73,22 +73,22 @@ def pauses(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 class Scraper:
-    """Scrapes addresses into one file."""
+    """Scrape URLs into one file."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "pages.jsonl"
-        self.settings = ScrapeSettings(MANNERS, allowed=(HERE,))
+        self.settings = ScrapeSettings(POLITENESS, allowed=(HERE,))
 
-    def __call__(self, *urls: str, resolve: Resolve = at_home, **manners: Any) -> ScrapeReport:
+    def __call__(self, *urls: str, resolve: Resolve = resolve_to_localhost, **politeness: Any) -> ScrapeReport:
         source = self.path.with_name("addresses.txt")
         source.write_text("\n".join(urls))
-        settings = replace(self.settings, manners=replace(self.settings.manners, **manners))
-        wanted = wanted_pages(str(source), Fields())
+        settings = replace(self.settings, politeness=replace(self.settings.politeness, **politeness))
+        wanted = list_wanted_pages(str(source), RecordFields())
 
         async def run() -> ScrapeReport:
             ticking = asyncio.create_task(tick())
             try:
-                return await scrape(wanted, self.path, settings, lambda *_, **__: None, resolve=resolve)
+                return await scrape_pages(wanted, self.path, settings, lambda *_, **__: None, resolve=resolve)
             finally:
                 ticking.cancel()
 
@@ -98,16 +98,16 @@ class Scraper:
     def documents(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
-    def failure(self, url: str, **manners: Any) -> FailedPage:
-        """The one failure of an address that is not to be taken."""
-        (failed,) = self(url, **manners).failed
+    def failure(self, url: str, **politeness: Any) -> FailedPage:
+        """Return the only failure of a URL that cannot be scraped."""
+        (failed,) = self(url, **politeness).failed
         assert failed.url == url
         assert not self.documents
         return failed
 
 
 async def tick(pause: Callable[[float], Any] = asyncio.sleep) -> None:
-    """Wake the event loop again and again, so that it notices when a test moves the clock."""
+    """Wake the event loop repeatedly, so that it notices when a test moves the clock."""
     while True:
         await pause(0.01)
 
@@ -121,7 +121,7 @@ def good(visit: Visit) -> None:
     visit.answer(page(f"Disease of {visit.path}"))
 
 
-def test_a_page_becomes_a_document_without_what_is_round_its_text(site: Site, scraper: Scraper) -> None:
+def test_a_page_becomes_a_document_without_its_menus(site: Site, scraper: Scraper) -> None:
     site.paths["/a"] = lambda visit: visit.answer(page("Fenwick disease", "It itches.", "It passes after a week."))
     report = scraper(site.url("/a#symptoms"))
     (document,) = scraper.documents
@@ -134,17 +134,17 @@ def test_a_page_becomes_a_document_without_what_is_round_its_text(site: Site, sc
     assert document["metadata"] == {"site": "site.example"}
 
 
-# What may be taken ---------------------------------------------------------------------------------------------------
+# robots.txt and pauses -----------------------------------------------------------------------------------------------
 
 
-def test_what_robots_txt_disallows_is_not_asked_for(site: Site, scraper: Scraper) -> None:
+def test_disallowed_pages_are_not_requested(site: Site, scraper: Scraper) -> None:
     site.paths["/robots.txt"] = lambda visit: visit.answer("User-agent: testbot\nDisallow: /private", kind="text/plain")
     site.paths["/private/a"] = site.paths["/open"] = good
     report = scraper(site.url("/private/a"), site.url("/open"))
     assert [(each.reason, each.may_pass) for each in report.failed] == [("robots.txt", False)]
     assert [each["url"] for each in scraper.documents] == [site.url("/open")]
-    assert not site.asked("/private/a")
-    assert site.asked("/robots.txt") == 1
+    assert not site.count_requests("/private/a")
+    assert site.count_requests("/robots.txt") == 1
 
 
 def test_a_robots_txt_that_is_missing_allows_everything(site: Site, scraper: Scraper) -> None:
@@ -152,13 +152,13 @@ def test_a_robots_txt_that_is_missing_allows_everything(site: Site, scraper: Scr
     assert scraper(site.url("/a")).written == 1
 
 
-def test_where_robots_txt_cannot_be_had_nothing_is_asked_for(site: Site, scraper: Scraper) -> None:
+def test_an_unavailable_robots_txt_disallows_everything(site: Site, scraper: Scraper) -> None:
     site.paths["/robots.txt"] = lambda visit: visit.answer("", status=503)
     site.paths["/a"] = good
     failed = scraper.failure(site.url("/a"))
     assert failed.may_pass
     assert "robots.txt: 503" in failed.detail
-    assert not site.asked("/a")
+    assert not site.count_requests("/a")
 
 
 @pytest.mark.parametrize(
@@ -170,16 +170,14 @@ def test_where_robots_txt_cannot_be_had_nothing_is_asked_for(site: Site, scraper
         ("User-agent: *\nDisallow: /\nUser-agent: TESTBOT # us\nUseragent: other\nAllow: /a\nDisallow: /b", "a"),
     ],
 )
-def test_of_robots_txt_the_longest_name_that_is_ours_counts_or_else_the_star(
-    site: Site, scraper: Scraper, robots: str, taken: str
-) -> None:
+def test_the_longest_matching_agent_of_robots_txt_counts(site: Site, scraper: Scraper, robots: str, taken: str) -> None:
     site.paths["/robots.txt"] = lambda visit: visit.answer(robots, kind="text/plain")
     site.paths["/a"] = site.paths["/b"] = good
     scraper(site.url("/a"), site.url("/b"), probe=False)
     assert "".join(document["url"][-1] for document in scraper.documents) == taken
 
 
-def test_a_robots_txt_of_as_many_agents_as_rules_is_read_in_little_room(site: Site, scraper: Scraper) -> None:
+def test_a_robots_txt_with_many_agents_needs_little_memory(site: Site, scraper: Scraper) -> None:
     agents = "".join(f"User-agent: {number}\n" for number in range(2000))
     rules = "".join(f"Disallow: /x{number}\n" for number in range(2000))
     site.paths["/robots.txt"] = lambda visit: visit.answer(f"{agents}User-agent: testbot\n{rules}", kind="text/plain")
@@ -194,7 +192,7 @@ def test_a_robots_txt_of_as_many_agents_as_rules_is_read_in_little_room(site: Si
     assert most < 50_000_000
 
 
-def test_a_redirect_to_a_page_that_another_host_disallows_is_not_followed(site: Site, scraper: Scraper) -> None:
+def test_a_redirect_to_a_disallowed_page_is_not_followed(site: Site, scraper: Scraper) -> None:
     def robots(visit: Visit) -> None:
         visit.answer("User-agent: *\nDisallow: /there" if "other" in visit.headers["Host"] else "", kind="text/plain")
 
@@ -202,13 +200,11 @@ def test_a_redirect_to_a_page_that_another_host_disallows_is_not_followed(site: 
     site.paths["/here"] = lambda visit: visit.answer("", status=302, Location=site.url("/there", "other.example"))
     site.paths["/there"] = good
     assert scraper.failure(site.url("/here")).reason == "robots.txt"
-    assert not site.asked("/there")
+    assert not site.count_requests("/there")
 
 
 @pytest.mark.usefixtures("pauses")
-def test_a_host_is_asked_for_one_page_at_a_time_with_pauses_and_other_hosts_meanwhile(
-    site: Site, scraper: Scraper
-) -> None:
+def test_hosts_are_concurrent_and_each_gets_one_request_at_a_time(site: Site, scraper: Scraper) -> None:
     names = ("one.example", "two.example")
     under_way: list[str] = []
     meeting = threading.Barrier(len(names))
@@ -218,36 +214,36 @@ def test_a_host_is_asked_for_one_page_at_a_time_with_pauses_and_other_hosts_mean
         assert host not in under_way
         under_way.append(host)
         if visit.path == "/0":
-            meeting.wait()  # for the other host's request
+            meeting.wait()  # wait for the other host's request
         under_way.remove(host)
         good(visit)
 
     site.paths |= {f"/{number}": counted for number in range(3)}
     urls = [site.url(f"/{number}", name) for name in names for number in range(3)]
-    # All pauses of one host together are shorter than the deadline for a connection of the other.
+    # All pauses of one host together are shorter than the other host's connection deadline.
     assert scraper(*urls, delay=2, probe=False).written == 6
     for name in names:
         times = [request.at for request in site.requests if request.host == name]
-        assert len(times) == 4  # with robots.txt
+        assert len(times) == 4  # including robots.txt
         assert all(later - earlier >= 1.9 for earlier, later in itertools.pairwise(times))
 
 
-def test_a_crawl_delay_is_kept_up_to_a_bound(site: Site, scraper: Scraper, pauses: list[float]) -> None:
+def test_a_crawl_delay_is_kept_up_to_a_limit(site: Site, scraper: Scraper, pauses: list[float]) -> None:
     site.paths["/robots.txt"] = lambda visit: visit.answer("User-agent: *\nCrawl-delay: 500", kind="text/plain")
     site.paths["/a"] = site.paths["/b"] = good
-    assert scraper(site.url("/a"), site.url("/b"), longest_wait=40, probe=False).written == 2
+    assert scraper(site.url("/a"), site.url("/b"), max_wait=40, probe=False).written == 2
     assert max(pauses) <= 40
     asked = [request.at for request in site.requests]
     assert asked[2] - asked[1] >= 39.9
 
 
-def test_a_server_is_told_who_asks(site: Site, scraper: Scraper) -> None:
+def test_requests_have_a_user_agent(site: Site, scraper: Scraper) -> None:
     site.paths["/a"] = good
     scraper(site.url("/a"), user_agent="Elbow/2 (+https://elbow.example)")
     assert {request.headers["User-Agent"] for request in site.requests} == {"Elbow/2 (+https://elbow.example)"}
 
 
-# Where it may connect to ---------------------------------------------------------------------------------------------
+# Permitted addresses -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,38 +256,38 @@ def test_a_server_is_told_who_asks(site: Site, scraper: Scraper) -> None:
         "64:ff9b::a9fe:a9fe", "2001:0:7f00:1::1",
     ],
 )  # fmt: skip
-def test_addresses_that_are_not_public_are_refused(address: str) -> None:
+def test_non_public_addresses_are_rejected(address: str) -> None:
     assert not is_allowed(address)
 
 
 @pytest.mark.parametrize(
     "address", ["93.184.216.34", "2606:2800:220:1::1", "::ffff:93.184.216.34", "64:ff9b::5db8:d822"]
 )
-def test_public_addresses_are_not(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert is_allowed(address)
 
 
-def test_a_network_that_is_allowed_opens_nothing_else() -> None:
-    allowed = [as_network("10.0.0.0/8")]
+def test_an_allowed_network_allows_nothing_else() -> None:
+    allowed = [parse_network("10.0.0.0/8")]
     assert is_allowed("10.9.8.7", allowed)
     assert is_allowed("::ffff:10.9.8.7", allowed)
     assert not is_allowed("127.0.0.1", allowed)
     assert not is_allowed("169.254.169.254", allowed)
     with raises("scraping.invalid-network", "10.0.0.0/99"):
-        as_network("10.0.0.0/99")
+        parse_network("10.0.0.0/99")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]"])
-def test_this_machine_is_refused_however_it_is_written(site: Site, scraper: Scraper, host: str) -> None:
-    from gumshoe.documents.scraping.guard import resolve
+def test_localhost_is_rejected_in_any_notation(site: Site, scraper: Scraper, host: str) -> None:
+    from gumshoe.documents.scraping.guard import resolve_host
 
     scraper.settings = replace(scraper.settings, allowed=())
-    (failed,) = scraper(f"http://{host}:{site.port}/a", resolve=resolve).failed
+    (failed,) = scraper(f"http://{host}:{site.port}/a", resolve=resolve_host).failed
     assert failed.reason in {"private address", "no such host"}
     assert not site.requests
 
 
-def test_a_name_of_which_one_address_is_private_is_refused(site: Site, scraper: Scraper) -> None:
+def test_a_name_with_one_private_address_is_rejected(site: Site, scraper: Scraper) -> None:
     async def both(_: str, __: int) -> list[str]:
         return ["93.184.216.34", "127.0.0.1"]
 
@@ -301,8 +297,8 @@ def test_a_name_of_which_one_address_is_private_is_refused(site: Site, scraper: 
     assert "127.0.0.1" in failed.detail
 
 
-def test_a_name_that_changes_its_answer_is_not_connected_to(site: Site, scraper: Scraper) -> None:
-    """DNS rebinding: what was checked is what is connected to, and a new connection is checked anew."""
+def test_dns_rebinding_is_prevented(site: Site, scraper: Scraper) -> None:
+    """Simulate DNS rebinding: the checked address is used, and each new connection is checked again."""
     asked: list[str] = []
 
     async def rebinding(host: str, _: int) -> list[str]:
@@ -319,7 +315,7 @@ def test_a_name_that_changes_its_answer_is_not_connected_to(site: Site, scraper:
     assert failed.reason == "private address"
     assert "127.0.0.2" in failed.detail
     assert len(asked) == 2
-    assert not site.asked("/a")
+    assert not site.count_requests("/a")
 
 
 def test_a_redirect_to_a_private_address_is_not_followed(site: Site, scraper: Scraper) -> None:
@@ -346,18 +342,14 @@ def test_a_redirect_to_a_private_address_is_not_followed(site: Site, scraper: Sc
         ("", "without a location"),
     ],
 )
-def test_a_redirect_to_what_is_no_web_page_is_not_followed(
-    site: Site, scraper: Scraper, location: str, value: str
-) -> None:
+def test_a_redirect_to_an_invalid_url_is_not_followed(site: Site, scraper: Scraper, location: str, value: str) -> None:
     site.paths["/a"] = lambda visit: visit.answer("", status=301, Location=location)
     failed = scraper.failure(site.url("/a"))
     assert failed.reason == "redirects"
     assert value in failed.detail
 
 
-def test_over_tls_the_name_is_asked_for_and_checked(
-    scraper: Scraper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_verifies_the_name(scraper: Scraper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = _certificate("site.example")
     path = tmp_path / "certificate.pem"
     path.write_bytes(certificate)
@@ -376,7 +368,7 @@ def test_over_tls_the_name_is_asked_for_and_checked(
 
 
 def _certificate(name: str) -> bytes:
-    """Return a key, and a certificate for a name that is signed with it."""
+    """Return a key and a self-signed certificate for a name."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -401,25 +393,25 @@ def _certificate(name: str) -> bytes:
     return private + made.public_bytes(pem)
 
 
-def test_no_proxy_of_the_environment_is_used(site: Site, scraper: Scraper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_of_the_environment_are_ignored(site: Site, scraper: Scraper, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     site.paths["/a"] = good
     assert scraper(site.url("/a")).written == 1
 
 
-# What misbehaves -----------------------------------------------------------------------------------------------------
+# Faulty servers ------------------------------------------------------------------------------------------------------
 
 
-def test_redirects_that_go_round_end(site: Site, scraper: Scraper) -> None:
+def test_circular_redirects_end(site: Site, scraper: Scraper) -> None:
     site.paths["/a"] = lambda visit: visit.answer("", status=302, Location="/b")
     site.paths["/b"] = lambda visit: visit.answer("", status=302, Location="/a")
     failed = scraper.failure(site.url("/a"))
     assert failed.reason == "redirects"
-    assert site.asked("/a") + site.asked("/b") == 6
+    assert site.count_requests("/a") + site.count_requests("/b") == 6
 
 
-def test_a_page_that_moved_is_taken_under_its_own_address(site: Site, scraper: Scraper) -> None:
+def test_a_moved_page_keeps_its_own_url(site: Site, scraper: Scraper) -> None:
     site.paths["/old"] = lambda visit: visit.answer("", status=301, Location="new")
     site.paths["/new"] = good
     scraper(site.url("/old"))
@@ -427,7 +419,7 @@ def test_a_page_that_moved_is_taken_under_its_own_address(site: Site, scraper: S
     assert scraper.documents[0]["metadata"]["moved_to"] == site.url("/new")
 
 
-def test_a_redirect_that_is_not_escaped_is_followed(site: Site, scraper: Scraper) -> None:
+def test_an_unescaped_redirect_is_followed(site: Site, scraper: Scraper) -> None:
     site.paths["/old"] = lambda visit: visit.answer("", status=301, Location="/sjögren".encode().decode("latin-1"))
     site.paths["/sj%C3%B6gren"] = good
     assert scraper(site.url("/old")).written == 1
@@ -440,7 +432,7 @@ def endless(visit: Visit) -> None:
 
 
 def trickling(visit: Visit) -> None:
-    """Send a byte a minute for an hour and more, and then nothing for as long as the client waits."""
+    """Send one byte per minute for more than an hour, then nothing."""
     visit.begin()
     for _ in range(100):
         visit.site.pass_time(60)
@@ -578,16 +570,16 @@ def bad_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, FailedP
             site.paths[f"/{name}"] = behave
         urls = {name: [site.url(path, f"{name}.example") for path in (f"/{name}", "/good")] for name in BAD}
         endless = [urls.pop(name) for name, (_, reason, _) in BAD.items() if reason == "timeout"]
-        report = scraper(*itertools.chain(*urls.values()), tries=1, probe=False)
+        report = scraper(*itertools.chain(*urls.values()), attempts=1, probe=False)
         patched.setattr(time, "monotonic", clock.now)
         for each in endless:
-            report.failed += scraper(*each, tries=1, probe=False).failed
-    failed = {str(normal_address(each.url).host).removesuffix(".example"): each for each in report.failed}
+            report.failed += scraper(*each, attempts=1, probe=False).failed
+    failed = {str(normalize_url(each.url).host).removesuffix(".example"): each for each in report.failed}
     return failed, {each["metadata"]["site"].removesuffix(".example") for each in scraper.documents}
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_a_server_does_wrong_is_told_and_its_next_page_is_taken(
+def test_each_fault_is_reported_and_the_next_page_scraped(
     bad_run: tuple[dict[str, FailedPage], set[str]], name: str
 ) -> None:
     failed, written = bad_run
@@ -595,17 +587,15 @@ def test_what_a_server_does_wrong_is_told_and_its_next_page_is_taken(
     assert name in written
 
 
-def test_markup_that_keeps_its_reader_busy_is_given_up(
-    site: Site, scraper: Scraper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The bad page would keep its reader busy for hours; the good one may take all the time that it needs."""
-    begin = Extractor._begin
+def test_slow_extraction_is_killed(site: Site, scraper: Scraper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a bad page that would take hours a short limit, and the good page as much time as it needs."""
+    begin = Extractor._submit
 
-    def impatient_of_long_ones(self: Extractor, body: bytes, *given: Any) -> Any:
+    def submit_with_short_limit(self: Extractor, body: bytes, *given: Any) -> Any:
         self._seconds = 0.5 if len(body) > 1_000_000 else HOUR
         return begin(self, body, *given)
 
-    monkeypatch.setattr(Extractor, "_begin", impatient_of_long_ones)
+    monkeypatch.setattr(Extractor, "_submit", submit_with_short_limit)
     site.paths["/bad"], site.paths["/good"] = lambda visit: visit.answer("<p>a<b>" * 250_000), good
     report = scraper(site.url("/bad"), site.url("/good"), page_bytes=5_000_000)
     assert [(each.reason, each.may_pass) for each in report.failed] == [("unreadable", False)]
@@ -621,12 +611,12 @@ def test_markup_that_keeps_its_reader_busy_is_given_up(
         "TEXT/HTML;",
     ],
 )
-def test_an_odd_content_type_does_no_harm(site: Site, scraper: Scraper, kind: str) -> None:
+def test_an_odd_content_type_is_reported(site: Site, scraper: Scraper, kind: str) -> None:
     site.paths["/a"] = lambda visit: visit.answer(page(), kind=kind)
     assert scraper(site.url("/a"), probe=False).written == 1
 
 
-def test_what_nobody_thought_of_is_the_failure_of_its_page(site: Site, scraper: Scraper) -> None:
+def test_an_unexpected_error_is_a_failure_of_its_page(site: Site, scraper: Scraper) -> None:
     async def odd(host: str, _: int) -> list[str]:
         if host == "odd.example":
             raise LookupError("of the test")
@@ -638,7 +628,7 @@ def test_what_nobody_thought_of_is_the_failure_of_its_page(site: Site, scraper: 
     assert report.written == 1
 
 
-def test_a_page_in_several_gzip_members_is_whole(site: Site, scraper: Scraper) -> None:
+def test_a_page_in_several_gzip_members_is_complete(site: Site, scraper: Scraper) -> None:
     html = page("Fenwick disease", "It itches.", "It passes after a week.").encode()
     members = gzip.compress(html[:-200]) + gzip.compress(html[-200:])
     behind = [b"", b"\0" * 2000, b"no gzip"]
@@ -652,8 +642,8 @@ def test_a_page_in_several_gzip_members_is_whole(site: Site, scraper: Scraper) -
     assert all(request.headers["Accept-Encoding"] == "gzip" for request in site.requests)
 
 
-def test_what_reads_pages_has_a_bound_of_memory() -> None:
-    with extractor(1, 20) as pages:
+def test_extraction_processes_have_a_memory_limit() -> None:
+    with open_extractor(1, 20) as pages:
         held, _ = pages._pool.schedule(resource.getrlimit, args=[resource.RLIMIT_AS]).result()
     assert held == 4 << 30
 
@@ -661,7 +651,7 @@ def test_what_reads_pages_has_a_bound_of_memory() -> None:
 DRY = "Sjögren\u2019s syndrome \u201cdries\u201d the eyes for years."
 
 
-def test_a_charset_that_lies_garbles_nothing(site: Site, scraper: Scraper) -> None:
+def test_a_wrong_charset_is_corrected(site: Site, scraper: Scraper) -> None:
     cases = [
         ("text/html; charset=iso-8859-1", "utf-8", "", DRY),
         ("text/html; charset=utf-8", "cp1252", "", DRY),
@@ -685,14 +675,14 @@ def test_a_charset_that_lies_garbles_nothing(site: Site, scraper: Scraper) -> No
         assert document["title"] == text
 
 
-def test_text_and_pdf_are_taken_too(site: Site, scraper: Scraper) -> None:
+def test_text_and_pdf_are_scraped(site: Site, scraper: Scraper) -> None:
     site.paths["/a.txt"] = lambda visit: visit.answer("Itches for a week.", kind="text/plain")
     site.paths["/a.pdf"] = lambda visit: visit.answer(pdf("Elbow disease in a PDF"), kind="application/pdf")
     scraper(site.url("/a.txt"), site.url("/a.pdf"))
     assert [each["text"] for each in scraper.documents] == ["Itches for a week.", "Elbow disease in a PDF"]
 
 
-def test_a_404_that_says_200_is_no_page(site: Site, scraper: Scraper) -> None:
+def test_an_error_page_with_status_200_is_detected(site: Site, scraper: Scraper) -> None:
     said = [
         ("Page not found", "Try the search."),
         ("404", "Go home."),
@@ -708,7 +698,7 @@ def test_a_404_that_says_200_is_no_page(site: Site, scraper: Scraper) -> None:
     assert [(each.reason, each.may_pass) for each in report.failed] == [("not found", False)] * len(said)
 
 
-def test_a_page_that_speaks_of_what_was_not_found_is_one(site: Site, scraper: Scraper) -> None:
+def test_a_page_about_missing_things_is_a_page(site: Site, scraper: Scraper) -> None:
     site.paths["/a"] = lambda visit: visit.answer(
         page("Fenwick disease", "The page where its cause stands was long not found. " + "It itches. " * 100)
     )
@@ -718,12 +708,12 @@ def test_a_page_that_speaks_of_what_was_not_found_is_one(site: Site, scraper: Sc
 @pytest.mark.parametrize(
     "title", ["When your spleen has been removed", "If the cause cannot be found", "Cancer that was not found early"]
 )
-def test_a_title_that_speaks_of_what_was_not_found_is_one_of_a_page(site: Site, scraper: Scraper, title: str) -> None:
+def test_a_title_about_missing_things_is_a_page(site: Site, scraper: Scraper, title: str) -> None:
     site.paths["/a"] = lambda visit: visit.answer(page(title))
     assert scraper(site.url("/a")).written == 1
 
 
-def test_a_host_that_cannot_say_now_how_it_says_404_is_asked_again(site: Site, scraper: Scraper) -> None:
+def test_a_failed_probe_is_repeated(site: Site, scraper: Scraper) -> None:
     site.paths["/robots.txt"] = lambda visit: visit.answer("", kind="text/plain")
     site.paths["/gone"] = lambda visit: visit.answer(page("Gesundheit", "Hier ist leider nichts."))
     site.paths["/a"] = site.paths["/b"] = good
@@ -734,7 +724,7 @@ def test_a_host_that_cannot_say_now_how_it_says_404_is_asked_again(site: Site, s
         visit.answer(page("Gesundheit", "Hier ist leider nichts."), status=503 if len(probed) == 1 else 200)
 
     site.otherwise = probe
-    report = scraper(site.url("/a"), site.url("/gone"), site.url("/b"), tries=1)
+    report = scraper(site.url("/a"), site.url("/gone"), site.url("/b"), attempts=1)
     assert [(each.url, each.reason, each.may_pass) for each in report.failed] == [
         (site.url("/a"), "status", True),
         (site.url("/gone"), "not found", False),
@@ -744,17 +734,17 @@ def test_a_host_that_cannot_say_now_how_it_says_404_is_asked_again(site: Site, s
     assert scraper(site.url("/a")).written == 1
 
 
-def test_what_a_host_says_of_any_address_is_no_page(site: Site, scraper: Scraper) -> None:
+def test_a_host_s_error_template_is_detected(site: Site, scraper: Scraper) -> None:
     site.otherwise = lambda visit: visit.answer(page("Gesundheit", "Hier ist leider nichts, was man lesen könnte."))
     site.paths["/robots.txt"] = lambda visit: visit.answer("", kind="text/plain")
     site.paths["/a"] = good
     report = scraper(site.url("/a"), site.url("/gone"))
     assert [(each.url, each.reason) for each in report.failed] == [(site.url("/gone"), "not found")]
     assert [each["url"] for each in scraper.documents] == [site.url("/a")]
-    assert len(site.requests) == 4  # one of them for a page that cannot be there
+    assert len(site.requests) == 4  # one of them for a nonexistent page
 
 
-def test_an_address_that_leads_to_the_front_page_is_no_page(site: Site, scraper: Scraper) -> None:
+def test_a_redirect_to_the_front_page_is_a_missing_page(site: Site, scraper: Scraper) -> None:
     site.paths["/"] = good
     site.paths["/old/page"] = lambda visit: visit.answer("", status=302, Location="/")
     assert scraper.failure(site.url("/old/page")).reason == "not found"
@@ -764,7 +754,7 @@ def test_an_address_that_leads_to_the_front_page_is_no_page(site: Site, scraper:
     assert scraper(site.url("/"), site.url("/index.html")).written == 2
 
 
-# What may pass -------------------------------------------------------------------------------------------------------
+# Temporary failures --------------------------------------------------------------------------------------------------
 
 
 def failing_once(answer: Callable[[Visit], None]) -> Callable[[Visit], None]:
@@ -778,11 +768,11 @@ def failing_once(answer: Callable[[Visit], None]) -> Callable[[Visit], None]:
 
 
 @pytest.mark.parametrize("failure", [lambda visit: visit.answer("", status=500), reset, short])
-def test_what_passes_is_asked_for_again(site: Site, scraper: Scraper, failure: Callable[[Visit], None]) -> None:
+def test_temporary_failures_are_retried(site: Site, scraper: Scraper, failure: Callable[[Visit], None]) -> None:
     site.paths["/a"] = failing_once(failure)
     report = scraper(site.url("/a"))
     assert (report.written, report.failed) == (1, [])
-    assert site.asked("/a") == 2
+    assert site.count_requests("/a") == 2
 
 
 @pytest.mark.usefixtures("pauses")
@@ -799,35 +789,35 @@ def test_retry_after_is_kept(site: Site, scraper: Scraper, form: str) -> None:
 
 
 @pytest.mark.usefixtures("pauses")
-def test_retry_after_is_kept_by_the_next_page_too(site: Site, scraper: Scraper) -> None:
+def test_retry_after_also_delays_the_next_page(site: Site, scraper: Scraper) -> None:
     site.paths["/a"] = lambda visit: visit.answer("", status=429, Retry_After="30")
     site.paths["/b"] = good
-    assert scraper(site.url("/a"), site.url("/b"), tries=1, probe=False).written == 1
+    assert scraper(site.url("/a"), site.url("/b"), attempts=1, probe=False).written == 1
     times = {request.path: request.at for request in site.requests}
     assert times["/b"] - times["/a"] >= 29.9
 
 
-def test_a_host_that_wants_to_be_left_alone_for_long_is(site: Site, scraper: Scraper) -> None:
+def test_a_host_with_a_long_retry_after_is_skipped(site: Site, scraper: Scraper) -> None:
     site.paths["/a"] = lambda visit: visit.answer("", status=503, Retry_After="86400")
     site.paths["/b"] = good
     report = scraper(site.url("/a"), site.url("/b"))
     assert [(each.reason, each.may_pass) for each in report.failed] == [("status", True), ("host set aside", True)]
-    assert (site.asked("/a"), site.asked("/b")) == (1, 0)
+    assert (site.count_requests("/a"), site.count_requests("/b")) == (1, 0)
 
 
-def test_a_host_that_fails_again_and_again_is_set_aside_and_others_are_not(site: Site, scraper: Scraper) -> None:
+def test_a_host_that_keeps_failing_is_skipped(site: Site, scraper: Scraper) -> None:
     site.paths["/robots.txt"] = lambda visit: visit.answer("", kind="text/plain")
     site.otherwise = lambda visit: visit.answer("", status=500)
     site.paths["/fine"] = good
     urls = [site.url(f"/{number}") for number in range(8)]
-    report = scraper(*urls, site.url("/fine", "other.example"), tries=1, probe=False)
+    report = scraper(*urls, site.url("/fine", "other.example"), attempts=1, probe=False)
     assert report.reasons == {"status": 5, "host set aside": 3}
     assert report.may_pass == 8
     assert report.written == 1
     assert len(site.requests) == 8
 
 
-def test_a_name_that_does_not_exist_is_final_and_a_resolver_that_fails_is_not(site: Site, scraper: Scraper) -> None:
+def test_an_unknown_name_is_permanent_and_a_failing_resolver_temporary(site: Site, scraper: Scraper) -> None:
     async def lost(host: str, _: int) -> list[str]:
         if "here" not in host:
             raise socket.gaierror(socket.EAI_NONAME if "gone" in host else socket.EAI_AGAIN, "of the test")
@@ -835,7 +825,7 @@ def test_a_name_that_does_not_exist_is_final_and_a_resolver_that_fails_is_not(si
 
     site.paths["/a"] = good
     gone, later, here = (site.url("/a", f"{name}.example") for name in ("gone", "later", "here"))
-    assert scraper.failure(gone, resolve=lost).may_pass  # nothing can be looked up: there may be no network
+    assert scraper.failure(gone, resolve=lost).may_pass  # no name can be resolved: there may be no network
     assert scraper(here, resolve=lost).written == 1
     report = scraper(gone, later, resolve=lost)
     assert {each.url: (each.reason, each.may_pass) for each in report.failed} == {
@@ -844,18 +834,18 @@ def test_a_name_that_does_not_exist_is_final_and_a_resolver_that_fails_is_not(si
     }
 
 
-# What was done already -----------------------------------------------------------------------------------------------
+# Repeated runs -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_run_asks_only_for_what_is_missing(site: Site, scraper: Scraper) -> None:
+def test_a_second_run_requests_only_missing_pages(site: Site, scraper: Scraper) -> None:
     site.paths["/a"] = site.paths["/b"] = good
     site.paths["/gone"] = lambda visit: visit.answer("", status=410)
     site.paths["/busy"] = failing_once(lambda visit: visit.answer("", status=503))
     urls = [site.url(path) for path in ("/a", "/gone", "/busy")]
-    first = scraper(*urls, tries=1)
+    first = scraper(*urls, attempts=1)
     assert (first.written, first.reasons) == (1, {"not found": 1, "status": 1})
     before = len(site.requests)
-    second = scraper(*urls, site.url("/b"), tries=1, probe=False)
+    second = scraper(*urls, site.url("/b"), attempts=1, probe=False)
     assert (second.wanted, second.already_there, second.written, second.reasons) == (4, 1, 2, {"not found": 1})
     assert [request.path for request in site.requests[before:]] == ["/robots.txt", "/busy", "/b"]
     listed = scraper.path.with_name("pages.failed.jsonl").read_text().splitlines()
@@ -868,7 +858,7 @@ def test_a_second_run_asks_only_for_what_is_missing(site: Site, scraper: Scraper
     assert not scraper.path.with_name("pages.failed.jsonl").read_text()
 
 
-def test_what_has_not_changed_is_not_sent_again(site: Site, scraper: Scraper, tmp_path: Path) -> None:
+def test_unchanged_pages_come_from_the_cache(site: Site, scraper: Scraper, tmp_path: Path) -> None:
     def tagged(visit: Visit) -> None:
         if visit.headers["If-None-Match"] == '"one\xf6"':
             visit.answer("", status=304)
@@ -899,7 +889,7 @@ def test_what_has_not_changed_is_not_sent_again(site: Site, scraper: Scraper, tm
     assert (scraper(*urls).unchanged, len(scraper.documents)) == (0, 4)
 
 
-def test_the_cache_is_held_to_its_size(site: Site, scraper: Scraper, tmp_path: Path) -> None:
+def test_the_cache_has_a_maximum_size(site: Site, scraper: Scraper, tmp_path: Path) -> None:
     drawn = random.Random(1)
     for number in range(5):
         site.paths[f"/{number}"] = lambda visit: visit.answer(drawn.randbytes(3000).hex(), kind="text/plain", ETag="e")
@@ -908,7 +898,7 @@ def test_the_cache_is_held_to_its_size(site: Site, scraper: Scraper, tmp_path: P
     assert 0 < sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.page")) <= 9000
 
 
-def test_a_run_that_is_killed_is_gone_on_with(site: Site, run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed(site: Site, run: Callable[..., Ran], tmp_path: Path) -> None:
     killed = threading.Event()
 
     def held(visit: Visit) -> None:
@@ -926,13 +916,13 @@ def test_a_run_that_is_killed_is_gone_on_with(site: Site, run: Callable[..., Ran
     ]  # fmt: skip
     process = [sys.executable, "-m", "gumshoe", *command]
     with subprocess.Popen(process, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
-        wait_until(lambda: len(site.requests) == 12, running)  # robots.txt, ten pages, and one that is held
+        wait_until(lambda: len(site.requests) == 12, running)  # robots.txt, ten pages, and one that hangs
         running.send_signal(signal.SIGKILL)
     killed.set()
     had = path.read_bytes().count(b"\n")
     assert had == 10
     with path.open("ab") as file:
-        file.write(b'{"id": "cut')  # as where the machine itself was stopped
+        file.write(b'{"id": "cut')  # as after a power failure
     before = len(site.requests)
     report = json.loads(run(*command, "--json").out)
     assert (report["already_there"], report["written"]) == (had, 30 - had)
@@ -941,7 +931,7 @@ def test_a_run_that_is_killed_is_gone_on_with(site: Site, run: Callable[..., Ran
     assert len(urls) == len(set(urls)) == 30
 
 
-def test_of_two_on_one_file_one_is_refused(site: Site, scraper: Scraper) -> None:
+def test_only_one_run_may_write_a_file(site: Site, scraper: Scraper) -> None:
     def another(visit: Visit) -> None:
         with raises("store.file-in-use", scraper.path):
             scraper(site.url("/b"))
@@ -963,7 +953,7 @@ OURS = '{"id": "a", "title": "", "text": "x", "url": "http://site.example/x"}\n'
         (f'{OURS}{{"question": "What?"}}', 2),
     ],
 )
-def test_a_file_of_something_else_is_left_alone(site: Site, scraper: Scraper, text: str, line: int) -> None:
+def test_a_foreign_output_file_is_rejected(site: Site, scraper: Scraper, text: str, line: int) -> None:
     scraper.path.write_text(text)
     with raises("scraping.foreign-output", f"{scraper.path}:{line}"):
         scraper(site.url("/a"))
@@ -971,10 +961,10 @@ def test_a_file_of_something_else_is_left_alone(site: Site, scraper: Scraper, te
     assert not site.requests
 
 
-# What is wanted ------------------------------------------------------------------------------------------------------
+# Wanted pages --------------------------------------------------------------------------------------------------------
 
 
-def test_records_give_addresses_ids_and_metadata(tmp_path: Path) -> None:
+def test_records_give_urls_ids_and_metadata(tmp_path: Path) -> None:
     records = [
         {"document_url": "HTTP://Site.Example:80/a/../b?x=1#one", "doc": 7, "source": "NIH", "names": ["Elbow", "Arm"]},
         {"document_url": "http://site.example/b?x=1", "doc": 8, "source": "CDC", "names": ["Arm"]},
@@ -983,32 +973,32 @@ def test_records_give_addresses_ids_and_metadata(tmp_path: Path) -> None:
     ]
     path = tmp_path / "records.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, records)).encode()))
-    first, second = wanted_pages(f"jsonl:{path}", Fields(document_id="doc", keep=("source", "names")))
+    first, second = list_wanted_pages(f"jsonl:{path}", RecordFields(document_id="doc", keep=("source", "names")))
     assert (first.url, first.document_id) == ("http://site.example/b?x=1", "7")
     assert first.metadata == {"source": ["NIH", "CDC"], "names": ["Elbow", "Arm"]}
     assert second.fault is not None
     assert second.fault.reason == "address"
 
 
-def test_sources_that_cannot_be_used_say_so(tmp_path: Path) -> None:
+def test_invalid_sources_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text('{"url": "http://a.example/1", "doc": 1}\n{"url": "http://a.example/2", "doc": 1}\n')
     with raises("scraping.duplicate-id", "http://a.example/1", "http://a.example/2", "'1'"):
-        wanted_pages(f"jsonl:{path}", Fields(document_id="doc"))
+        list_wanted_pages(f"jsonl:{path}", RecordFields(document_id="doc"))
     with raises("scraping.missing-field", path, "'address'", "--field", "url, doc"):
-        wanted_pages(f"jsonl:{path}", Fields(address="address"))
+        list_wanted_pages(f"jsonl:{path}", RecordFields(address="address"))
     with raises("scraping.missing-field", path, "'docs'", "--id-field", "url, doc"):
-        wanted_pages(f"jsonl:{path}", Fields(document_id="docs"))
+        list_wanted_pages(f"jsonl:{path}", RecordFields(document_id="docs"))
     with raises("scraping.missing-field", path, "'topic'", "--keep", "url, doc"):
-        wanted_pages(f"jsonl:{path}", Fields(keep=("doc", "topic")))
+        list_wanted_pages(f"jsonl:{path}", RecordFields(keep=("doc", "topic")))
     with raises("scraping.no-fields", f"jsonl:{path}"):
-        wanted_pages(str(path), Fields(address="url"))
+        list_wanted_pages(str(path), RecordFields(address="url"))
     path.write_text("{nothing\n")
     with raises("scraping.malformed-record", f"{path}:1"):
-        wanted_pages(f"jsonl:{path}", Fields())
+        list_wanted_pages(f"jsonl:{path}", RecordFields())
     path.write_text("# none\n\n")
     with raises("scraping.no-addresses", path):
-        wanted_pages(str(path), Fields())
+        list_wanted_pages(str(path), RecordFields())
 
 
 @pytest.mark.parametrize(
@@ -1016,33 +1006,31 @@ def test_sources_that_cannot_be_used_say_so(tmp_path: Path) -> None:
     ["www.example.com/a", "ftp://a.example/", "http://", "http://u:p@a.example/", "http://a.example:25/",
      "javascript:alert(1)", "http://a.example/" + "x" * 3000, "http://a\0.example/"],
 )  # fmt: skip
-def test_what_is_no_address_of_a_page_is_told(text: str) -> None:
+def test_an_invalid_url_is_reported(text: str) -> None:
     with pytest.raises(PageFailure) as failure:
-        normal_address(text)
+        normalize_url(text)
     assert failure.value.reason == "address"
 
 
-def test_an_address_has_one_form() -> None:
+def test_a_url_has_one_canonical_form() -> None:
     forms = ["http://EXAMPLE.com", "http://example.com:80/", "http://example.com/./#top", " http://example.com/ "]
-    assert {str(normal_address(form)) for form in forms} == {"http://example.com/"}
+    assert {str(normalize_url(form)) for form in forms} == {"http://example.com/"}
 
 
-def test_the_pages_of_medquad_are_wanted_once_each(shared_data: Path) -> None:
+def test_each_page_of_medquad_is_wanted_once(shared_data: Path) -> None:
     source = f"jsonl:{shared_data / 'medquad' / 'medquad.jsonl.gz'}"
-    wanted = wanted_pages(source, Fields(keep=("source", "focus")))
-    assert len(wanted) == 722  # of 725 addresses, three lead into the midst of another's page
+    wanted = list_wanted_pages(source, RecordFields(keep=("source", "focus")))
+    assert len(wanted) == 722  # of 725 URLs, three are fragments of another page
     assert all(isinstance(each, WantedPage) and each.fault is None for each in wanted)
     assert all(each.metadata["source"] for each in wanted)
-    with raises("scraping.duplicate-id", "'0000001'"):  # its parts number their documents alike
-        wanted_pages(source, Fields(document_id="doc_id"))
+    with raises("scraping.duplicate-id", "'0000001'"):  # its parts use the same document numbers
+        list_wanted_pages(source, RecordFields(document_id="doc_id"))
 
 
 # The command line ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_tells_what_failed_and_whether_to_run_it_again(
-    site: Site, run: Callable[..., Ran], tmp_path: Path
-) -> None:
+def test_the_command_reports_failures_and_exits_with_75(site: Site, run: Callable[..., Ran], tmp_path: Path) -> None:
     site.paths["/a"] = good
     site.paths["/gone"] = lambda visit: visit.answer("", status=404)
     site.paths["/busy"] = failing_once(lambda visit: visit.answer("", status=503))
@@ -1061,9 +1049,9 @@ def test_the_command_tells_what_failed_and_whether_to_run_it_again(
     assert "1 pages" in first.out
     (gone,) = [line for line in first.out.splitlines() if "/gone" in line]
     assert "404" in gone
-    assert "(may pass)" not in gone
+    assert "(temporary)" not in gone
     (busy,) = [line for line in first.out.splitlines() if "/busy" in line]
-    assert busy.endswith("(may pass)")
+    assert busy.endswith("(temporary)")
     assert "1 pages" in first.err
 
     second = run(*allowed[:-1], "--json")

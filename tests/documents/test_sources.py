@@ -1,4 +1,4 @@
-"""Where documents come from: every kind of source, on disk, under file:// and on S3, whole and damaged."""
+"""Sources of documents: every kind, on disk, under file:// and on S3, intact and damaged."""
 
 import gzip
 import io
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.artifacts import source_files
-from gumshoe.artifacts.source_files import Unreadable
+from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.storage import FileStorage, StorageError
 from gumshoe.documents.document import Document, make_document, page_id
 from gumshoe.documents.sources import NO_ANSWER, open_source, parse_records, parse_text
@@ -26,8 +26,8 @@ from tests.errors import check_error, raises
 QUICK = settings(derandomize=True, deadline=None, database=None)
 
 
-def read(uri: str) -> list[Document | Unreadable]:
-    """All of a source, twice the same, with `advance` told of every byte."""
+def read(uri: str) -> list[Document | UnreadableItem]:
+    """Read a source twice, and check that items are equal and that `advance` gets every byte."""
     told: list[int] = []
     source = open_source(uri)
     items = list(source.read(told.append))
@@ -40,13 +40,13 @@ def documents(uri: str) -> dict[str, Document]:
     return {item.document_id: item for item in read(uri) if isinstance(item, Document)}
 
 
-def broken(items: list[Document | Unreadable]) -> list[tuple[str, str]]:
-    """The end of its place, and the reason, of what could not be read."""
-    return [(item.where.rpartition("/")[2], item.reason) for item in items if isinstance(item, Unreadable)]
+def list_unreadable(items: list[Document | UnreadableItem]) -> list[tuple[str, str]]:
+    """Return the end of the location, and the reason, of each unreadable item."""
+    return [(item.where.rpartition("/")[2], item.reason) for item in items if isinstance(item, UnreadableItem)]
 
 
 def answer(page: str, number: int, **fields: Any) -> dict[str, Any]:
-    """A record of MedQuAD, as in `medquad.jsonl.gz`."""
+    """Return a record of MedQuAD, as in `medquad.jsonl.gz`."""
     return {
         "id": f"1-{number}",
         "qtype": "symptoms",
@@ -65,7 +65,7 @@ def answer(page: str, number: int, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "uri", ["", "jsonl", "jsonl:", "mbox:x", "/a/path", "s3://bucket/key", "Dir:x", ":x", "file:///x"]
 )
-def test_a_uri_of_no_known_form_is_refused_with_the_forms(uri: str) -> None:
+def test_an_unknown_uri_form_is_rejected(uri: str) -> None:
     with raises("sources.unknown-form", repr(uri), "jsonl:FILE", "dir:DIR", "hf:DATASET"):
         open_source(uri)
 
@@ -79,13 +79,13 @@ def test_a_uri_of_no_known_form_is_refused_with_the_forms(uri: str) -> None:
         ("dir:file://{}", "documents.empty-directory"),
     ],
 )
-def test_a_place_that_is_missing_is_named(form: str, code: str, tmp_path: Path) -> None:
+def test_a_missing_source_is_reported(form: str, code: str, tmp_path: Path) -> None:
     uri = form.format(tmp_path / "missing")
     with raises(code, uri):
         open_source(uri)
 
 
-def test_an_empty_directory_and_a_directory_as_a_file_are_refused(tmp_path: Path) -> None:
+def test_an_empty_directory_is_rejected(tmp_path: Path) -> None:
     with raises("documents.empty-directory", f"dir:{tmp_path}"):
         open_source(f"dir:{tmp_path}")
     (tmp_path / ".hidden").write_text("x")
@@ -98,7 +98,7 @@ def test_an_empty_directory_and_a_directory_as_a_file_are_refused(tmp_path: Path
 # jsonl, the generic form
 
 
-def test_the_fields_of_a_record_are_read_and_the_others_are_metadata(tmp_path: Path) -> None:
+def test_other_fields_of_a_record_are_metadata(tmp_path: Path) -> None:
     record = {
         "id": 7,
         "title": " A\n title ",
@@ -120,7 +120,7 @@ def test_the_fields_of_a_record_are_read_and_the_others_are_metadata(tmp_path: P
     )
 
 
-def test_an_id_is_given_or_made_from_the_address_or_from_the_text(tmp_path: Path) -> None:
+def test_an_id_is_given_or_generated(tmp_path: Path) -> None:
     records = [
         {"_id": "beir", "text": "x"},
         {"document_id": "d", "text": "x"},
@@ -149,13 +149,13 @@ def test_an_id_is_given_or_made_from_the_address_or_from_the_text(tmp_path: Path
         ("https://health.example/Größe/a%20b", "gr-e-a-b"),
     ],
 )
-def test_the_id_of_a_page_says_what_its_address_says(url: str, readable: str) -> None:
+def test_the_id_of_a_page_is_readable(url: str, readable: str) -> None:
     found, _, digest = page_id(url).rpartition("-")
     assert found == readable
     assert len(digest) == 8
 
 
-def test_what_is_no_document_is_listed_with_its_line(tmp_path: Path) -> None:
+def test_unreadable_records_are_reported_with_their_line(tmp_path: Path) -> None:
     lines = [
         b'{"id": "1", "text": "good"}',
         b"not json",
@@ -169,7 +169,7 @@ def test_what_is_no_document_is_listed_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_bytes(b"\n".join(lines))
     items = read(f"jsonl:{tmp_path / 'd.jsonl'}")
     assert [item.document_id for item in items if isinstance(item, Document)] == ["1", "5"]
-    assert broken(items) == [
+    assert list_unreadable(items) == [
         ("d.jsonl:2", "not JSON"),
         ("d.jsonl:3", "not a document record"),
         ("d.jsonl:4", "no text"),
@@ -178,14 +178,14 @@ def test_what_is_no_document_is_listed_with_its_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_damaged_gzip_file_gives_what_comes_before_the_damage(tmp_path: Path) -> None:
+def test_documents_before_damage_in_a_gzip_file_are_kept(tmp_path: Path) -> None:
     data = b"".join(json.dumps({"id": str(number), "text": f"text {number}"}).encode() + b"\n" for number in range(3))
     packed = gzip.compress(data)
     (tmp_path / "whole.jsonl.gz").write_bytes(packed)
     assert list(documents(f"jsonl:{tmp_path / 'whole.jsonl.gz'}")) == ["0", "1", "2"]
     (tmp_path / "cut.jsonl.gz").write_bytes(packed[:-12])
     items = list(open_source(f"jsonl:{tmp_path / 'cut.jsonl.gz'}").read(lambda _: None))
-    assert broken(items)[-1] == ("cut.jsonl.gz", "damaged file")
+    assert list_unreadable(items)[-1] == ("cut.jsonl.gz", "damaged file")
 
 
 @settings(QUICK, max_examples=40)
@@ -200,9 +200,9 @@ def test_a_damaged_gzip_file_gives_what_comes_before_the_damage(tmp_path: Path) 
         )
     )
 )
-def test_any_records_are_documents_or_told_of(records: list[Any]) -> None:
+def test_any_record_is_a_document_or_reported(records: list[Any]) -> None:
     for item in parse_records((str(number), record) for number, record in enumerate(records)):
-        assert isinstance(item, Document | Unreadable)
+        assert isinstance(item, Document | UnreadableItem)
         if isinstance(item, Document):
             assert item.document_id
             assert item.text
@@ -228,13 +228,13 @@ def test_a_document_is_a_page_with_all_its_answers(tmp_path: Path) -> None:
     assert gout.metadata == {"source": ["NIH", "CDC"]}
 
 
-def test_a_question_is_not_part_of_the_page_that_is_to_answer_it(tmp_path: Path) -> None:
+def test_questions_are_not_part_of_the_document(tmp_path: Path) -> None:
     (page,) = read(write_jsonl(tmp_path / "d.jsonl", [answer("gout", 1, question="Where does it hurt?")]))
     assert isinstance(page, Document)
     assert "Where" not in page.text
 
 
-def test_the_dataset_of_the_hub_is_read_by_its_own_columns(tmp_path: Path) -> None:
+def test_the_columns_of_the_hub_dataset_are_read(tmp_path: Path) -> None:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     columns = {
@@ -274,10 +274,10 @@ def test_the_dataset_of_the_hub_is_read_by_its_own_columns(tmp_path: Path) -> No
             "semantic_types": ["T047", "T033"],
         },
     )
-    assert [item.reason for item in items if isinstance(item, Unreadable)] == [NO_ANSWER]
+    assert [item.reason for item in items if isinstance(item, UnreadableItem)] == [NO_ANSWER]
 
 
-def test_a_record_that_names_no_page_is_told_of_and_others_are_no_records_of_medquad() -> None:
+def test_a_medquad_record_without_a_page_is_reported() -> None:
     records = [
         answer("gout", 1, url="", focus=""),
         answer("gout", 2, url=None, focus=" "),
@@ -286,19 +286,19 @@ def test_a_record_that_names_no_page_is_told_of_and_others_are_no_records_of_med
         {"question": "What is it?", "answer": "Two.", "focus": "Gout", "text": "A document."},
     ]
     items = list(parse_records((str(number), record) for number, record in enumerate(records)))
-    assert broken(items) == [("0", "no page"), ("1", "no page"), ("3", "no text")]
+    assert list_unreadable(items) == [("0", "no page"), ("1", "no page"), ("3", "no text")]
     assert [(each.title, each.text) for each in items if isinstance(each, Document)] == [
         ("", "A document."),
         ("Flu", "Symptoms\nAnswer 3."),
     ]
 
 
-def test_a_record_of_medquad_is_taken_whole_or_not_at_all() -> None:
+def test_an_invalid_medquad_record_adds_nothing() -> None:
     lists = answer("gout", 1, synonyms=["podagra", "gouty arthritis|arthritis, gouty"], category=["Disease"])
     wrong = [answer("gout", 2, category={"a": 1}), answer("gout", 3, synonyms=[1]), answer("gout", 4, qtype=["a"])]
     records = [*wrong, lists, answer("flu", 5, url=["https://health.example/flu"])]
     *told, page = parse_records((str(number), record) for number, record in enumerate(records))
-    assert broken(told) == [(place, "wrong type of field") for place in "0124"]
+    assert list_unreadable(told) == [(place, "wrong type of field") for place in "0124"]
     assert isinstance(page, Document)
     assert page.text == "Symptoms\nAnswer 1."
     assert page.metadata["synonyms"] == ["podagra", "gouty arthritis", "arthritis, gouty"]
@@ -354,7 +354,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
-def test_a_directory_gives_a_document_a_file(form: str, tree: Path) -> None:
+def test_each_file_of_a_directory_is_a_document(form: str, tree: Path) -> None:
     items = read(f"dir:{form.format(tree)}")
     found = {item.document_id: item for item in items if isinstance(item, Document)}
     assert {key: (each.title, each.text) for key, each in found.items()} == {
@@ -367,7 +367,7 @@ def test_a_directory_gives_a_document_a_file(form: str, tree: Path) -> None:
     }
     assert found["guide.md"].metadata == {"tags": ["a", "b"], "kind": "md", "folder": "."}
     assert found["notes/plain-text_file.txt"].metadata == {"kind": "txt", "folder": "notes"}
-    assert sorted(broken(items)) == [
+    assert sorted(list_unreadable(items)) == [
         ("README", "another kind of file"),
         ("broken.pdf", "unreadable"),
         ("empty.txt", "no text"),
@@ -377,10 +377,10 @@ def test_a_directory_gives_a_document_a_file(form: str, tree: Path) -> None:
     ]
 
 
-def test_a_file_that_vanishes_is_listed(tree: Path) -> None:
+def test_a_file_that_disappears_is_reported(tree: Path) -> None:
     source = open_source(f"dir:{tree}")
     (tree / "guide.md").unlink()
-    assert ("guide.md", "cannot be opened") in broken(list(source.read(lambda _: None)))
+    assert ("guide.md", "cannot be opened") in list_unreadable(list(source.read(lambda _: None)))
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -402,14 +402,14 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         (f"year: 0x{'f' * 9000}\n\"\\uD800\": 1\n'': 2", "A heading", {"year": f"0x{'f' * 9000}", "\ufffd": "1"}),
     ],
 )
-def test_front_matter_is_read_as_it_is_written(front: str, title: str, metadata: dict[str, Any]) -> None:
+def test_front_matter_values_are_kept_as_written(front: str, title: str, metadata: dict[str, Any]) -> None:
     found = parse_text(f"---\n{front}\n---\n## A heading ##\n\nText.".encode(), "a.md", "a")
     assert isinstance(found, Document)
     assert (found.title, found.metadata) == (title, {**metadata, "kind": "md", "folder": "."})
     assert found.text.endswith("Text.")
 
 
-def test_a_heading_without_an_end_is_found_in_no_time() -> None:
+def test_finding_a_heading_is_fast() -> None:
     started = time.process_time()
     found = parse_text(f"# a{'#' * 5000}{' #' * 200_000}…x".encode(), "a.md", "a")
     assert isinstance(found, Document)
@@ -417,7 +417,7 @@ def test_a_heading_without_an_end_is_found_in_no_time() -> None:
     assert time.process_time() - started < 20
 
 
-def test_names_of_metadata_are_cleaned_and_days_are_kept() -> None:
+def test_metadata_names_are_cleaned_and_dates_kept() -> None:
     named = {"a\ud800b": "1", "two\n words": "2", " ": "3", "": "4", "day": date(2024, 2, 29)}
     document = make_document("d", "", "Text.", None, named)
     assert document.metadata == {"a\ufffdb": "1", "two words": "2", "day": "2024-02-29"}
@@ -427,18 +427,16 @@ def test_names_of_metadata_are_cleaned_and_days_are_kept() -> None:
 @given(
     st.sampled_from([".txt", ".md"]), st.binary(max_size=300), st.sampled_from([b"", b"---\n", b"---\ntitle: [\n---\n"])
 )
-def test_any_bytes_are_a_document_or_told_of(ending: str, data: bytes, begun: bytes) -> None:
-    assert isinstance(parse_text(begun + data, f"a{ending}", "a"), Document | Unreadable)
+def test_any_bytes_are_a_document_or_reported(ending: str, data: bytes, begun: bytes) -> None:
+    assert isinstance(parse_text(begun + data, f"a{ending}", "a"), Document | UnreadableItem)
 
 
 # S3
 
 
-def test_files_are_read_ahead_by_their_bytes_and_one_that_is_too_large_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_ahead_is_limited_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_files, "_AHEAD_BYTES", 100)
-    monkeypatch.setattr(source_files, "_LARGEST", 1000)
+    monkeypatch.setattr(source_files, "_MAX_FILE_SIZE", 1000)
     storage = Counting(tmp_path)
     for number, size in enumerate([60, 60, 300, 1001, 20, 20, 20, 20, 20]):
         (tmp_path / f"{number}.txt").write_bytes(b"x" * size)
@@ -454,7 +452,7 @@ def test_files_are_read_ahead_by_their_bytes_and_one_that_is_too_large_is_not(
 
 
 class Counting(FileStorage):
-    """Files as if they were elsewhere, and the most bytes that had been asked for and not taken."""
+    """Record the maximum number of bytes that were requested and not yet taken, for files that look remote."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -467,7 +465,7 @@ class Counting(FileStorage):
         return super().open(key, offset)
 
 
-def test_every_source_of_files_lies_on_s3_too(s3_bucket: str, tree: Path, tmp_path: Path) -> None:
+def test_every_file_source_works_on_s3(s3_bucket: str, tree: Path, tmp_path: Path) -> None:
     import boto3
 
     write_jsonl(tmp_path / "d.jsonl", [answer("gout", 1), {"id": "x", "text": "y"}])
@@ -479,13 +477,13 @@ def test_every_source_of_files_lies_on_s3_too(s3_bucket: str, tree: Path, tmp_pa
     assert [each for each in there if isinstance(each, Document)] == [
         each for each in here if isinstance(each, Document)
     ]
-    assert broken(there) == broken(here)
+    assert list_unreadable(there) == list_unreadable(here)
     assert documents(f"jsonl:s3://{s3_bucket}/d.jsonl") == documents(f"jsonl:{tmp_path / 'd.jsonl'}")
     with raises("store.not-found", f"s3://{s3_bucket}/missing.jsonl"):
         open_source(f"jsonl:s3://{s3_bucket}/missing.jsonl")
 
 
-def test_an_address_has_one_id_however_it_is_written() -> None:
+def test_every_spelling_of_a_url_has_the_same_id() -> None:
     forms = ["https://Example.com/gout", "https://example.com:443/gout#symptoms", " https://example.com/gout "]
     assert len({page_id(form) for form in forms}) == 1
     assert page_id("https://example.com/gout?page=2") != page_id(forms[0])

@@ -1,4 +1,4 @@
-"""Embeddings: a real model without a network, an endpoint over a real socket, and each text once on disk."""
+"""Embeddings: a real model without network, an endpoint over a real socket, and the cache."""
 
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gumshoe.embeddings.embedder import (
-    OFFLINE,
+    OFFLINE_MODEL,
     CachedEmbedder,
     Embedder,
     EndpointEmbedder,
@@ -24,11 +24,11 @@ from tests.inference.fake_vllm import FakeVLLM, altered, status
 
 @pytest.fixture(scope="module")
 def minilm() -> Embedder:
-    return open_embedder(OFFLINE)
+    return open_embedder(OFFLINE_MODEL)
 
 
 @pytest.mark.ci
-def test_a_real_model_finds_like_meanings_alike(minilm: Embedder) -> None:
+def test_a_real_model_gives_similar_texts_similar_vectors(minilm: Embedder) -> None:
     texts = ["The invoice is due on Friday.", "Payment must be made by Friday.", "Penguins live in the south."]
     found = minilm.embed(texts, "similarity")
     assert found.shape == (3, 384)
@@ -40,7 +40,7 @@ def test_a_real_model_finds_like_meanings_alike(minilm: Embedder) -> None:
 
 
 @pytest.mark.ci
-def test_texts_in_any_number_give_the_same_vectors_as_one_by_one(minilm: Embedder) -> None:
+def test_a_batch_gives_the_same_vectors_as_single_texts(minilm: Embedder) -> None:
     texts = [f"Message {number} is about {'mail ' * (number % 7)}" for number in range(150)]
     together = minilm.embed(texts, "passage")
     for number in (0, 63, 64, 149):
@@ -71,7 +71,7 @@ class Recorder:
         ("somebody/own", {"query": "Q: ", "passage": "P: "}, ("Q: a", "P: a", "a")),
     ],
 )
-def test_the_prefixes_that_a_model_was_trained_with(
+def test_a_model_gets_the_prefixes_it_was_trained_with(
     name: str, prompts: dict[str, str] | None, expected: tuple[str, str, str]
 ) -> None:
     embedder = SentenceEmbedder.__new__(SentenceEmbedder)  # without a model, which takes seconds to load
@@ -84,41 +84,41 @@ def test_the_prefixes_that_a_model_was_trained_with(
     assert tuple(given) == expected
 
 
-def test_a_model_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+def test_a_missing_model_is_reported(tmp_path: Path) -> None:
     with raises("sources.no-such-model-directory", tmp_path / "none"):
         open_embedder(str(tmp_path / "none"))
 
 
 @pytest.mark.ci
-def test_a_directory_without_a_model_is_told_of(tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_reported(tmp_path: Path) -> None:
     with raises("embeddings.model-not-loaded", tmp_path):
         open_embedder(str(tmp_path))
 
 
-def embedded(server: FakeVLLM, *texts: str, model: str = "base", use: Use = "query", **bounds: Any) -> Vectors:
-    """What an endpoint makes of texts."""
-    with closing(EndpointEmbedder(model, f"{server.address}/v1", **bounds)) as made:
-        return made.embed(texts, use)
+def embed(server: FakeVLLM, *texts: str, model: str = "base", use: Use = "query", **options: Any) -> Vectors:
+    """Embed texts with an endpoint."""
+    with closing(EndpointEmbedder(model, f"{server.address}/v1", **options)) as embedder:
+        return embedder.embed(texts, use)
 
 
-def test_an_endpoint_is_asked_in_parts_and_its_vectors_are_put_in_order() -> None:
-    def turned(request: dict[str, Any]) -> dict[str, Any]:
+def test_an_endpoint_gets_batches_and_its_vectors_are_sorted() -> None:
+    def reverse(request: dict[str, Any]) -> dict[str, Any]:
         answer = fake_vllm.letter_counts(request)
         answer["data"].reverse()
         return answer
 
-    with FakeVLLM(embeddings=turned) as server:
-        with closing(open_embedder(f"openai:base@{server.address}/v1")) as made:
-            found = made.embed([chr(97 + number % 26) for number in range(600)], "passage")
+    with FakeVLLM(embeddings=reverse) as server:
+        with closing(open_embedder(f"openai:base@{server.address}/v1")) as embedder:
+            found = embedder.embed([chr(97 + number % 26) for number in range(600)], "passage")
         sizes = [len(request["input"]) for request in server.requests]
     assert found.argmax(axis=1).tolist() == [number % 26 for number in range(600)]
     assert sum(sizes) == 600
     assert max(sizes) <= 256
 
 
-def test_an_endpoint_s_e5_has_its_prefixes() -> None:
+def test_an_e5_model_behind_an_endpoint_gets_its_prefixes() -> None:
     with FakeVLLM(models=("intfloat/e5-base-v2",)) as server:
-        embedded(server, "a", model="intfloat/e5-base-v2", use="passage")
+        embed(server, "a", model="intfloat/e5-base-v2", use="passage")
         assert server.requests[0]["input"] == ["passage: a"]
 
 
@@ -151,44 +151,44 @@ def shorter_one(answer: dict[str, Any]) -> None:
         (fake_vllm.reset, "embeddings.unreachable"),
     ],
 )
-def test_vectors_that_cannot_be_used_are_an_error(act: fake_vllm.Act, code: str) -> None:
+def test_unusable_vectors_are_an_error(act: fake_vllm.Act, code: str) -> None:
     with FakeVLLM() as server:
         server.inject(act, times=None)
         with raises(code, f"base@{server.address}/v1") as raised:
-            embedded(server, "ab", "cd", attempts=1)
+            embed(server, "ab", "cd", attempts=1)
         assert raised.value.exit_status == 75
 
 
 @pytest.mark.parametrize("act", [fake_vllm.reset, status(429), status(500)])
-def test_a_fault_that_passes_is_tried_again(act: fake_vllm.Act, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_fault_is_retried(act: fake_vllm.Act, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     with FakeVLLM() as server:
         server.inject(act)
-        assert embedded(server, "ab").shape == (1, 26)
+        assert embed(server, "ab").shape == (1, 26)
 
 
-def test_an_endpoint_that_does_not_answer_or_does_not_know_the_model() -> None:
+def test_a_silent_endpoint_and_an_unknown_model_are_reported() -> None:
     with FakeVLLM() as server:
         for act in (fake_vllm.stall, fake_vllm.trickle):
             server.inject(act)
             with raises("embeddings.timeout", "0.2 seconds"):
-                embedded(server, "a", deadline=0.2, attempts=1)  # neither answers in seconds
+                embed(server, "a", deadline=0.2, attempts=1)  # neither answers in seconds
         with raises("models.not-found", "other@"):
-            embedded(server, "a", model="other")
+            embed(server, "a", model="other")
 
 
-def test_openai_itself_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openai_requires_an_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with raises("models.no-api-key", "OPENAI_API_KEY"):
         open_embedder("openai:text-embedding-3-small")
 
 
-def test_each_text_is_embedded_once_for_each_use(tmp_path: Path) -> None:
+def test_each_text_is_embedded_once_per_use(tmp_path: Path) -> None:
     cache = tmp_path / "vectors.sqlite"
     with FakeVLLM() as server:
         word = f"openai:base@{server.address}/v1"
-        with closing(open_embedder(word, cache)) as made:
-            first = made.embed(["ab", "cd", "ab"], "query")
+        with closing(open_embedder(word, cache)) as embedder:
+            first = embedder.embed(["ab", "cd", "ab"], "query")
         assert server.requests[0]["input"] == ["ab", "cd"]
         again = open_embedder(word, cache)
         assert isinstance(again, CachedEmbedder)

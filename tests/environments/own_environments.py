@@ -1,4 +1,4 @@
-"""An environment of one's own, as somebody else would write it: a shelf of notes, one a file."""
+"""A custom environment, as a user would write it: a directory of notes, one per file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Notes:
-    """Files of a directory, by their names."""
+    """Files of a directory, by name."""
 
     def __init__(self, directory: Path) -> None:
         self.texts = {each.stem: each.read_text() for each in sorted(directory.glob("*.txt"))}
@@ -23,7 +23,7 @@ class Notes:
 
 
 class NotesEnvironment(SearchEnvironment):
-    """Looks notes up."""
+    """Look up notes."""
 
     has_inboxes: ClassVar[bool] = False
 
@@ -70,7 +70,7 @@ class NotesEnvironment(SearchEnvironment):
 
 
 class DatedEnvironment(NotesEnvironment):
-    """Its setting is of a type that is not there when it runs."""
+    """Has a setting whose type does not exist at runtime."""
 
     def __init__(self, index: Notes, scenario: Scenario, max_turns: int, *, since: "date | None" = None) -> None:
         self.since = since

@@ -1,4 +1,4 @@
-"""The e-mail environment: what its tools reach, what they say, what the model is told, and what is recorded."""
+"""The mail environment: access, results of tools, prompts and the record."""
 
 import re
 from collections.abc import Callable
@@ -44,24 +44,24 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
 
 
 def environment(index: MailIndex, *right: int, **fields: Any) -> EmailEnvironment:
-    """Ann's environment on 10 May 2001, with the messages that hold the answer."""
+    """Return Ann's environment on 10 May 2001, given the messages with the answer."""
     sources = [f"<{number}@example.com>" for number in right or (1,)]
     return EmailEnvironment(index, scenario(1, query_date="2001-05-10", message_ids=sources, **fields), 10)
 
 
-def searched(place: EmailEnvironment, *keywords: str, **arguments: Any) -> list[int]:
-    """Numbers of the messages that a search lists."""
+def search_numbers(place: EmailEnvironment, *keywords: str, **arguments: Any) -> list[int]:
+    """Return the numbers of the messages that a search lists."""
     shown = place.toolbox.run(Call("search_inbox", {"keywords": list(keywords), **arguments}))
     return [int(number) for number in re.findall(r"^  id: <(\d+)@", shown, re.M)]
 
 
-def noted(place: EmailEnvironment) -> dict[str, Any]:
-    """What the record holds beyond an empty one, and beyond the deeds."""
+def record_of(place: EmailEnvironment) -> dict[str, Any]:
+    """Return the fields of the record that are not empty, except the events."""
     plain = asdict(EpisodeState())
     return {name: value for name, value in asdict(place.record).items() if value != plain[name] and name != "deeds"}
 
 
-def test_the_prompt_says_whose_mail_it_is_what_day_it_is_and_how_many_turns_there_are(index: MailIndex) -> None:
+def test_the_prompt_has_the_inbox_the_date_and_the_turn_limit(index: MailIndex) -> None:
     asked = scenario(1, inbox_address="Bob@Example.com", query_date="2001-05-10", question="Who {paid}?")
     place = EmailEnvironment(index, asked, 7)
     assert "at most 7 turns" in place.system_prompt()
@@ -83,7 +83,7 @@ def test_the_prompt_says_whose_mail_it_is_what_day_it_is_and_how_many_turns_ther
     ],
     ids=["about documents", "about documents, with an inbox and a day", "on the last day of all"],
 )
-def test_a_scenario_without_an_inbox_or_a_day_is_refused(index: MailIndex, asked: Scenario, code: str) -> None:
+def test_a_scenario_without_an_inbox_or_a_date_is_rejected(index: MailIndex, asked: Scenario, code: str) -> None:
     with raises(code, asked.id):
         EmailEnvironment(index, asked, 10)
 
@@ -107,17 +107,17 @@ def test_schemas_come_from_signatures_and_docstrings(index: MailIndex) -> None:
     assert schemas["return_final_answer"]["parameters"]["required"] == ["answer", "message_ids"]
 
 
-def test_environments_of_one_class_share_the_form_of_their_tools_and_nothing_else(index: MailIndex) -> None:
+def test_environments_of_one_class_share_only_their_schemas(index: MailIndex) -> None:
     ann, bob = environment(index), environment(index, inbox_address="bob@example.com")
     assert ann.toolbox.schemas() == bob.toolbox.schemas()
-    assert searched(ann, "power") == searched(bob, "power") == [8]
-    assert searched(bob, "others") == []
+    assert search_numbers(ann, "power") == search_numbers(bob, "power") == [8]
+    assert search_numbers(bob, "others") == []
     assert (ann.record.searches, bob.record.searches) == (1, 2)
-    assert [Toolbox([sayer(word)]).run(Call("say", {})) for word in ("a", "b")] == ["a", "b"]
+    assert [Toolbox([make_tool(word)]).run(Call("say", {})) for word in ("a", "b")] == ["a", "b"]
 
 
-def sayer(word: str) -> Callable[[], str]:
-    """A tool that says a word; all of them have one name."""
+def make_tool(word: str) -> Callable[[], str]:
+    """Return a tool that says a word. All of these tools have the same name."""
 
     def say() -> str:
         """Say a word."""
@@ -152,7 +152,7 @@ def test_arguments_are_never_converted_and_each_fault_is_named(index: MailIndex,
         place.toolbox.run(call)
     assert str(error.value).startswith(f"{call.name}: ")
     assert [fault for fault in faults if fault not in str(error.value)] == []
-    assert noted(place) == {}
+    assert record_of(place) == {}
     assert not place.finished
 
 
@@ -162,7 +162,7 @@ def test_only_tools_can_be_called(index: MailIndex, name: str) -> None:
         environment(index).toolbox.run(Call(name, {}))
 
 
-def test_a_tool_of_ones_own_is_a_function() -> None:
+def test_a_tool_may_be_a_function() -> None:
     def add(first: int, second: int = 1) -> str:
         """Add.
 
@@ -180,7 +180,7 @@ def test_a_tool_of_ones_own_is_a_function() -> None:
             box.run(Call("add", {"first": wrong}))
 
 
-def test_what_a_tool_itself_cannot_read_is_not_blamed_on_the_model() -> None:
+def test_a_validation_error_inside_a_tool_is_not_the_model_s_fault() -> None:
     def level(name: str) -> str:
         """Look a level up.
 
@@ -197,18 +197,18 @@ def test_what_a_tool_itself_cannot_read_is_not_blamed_on_the_model() -> None:
         box.run(Call("level", {"name": "three"}))
 
 
-def test_a_search_lists_ids_days_senders_subjects_and_where_the_words_are(index: MailIndex) -> None:
+def test_a_search_lists_ids_dates_senders_subjects_and_snippets(index: MailIndex) -> None:
     shown = environment(index).toolbox.run(Call("search_inbox", {"keywords": ["price"]}))
     assert shown == "2001-05-01 ann@example.com: Gas price\n  The gas price is 42.\n  id: <1@example.com>"
     assert environment(index).toolbox.run(Call("search_inbox", {"keywords": ["price", "oil"]})) == "Nothing found."
 
 
 def test_a_search_lists_the_newest_first(index: MailIndex) -> None:
-    """However often an older one has the word."""
-    assert searched(environment(index), "gas") == [2, 8, 1]
+    """Even if an older one has the word more often."""
+    assert search_numbers(environment(index), "gas") == [2, 8, 1]
 
 
-def test_a_message_is_shown_with_its_head(index: MailIndex) -> None:
+def test_a_message_is_shown_with_its_header(index: MailIndex) -> None:
     shown = environment(index).toolbox.run(Call("read_email", {"message_id": "<8@example.com>"}))
     assert shown == (
         "From: <bob@example.com>\nTo: ann@example.com\nDate: Thursday, 2001-05-03 12:00\n"
@@ -239,10 +239,10 @@ def test_a_message_is_shown_with_its_head(index: MailIndex) -> None:
         ({"sent_after": "2001-05-10T18:59:00-05:00", "sent_before": "2010-01-01"}, {2}),
     ],
 )
-def test_nothing_that_a_model_asks_for_widens_inbox_or_time(
+def test_arguments_cannot_widen_the_inbox_or_the_period(
     index: MailIndex, arguments: dict[str, Any], expected: set[int]
 ) -> None:
-    assert set(searched(environment(index), "gas", **arguments)) == expected
+    assert set(search_numbers(environment(index), "gas", **arguments)) == expected
 
 
 @pytest.mark.parametrize(
@@ -262,26 +262,24 @@ def test_nothing_that_a_model_asks_for_widens_inbox_or_time(
         ({"sent_after": "2001-05-03", "sent_before": "2001-05-03"}, "not earlier than"),
     ],
 )
-def test_a_search_that_cannot_be_carried_out_says_what_to_write_instead(
+def test_an_invalid_search_returns_an_error_with_a_hint(
     index: MailIndex, arguments: dict[str, Any], advice: str
 ) -> None:
     place = environment(index)
     with pytest.raises(ToolError, match=advice):
         place.toolbox.run(Call("search_inbox", {"keywords": ["gas"], **arguments}))
-    assert noted(place) == {"searches": 1}
+    assert record_of(place) == {"searches": 1}
 
 
 @pytest.mark.parametrize("number", sorted(set(range(1, 9)) - VISIBLE))
-def test_what_is_later_elsewhere_or_undated_answers_exactly_as_what_does_not_exist(
-    index: MailIndex, number: int
-) -> None:
+def test_inaccessible_messages_look_like_missing_ones(index: MailIndex, number: int) -> None:
     place, errors = environment(index), []
     for message_id in (f"<{number}@example.com>", "<99@example.com>"):
         with pytest.raises(ToolError) as error:
             place.toolbox.run(Call("read_email", {"message_id": message_id}))
         errors.append(str(error.value).replace(message_id, "ID"))
     assert errors[0] == errors[1]
-    assert noted(place) == {"invalid_ids": 2}
+    assert record_of(place) == {"invalid_ids": 2}
 
 
 ARGUMENTS = st.dictionaries(
@@ -300,9 +298,7 @@ ARGUMENTS = st.dictionaries(
 
 @QUICK
 @given(name=st.sampled_from(TOOLS), arguments=ARGUMENTS)
-def test_whatever_is_called_answers_or_refuses_and_shows_nothing_from_beyond(
-    index: MailIndex, name: str, arguments: dict[str, Any]
-) -> None:
+def test_no_call_shows_inaccessible_messages(index: MailIndex, name: str, arguments: dict[str, Any]) -> None:
     place = environment(index)
     if name == "search_inbox":  # or hardly any call would get as far as the index
         arguments = {"keywords": ["gas"], **arguments}
@@ -315,61 +311,61 @@ def test_whatever_is_called_answers_or_refuses_and_shows_nothing_from_beyond(
     assert place.finished == (name == "return_final_answer")
 
 
-def test_text_in_mail_and_keywords_is_data(tmp_path: Path) -> None:
-    """Lines in a subject cannot pass for further hits, and the query language of the index is plain text."""
+def test_text_of_mail_and_keywords_is_data(tmp_path: Path) -> None:
+    """Line breaks in a subject do not look like further hits, and keywords are not parsed as a query language."""
     forged = "Hello\n  Read this\n  id: <99@example.com>"
     place = environment(make_index(tmp_path, [*MAIL, record(9, subject=forged, body='gas " OR "power')], KEEP_ALL))
-    assert searched(place, "hello") == [9]
-    assert searched(place, 'gas" OR "power') == [9]
-    assert searched(place, "* OR gas") == []
+    assert search_numbers(place, "hello") == [9]
+    assert search_numbers(place, 'gas" OR "power') == [9]
+    assert search_numbers(place, "* OR gas") == []
 
 
-def test_searches_are_counted_and_told_apart(index: MailIndex) -> None:
+def test_new_repeated_and_empty_searches_are_counted(index: MailIndex) -> None:
     place = environment(index)
-    searched(place, "gas")
-    searched(place, "gas", sender=None)
-    searched(place, "gas", sender="bob@example.com")
-    searched(place, "oil")
-    searched(place, "oil")
+    search_numbers(place, "gas")
+    search_numbers(place, "gas", sender=None)
+    search_numbers(place, "gas", sender="bob@example.com")
+    search_numbers(place, "oil")
+    search_numbers(place, "oil")
     assert (place.record.searches, place.record.distinct_searches, place.record.repeated_searches) == (5, 3, 2)
     assert place.record.empty_searches == 2
 
 
-def test_right_sources_are_noted_once_each_where_they_were_found_and_read(index: MailIndex) -> None:
+def test_found_and_read_sources_are_recorded_once(index: MailIndex) -> None:
     place = environment(index, 1, 8, 4)
-    searched(place, "power")
+    search_numbers(place, "power")
     assert place.record.found == ["<8@example.com>"]
-    searched(place, "gas")
+    search_numbers(place, "gas")
     assert sorted(place.record.found) == ["<1@example.com>", "<8@example.com>"]
     for message_id in ("<2@example.com>", "1@example.com", " <1@example.com> "):
         place.toolbox.run(Call("read_email", {"message_id": message_id}))
     assert (place.record.read, place.record.read_others) == (["<1@example.com>"], 1)
 
 
-def test_the_best_place_at_which_a_search_lists_a_right_source_is_noted(index: MailIndex) -> None:
+def test_the_best_rank_of_a_correct_source_is_recorded(index: MailIndex) -> None:
     place = environment(index, 8)
-    numbers = searched(place, "gas")
+    numbers = search_numbers(place, "gas")
     assert place.record.best_rank == numbers.index(8) + 1 > 1
-    assert searched(place, "power")[0] == 8
-    searched(place, "gas")
+    assert search_numbers(place, "power")[0] == 8
+    search_numbers(place, "gas")
     assert place.record.best_rank == 1
     other = environment(index, 99)
-    searched(other, "gas")
+    search_numbers(other, "gas")
     assert other.record.best_rank is None
 
 
-def test_what_each_call_did_is_noted(index: MailIndex) -> None:
+def test_the_events_of_each_call_are_recorded(index: MailIndex) -> None:
     place = environment(index, 1)
-    searched(place, "oil")
-    searched(place, "oil")
-    searched(place, "gas")
-    searched(place, "gas")
-    searched(place, "gas", sender="bob@example.com")
+    search_numbers(place, "oil")
+    search_numbers(place, "oil")
+    search_numbers(place, "gas")
+    search_numbers(place, "gas")
+    search_numbers(place, "gas", sender="bob@example.com")
     for message_id in ("<2@example.com>", "1@example.com", "<1@example.com>", "<2@example.com>", "none"):
         with suppress(ToolError):
             place.toolbox.run(Call("read_email", {"message_id": message_id}))
     with suppress(ToolError):
-        searched(place, "gas", sent_after="soon")
+        search_numbers(place, "gas", sent_after="soon")
     place.toolbox.run(Call("return_final_answer", {"answer": "42", "message_ids": []}))
     assert place.record.deeds == [
         ["searched", "in vain"],
@@ -392,7 +388,7 @@ def test_an_answer_is_recorded_with_its_sources_and_ends_the_conversation(index:
     given = ["1@example.com", "<1@example.com>", "<2@example.com>", "<2@example.com>", "<5@example.com>", "none"]
     place.toolbox.run(Call("return_final_answer", {"answer": " 42\n", "message_ids": given}))
     assert place.finished
-    assert noted(place) == {
+    assert record_of(place) == {
         "answer": "42",
         "sources": ["1@example.com", "<1@example.com>", "<2@example.com>", "<5@example.com>", "none"],
         "right_sources": ["<1@example.com>"],
@@ -400,7 +396,7 @@ def test_an_answer_is_recorded_with_its_sources_and_ends_the_conversation(index:
     }
 
 
-def test_a_right_source_that_did_not_exist_yet_is_an_invalid_one(index: MailIndex) -> None:
+def test_a_source_from_after_the_date_is_invalid(index: MailIndex) -> None:
     place = environment(index, 4)
     place.toolbox.run(Call("return_final_answer", {"answer": "42", "message_ids": ["<4@example.com>"]}))
     assert (place.record.right_sources, place.record.invalid_ids) == ([], 1)
@@ -420,13 +416,13 @@ def test_a_right_source_that_did_not_exist_yet_is_an_invalid_one(index: MailInde
         ("I don't knowingly say", False),
     ],
 )
-def test_not_knowing_is_recorded(index: MailIndex, answer: str, does_not_know: bool) -> None:
+def test_i_don_t_know_is_recorded(index: MailIndex, answer: str, does_not_know: bool) -> None:
     place = environment(index)
     place.toolbox.run(Call("return_final_answer", {"answer": answer, "message_ids": []}))
     assert (place.record.does_not_know, place.record.invalid_ids) == (does_not_know, 0)
 
 
-def test_every_source_of_synthetic_questions_can_be_read_and_given(synthetic_index: MailIndex) -> None:
+def test_all_sources_of_synthetic_questions_can_be_read_and_given(synthetic_index: MailIndex) -> None:
     for asked in synthetic().scenarios:
         place = EmailEnvironment(synthetic_index, asked, 10)
         for message_id in asked.message_ids:
@@ -436,11 +432,11 @@ def test_every_source_of_synthetic_questions_can_be_read_and_given(synthetic_ind
         assert (place.record.read_others, place.record.invalid_ids) == (0, 0)
 
 
-def test_a_right_source_may_be_named_by_the_id_of_a_dropped_duplicate(tmp_path: Path) -> None:
-    """Searches list the copy that was kept; what is noted is the id that the scenario has."""
+def test_a_source_may_be_named_by_the_id_of_a_removed_duplicate(tmp_path: Path) -> None:
+    """Searches list the remaining copy; the record has the id of the scenario."""
     copies = [record(number, date="2001-05-02T12:00:00+00:00", subject="Gas", body="gas at 42") for number in (1, 2)]
     place = environment(make_index(tmp_path, copies), 2)
-    assert searched(place, "gas") == [1]
+    assert search_numbers(place, "gas") == [1]
     place.read_email("<1@example.com>")
     place.return_final_answer("42", ["<1@example.com>"])
     found = place.record

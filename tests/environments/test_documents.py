@@ -1,4 +1,4 @@
-"""The documents environment: what its tools reach and say, what the model is told, and what is recorded."""
+"""The documents environment: results of tools, prompts and the record."""
 
 import asyncio
 from dataclasses import asdict
@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.documents.build import DocumentBuildOptions, build_index
+from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.environments.base import EpisodeState
-from gumshoe.environments.documents import DocumentsEnvironment, excerpt
+from gumshoe.environments.documents import DocumentsEnvironment, make_excerpt
 from gumshoe.environments.ingest import ingest_sources
 from gumshoe.environments.tools import Call, ToolError
 from gumshoe.inference.policy import Sampling
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.serving.ask import LocalModel, Question, answered
+from gumshoe.serving.ask import LocalModel, Question, answer_locally
 from tests.documents.collection import write_jsonl
 from tests.documents.pages import make_collection, page
 from tests.errors import raises
@@ -43,7 +43,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> DocumentIndex:
 
 
 def environment(index: DocumentIndex, *right: int, asked: Any = None, **settings: Any) -> DocumentsEnvironment:
-    """An environment with the documents that hold the answer."""
+    """Return an environment, given the documents with the answer."""
     sources = [f"d{number}" for number in right or (1,)]
     about = Scenario.model_validate(about_documents(1, document_ids=sources, **(asked or {})))
     return DocumentsEnvironment(index, about, 10, **settings)
@@ -53,13 +53,13 @@ def listed(text: str) -> list[str]:
     return [line.removeprefix("  id: ") for line in text.splitlines() if line.startswith("  id: ")]
 
 
-def noted(place: DocumentsEnvironment) -> dict[str, Any]:
-    """What the record holds beyond an empty one, and beyond the deeds."""
+def record_of(place: DocumentsEnvironment) -> dict[str, Any]:
+    """Return the fields of the record that are not empty, except the events."""
     plain = asdict(EpisodeState())
     return {name: value for name, value in asdict(place.record).items() if value != plain[name] and name != "deeds"}
 
 
-def test_the_prompt_asks_for_reasoning_before_each_call_unless_it_is_not_to(index: DocumentIndex) -> None:
+def test_the_prompt_asks_for_reasoning_unless_it_is_turned_off(index: DocumentIndex) -> None:
     thinking, plain = environment(index), environment(index, reasoning=False)
     assert "at most 10 turns" in plain.system_prompt()
     assert "<think>" not in plain.system_prompt()
@@ -68,34 +68,36 @@ def test_the_prompt_asks_for_reasoning_before_each_call_unless_it_is_not_to(inde
     assert thinking.toolbox.schemas() == plain.toolbox.schemas()
 
 
-def test_the_day_is_told_where_the_question_has_one(index: DocumentIndex) -> None:
+def test_the_prompt_has_the_date_of_the_question_if_any(index: DocumentIndex) -> None:
     assert environment(index).user_prompt() == "What does document 1 say?"
     dated = environment(index, asked={"query_date": "2001-05-10"})
     assert dated.user_prompt() == "Today is Thursday, 2001-05-10.\n\nWhat does document 1 say?"
 
 
-@pytest.mark.parametrize("asked", [scenario(1), Scenario.asked("What?", "ann@example.com", scenario(1).query_date)])
-def test_a_question_about_mail_is_refused(index: DocumentIndex, asked: Scenario) -> None:
+@pytest.mark.parametrize(
+    "asked", [scenario(1), Scenario.from_question("What?", "ann@example.com", scenario(1).query_date)]
+)
+def test_a_question_about_mail_is_rejected(index: DocumentIndex, asked: Scenario) -> None:
     with raises("environments.not-about-documents", asked.id):
         DocumentsEnvironment(index, asked, 10)
 
 
-def test_a_search_lists_title_passage_and_id_the_best_first(index: DocumentIndex) -> None:
+def test_a_search_lists_title_passage_and_id_best_first(index: DocumentIndex) -> None:
     place = environment(index, 2)
     shown = place.toolbox.run(Call("search_documents", {"query": "How long does hill fever last?"}))
     assert shown.startswith("Hill fever\n  Hill fever lasts a week.\n  id: d2\nMarsh fever\n  ")
     assert listed(shown)[:2] == ["d2", "d1"]
-    assert noted(place) == {"searches": 1, "found": ["d2"], "best_rank": 1}
+    assert record_of(place) == {"searches": 1, "found": ["d2"], "best_rank": 1}
     assert place.record.deeds == [["searched", "found"]]
 
 
-def test_a_search_lists_as_many_as_it_is_set_to(index: DocumentIndex) -> None:
+def test_a_search_lists_as_many_hits_as_configured(index: DocumentIndex) -> None:
     assert len(listed(environment(index).search_documents("fever lasts"))) == 2
     assert len(listed(environment(index, hits=1).search_documents("fever lasts"))) == 1
 
 
-def test_searches_are_counted_and_the_best_place_of_a_right_source_is_kept(index: DocumentIndex) -> None:
-    """Hand-worked: second in the first search, nowhere in the next, first in the last."""
+def test_searches_and_the_best_rank_are_recorded(index: DocumentIndex) -> None:
+    """The correct source is second in the first search, missing in the next, and first in the last."""
     place = environment(index, 1)
     assert listed(place.search_documents("hill fever lasts")) == ["d2", "d1"]
     assert place.record.best_rank == 2
@@ -103,7 +105,7 @@ def test_searches_are_counted_and_the_best_place_of_a_right_source_is_kept(index
     assert place.search_documents(" ") == "Nothing found."
     assert listed(place.search_documents("marsh"))[0] == "d1"
     assert place.record.best_rank == 1
-    assert noted(place) == {
+    assert record_of(place) == {
         "searches": 5,
         "repeated_searches": 1,
         "empty_searches": 3,
@@ -119,7 +121,7 @@ def test_searches_are_counted_and_the_best_place_of_a_right_source_is_kept(index
     ]
 
 
-def test_reading_shows_a_whole_document_and_notes_which(index: DocumentIndex) -> None:
+def test_reading_shows_the_document_and_records_it(index: DocumentIndex) -> None:
     place = environment(index, 1, 3)
     assert place.read_document("d1") == "Marsh fever\n\nMarsh fever lasts nine days.\n\nIt begins with a cough."
     assert place.read_document(" d3 ").startswith("Salt balsam\n\n")
@@ -127,11 +129,11 @@ def test_reading_shows_a_whole_document_and_notes_which(index: DocumentIndex) ->
     place.read_document("d2")
     with pytest.raises(ToolError, match="there is no document 'd9'; use an id as a search lists it"):
         place.read_document("d9")
-    assert noted(place) == {"read": ["d1", "d3"], "read_others": 1, "invalid_ids": 1}
+    assert record_of(place) == {"read": ["d1", "d3"], "read_others": 1, "invalid_ids": 1}
     assert place.record.deeds == [["read"], ["read"], ["read again"], ["read another"], ["invalid id"]]
 
 
-def test_of_a_long_document_its_beginning_and_what_was_found_in_it_is_shown(index: DocumentIndex) -> None:
+def test_a_long_document_is_reduced_to_its_beginning_and_found_passages(index: DocumentIndex) -> None:
     place = environment(index, 4, longest=2000)
     assert "quartz needle" not in place.read_document("d4")
     assert "quartz needle" in place.search_documents("quartz needle")
@@ -144,20 +146,25 @@ def test_of_a_long_document_its_beginning_and_what_was_found_in_it_is_shown(inde
     assert "[…]" not in environment(index, 4, longest=200_000).read_document("d4")
 
 
-def test_the_answer_ends_it_with_the_sources_that_are_right(index: DocumentIndex) -> None:
+def test_the_answer_ends_the_episode_and_records_correct_sources(index: DocumentIndex) -> None:
     place = environment(index, 1, 2)
     assert (
         place.toolbox.run(Call("return_final_answer", {"answer": " Nine days ", "document_ids": ["d1", "d9", "d1"]}))
         == ""
     )
     assert place.finished
-    assert noted(place) == {"answer": "Nine days", "sources": ["d1", "d9"], "right_sources": ["d1"], "invalid_ids": 1}
+    assert record_of(place) == {
+        "answer": "Nine days",
+        "sources": ["d1", "d9"],
+        "right_sources": ["d1"],
+        "invalid_ids": 1,
+    }
     unsure = environment(index)
     unsure.return_final_answer("I don't know.", [])
     assert unsure.record.does_not_know
 
 
-def test_a_duplicate_that_was_left_out_is_a_right_source_under_the_id_that_is_listed(tmp_path: Path) -> None:
+def test_a_removed_duplicate_is_a_correct_source_under_the_listed_id(tmp_path: Path) -> None:
     same = {"title": "Marsh fever", "text": "Marsh fever lasts nine days.", "url": "https://example.com/same"}
     index = DocumentIndex(make_collection(tmp_path, [page(1, **same), page(2, **same)]))
     place = environment(index, 2)
@@ -168,7 +175,7 @@ def test_a_duplicate_that_was_left_out_is_a_right_source_under_the_id_that_is_li
 
 
 class Counting(DocumentIndex):
-    """Counts what is read whole."""
+    """Count the documents that are read."""
 
     reads = 0
 
@@ -177,7 +184,7 @@ class Counting(DocumentIndex):
         return super().read(document_id)
 
 
-def test_no_text_is_read_to_learn_an_id_or_to_show_a_source(index: DocumentIndex) -> None:
+def test_ids_and_sources_are_found_without_reading_texts(index: DocumentIndex) -> None:
     counting = Counting(index.path.parents[1])
     place = environment(counting, 1, 2)
     place.return_final_answer("Nine days", ["d1", "d9"])
@@ -188,7 +195,7 @@ def test_no_text_is_read_to_learn_an_id_or_to_show_a_source(index: DocumentIndex
 
 
 @pytest.mark.parametrize("about", ["email", "documents"])
-def test_what_was_ingested_is_not_made_again(about: str, tmp_path: Path) -> None:
+def test_an_ingested_index_is_reused(about: str, tmp_path: Path) -> None:
     source = write_mail(tmp_path / "in.jsonl", [record(1), record(2)])
     if about == "documents":
         source = write_jsonl(tmp_path / "in.jsonl", PAGES)
@@ -200,8 +207,8 @@ def test_what_was_ingested_is_not_made_again(about: str, tmp_path: Path) -> None
         ingest_sources([source, source], about, "none", tmp_path / "index")
 
 
-def test_ask_embeds_its_queries_at_an_endpoint(tmp_path: Path) -> None:
-    """It gets as far as the model, which is not there."""
+def test_ask_embeds_queries_with_an_endpoint(tmp_path: Path) -> None:
+    """The command gets as far as the model, which does not exist."""
     embedded: list[str] = []
 
     def embed(request: dict[str, Any]) -> dict[str, Any]:
@@ -210,17 +217,17 @@ def test_ask_embeds_its_queries_at_an_endpoint(tmp_path: Path) -> None:
 
     with FakeVLLM(embeddings=embed) as server:
         options = DocumentBuildOptions(f"openai:base@{server.address}/v1")
-        build_index([write_jsonl(tmp_path / "in.jsonl", PAGES[:3])], tmp_path / "index", options)
+        build_document_index([write_jsonl(tmp_path / "in.jsonl", PAGES[:3])], tmp_path / "index", options)
         asked = Question(tmp_path / "index", None, None, "How long does marsh fever last?")
         model = LocalModel(None, None, str(tmp_path / "no-model"))
         with raises("sources.no-such-model-directory", tmp_path / "no-model"):
-            asyncio.run(answered(asked, model, Sampling(0.0), EpisodeLimits(3)))
+            asyncio.run(answer_locally(asked, model, Sampling(0.0), EpisodeLimits(3)))
     assert "What is there?" in embedded
 
 
 @given(st.text(), st.text())
 @QUICK
-def test_whatever_a_model_writes_is_searched_for_or_refused(index: DocumentIndex, query: str, name: str) -> None:
+def test_any_query_returns_a_result_or_a_tool_error(index: DocumentIndex, query: str, name: str) -> None:
     place = environment(index)
     assert isinstance(place.search_documents(query), str)
     if name.strip() not in {f"d{number}" for number in range(1, 5)}:
@@ -232,10 +239,8 @@ def test_whatever_a_model_writes_is_searched_for_or_refused(index: DocumentIndex
 
 @given(st.text(alphabet="ab \n", max_size=400), st.lists(st.text(alphabet="ab ", max_size=20)), st.integers(20, 100))
 @QUICK
-def test_an_excerpt_is_a_text_s_own_and_hardly_longer_than_it_may_be(
-    text: str, passages: list[str], longest: int
-) -> None:
-    shown = excerpt(text, passages, longest)
+def test_an_excerpt_has_parts_of_the_text_and_a_limited_length(text: str, passages: list[str], longest: int) -> None:
+    shown = make_excerpt(text, passages, longest)
     if len(text) <= longest:
         assert shown == text
         return

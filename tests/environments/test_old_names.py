@@ -1,4 +1,4 @@
-"""Environments that were written for older versions keep working, with a warning."""
+"""Environments written for older versions still work, with a warning."""
 
 from importlib import import_module
 

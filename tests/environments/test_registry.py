@@ -1,4 +1,4 @@
-"""One way to open an environment: by its name, by what the directory holds, and one of one's own."""
+"""Open environments by name or by the kind of index, including custom ones."""
 
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -41,10 +41,10 @@ def opened(directory: Path, word: object = None) -> EnvFactory:
 
 
 def tools(world: EnvFactory) -> list[str]:
-    return [tool.__name__ for tool in world.tools()]
+    return [tool.__name__ for tool in world.list_tools()]
 
 
-def test_what_an_index_holds_tells_the_environment(mail: Path, collection: Path) -> None:
+def test_the_default_environment_depends_on_the_index(mail: Path, collection: Path) -> None:
     world = opened(mail)
     assert (world.name, world.has_inboxes, tools(world)) == ("email", True, ["search_inbox", "read_email"])
     assert world.content == MailIndex(mail).stats()["content"]
@@ -54,7 +54,7 @@ def test_what_an_index_holds_tells_the_environment(mail: Path, collection: Path)
     assert opened(mail, "email").provenance == opened(mail).provenance
 
 
-def test_a_question_of_the_other_kind_is_refused_before_anything_is_asked(mail: Path, collection: Path) -> None:
+def test_a_question_of_the_other_kind_is_rejected_at_the_start(mail: Path, collection: Path) -> None:
     opened(mail).check([scenario(1)], 10)
     opened(collection).check([ABOUT_DOCUMENTS], 10)
     with raises("environments.not-about-mail", "d1"):
@@ -63,18 +63,18 @@ def test_a_question_of_the_other_kind_is_refused_before_anything_is_asked(mail: 
         opened(collection).check([scenario(1)], 10)
 
 
-def test_a_source_is_shown_as_what_it_is(mail: Path, collection: Path) -> None:
+def test_a_source_has_a_label_of_its_kind(mail: Path, collection: Path) -> None:
     found = opened(mail).find_source(scenario(1), "2@example.com")
     assert isinstance(found, MessageSource)
-    assert (found.id, found.shown) == ("<2@example.com>", f"2001-05-03 {ANN}: Subject 2 <2@example.com>")
+    assert (found.id, found.label) == ("<2@example.com>", f"2001-05-03 {ANN}: Subject 2 <2@example.com>")
     assert opened(mail).find_source(scenario(1, query_date="2001-05-01"), "<2@example.com>") is None
     found = opened(collection).find_source(ABOUT_DOCUMENTS, "d2")
     assert found == DocumentSource("d2", "Title 2", "https://example.com/2")
-    assert found.shown == "Title 2 d2 https://example.com/2"
+    assert found.label == "Title 2 d2 https://example.com/2"
     assert opened(collection).find_source(ABOUT_DOCUMENTS, "d9") is None
 
 
-def test_the_tiny_policy_is_asked_for_no_reasoning_unless_the_settings_say_so(mail: Path, collection: Path) -> None:
+def test_the_tiny_policy_has_no_reasoning_unless_configured(mail: Path, collection: Path) -> None:
     def asks(world: EnvFactory) -> bool:
         return "<think>" in world.new_environment(ABOUT_DOCUMENTS, 10).system_prompt()
 
@@ -87,7 +87,7 @@ def test_the_tiny_policy_is_asked_for_no_reasoning_unless_the_settings_say_so(ma
     assert opened(mail).for_tiny().provenance == opened(mail).provenance
 
 
-def test_a_single_call_shows_more_of_a_document_unless_the_settings_say_how_much(mail: Path, tmp_path: Path) -> None:
+def test_a_single_call_shows_more_of_a_document_unless_configured(mail: Path, tmp_path: Path) -> None:
     long = make_collection(tmp_path, [page(1, text=f"It begins. {'So on. ' * 5000}It ends.")])
 
     def read(world: EnvFactory) -> str:
@@ -99,12 +99,12 @@ def test_a_single_call_shows_more_of_a_document_unless_the_settings_say_how_much
     assert opened(mail).for_calls().provenance == opened(mail).provenance
 
 
-def test_a_day_is_that_which_is_named_or_else_of_mail_today(mail: Path, collection: Path) -> None:
+def test_the_default_date_is_today_for_mail_and_none_for_documents(mail: Path, collection: Path) -> None:
     day = date(2001, 5, 1)
-    assert [opened(each).asked_on(day) for each in (mail, collection)] == [day, day]
+    assert [opened(each).default_query_date(day) for each in (mail, collection)] == [day, day]
     before = datetime.now(UTC).date()
-    assert before <= (opened(mail).asked_on(None) or date.min) <= datetime.now(UTC).date()
-    assert opened(collection).asked_on(None) is None
+    assert before <= (opened(mail).default_query_date(None) or date.min) <= datetime.now(UTC).date()
+    assert opened(collection).default_query_date(None) is None
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def test_a_day_is_that_which_is_named_or_else_of_mail_today(mail: Path, collecti
         (f"{{{OWN}: {{shouting: true}}}}", OWN, {"shouting": True}),
     ],
 )
-def test_an_environment_is_named_by_a_word_or_with_its_settings(
+def test_an_environment_is_a_name_or_a_mapping_with_settings(
     word: object, name: str, arguments: dict[str, object]
 ) -> None:
     assert EnvironmentSettings.parse(word) == EnvironmentSettings(name=name, arguments=arguments)
 
 
 @pytest.mark.parametrize("word", ["", "[documents]", "{documents: 3}", "{a: {}, b: {}}", "{documents: {", 7])
-def test_what_names_no_environment_is_refused(word: object) -> None:
+def test_an_invalid_environment_name_is_rejected(word: object) -> None:
     with raises("environments.invalid-name", repr(word), "email", "documents"):
         EnvironmentSettings.parse(word)
 
@@ -155,19 +155,17 @@ def test_what_names_no_environment_is_refused(word: object) -> None:
         ("{email: {reasoning: true}}", "environments.invalid-settings", ["email", "reasoning: extra", "no settings"]),
     ],
 )
-def test_what_is_no_environment_is_told_of_with_what_there_is(
-    word: str, code: str, values: list[str], collection: Path
-) -> None:
+def test_an_invalid_environment_class_is_rejected(word: str, code: str, values: list[str], collection: Path) -> None:
     with raises(code, *values):
         opened(collection, word)
 
 
-def test_a_directory_without_an_index_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_an_index_is_rejected(tmp_path: Path) -> None:
     with raises("scenarios.no-index", tmp_path, "`gumshoe documents index`"):
         opened(tmp_path)
 
 
-def test_one_s_own_environment_is_a_class_and_a_word(notes: Path) -> None:
+def test_a_custom_environment_is_named_by_its_class(notes: Path) -> None:
     world = opened(notes, {OWN: {"shouting": True}})
     assert (world.name, world.arguments, tools(world)) == (OWN, {"shouting": True}, ["look_up"])
     place = world.new_environment(ABOUT_DOCUMENTS, 5)
@@ -179,6 +177,6 @@ def test_one_s_own_environment_is_a_class_and_a_word(notes: Path) -> None:
     assert world.provenance["environment"] == {"name": OWN, "shouting": True}
 
 
-def test_a_question_that_is_asked_needs_no_inbox_where_it_is_about_documents() -> None:
-    asked = Scenario.asked(" What? ", None, None)
+def test_a_question_about_documents_needs_no_inbox() -> None:
+    asked = Scenario.from_question(" What? ", None, None)
     assert (asked.question, asked.inbox_address, asked.query_date, asked.sources) == ("What?", None, None, ())

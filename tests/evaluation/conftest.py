@@ -1,4 +1,4 @@
-"""What evaluations need: an index, scenarios about it, a tokenizer, and a server of two chat models."""
+"""Fixtures of evaluations: an index, scenarios about it, a tokenizer, and a server with two chat models."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def wrong_about(*numbers: int, of: str = "base") -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A chat model that knows its trade, but for what `of` answers to these questions."""
+    """Return a chat model that answers correctly, except that the model `of` errs on these questions."""
 
     def chat(request: dict[str, Any]) -> dict[str, Any]:
         results = [each["content"] for each in request["messages"] if each["role"] == "tool"]
@@ -64,5 +64,5 @@ def server() -> Iterator[FakeVLLM]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask a judge that failed again at once."""
-    monkeypatch.setattr("gumshoe.rewards.chat_judge._PAUSE", 0)
+    """Retry judges without pauses."""
+    monkeypatch.setattr("gumshoe.rewards.chat_judge._MAX_PAUSE", 0)

@@ -1,4 +1,4 @@
-"""Evaluations of any size, made up, and the report of one."""
+"""Create invented evaluations of any size, and their reports."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from gumshoe.environments.base import EpisodeState
 from gumshoe.environments.registry import open_env
 from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun, NamedPolicy
-from gumshoe.evaluation.metrics import by_kind, compute_metrics
+from gumshoe.evaluation.metrics import accuracy_by_kind, compute_metrics
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import Agreement, EvaluationResult, JudgeResult
@@ -24,7 +24,7 @@ from tests.scenarios.questions import scenario
 SYSTEM = "You answer questions from an inbox. " * 40
 
 
-def said(text: str) -> Segment:
+def sampled(text: str) -> Segment:
     ids = encoded(text)
     return Segment("sampled", text, tuple(ids), tuple(logprobs_of(ids)))
 
@@ -34,7 +34,7 @@ def injected(text: str) -> Segment:
 
 
 def listing(number: int, hits: int = 10) -> str:
-    """A search's result that lists message `number` among others."""
+    """Return a search result that lists message `number` among others."""
     return "\n".join(
         f"2001-05-{day:02d} ann@example.com: Subject {number + day}\n  … what message {number + day} says, in some "
         f"words, and a few more of them …\n  id: <{number + day}@example.com>"
@@ -43,16 +43,16 @@ def listing(number: int, hits: int = 10) -> str:
 
 
 def episode(number: int, *, correct: bool, policy: str, body: str = "Body", hits: int = 10) -> Trajectory:
-    """It searches, reads and answers question `number`."""
+    """Return an episode that searches, reads and answers question `number`."""
     source = f"<{number}@example.com>"
     answer = f"Body of message {number}" if correct else "Something else"
     segments = [
         Segment("prompt", f"{SYSTEM}What does message {number} say?", tuple(encoded(SYSTEM))),
-        said(call("search_inbox", keywords=[f"Zoë 漢 {number}"])),
+        sampled(call("search_inbox", keywords=[f"Zoë 漢 {number}"])),
         injected(f"<tool_response>\n{listing(number, hits)}\n</tool_response>"),
-        said(call("read_email", message_id=source)),
+        sampled(call("read_email", message_id=source)),
         injected(f"<tool_response>\nFrom: ann\n\n{body}\n</tool_response>"),
-        said(call("return_final_answer", answer=answer, message_ids=[source])),
+        sampled(call("return_final_answer", answer=answer, message_ids=[source])),
     ]
     record = EpisodeState(
         searches=1, found=[source], read=[source], answer=answer, sources=[source], right_sources=[source]
@@ -60,7 +60,7 @@ def episode(number: int, *, correct: bool, policy: str, body: str = "Body", hits
     return Trajectory(f"q{number}", 0, policy, "answer", "", segments, record, 3, 1.0, 0.1, TokenUsage(3000, 90))
 
 
-def made_up(
+def invent_evaluation(
     place: Place,
     questions: int,
     policies: Sequence[tuple[str, int]],
@@ -68,8 +68,9 @@ def made_up(
     doubted: int | None = None,
     **asked: str,
 ) -> tuple[EvaluationRun, EvaluationRequest]:
-    """An evaluation of policies that each err on every so many-th question; with a second judge, where every so
-    many-th verdict is doubted.
+    """Return an evaluation of policies (name, n), each of which errs on every n-th question.
+
+    With `doubted`, there is a second judge that disagrees on every `doubted`-th question.
     """
     scenarios = ScenarioSet.of(
         scenario(number, **{"kind": f"kind {number % 3}", **asked}) for number in range(questions)
@@ -78,7 +79,7 @@ def made_up(
         name: [episode(number, correct=number % every != 0, policy=name, body=body) for number in range(questions)]
         for name, every in policies
     }
-    if questions > 100:  # of those that the last policy gets wrong: no call, "I don't know", and a wrong source
+    if questions > 100:  # three special episodes of the last policy: no call, "I don't know", and a wrong source
         unusable, unsure, misled = (trajectories[policies[-1][0]][each] for each in (-10, -5, 5))
         unusable.ending, unusable.record.answer = "no call", None
         unsure.record.answer, unsure.record.does_not_know = "I don't know", True
@@ -94,7 +95,9 @@ def made_up(
         return [("heuristic", first), ("exact", second)]
 
     predictions = [
-        Prediction.of(name, about, each, verdicts(each, number, number % every != 0), 1.0 if number % every else -1.0)
+        Prediction.from_trajectory(
+            name, about, each, verdicts(each, number, number % every != 0), 1.0 if number % every else -1.0
+        )
         for name, every in policies
         for number, (about, each) in enumerate(zip(scenarios, trajectories[name], strict=True))
     ]
@@ -111,7 +114,7 @@ def made_up(
                 kappa=0.25,
                 disagreements=apart,
             )
-        changes = {"metrics": compute_metrics(own), "kinds": by_kind(own), "agreement": agreement}
+        changes = {"metrics": compute_metrics(own), "kinds": accuracy_by_kind(own), "agreement": agreement}
         results.append(result(own).model_copy(update=changes))
     judges = tuple(JudgeResult(name=name, usage={}) for name in ("heuristic", "exact")[: 1 + (doubted is not None)])
     comparisons = tuple(compare_policies(each, results[0]) for each in results[1:])
@@ -123,6 +126,6 @@ def made_up(
 
 
 def write_page(path: Path, evaluated: EvaluationRun, settings: EvaluationRequest) -> str:
-    """The report's address."""
+    """Write the report and return its address."""
     write_report(evaluated, settings, path)
     return path.as_uri()

@@ -1,16 +1,16 @@
-"""Predictions with plain defaults, and what is made of them."""
+"""Create predictions with simple defaults, and results from them."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from gumshoe.evaluation.metrics import UNUSABLE, Estimate
-from gumshoe.evaluation.predictions import Prediction, Verdicts, by_question
+from gumshoe.evaluation.predictions import JudgeVerdict, Prediction, group_by_question
 from gumshoe.evaluation.results import EvaluationResult, JudgeResult, PolicyResult
 from gumshoe.scenarios.scenario import ScenarioRecord
 
 
 def prediction(number: int, **fields: Any) -> Prediction:
-    """An episode of question `number`, answered correctly in three turns unless other fields say otherwise."""
+    """Return an episode of question `number`, by default answered correctly in three turns."""
     correct = fields.get("correct", True)
     plain: dict[str, Any] = {
         "policy": "p",
@@ -21,7 +21,7 @@ def prediction(number: int, **fields: Any) -> Prediction:
         "reference": f"Body of message {number}",
         "answer": f"Body of message {number}" if correct else "Something else",
         "correct": correct,
-        "verdicts": (Verdicts(judge="heuristic", correct=correct, why="because"),),
+        "verdicts": (JudgeVerdict(judge="heuristic", correct=correct, why="because"),),
         "reward": 1.0 if correct else -1.0,
         "ending": "answer",
         "detail": "",
@@ -45,13 +45,13 @@ def prediction(number: int, **fields: Any) -> Prediction:
 
 
 def answers(pattern: str, policy: str = "p", **fields: Any) -> list[Prediction]:
-    """One episode a question: correct where the pattern has a +."""
+    """Return one episode per character of a pattern; + means correct."""
     return [prediction(number, correct=sign == "+", policy=policy, **fields) for number, sign in enumerate(pattern)]
 
 
 def result(predictions: Sequence[Prediction]) -> PolicyResult:
-    """Of one policy, with the metrics that comparisons and gates look at."""
-    questions = by_question(predictions)
+    """Return the result of one policy, with the metrics that comparisons and gates use."""
+    questions = group_by_question(predictions)
     unusable = sum(each.ending in UNUSABLE for each in predictions) / len(predictions)
     return PolicyResult(
         name=predictions[0].policy,
@@ -69,7 +69,7 @@ def result(predictions: Sequence[Prediction]) -> PolicyResult:
 
 
 def evaluation(*policies: PolicyResult, content: str = "c", is_whole: bool = True) -> EvaluationResult:
-    """Of some policies."""
+    """Return an evaluation of these policies."""
     return EvaluationResult(
         scenarios=ScenarioRecord(
             content=content, ids=tuple(policies[0].correct_map), questions=tuple(policies[0].correct_map)

@@ -1,4 +1,4 @@
-"""An evaluation whose answers are each chosen from several samples: what is measured, what it costs, what is kept."""
+"""Evaluations that choose one of several samples of a question: metrics, costs and stored choices."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.evaluation.evaluation_step import measure_policies
+from gumshoe.evaluation.evaluation_step import evaluate_policies
 from gumshoe.evaluation.predictions import Prediction, read_predictions
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.inference import policy_names
@@ -28,8 +28,8 @@ Run = Callable[..., Ran]
 MAJORITY: dict[str, Any] = {"samples": 4, "choose": "majority"}
 
 
-def wavering() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A chat model whose answers differ: of each question the first and every third after it is wrong."""
+def alternating() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a chat model whose answers to a question vary: the first one and every third one after it are wrong."""
     lock, given = threading.Lock(), Counter[int]()
 
     def chat(request: dict[str, Any]) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def wavering() -> Callable[[dict[str, Any]], dict[str, Any]]:
     return chat
 
 
-def likes_bodies(request: dict[str, Any]) -> dict[str, Any]:
-    """A judge of groups that likes answers with what a message says."""
+def prefer_bodies(request: dict[str, Any]) -> dict[str, Any]:
+    """Score a group as a judge that prefers answers with the text of a message."""
     return {
         each["id"]: {"explanation": "e", "score": 0.9 if "Body of message" in json.dumps(each["turns"][-2]) else 0.1}
         for each in shown(request)["trajectories"]
@@ -60,8 +60,8 @@ def predictions(directory: Path) -> list[Prediction]:
     return read_predictions(directory / "predictions.jsonl")
 
 
-def test_the_majority_is_what_is_measured_beside_what_it_cost(run: Run, place: Place, tmp_path: Path) -> None:
-    with FakeVLLM(chat=wavering()) as server:
+def test_the_majority_is_measured_with_its_cost(run: Run, place: Place, tmp_path: Path) -> None:
+    with FakeVLLM(chat=alternating()) as server:
         policy = f"old=chat:base@{server.address}/v1"
         ran = run(*options(place, tmp_path / "e", policy, **MAJORITY, price="1/10"))
         assert ran.status == 0, ran.err
@@ -90,14 +90,16 @@ def test_the_majority_is_what_is_measured_beside_what_it_cost(run: Run, place: P
     assert metrics["all_seconds"] == pytest.approx(spent / QUESTIONS)
     assert metrics["all_seconds"] > metrics["longest_seconds"] > 0
     page = (tmp_path / "e" / "report.html").read_text(encoding="utf-8")
-    bought = result.bought(found)
+    bought = result.describe_choice(found)
     for value in ("old: ", "majority of 4 samples", "heuristic", "100.0%", "50.0%"):
         assert value in bought
     assert bought in ran.out
     assert bought in page
 
 
-def test_without_a_choice_nothing_tells_of_one(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
+def test_without_a_choice_the_results_do_not_mention_one(
+    run: Run, place: Place, server: FakeVLLM, tmp_path: Path
+) -> None:
     assert run(*options(place, tmp_path / "e", *chats(server))).status == 0
     for name in ("metrics.json", "predictions.jsonl", "report.html"):
         text = (tmp_path / "e" / name).read_text(encoding="utf-8")
@@ -105,28 +107,26 @@ def test_without_a_choice_nothing_tells_of_one(run: Run, place: Place, server: F
     assert not (tmp_path / "e" / "choices").exists()
 
 
-def test_compare_tells_what_several_samples_buy_and_the_gate_does_not_take_them_for_a_better_policy(
-    run: Run, place: Place, tmp_path: Path
-) -> None:
-    with FakeVLLM(chat=wavering()) as server:
+def test_compare_allows_different_sample_counts_and_the_gate_does_not(run: Run, place: Place, tmp_path: Path) -> None:
+    with FakeVLLM(chat=alternating()) as server:
         policy = f"old=chat:base@{server.address}/v1"
         assert run(*options(place, tmp_path / "one", policy)).status == 0
-    with FakeVLLM(chat=wavering()) as server:
+    with FakeVLLM(chat=alternating()) as server:
         policy = f"old=chat:base@{server.address}/v1"
         assert run(*options(place, tmp_path / "four", policy, **MAJORITY)).status == 0
         assert run(*options(place, tmp_path / "each", policy, samples=4)).status == 0
     ran = run("compare", tmp_path / "four", tmp_path / "one")
     assert ran.status == 0, ran.err
     assert "12 won, 0 lost" in ran.out
-    assert "12.00 against 3.00 turns (4.0 times)" in ran.out
-    assert "600.00 against 150.00 sampled tokens (4.0 times)" in ran.out
+    assert "12.00 vs. 3.00 turns (4.0 times)" in ran.out
+    assert "600.00 vs. 150.00 sampled tokens (4.0 times)" in ran.out
     told = json.loads(run("compare", tmp_path / "one", tmp_path / "four", "--json").out)
     assert told["costs"]["sampled_tokens"] == {"candidate": 150, "baseline": 600, "ratio": 0.25}
     assert told["costs"]["judge_requests"] == {"candidate": 0, "baseline": 0, "ratio": None}
     refused = run("gate", "--candidate", tmp_path / "four", "--baseline", tmp_path / "one")
     assert (refused.status, refused.code) == (2, "gate.other-sample-count"), refused.err
     assert "4 and 1" in refused.err
-    refused = run("compare", tmp_path / "each", tmp_path / "one")  # not one answer each
+    refused = run("compare", tmp_path / "each", tmp_path / "one")  # several answers per question
     assert (refused.status, refused.code) == (2, "gate.other-sample-count"), refused.err
     assert "4 and 1" in refused.err
     refused = run("gate", "--candidate", tmp_path / "four", "--baseline", tmp_path / "each")
@@ -134,11 +134,11 @@ def test_compare_tells_what_several_samples_buy_and_the_gate_does_not_take_them_
     assert "majority by heuristic" in refused.err
 
 
-def test_the_best_by_a_judge_is_asked_once_and_a_judge_that_fails_leaves_no_question_out(
+def test_choices_of_a_judge_are_stored_and_missing_ones_are_requested_again(
     run: Run, place: Place, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    with FakeVLLM(chat=wavering()) as server, FakeVLLM(chat=says(likes_bodies)) as judge:
+    with FakeVLLM(chat=alternating()) as server, FakeVLLM(chat=says(prefer_bodies)) as judge:
         model = (
             f"{{model: base, url: '{judge.address}/v1', attempts: 1, concurrency: 1, deadline: 600, prompt_price: 2}}"
         )
@@ -158,9 +158,9 @@ def test_the_best_by_a_judge_is_asked_once_and_a_judge_that_fails_leaves_no_ques
         metrics = (tmp_path / "e" / "metrics.json").read_bytes()
         assert run(*words).status == 0
         assert len(judge.requests) == judged + 2
-        assert (tmp_path / "e" / "metrics.json").read_bytes() == metrics, "what it cost is not forgotten"
+        assert (tmp_path / "e" / "metrics.json").read_bytes() == metrics, "the cost of stored choices is kept"
         _, found = read_result(str(tmp_path / "e"))
-        # Other ways to choose take the same samples, and ask for themselves.
+        # Another method uses the same samples, but its own choices.
         majority = options(place, tmp_path / "e", f"old=chat:base@{server.address}/v1", **MAJORITY)
         assert run(*majority).status == 0
         assert (len(server.requests), len(judge.requests)) == (answered, judged + 2)
@@ -185,7 +185,7 @@ def test_the_best_by_a_judge_is_asked_once_and_a_judge_that_fails_leaves_no_ques
         ({"choose_by": "ruler:m", "samples": 4}, "rewards.choice-missing", "--choose-by"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused_before_anything_starts(
+def test_invalid_choices_are_rejected_before_any_request(
     changes: dict[str, Any], code: str, value: str, run: Run, place: Place, tmp_path: Path
 ) -> None:
     ran = run(*options(place, tmp_path / "e", "a=chat:base@http://127.0.0.1:9", **changes))
@@ -195,9 +195,7 @@ def test_what_cannot_be_chosen_is_refused_before_anything_starts(
 
 
 @pytest.mark.nightly
-def test_the_tiny_policy_s_samples_are_the_same_again_and_their_cost_adds_up(
-    run: Run, place: Place, tmp_path: Path
-) -> None:
+def test_samples_of_the_tiny_policy_are_reproducible_and_costs_add_up(run: Run, place: Place, tmp_path: Path) -> None:
     given = {**MAJORITY, "limit": 2, "max_turns": 3, "max_tokens": 48, "max_context": 8192}
     found: list[EvaluationResult] = []
     for name in ("a", "b"):
@@ -224,18 +222,20 @@ def test_the_tiny_policy_s_samples_are_the_same_again_and_their_cost_adds_up(
 
 
 @pytest.mark.ci
-def test_a_pipeline_s_step_measures_the_choice_that_it_is_told(
+def test_a_pipeline_step_measures_the_configured_choice(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_names, "is_installed", lambda: False)  # without vLLM the policy runs in this process
+    monkeypatch.setattr(
+        policy_names, "is_vllm_installed", lambda: False
+    )  # without vLLM the policy runs in this process
     asked = tmp_path / "asked"
     asked.mkdir()
     lines = place.scenarios.read_text(encoding="utf-8").splitlines()[:2]
     (asked / "scenarios.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    limits = {"max_turns": 3.0, "max_tokens": 60.0}  # Kubeflow hands every number over as a float
+    limits = {"max_turns": 3.0, "max_tokens": 60.0}  # Kubeflow passes all numbers as floats
     choice = {"samples": 3, "choose": "majority", "temperature": 0.7}
     e, page = tmp_path / "e", tmp_path / "page.html"
-    found = measure_policies(place.index, asked, "tiny", {}, "heuristic", limits, e, page, choice)
+    found = evaluate_policies(place.index, asked, "tiny", {}, "heuristic", limits, e, page, choice)
     assert (found.episodes, len(found.correct_map)) == (6, 2)
     result, _ = read_result(str(tmp_path / "e"))
     assert result.settings["temperature"] == 0.7
@@ -243,6 +243,6 @@ def test_a_pipeline_s_step_measures_the_choice_that_it_is_told(
 
 
 @pytest.mark.parametrize("limits", [{"max_turns": 0}, {"max_tokens": 60.5}, {"turns": 3}])
-def test_a_pipeline_s_step_refuses_limits_that_are_none(limits: dict[str, object], tmp_path: Path) -> None:
+def test_a_pipeline_step_rejects_invalid_limits(limits: dict[str, object], tmp_path: Path) -> None:
     with raises("evaluation.invalid-limits", next(iter(limits))):
-        measure_policies(tmp_path, tmp_path, "tiny", {}, "heuristic", limits, tmp_path / "e", tmp_path / "page.html")
+        evaluate_policies(tmp_path, tmp_path, "tiny", {}, "heuristic", limits, tmp_path / "e", tmp_path / "page.html")

@@ -1,4 +1,4 @@
-"""`gumshoe evaluate`, `compare` and `gate`, as they are typed, against real servers and a real index."""
+"""The commands `gumshoe evaluate`, `compare` and `gate`, with real servers and a real index."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ CHAT = "a=chat:base@http://127.0.0.1:9"
 
 
 def options(place: Place, out: Path, *policies: str, **changes: object) -> list[object]:
-    """The arguments of an evaluation; a list gives an option several times, `None` leaves it out."""
+    """Return the arguments of an evaluation. A list repeats an option, and `None` omits it."""
     given: dict[str, object] = {
         "index": place.index,
         "scenarios": place.scenarios,
@@ -45,17 +45,15 @@ def options(place: Place, out: Path, *policies: str, **changes: object) -> list[
 
 
 def chats(server: FakeVLLM) -> tuple[str, str]:
-    """Two policies: the baseline, which errs, and one that does not."""
+    """Return two policies: a baseline that errs, and one that does not."""
     return f"old=chat:base@{server.address}/v1", f"new=chat:adapter@{server.address}/v1"
 
 
-def test_two_policies_are_measured_compared_and_written_down(
-    run: Run, place: Place, server: FakeVLLM, tmp_path: Path
-) -> None:
+def test_two_policies_are_evaluated_and_compared(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
     ran = run(*options(place, tmp_path / "e", *chats(server), price=["1/10", "new=2/20"]))
     assert ran.status == 0, ran.err
-    assert "new against old: +33.3%" in ran.out
-    for value in ("4 won", "0 lost", "8 as before"):
+    assert "new vs. old: +33.3%" in ran.out
+    for value in ("4 won", "0 lost", "8 unchanged"):
         assert value in ran.out
     found = EvaluationResult.model_validate_json((tmp_path / "e" / "metrics.json").read_bytes())
     old, new = found.policies
@@ -77,7 +75,7 @@ def test_two_policies_are_measured_compared_and_written_down(
     assert (tmp_path / "e" / "report.html").stat().st_size > 10_000
 
 
-def test_nothing_that_was_answered_is_asked_again_and_another_policy_can_be_added(
+def test_answered_questions_are_not_run_again_when_a_policy_is_added(
     run: Run, place: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:
     old, new = chats(server)
@@ -92,7 +90,7 @@ def test_nothing_that_was_answered_is_asked_again_and_another_policy_can_be_adde
     assert {each["model"] for each in server.requests[asked:]} == {"adapter"}
 
 
-def test_a_second_judge_needs_no_policy_that_is_gone(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
+def test_a_second_judge_does_not_need_the_policies(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
     given: dict[str, Any] = {"tokenizer": place.tokenizer, "max_tokens": 400}
     assert run(*options(place, tmp_path / "e", f"a=vllm:{server.address}#adapter", **given)).status == 0
     gone = f"a=vllm:http://127.0.0.1:{free_port()}#adapter"
@@ -112,7 +110,7 @@ def test_a_token_policy_can_be_added_to_chat_models(run: Run, place: Place, serv
     assert "tokenizer of a" in other.err
 
 
-def test_an_adapter_that_took_the_place_of_another_is_not_taken_for_it(run: Run, place: Place, tmp_path: Path) -> None:
+def test_a_replaced_adapter_is_detected(run: Run, place: Place, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"old")
@@ -125,7 +123,7 @@ def test_an_adapter_that_took_the_place_of_another_is_not_taken_for_it(run: Run,
     assert "weights of a" in other.err
 
 
-def test_other_questions_or_settings_in_the_same_directory_are_refused(
+def test_other_questions_or_settings_in_the_same_directory_are_rejected(
     run: Run, place: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:
     old, _ = chats(server)
@@ -144,7 +142,7 @@ def test_other_questions_or_settings_in_the_same_directory_are_refused(
     assert len(server.requests) == asked
 
 
-def test_another_index_or_model_under_the_same_name_is_refused(
+def test_another_index_or_model_with_the_same_name_is_rejected(
     run: Run, place: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:
     old, _ = chats(server)
@@ -161,9 +159,7 @@ def test_another_index_or_model_under_the_same_name_is_refused(
     assert (tmp_path / "e" / "metrics.json").exists()
 
 
-def test_an_evaluation_that_ends_without_numbers_leaves_no_old_ones(
-    run: Run, place: Place, server: FakeVLLM, tmp_path: Path
-) -> None:
+def test_a_failed_evaluation_leaves_no_old_results(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
     old, new = chats(server)
     assert run(*options(place, tmp_path / "e", old)).status == 0
     server.inject(status(400), times=None)
@@ -171,9 +167,7 @@ def test_an_evaluation_that_ends_without_numbers_leaves_no_old_ones(
     assert {each.name for each in (tmp_path / "e").iterdir()} == {"evaluation.json", MARK, "trajectories"}
 
 
-def test_a_server_that_fails_costs_no_question_and_gives_no_number(
-    run: Run, place: Place, server: FakeVLLM, tmp_path: Path
-) -> None:
+def test_server_failures_are_not_scored(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
     old, new = chats(server)
     for after, act in enumerate((reset, status(500), status(429), raw(b"no JSON"), choice(message=None))):
         server.inject(act, after=3 + 5 * after)
@@ -181,14 +175,14 @@ def test_a_server_that_fails_costs_no_question_and_gives_no_number(
     assert ran.status == 0, ran.err
     assert len(server.requests) >= 3 * QUESTIONS + 5
     assert "66.7%" in ran.out
-    server.inject(status(400), times=None)  # it is not sent again by the client, as 500 is
+    server.inject(status(400), times=None)  # the client retries 500, but not 400
     ran = run(*options(place, tmp_path / "b", old, new))
     assert (ran.status, ran.code) == (75, "evaluation.questions-unanswered")
     assert ran.err.count(f"{QUESTIONS} questions") == 2, "of old and of new"
     assert not (tmp_path / "b" / "metrics.json").exists()
 
 
-def test_a_judge_that_fails_leaves_no_verdict_out_and_what_was_answered_is_kept(
+def test_if_the_judge_fails_answers_are_kept_and_missing_verdicts_added(
     run: Run, place: Place, server: FakeVLLM, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
@@ -237,7 +231,7 @@ def test_two_judges_are_compared(run: Run, place: Place, server: FakeVLLM, tmp_p
     assert "got 3" in twice.err
 
 
-def test_token_policies_are_run_greedily_unless_told_and_several_samples_give_pass_at_k(
+def test_the_default_is_greedy_and_several_samples_give_pass_at_k(
     run: Run, place: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:
     policy = f"vllm:{server.address}#adapter"
@@ -259,7 +253,9 @@ def test_token_policies_are_run_greedily_unless_told_and_several_samples_give_pa
     assert (ran.status, ran.code) == (2, "rewards.greedy-samples")
 
 
-def test_what_an_adapter_has_seen_it_is_not_tested_on(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
+def test_an_adapter_is_not_tested_on_scenarios_that_it_has_seen(
+    run: Run, place: Place, server: FakeVLLM, tmp_path: Path
+) -> None:
     scenarios = load_scenarios(str(place.scenarios))
     train, test = scenarios.only("train"), scenarios.only("test")
     (tmp_path / "adapter").mkdir()
@@ -268,7 +264,7 @@ def test_what_an_adapter_has_seen_it_is_not_tested_on(run: Run, place: Place, se
     ran = run(*options(place, tmp_path / "e", policy, **given))
     assert (ran.status, ran.code) == (2, "evaluation.lineage-missing")
     assert str(tmp_path / "adapter") in ran.err
-    Lineage(learned_from=train.record(), chosen_on=test.record()).write(tmp_path / "adapter")
+    Lineage(learned_from=train.to_record(), chosen_on=test.to_record()).write(tmp_path / "adapter")
     for split, code, count in (
         ("test", "scenarios.seen-in-selection", "12"),
         ("train", "scenarios.seen-in-training", "8"),
@@ -280,10 +276,10 @@ def test_what_an_adapter_has_seen_it_is_not_tested_on(run: Run, place: Place, se
     here = run(*options(place, tmp_path / "e", f"a=transformers:{tmp_path / 'model'}#{tmp_path / 'adapter'}"))
     assert (here.status, here.code) == (2, "scenarios.seen-in-selection")
     renamed = ScenarioSet.of(each.model_copy(update={"id": f"other-{each.id}"}) for each in test)
-    Lineage(learned_from=renamed.record()).write(tmp_path / "adapter")
+    Lineage(learned_from=renamed.to_record()).write(tmp_path / "adapter")
     ran = run(*options(place, tmp_path / "e", policy, **given))
     assert (ran.code, "12 of " in ran.err) == ("scenarios.seen-in-training", True)
-    Lineage(learned_from=train.record()).write(tmp_path / "adapter")
+    Lineage(learned_from=train.to_record()).write(tmp_path / "adapter")
     checked = run(*options(place, tmp_path / "e", policy, **given))
     assert (checked.status, "--adapter a=DIR" in checked.err) == (0, False)
     assert read_result(str(tmp_path / "e"))[1].is_unseen
@@ -316,7 +312,7 @@ def test_what_an_adapter_has_seen_it_is_not_tested_on(run: Run, place: Place, se
         ((CHAT,), {"top_p": 0}, "rollouts.top-p-zero", "--top-p"),
     ],
 )
-def test_what_cannot_be_carried_out_is_refused_before_anything_starts(
+def test_invalid_settings_are_rejected_before_any_request(
     policies: tuple[str, ...], changes: dict[str, Any], code: str, value: str, run: Run, place: Place, tmp_path: Path
 ) -> None:
     ran = run(*options(place, tmp_path / "e", *policies, **changes))
@@ -346,7 +342,7 @@ def test_compare_names_the_questions_that_changed_sides(run: Run, two: Path) -> 
     assert told["lost"] == ["q2", "q3", "q5", "q7"]
 
 
-def test_a_stored_metrics_json_is_baseline_enough(run: Run, two: Path, tmp_path: Path) -> None:
+def test_a_metrics_json_alone_can_be_the_baseline(run: Run, two: Path, tmp_path: Path) -> None:
     kept = tmp_path / "baseline.json"
     kept.write_bytes((two / "metrics.json").read_bytes())
     ran = run("compare", f"{two}#new", f"{kept}#old")
@@ -354,9 +350,9 @@ def test_a_stored_metrics_json_is_baseline_enough(run: Run, two: Path, tmp_path:
     assert "higher in 66.7%" in ran.out
 
 
-def test_the_gate_ends_with_0_or_3_and_writes_why(run: Run, two: Path, tmp_path: Path) -> None:
+def test_the_gate_exits_with_0_or_3_and_writes_its_decision(run: Run, two: Path, tmp_path: Path) -> None:
     words = ["--candidate", f"{two}#new", "--baseline", f"{two}#old", "--out", tmp_path / "gate.json"]
-    passing = run("gate", *words, "--max-p", 0.2)  # four questions are few
+    passing = run("gate", *words, "--max-p", 0.2)  # only four questions changed sides
     assert passing.status == 0
     decision = json.loads((tmp_path / "gate.json").read_bytes())
     assert (decision["passed"], decision["code"], decision["comparison"]["questions"]) == (True, None, QUESTIONS)
@@ -379,7 +375,7 @@ def test_the_gate_ends_with_0_or_3_and_writes_why(run: Run, two: Path, tmp_path:
         ("{two}/predictions.csv", "evaluation.invalid-metrics-file", "{two}/predictions.csv"),
     ],
 )
-def test_what_is_no_evaluation_is_refused(run: Run, two: Path, candidate: str, code: str, value: str) -> None:
+def test_an_invalid_evaluation_is_rejected(run: Run, two: Path, candidate: str, code: str, value: str) -> None:
     ran = run("compare", candidate.format(two=two), f"{two}#old")
     assert (ran.status, ran.code) == (2, code)
     assert value.format(two=two) in ran.err

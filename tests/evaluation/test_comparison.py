@@ -1,4 +1,4 @@
-"""Paired comparison and the gate, against scipy's and by hand."""
+"""Paired comparison and the gate: worked examples, and results of scipy."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.scenarios.questions import QUICK
 FORTY = "+" * 40 + "-" * 60
 
 
-def test_a_comparison_by_hand() -> None:
+def test_a_worked_example_of_a_comparison() -> None:
     from scipy import stats  # takes a second to import
 
     candidate, baseline = answers("++++-", "new"), answers("+---+", "old")
@@ -33,7 +33,7 @@ def test_a_comparison_by_hand() -> None:
 
 @QUICK
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
-def test_a_comparison_turned_round_is_its_opposite(pairs: list[tuple[bool, bool]]) -> None:
+def test_swapping_the_policies_negates_the_comparison(pairs: list[tuple[bool, bool]]) -> None:
     one, other = (
         result(answers("".join("+-"[not each[side]] for each in pairs), name)) for side, name in enumerate("ab")
     )
@@ -47,8 +47,8 @@ def test_a_comparison_turned_round_is_its_opposite(pairs: list[tuple[bool, bool]
     assert there.accuracy.high >= there.accuracy.difference - 1e-9
 
 
-def test_pairs_tell_more_than_two_intervals_do() -> None:
-    """90 of 200 and 100 of 200, where 10 questions were won and none lost: sure in pairs, not side by side."""
+def test_paired_intervals_are_more_sensitive() -> None:
+    """90 and 100 of 200 correct, with 10 questions won and none lost: significant in pairs only."""
     found = compare_policies(
         result(answers("+" * 100 + "-" * 100, "new")), result(answers("+" * 90 + "-" * 110, "old"))
     )
@@ -57,13 +57,13 @@ def test_pairs_tell_more_than_two_intervals_do() -> None:
 
 
 @pytest.mark.parametrize(("right", "before", "of"), [(206, 110, 240), (94, 90, 200), (53, 50, 150)])
-def test_a_gain_is_what_was_counted(right: int, before: int, of: int) -> None:
+def test_a_gain_is_exact(right: int, before: int, of: int) -> None:
     candidate, baseline = ("+" * each + "-" * (of - each) for each in (right, before))
     found = compare_policies(result(answers(candidate, "new")), result(answers(baseline, "old")))
     assert found.accuracy.difference == (right - before) / of
 
 
-def test_of_several_episodes_of_a_question_the_means_are_compared() -> None:
+def test_means_are_compared_with_several_episodes_per_question() -> None:
     candidate = [prediction(1, policy="new", sample=n, correct=n < 2, reward=float(n)) for n in range(3)]
     baseline = [prediction(1, policy="old", sample=n, correct=n < 1, reward=1.0) for n in range(2)]
     found = compare_policies(result(candidate), result(baseline))
@@ -72,7 +72,7 @@ def test_of_several_episodes_of_a_question_the_means_are_compared() -> None:
     assert found.beat_rate.value == pytest.approx((0 + 0.5 + 1) / 3)
 
 
-def test_other_questions_are_refused() -> None:
+def test_different_questions_are_rejected() -> None:
     with raises("gate.other-questions", "p and p", "2 and 3"):
         compare_policies(result(answers("++")), result(answers("+++")))
     one, other = result(answers("++")), result(answers("+-"))
@@ -91,7 +91,7 @@ def gate(candidate: str, baseline: str, unusable: int = 0, **settings: float) ->
     return found
 
 
-def test_the_gate_lets_through_what_is_surely_better() -> None:
+def test_the_gate_passes_a_significantly_better_candidate() -> None:
     found = gate("+" * 60 + "-" * 40, "+" * 40 + "-" * 60)
     assert found.passed
     for value in ("new passes", "100 questions", "60.0%", "old 40.0%", "+20.0%", "won 20 questions", "lost 0"):
@@ -110,7 +110,7 @@ def test_the_gate_lets_through_what_is_surely_better() -> None:
         ("+" * 20 + "-" * 80, FORTY, 0, {}, "gate.gain-too-small", ["-20.0% is below"]),
     ],
 )
-def test_the_gate_holds_back_all_else_and_says_why(
+def test_the_gate_rejects_other_candidates_with_reasons(
     candidate: str, baseline: str, unusable: int, settings: dict[str, float], code: str, values: list[str]
 ) -> None:
     found = gate(candidate, baseline, unusable, **settings)
@@ -121,8 +121,8 @@ def test_the_gate_holds_back_all_else_and_says_why(
 
 
 @pytest.mark.parametrize(("won", "lost"), [(4, 0), (9, 2)])
-def test_the_gate_does_not_take_luck_for_more(won: int, lost: int) -> None:
-    """The interval alone lies above zero: with so few questions that changed sides it is too narrow."""
+def test_the_gate_rejects_a_gain_that_may_be_chance(won: int, lost: int) -> None:
+    """The interval is above zero, but it is too narrow if few questions changed sides."""
     same = "+" * 40 + "-" * (60 - won - lost)
     found = gate("+" * won + "-" * lost + same, "-" * won + "+" * lost + same, min_gain=0)
     assert found.code == "gate.not-significant"
@@ -131,7 +131,7 @@ def test_the_gate_does_not_take_luck_for_more(won: int, lost: int) -> None:
     assert found.comparison.accuracy.low > 0
 
 
-def test_policies_that_were_measured_otherwise_are_not_compared() -> None:
+def test_policies_with_different_settings_are_not_compared() -> None:
     one, other = result(answers("++", "new")), result(answers("+-", "old"))
     plain = evaluation(other)
     for changes, code, values in (
@@ -149,7 +149,7 @@ def test_policies_that_were_measured_otherwise_are_not_compared() -> None:
     assert compare_evaluations((seeds[0], one), (seeds[1], other)).wins == 1
 
 
-def test_what_was_learned_from_passes_no_gate_and_what_is_not_known_of_that_is_said() -> None:
+def test_the_gate_requires_the_test_split_and_reports_unknown_training_data() -> None:
     one, other = result(answers("+" * 30, "new")), result(answers("-" * 30, "old"))
     for split, said in (("train", "train"), ("validation", "validation"), (None, "all")):
         seen = evaluation(one).model_copy(update={"split": split})
@@ -164,7 +164,7 @@ def test_what_was_learned_from_passes_no_gate_and_what_is_not_known_of_that_is_s
     assert "not known" in found.why.removeprefix(known.why)
 
 
-def test_every_bound_of_the_gate_is_a_setting() -> None:
+def test_every_threshold_of_the_gate_is_a_setting() -> None:
     better = ("+" * 60 + "-" * 40, "+" * 40 + "-" * 60)
     assert gate(*better, min_gain=0.21).code == "gate.gain-too-small"
     assert gate(*better, min_gain=0.2).passed
@@ -178,39 +178,39 @@ def test_every_bound_of_the_gate_is_a_setting() -> None:
     assert gate(*same, min_gain=0, min_lower=-0.01, max_p=1).passed
 
 
-def test_thresholds_are_named_and_numbers() -> None:
-    assert GateSettings.of({}) == GateSettings()
-    assert GateSettings.of({"min_gain": 0.1}) == GateSettings(min_gain=0.1)
+def test_thresholds_have_known_names_and_numbers() -> None:
+    assert GateSettings.from_mapping({}) == GateSettings()
+    assert GateSettings.from_mapping({"min_gain": 0.1}) == GateSettings(min_gain=0.1)
     for thresholds, value in (
         ({"min_gains": 0.1}, "min_gains: 0.1"),
         ({"min_gain": True}, "min_gain: True"),
         ({"min_gain": "0.1"}, "min_gain: '0.1'"),
     ):
         with raises("gate.invalid-threshold", value, "min_gain, min_lower, "):
-            GateSettings.of(thresholds)
+            GateSettings.from_mapping(thresholds)
 
 
-def test_a_decision_that_was_written_without_a_code_is_read() -> None:
+def test_a_decision_without_a_code_is_read() -> None:
     old = gate(FORTY, FORTY).model_dump(mode="json", exclude={"code"})
     found = Decision.model_validate(old)
     assert (found.passed, found.code, found.why_with_code) == (False, None, found.why)
 
 
-def test_part_of_a_split_passes_no_gate() -> None:
+def test_the_gate_requires_the_whole_split() -> None:
     one, other = result(answers("++", "new")), result(answers("--", "old"))
     with raises("gate.partial-split", "new", "--limit"):
         decide_gate((evaluation(one, is_whole=False), one), (evaluation(other), other), GateSettings())
 
 
 @pytest.mark.nightly
-def test_the_paired_interval_holds_the_truth_as_often_as_it_says() -> None:
-    """Two policies, right in 50 % and 60 %, their answers alike where neither changed: 200 simulated evaluations."""
-    dice = np.random.default_rng(3)
-    held = 0
+def test_the_paired_interval_has_its_nominal_coverage() -> None:
+    """200 simulated evaluations of two correlated policies with an accuracy of 50 % and 60 %."""
+    rng = np.random.default_rng(3)
+    covered = 0
     for _ in range(200):
-        old = dice.random(150) < 0.5
-        new = np.where(dice.random(150) < 0.3, dice.random(150) < 0.5 + 0.1 / 0.3, old)
+        old = rng.random(150) < 0.5
+        new = np.where(rng.random(150) < 0.3, rng.random(150) < 0.5 + 0.1 / 0.3, old)
         signs = ["".join("-+"[int(each)] for each in side) for side in (new, old)]
         found = compare_policies(result(answers(signs[0], "new")), result(answers(signs[1], "old"))).accuracy
-        held += found.low <= 0.1 <= found.high
-    assert 0.9 <= held / 200 <= 0.99
+        covered += found.low <= 0.1 <= found.high
+    assert 0.9 <= covered / 200 <= 0.99

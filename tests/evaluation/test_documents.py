@@ -1,4 +1,4 @@
-"""Rollouts, evaluations and their reports over documents, and over an environment of one's own."""
+"""Rollouts, evaluations and reports with documents and with a custom environment."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def words(command: str, place: Place, server: FakeVLLM, out: Path) -> list[objec
 
 
 @pytest.mark.parametrize("reasoning", [True, False])
-def test_a_rollout_asks_for_reasoning_as_its_environment_is_set(
+def test_a_rollout_asks_for_reasoning_if_configured(
     reasoning: bool, run: Run, library: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:
     out = tmp_path / "t.jsonl"
@@ -66,7 +66,7 @@ def test_a_rollout_asks_for_reasoning_as_its_environment_is_set(
     assert "environment" in other.err
 
 
-def test_a_mail_question_is_refused_before_anything_is_asked(
+def test_a_mail_question_is_rejected_before_any_request(
     run: Run, library: Place, place: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:
     mixed = Place(library.index, place.scenarios, library.tokenizer)
@@ -78,7 +78,7 @@ def test_a_mail_question_is_refused_before_anything_is_asked(
     assert not server.requests
 
 
-def test_an_environment_of_one_s_own_is_run_and_measured(run: Run, tmp_path: Path) -> None:
+def test_a_custom_environment_is_evaluated(run: Run, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     for number in range(1, 4):
         (tmp_path / "notes" / f"d{number}.txt").write_text(f"lamp {number} is blue")
@@ -104,10 +104,10 @@ def test_an_environment_of_one_s_own_is_run_and_measured(run: Run, tmp_path: Pat
     assert (metrics["accuracy"].value, metrics["found"].value, metrics["source_accuracy"].value) == (1, 1, 1)
 
 
-def test_the_environment_that_episodes_ran_in_is_noted_whether_it_is_named_or_not(
+def test_the_environment_is_recorded_if_it_is_named_or_default(
     run: Run, library: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:
-    """Evaluations whose settings differ are not compared."""
+    """Otherwise evaluations with different settings could be compared."""
     noted: list[dict[str, Any]] = []
     for word in (None, "documents", "{documents: {reasoning: true}}"):
         out = tmp_path / f"e{len(noted)}"
@@ -120,7 +120,7 @@ def test_the_environment_that_episodes_ran_in_is_noted_whether_it_is_named_or_no
 
 
 @pytest.mark.ci
-def test_the_tiny_policy_runs_in_the_environment_that_it_was_taught(
+def test_the_tiny_policy_runs_with_the_settings_of_its_training(
     run: Run, library: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:
     assert run(*words("evaluate", library, server, tmp_path / "other")).status == 0
@@ -139,7 +139,7 @@ def test_the_tiny_policy_runs_in_the_environment_that_it_was_taught(
 def test_an_evaluation_shows_documents_as_sources(
     run: Run, library: Place, server: FakeVLLM, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The last of this module: as long as a browser is open, no event loop can be run in this thread."""
+    """The last test of this module: while a browser is open, no event loop can run in this thread."""
     ran = run(*words("evaluate", library, server, tmp_path / "e"))
     assert ran.status == 0, ran.err
     found = EvaluationResult.model_validate_json((tmp_path / "e" / "metrics.json").read_bytes())

@@ -1,13 +1,13 @@
-"""Metrics worked by hand, and against scipy's."""
+"""Metrics: worked examples, and results of scipy."""
 
 import numpy as np
 import pytest
 
-from gumshoe.evaluation.metrics import METRICS, Price, by_kind, compute_metrics, described, written
+from gumshoe.evaluation.metrics import METRICS, Price, accuracy_by_kind, compute_metrics, describe_metric, format_value
 from tests.evaluation.predictions import answers, prediction
 
 
-def test_every_rate_by_hand() -> None:
+def test_worked_examples_of_rates() -> None:
     episodes = [
         prediction(1),
         prediction(2, correct=False, right_source=False, hallucinated_sources=2),
@@ -40,7 +40,7 @@ def test_every_rate_by_hand() -> None:
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
-def test_numbers_by_hand() -> None:
+def test_worked_examples_of_numbers() -> None:
     episodes = [
         prediction(1, turns=2, searches=1, seconds=1.0, reward=1.4, prompt_tokens=100, sampled_tokens=10),
         prediction(2, turns=6, correct=False, searches=3, repeated_searches=1, seconds=3.0, reward=-0.8),
@@ -61,7 +61,7 @@ def test_numbers_by_hand() -> None:
     assert found["sampled_tokens"] == pytest.approx(70)
 
 
-def test_a_rate_has_wilson_s_interval_and_a_mean_the_bootstrap_s() -> None:
+def test_rates_have_wilson_intervals_and_means_bootstrap_intervals() -> None:
     from scipy import stats  # takes a second to import
 
     episodes = [prediction(number, correct=number % 3 == 0, turns=1 + number % 7) for number in range(60)]
@@ -74,7 +74,7 @@ def test_a_rate_has_wilson_s_interval_and_a_mean_the_bootstrap_s() -> None:
     assert found["turns"].low < found["turns"].value < found["turns"].high
 
 
-def test_what_applies_to_no_episode_is_left_out() -> None:
+def test_metrics_that_apply_to_no_episode_are_left_out() -> None:
     found = compute_metrics(answers("---"))
     assert "turns_correct" not in found
     assert "turns_gave_up" not in found
@@ -83,7 +83,7 @@ def test_what_applies_to_no_episode_is_left_out() -> None:
     assert compute_metrics([]) == {}
 
 
-def test_a_metric_counts_the_questions_it_is_of() -> None:
+def test_a_metric_counts_the_questions_it_applies_to() -> None:
     found = compute_metrics(answers("++-"))
     assert found["turns_correct"].questions == 2
     assert found["accuracy"].questions == 3
@@ -97,7 +97,7 @@ def test_the_cost_of_a_thousand_questions() -> None:
     assert "prompt_tokens" not in compute_metrics([prediction(1, prompt_tokens=None, sampled_tokens=None)])
 
 
-def test_several_episodes_of_a_question_count_once_and_give_pass_at_k_and_spread() -> None:
+def test_several_episodes_count_once_and_give_pass_at_k_and_spread() -> None:
     episodes = [
         prediction(number, sample=sample, correct=sample < right)
         for number, right in enumerate([4, 2, 0])
@@ -107,29 +107,29 @@ def test_several_episodes_of_a_question_count_once_and_give_pass_at_k_and_spread
     assert found["accuracy"].value == pytest.approx(0.5)
     assert found["accuracy"].questions == 3
     assert found["pass@1"].value == pytest.approx(0.5)
-    assert found["pass@2"].value == pytest.approx((1 + 5 / 6 + 0) / 3)  # of 6 pairs of 4, one has no right one
+    assert found["pass@2"].value == pytest.approx((1 + 5 / 6 + 0) / 3)  # 1 of the 6 pairs has no correct sample
     assert found["pass@4"].value == pytest.approx(2 / 3)
     assert found["spread"].value == pytest.approx(np.std([1, 1, 0, 0], ddof=1) / 3)
     assert "pass@3" not in found
 
 
-def test_accuracy_by_kind_of_question_the_commonest_first() -> None:
+def test_accuracy_by_kind_is_sorted_by_frequency() -> None:
     kinds = ["who", "when", "when", None, "when", "who"]
     episodes = [prediction(number, kind=kind, correct=number % 2 == 0) for number, kind in enumerate(kinds)]
-    found = by_kind(episodes)
+    found = accuracy_by_kind(episodes)
     assert list(found) == ["when", "who"]
     assert [each.value for each in found.values()] == pytest.approx([2 / 3, 1 / 2])
     assert [each.questions for each in found.values()] == [3, 2]
-    assert by_kind(answers("+-")) == {}
+    assert accuracy_by_kind(answers("+-")) == {}
 
 
-def test_every_metric_has_a_name_of_its_own_and_is_shown_in_words() -> None:
+def test_metric_names_are_unique_and_values_are_formatted() -> None:
     names = [each.name for each in METRICS]
     assert len(set(names)) == len(names)
     for name in [*names, "cost_per_1000", "spread", "pass@2"]:
-        assert all(described(name))
-        assert written(name, 0.5)
-    assert written("accuracy", 0.1234) == "12.3%"
-    assert written("pass@2", 0.5) == "50.0%"
-    assert written("cost_per_1000", 1234.5) == "$1,234.50"
-    assert written("prompt_tokens", 12345.6) == "12,346"
+        assert all(describe_metric(name))
+        assert format_value(name, 0.5)
+    assert format_value("accuracy", 0.1234) == "12.3%"
+    assert format_value("pass@2", 0.5) == "50.0%"
+    assert format_value("cost_per_1000", 1234.5) == "$1,234.50"
+    assert format_value("prompt_tokens", 12345.6) == "12,346"

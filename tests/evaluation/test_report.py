@@ -1,4 +1,4 @@
-"""The report in a real browser: what it shows, how it filters, and that nothing in it can do anything."""
+"""The report in a real browser: content, filters, and safety against injected text."""
 
 import json
 import math
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gumshoe.evaluation.metrics import written
+from gumshoe.evaluation.metrics import format_value
 from gumshoe.evaluation.results import EvaluationResult
 from tests.evaluation.conftest import Place
-from tests.evaluation.pages import SYSTEM, made_up, write_page
+from tests.evaluation.pages import SYSTEM, invent_evaluation, write_page
 from tests.inference.fake_vllm import encoded, logprobs_of
 from tests.scenarios.questions import question
 
@@ -28,8 +28,8 @@ HOSTILE = (
 
 
 @dataclass
-class Opened:
-    """A page, and all that the browser had to say about it."""
+class OpenPage:
+    """An open page, with the errors and requests of the browser."""
 
     page: "Page"
     faults: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Opened:
         return self.page.locator("#list li b").all_text_contents()
 
     def texts(self) -> str:
-        """All that the list says; what is not in sight has no inner text."""
+        """Return all text of the list, including items that are not in view, which have no inner text."""
         return "\n".join(self.page.locator("#list li").all_text_contents())
 
     def show(self, value: str) -> None:
@@ -51,8 +51,8 @@ def asked_about(number: int) -> str:
     return str(question(number)["question"])
 
 
-def opened(browser: "Browser", address: str) -> Opened:
-    found = Opened(browser.new_page(viewport={"width": 1400, "height": 1000}))
+def open_page(browser: "Browser", address: str) -> OpenPage:
+    found = OpenPage(browser.new_page(viewport={"width": 1400, "height": 1000}))
     found.page.on("console", lambda message: found.faults.append(message.text))
     found.page.on("pageerror", lambda error: found.faults.append(str(error)))
     found.page.on("dialog", lambda dialog: found.faults.append(dialog.message))
@@ -63,16 +63,16 @@ def opened(browser: "Browser", address: str) -> Opened:
 
 @pytest.fixture(scope="module")
 def address(place: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """1,000 trajectories: 500 questions, two policies."""
-    evaluated, settings = made_up(place, 500, [("old", 2), ("new", 5)])
+    """Write a report of 1,000 trajectories: 500 questions, two policies."""
+    evaluated, settings = invent_evaluation(place, 500, [("old", 2), ("new", 5)])
     directory = tmp_path_factory.mktemp("page")
     evaluated.result.write(directory)
     return write_page(directory / "report.html", evaluated, settings)
 
 
 @pytest.fixture
-def report(browser: "Browser", address: str) -> Iterator[Opened]:
-    found = opened(browser, address)
+def report(browser: "Browser", address: str) -> Iterator[OpenPage]:
+    found = open_page(browser, address)
     yield found
     assert found.faults == []
     assert {each.partition("#")[0] for each in found.requests} == {address}
@@ -80,14 +80,14 @@ def report(browser: "Browser", address: str) -> Iterator[Opened]:
 
 
 @pytest.mark.ci
-def test_a_thousand_trajectories_are_listed_and_counted(report: Opened) -> None:
+def test_a_thousand_trajectories_are_listed_and_counted(report: OpenPage) -> None:
     assert report.page.inner_text("#count") == "1,000 of 1,000"
     assert len(report.items()) == 1000
     assert re.search(r"new .*80\.0%.* 500 .*old .*50\.0%", report.page.title())
 
 
 @pytest.mark.ci
-def test_every_filter_shows_what_it_says(report: Opened) -> None:
+def test_every_filter_shows_matching_episodes(report: OpenPage) -> None:
     counts = {"wrong": 350, "correct": 650, "gained": 200, "lost": 50, "changed": 250, "source": 1}
     counts |= {"unusable": 1, "gave-up": 2}
     for value, count in counts.items():
@@ -107,7 +107,7 @@ def test_every_filter_shows_what_it_says(report: Opened) -> None:
 
 
 @pytest.mark.ci
-def test_episodes_are_found_by_words_of_question_answer_and_reason_and_put_in_order(report: Opened) -> None:
+def test_episodes_can_be_searched_and_sorted(report: OpenPage) -> None:
     report.page.fill("#search", "why of 123")
     assert len(report.items()) == 2
     report.page.fill("#search", "no such words")
@@ -120,7 +120,7 @@ def test_episodes_are_found_by_words_of_question_answer_and_reason_and_put_in_or
 
 
 @pytest.mark.ci
-def test_what_got_worse_and_why_takes_three_clicks(report: Opened) -> None:
+def test_lost_questions_and_reasons_take_three_clicks(report: OpenPage) -> None:
     report.page.click("button[data-show=lost]")
     assert report.page.inner_text("#count") == "50 of 1,000"
     shown = report.page.locator("#episode")
@@ -131,7 +131,7 @@ def test_what_got_worse_and_why_takes_three_clicks(report: Opened) -> None:
 
 
 @pytest.mark.ci
-def test_an_episode_is_shown_turn_by_turn_with_the_right_source_marked(report: Opened) -> None:
+def test_an_episode_shows_its_turns_with_the_correct_source_marked(report: OpenPage) -> None:
     report.page.click("#list li:nth-child(8)")
     shown = report.page.locator("#episode")
     assert shown.locator(".turn.sampled").count() == 3
@@ -140,7 +140,7 @@ def test_an_episode_is_shown_turn_by_turn_with_the_right_source_marked(report: O
     assert marked.count() == 1
     assert "id: <7@example.com>" in marked.inner_text()
     assert "<8@example.com>" not in marked.inner_text()
-    assert "right source" in shown.inner_text()
+    assert "correct source" in shown.inner_text()
     assert SYSTEM[:30] not in shown.inner_text()
     shown.locator("summary").click()
     assert SYSTEM[:30] in shown.inner_text()
@@ -148,7 +148,7 @@ def test_an_episode_is_shown_turn_by_turn_with_the_right_source_marked(report: O
 
 
 @pytest.mark.ci
-def test_each_sampled_token_has_its_probability(report: Opened) -> None:
+def test_each_sampled_token_has_its_probability(report: OpenPage) -> None:
     report.page.click("#list li:nth-child(2)")
     tokens = report.page.locator(".turn.sampled").first.locator("pre span")
     shown = "".join(tokens.all_text_contents())
@@ -160,7 +160,7 @@ def test_each_sampled_token_has_its_probability(report: Opened) -> None:
 
 
 @pytest.mark.ci
-def test_keys_and_addresses_lead_to_episodes(report: Opened, browser: "Browser", address: str) -> None:
+def test_episodes_open_by_key_and_by_address(report: OpenPage, browser: "Browser", address: str) -> None:
     report.page.click("#list li:nth-child(3)")
     report.page.keyboard.press("ArrowDown")
     assert report.page.locator("#episode h3").inner_text() == asked_about(3)
@@ -170,14 +170,14 @@ def test_keys_and_addresses_lead_to_episodes(report: Opened, browser: "Browser",
     report.page.evaluate("location.hash = '#q9/old/0'")
     report.page.wait_for_function(f"document.querySelector('#episode h3').textContent === '{asked_about(9)}'")
     report.page.evaluate("location.hash = '#%'")
-    again = opened(browser, f"{address}#q77/new/0")
+    again = open_page(browser, f"{address}#q77/new/0")
     assert again.page.locator("#episode h3").inner_text() == asked_about(77)
     assert again.page.locator("[aria-pressed=true]").inner_text().endswith("new")
     again.page.close()
 
 
 @pytest.mark.ci
-def test_every_number_of_the_table_is_that_of_metrics_json(report: Opened, address: str) -> None:
+def test_every_number_of_the_table_equals_metrics_json(report: OpenPage, address: str) -> None:
     place = Path(address.removeprefix("file://")).parent / "metrics.json"
     result = EvaluationResult.model_validate_json(place.read_bytes())
     cells = report.page.locator("td[data-metric]").all_inner_texts()
@@ -185,12 +185,12 @@ def test_every_number_of_the_table_is_that_of_metrics_json(report: Opened, addre
     for policy in result.policies:
         for name, estimate in policy.metrics.items():
             cell = report.page.locator(f"td[data-metric='{name}'][data-policy='{policy.name}']").inner_text()
-            told = (written(name, each) for each in (estimate.value, estimate.low, estimate.high))
-            assert cell == "{} {} to {}".format(*told)
+            values = (format_value(name, each) for each in (estimate.value, estimate.low, estimate.high))
+            assert cell == "{} {} to {}".format(*values)
         for kind, estimate in policy.kinds.items():
             cell = report.page.locator(f"td[data-kind='{kind}'][data-policy='{policy.name}']").text_content() or ""
-            told = (written("accuracy", each) for each in (estimate.value, estimate.low, estimate.high))
-            assert cell == "{} {} to {} of {}".format(*told, estimate.questions)
+            values = (format_value("accuracy", each) for each in (estimate.value, estimate.low, estimate.high))
+            assert cell == "{} {} to {} of {}".format(*values, estimate.questions)
     (comparison,) = result.comparisons
     gain, verdict = comparison.accuracy, report.page.locator(".comparison")
     for number in (gain.difference, gain.low, gain.high):
@@ -199,14 +199,14 @@ def test_every_number_of_the_table_is_that_of_metrics_json(report: Opened, addre
     assert verdict.locator("nav").inner_text().split("\n") == [
         f"{comparison.wins} won",
         f"{comparison.losses} lost",
-        f"{comparison.ties} as before",
+        f"{comparison.ties} unchanged",
     ]
 
 
 @pytest.mark.ci
-def test_where_two_judges_differ_is_told_and_shown(browser: "Browser", place: Place, tmp_path: Path) -> None:
-    evaluated, settings = made_up(place, 20, [("old", 2), ("new", 5)], doubted=4)
-    found = opened(browser, write_page(tmp_path / "report.html", evaluated, settings))
+def test_disagreements_of_two_judges_are_shown(browser: "Browser", place: Place, tmp_path: Path) -> None:
+    evaluated, settings = invent_evaluation(place, 20, [("old", 2), ("new", 5)], doubted=4)
+    found = open_page(browser, write_page(tmp_path / "report.html", evaluated, settings))
     assert "heuristic and exact" in found.page.inner_text(".about")
     measures = found.page.inner_text("#measures")
     for value in ("new: heuristic and exact", "15 of 20 answers", "kappa 0.25"):
@@ -232,9 +232,11 @@ def test_it_fits_a_narrow_screen(browser: "Browser", address: str) -> None:
 
 
 @pytest.mark.ci
-def test_a_hostile_message_is_text_and_nothing_else(browser: "Browser", place: Place, tmp_path: Path) -> None:
-    evaluated, settings = made_up(place, 4, [("old", 2), ("new", 3)], body=HOSTILE, question=HOSTILE, answer=HOSTILE)
-    found = opened(browser, write_page(tmp_path / "report.html", evaluated, settings))
+def test_a_hostile_message_is_shown_as_text(browser: "Browser", place: Place, tmp_path: Path) -> None:
+    evaluated, settings = invent_evaluation(
+        place, 4, [("old", 2), ("new", 3)], body=HOSTILE, question=HOSTILE, answer=HOSTILE
+    )
+    found = open_page(browser, write_page(tmp_path / "report.html", evaluated, settings))
     for number in range(1, 9):
         found.page.click(f"#list li:nth-child({number})")
         assert HOSTILE.replace("\u2028", "") in found.page.locator("#episode h3").text_content().replace("\u2028", "")  # type: ignore[union-attr]
@@ -245,14 +247,14 @@ def test_a_hostile_message_is_text_and_nothing_else(browser: "Browser", place: P
     assert found.page.evaluate("getComputedStyle(document.body).display") != "none"
     assert found.faults == []
     assert len(found.requests) == 1
-    # Even were there a way in, the page's own policy lets nothing else run.
+    # Even injected scripts are blocked by the page's Content-Security-Policy.
     found.page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'hacked = 5'}))")
     assert found.page.evaluate("window.hacked") is None
     found.page.close()
 
 
 def test_data_never_ends_its_script(place: Place, tmp_path: Path) -> None:
-    evaluated, settings = made_up(place, 2, [("old", 2)], body=HOSTILE, question=HOSTILE)
+    evaluated, settings = invent_evaluation(place, 2, [("old", 2)], body=HOSTILE, question=HOSTILE)
     write_page(tmp_path / "report.html", evaluated, settings)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     blocks = re.findall(r'<script type="application/json" id="data-[^"]+">(.*?)</script>', page, re.S)

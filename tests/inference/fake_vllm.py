@@ -1,13 +1,13 @@
-"""A real HTTP server that speaks as vLLM does, answers questions about `tests.mail.mailbox`, and misbehaves on purpose.
+"""A real HTTP server with vLLM's API. It answers questions about `tests.mail.mailbox`, and can be made to fail.
 
-It searches, reads and answers, each turn worked out from the prompt alone, so that what it says is always the same.
-A test injects a fault for requests that ask for a turn: how often, and after how many.
+It searches, reads and answers. Each turn depends on the prompt alone, so its answers are reproducible. A test injects
+faults into requests for turns:
 
     server.inject(reset)                                # the next request only
-    server.inject(status(500), times=None)              # for ever
-    server.inject(altered(wrong_model), after=3)        # the fourth
+    server.inject(status(500), times=None)              # all requests
+    server.inject(altered(wrong_model), after=3)        # the fourth request
 
-It can run in a process of its own, to be killed: `ServerProcess`.
+`ServerProcess` runs it in its own process, which a test can kill.
 """
 
 import json
@@ -74,7 +74,7 @@ def codec() -> "Tokenizer":
 
 
 def write_tokenizer(directory: Path, template: str | None = TEMPLATE) -> Path:
-    """The codec as a model's directory has it, with a chat template in the form of Qwen2.5's."""
+    """Write the tokenizer to a model directory, with a chat template like that of Qwen2.5."""
     directory.mkdir(parents=True)
     codec().save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ODD_END, "model_max_length": 100_000}
@@ -92,7 +92,7 @@ def decoded(ids: list[int]) -> str:
 
 
 def next_call(question: str, results: list[str], *, of_documents: bool = False) -> tuple[str, dict[str, Any]]:
-    """What a model that knows its trade calls next: it searches, reads, and answers with what it read."""
+    """Return the next call of a competent model, which searches, reads, and answers with what it read."""
     about = re.findall(r"\d+", question)[-1]
     if of_documents and not results:
         return "search_documents", {"query": f"body of {about}"}
@@ -110,8 +110,7 @@ def next_call(question: str, results: list[str], *, of_documents: bool = False) 
 
 
 def said_after(prompt: str) -> str:
-    """The turn that follows a prompt in ChatML; what stands after "Say:" in it, or a call that stands after
-    "Call:", where that is asked for."""
+    """Return the turn that follows a ChatML prompt. If the prompt has "Say:" or "Call:", it is the text after it."""
     questions = re.findall(r"<\|im_start\|>user\n(?!<tool_response>)(.*?)<\|im_end\|>", prompt, re.S)
     _, asks, wanted = questions[0].partition("Say:") if questions else ("", "Say:", "Yes.")
     if asks:
@@ -126,7 +125,7 @@ def said_after(prompt: str) -> str:
 
 
 class Exchange:
-    """One request for a turn: a fault looks at it, and answers it or does not."""
+    """One request for a turn, which a fault may answer."""
 
     def __init__(
         self, handler: "_Handler", server: "FakeVLLM", request: dict[str, Any], answer: dict[str, Any]
@@ -149,7 +148,7 @@ class Exchange:
         self.send(data)
 
     def drop(self) -> None:
-        """Reset the connection, as a server that dies does."""
+        """Reset the connection, as when a server crashes."""
         connection = self._handler.connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._handler.close_connection = True
@@ -157,11 +156,11 @@ class Exchange:
         connection.close()
 
     def pause(self, seconds: float | None = None) -> bool:
-        """Do nothing, until the server closes at most: whether it does."""
+        """Wait until the time is over or the server closes. Return True if it closes."""
         return self.server.closing.wait(seconds)
 
     def wait_for_client_to_leave(self) -> None:
-        """Return when the client closes the connection, or when the server closes."""
+        """Wait until the client closes the connection, or the server closes."""
         self._handler.connection.settimeout(0.05)
         while not self.server.closing.is_set():
             try:
@@ -195,7 +194,7 @@ def stall(exchange: Exchange) -> None:
 
 
 def trickle(exchange: Exchange) -> None:
-    """Send the answer a byte at a time: never silent for long, and never done."""
+    """Send the answer byte by byte, without end."""
     data = json.dumps(exchange.answer).encode()
     exchange.start_reply(200, len(data))
     for byte in data:
@@ -216,7 +215,7 @@ def held(release: threading.Event) -> Act:
 
 
 def after(seconds: float) -> Act:
-    """Answer rightly, that much later."""
+    """Answer correctly after some seconds."""
 
     def act(exchange: Exchange) -> None:
         exchange.pause(seconds)
@@ -226,7 +225,7 @@ def after(seconds: float) -> Act:
 
 
 def together(count: int) -> Act:
-    """Answer correctly, each time that `count` requests are under way."""
+    """Answer correctly as soon as `count` requests are in progress."""
     meeting = threading.Barrier(count)
 
     def act(exchange: Exchange) -> None:
@@ -237,7 +236,7 @@ def together(count: int) -> Act:
 
 
 def first_tries(act: Act, tries: int = 1) -> Act:
-    """Do this to so many requests with each prompt, however requests with others overtake them."""
+    """Apply a fault to the first `tries` requests with each prompt, in any order of the requests."""
     seen: Counter[str] = Counter()
     lock = threading.Lock()
 
@@ -255,7 +254,7 @@ def status(code: int, body: Any = None) -> Act:
 
 
 def cut_json(exchange: Exchange) -> None:
-    """Half of the answer, as if it were all."""
+    """Send half of the answer as a complete response."""
     data = json.dumps(exchange.answer).encode()
     data = data[: len(data) // 2]
     exchange.start_reply(200, len(data))
@@ -263,7 +262,7 @@ def cut_json(exchange: Exchange) -> None:
 
 
 def cut_body(exchange: Exchange) -> None:
-    """Half of the bytes that were promised, and the end of the connection."""
+    """Send half of the promised bytes and close the connection."""
     data = json.dumps(exchange.answer).encode()
     exchange.start_reply(200, len(data))
     exchange.send(data[: len(data) // 2])
@@ -279,7 +278,7 @@ def raw(body: bytes, kind: str = "application/json", **headers: str) -> Act:
 
 
 def altered(change: Change) -> Act:
-    """The right answer, but for one thing."""
+    """Send the correct answer with a change."""
 
     def act(exchange: Exchange) -> None:
         change(exchange.answer)
@@ -289,7 +288,7 @@ def altered(change: Change) -> Act:
 
 
 def choice(**fields: Any) -> Act:
-    """The right answer with other fields in its choice."""
+    """Send the correct answer with other fields in its choice."""
     return altered(lambda answer: answer["choices"][0].update(fields))
 
 
@@ -354,7 +353,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _completion(request: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM: what a request does not ask for comes from the model's own defaults, and those are bad ones."""
+    """Return a completion. As in vLLM, missing parameters have the model's defaults, and these are bad ones."""
     prompt = request["prompt"]
     prompt = encoded(prompt) if isinstance(prompt, str) else prompt
     text = said_after(decoded(prompt))
@@ -381,7 +380,7 @@ def _completion(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenize(exchange: Exchange) -> None:
-    """As vLLM tokenizes a text for whoever asks (vllm/entrypoints/serve/tokenize)."""
+    """Tokenize a text, as vLLM does (vllm/entrypoints/serve/tokenize)."""
     assert exchange.request["add_special_tokens"] is False, "the default is to add some"
     ids = encoded(exchange.request["prompt"])
     names = list(map(codec().id_to_token, ids)) if exchange.request.get("return_token_strs") else None
@@ -393,7 +392,7 @@ def well(exchange: Exchange) -> None:
 
 
 def load_adapter(exchange: Exchange) -> None:
-    """As vLLM (vllm/entrypoints/openai/models/serving.py): a name that it has is refused, and so is too high a rank."""
+    """Load an adapter. As vLLM, reject a used name or too high a rank (vllm/entrypoints/openai/models/serving.py)."""
     name, path = exchange.request["lora_name"], exchange.request["lora_path"]
     roots = exchange.server.roots
     if name in (*exchange.server.models, *roots):
@@ -421,12 +420,12 @@ def unload_adapter(exchange: Exchange) -> None:
 
 
 def refuse(said: str, code: int) -> Act:
-    """An error in vLLM's form."""
+    """Answer with an error in vLLM's format."""
     return lambda exchange: exchange.reply({"error": {"message": said, "type": "BadRequestError", "code": code}}, code)
 
 
 def logprobs_of(ids: list[int]) -> list[float]:
-    """The log-probabilities that the server gives to ids."""
+    """Return the log-probabilities that the server assigns to ids."""
     return [-(each % 7) / 8 for each in ids]
 
 
@@ -440,7 +439,7 @@ def chat_completion(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat_turn(content: str | None, *calls: tuple[str, str], call: str = "call") -> dict[str, Any]:
-    """One turn as a chat endpoint answers it: its text, and the names and arguments of its calls."""
+    """Return a turn in the format of a chat endpoint, given its text and the names and arguments of its calls."""
     made = [
         {"id": f"{call}-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for number, (name, arguments) in enumerate(calls)
@@ -452,7 +451,7 @@ def chat_turn(content: str | None, *calls: tuple[str, str], call: str = "call") 
 
 
 def letter_counts(request: dict[str, Any]) -> dict[str, Any]:
-    """Embeddings: how often each letter occurs, so that texts of like letters are alike."""
+    """Return embeddings that count letters, so that texts with similar letters are similar."""
     counts = [[text.casefold().count(chr(97 + letter)) for letter in range(26)] for text in request["input"]]
     data = [{"object": "embedding", "index": at, "embedding": row} for at, row in enumerate(counts)]
     return {"object": "list", "model": request["model"], "data": data, "usage": {"prompt_tokens": 1, "total_tokens": 1}}
@@ -468,7 +467,7 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, *_: Any) -> None:
         error = sys.exception()
-        if not isinstance(error, ConnectionError | ValueError):  # clients may go away; a dropped connection is closed
+        if not isinstance(error, ConnectionError | ValueError):  # clients may disconnect
             self.owner.errors.append(repr(error))
 
 
@@ -489,7 +488,7 @@ class _Fault:
 
 @dataclass
 class FakeVLLM:
-    """The server. A context manager: it listens at `address` until the block ends."""
+    """Fake vLLM server. A context manager that listens at `address` until the block ends."""
 
     models: tuple[str, ...] = ("base", "adapter")
     max_model_len: int = 100_000
@@ -497,26 +496,26 @@ class FakeVLLM:
     host: str = "127.0.0.1"
     port: int = 0
     roots: dict[str, str] = field(default_factory=dict)
-    """The adapters that were loaded while it runs, and from where."""
+    """Loaded adapters and their paths."""
     loaded: list[tuple[str, bytes]] = field(default_factory=list)
-    """Each that was ever loaded, and its weights."""
+    """Every adapter that was ever loaded, and its weights."""
     health: Act = well
     load: Act = load_adapter
-    """Answers requests to load an adapter."""
+    """Handler of requests to load an adapter."""
     probe: Act = forward
-    """Answers requests for the likeliest tokens alone; they are no turns."""
+    """Handler of probe requests with top-k 1, which are not turns."""
     chat: Callable[[dict[str, Any]], dict[str, Any]] = chat_completion
-    """The answer to a request for a turn of a chat."""
+    """Return the answer to a request for a chat turn."""
     embeddings: Callable[[dict[str, Any]], dict[str, Any]] = letter_counts
-    """The answer to a request for embeddings."""
+    """Return the answer to a request for embeddings."""
     tokenize: Act | None = tokenize
-    """Answers requests for the ids of a text; None where the server has no such route."""
+    """Handler of requests to tokenize a text; None if the server has no such route."""
     requests: list[dict[str, Any]] = field(default_factory=list)
-    """The bodies of the requests for turns, in the order in which they came."""
+    """Bodies of the requests for turns, in order."""
     keys: list[str] = field(default_factory=list)
-    """The Authorization header of each."""
+    """Authorization header of each request."""
     errors: list[str] = field(default_factory=list)
-    """What went wrong in the server itself; a test with any in it proves nothing."""
+    """Errors in the server itself. They invalidate a test."""
     most_at_once: int = 0
     under_way: int = 0
     closing: threading.Event = field(default_factory=threading.Event)
@@ -524,7 +523,7 @@ class FakeVLLM:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def inject(self, act: Act, *, times: int | None = 1, after: int = 0) -> None:
-        """Do this to `times` of the requests for turns (None: all), once `after` of them have passed."""
+        """Apply a fault to `times` requests for turns (None: all), after the first `after` requests."""
         with self._lock:
             self._faults.append(_Fault(act, times, after))
 
@@ -549,7 +548,7 @@ class FakeVLLM:
                 self.under_way -= 1
 
     def wait_until_idle(self) -> None:
-        """Return when no request is under way any longer."""
+        """Wait until no request is in progress."""
         wait_until(lambda: not self.under_way)
 
     def __enter__(self) -> Self:
@@ -565,7 +564,7 @@ class FakeVLLM:
 
 
 class ServerProcess:
-    """The server in a process of its own, at one port, to be killed and started again."""
+    """The server in its own process with a fixed port, which can be killed and restarted."""
 
     def __init__(self, port: int, delay: float = 0.0) -> None:
         self.address = f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""Sampling in this process: what stays of a conversation changes no token, nor does what else is in the batch."""
+"""Sampling in this process: neither the cache nor the other conversations of a batch change any token."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,14 +10,14 @@ from gumshoe.inference.policy import Sampling
 if TYPE_CHECKING:
     import torch
 
-    from gumshoe.inference.generation import Past, PendingTurn
+    from gumshoe.inference.generation import PastKeyValues, PendingTurn
 
 VOCABULARY, STOP = 50, 7
 
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Any]:
-    """Random weights with sharp opinions, in one thread: several wait for each other longer than they compute."""
+    """Return a model with random weights and peaked distributions, in one thread, which is faster than several."""
     import torch
 
     from tests.models import random_model
@@ -34,20 +34,20 @@ def sample_turns(model: Any, turns: "list[PendingTurn]") -> None:
     generation.sample_turns(model, turns)
 
 
-def common_beginning(model: Any, prompts: list[list[int]]) -> "Past | None":
+def shared_prefix(model: Any, prompts: list[list[int]]) -> "PastKeyValues | None":
     from gumshoe.inference import generation
 
-    return generation.shared_prefix(model, prompts)
+    return generation.compute_shared_prefix(model, prompts)
 
 
-def turn(prompt: list[int], sampling: Sampling, seed: int = 0, past: "Past | None" = None) -> "PendingTurn":
+def turn(prompt: list[int], sampling: Sampling, seed: int = 0, past: "PastKeyValues | None" = None) -> "PendingTurn":
     from gumshoe.inference.generation import PendingTurn
 
     return PendingTurn(prompt, sampling, (STOP,), seed, past)
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Prompts of many lengths."""
+    """Return prompts of many lengths."""
     return [[(number * place) % (VOCABULARY - 10) + 9 for place in range(1, 4 + 5 * number)] for number in range(count)]
 
 
@@ -57,8 +57,8 @@ def agree(one: "PendingTurn", other: "PendingTurn") -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0, max_tokens=12), Sampling(1.0, max_tokens=12)])
-def test_a_conversation_that_goes_on_is_the_same_as_one_that_is_read_anew(model: Any, sampling: Sampling) -> None:
-    """Three turns of six conversations; what is injected between them is of different lengths."""
+def test_a_cached_conversation_samples_the_same_tokens_as_an_uncached_one(model: Any, sampling: Sampling) -> None:
+    """Three turns of six conversations, with injected text of different lengths between them."""
     going = [turn(prompt, sampling, seed) for seed, prompt in enumerate(prompts(6))]
     for _ in range(3):
         sample_turns(model, going)
@@ -73,12 +73,10 @@ def test_a_conversation_that_goes_on_is_the_same_as_one_that_is_read_anew(model:
             turn([*each.prompt, *each.ids, *range(10, 11 + 3 * row)], sampling, each.seed + 1, each.past)
             for row, each in enumerate(going)
         ]
-    assert all(each.known > 3 for each in going)
+    assert all(each.cached_tokens > 3 for each in going)
 
 
-def test_heads_that_share_keys_ask_together_and_say_what_the_model_itself_says(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_grouped_attention_equals_the_attention_of_transformers(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -101,25 +99,25 @@ def test_heads_that_share_keys_ask_together_and_say_what_the_model_itself_says(
         assert each.logprobs == pytest.approx(own.tolist(), abs=1e-4)
 
 
-def test_a_past_of_something_else_is_not_used(model: Any) -> None:
+def test_a_cache_of_another_prompt_is_not_used(model: Any) -> None:
     sampling = Sampling(0, max_tokens=8)
     first = turn(prompts(4)[3], sampling)
     sample_turns(model, [first])
     other, anew = turn([9, *first.prompt], sampling, past=first.past), turn([9, *first.prompt], sampling)
-    assert other.known == 0
+    assert other.cached_tokens == 0
     sample_turns(model, [other, anew])
     agree(other, anew)
 
 
-def test_what_conversations_begin_with_alike_is_read_once_and_changes_no_token(model: Any) -> None:
+def test_a_shared_prefix_is_computed_once_and_changes_no_token(model: Any) -> None:
     alike = [place % 40 + 9 for place in range(50)]
     asked = [[*alike, *prompt] for prompt in prompts(5)] + [[*alike, 9], [*alike, 9]]
     sampling = Sampling(1.0, max_tokens=12)
-    past = common_beginning(model, asked)
+    past = shared_prefix(model, asked)
     assert past is not None
     assert past.ids == alike
     together = [turn(prompt, sampling, seed, past) for seed, prompt in enumerate(asked)]
-    assert [each.known for each in together] == [50] * 7
+    assert [each.cached_tokens for each in together] == [50] * 7
     sample_turns(model, together)
     for each in together:
         alone = turn(each.prompt, sampling, each.seed)
@@ -127,17 +125,17 @@ def test_what_conversations_begin_with_alike_is_read_once_and_changes_no_token(m
         agree(each, alone)
 
 
-def test_a_beginning_leaves_each_conversation_a_token_and_is_not_made_of_a_few(model: Any) -> None:
-    whole = common_beginning(model, [[9] * 60, [9] * 60, [9] * 90])
+def test_a_shared_prefix_leaves_one_token_and_has_a_minimum_length(model: Any) -> None:
+    whole = shared_prefix(model, [[9] * 60, [9] * 60, [9] * 90])
     assert whole is not None
     assert whole.ids == [9] * 59
-    assert turn([9] * 59, Sampling(), past=whole).known == 0
-    assert common_beginning(model, [[9] * 20 + [10] * 60, [9] * 80]) is None
-    assert common_beginning(model, [[9], [9] * 80]) is None
+    assert turn([9] * 59, Sampling(), past=whole).cached_tokens == 0
+    assert shared_prefix(model, [[9] * 20 + [10] * 60, [9] * 80]) is None
+    assert shared_prefix(model, [[9], [9] * 80]) is None
 
 
-def test_turns_of_different_lengths_end_each_at_its_own_time(model: Any) -> None:
-    """Most leave the batch while others go on."""
+def test_turns_in_a_batch_end_independently(model: Any) -> None:
+    """Most turns leave the batch before the others end."""
     limits = [1, 2, 3, 5, 8, 13, 21, 34]
     together = [
         turn(prompt, Sampling(1.0, max_tokens=limit), limit) for prompt, limit in zip(prompts(8), limits, strict=True)
@@ -151,7 +149,7 @@ def test_turns_of_different_lengths_end_each_at_its_own_time(model: Any) -> None
     assert len({len(each.ids) for each in together}) > 4
 
 
-def test_tokens_come_as_often_as_their_log_probabilities_say(model: Any) -> None:
+def test_token_frequencies_match_their_log_probabilities(model: Any) -> None:
     import torch
 
     sampling = Sampling(0.8, top_p=0.9, top_k=20, max_tokens=1)
@@ -164,7 +162,7 @@ def test_tokens_come_as_often_as_their_log_probabilities_say(model: Any) -> None
     assert torch.tensor(list(told.values())).exp().sum().item() == pytest.approx(1, abs=0.05)
 
 
-def test_settings_may_differ_in_a_batch(model: Any) -> None:
+def test_a_batch_may_have_different_sampling_settings(model: Any) -> None:
     settings = [
         Sampling(0, max_tokens=9),
         Sampling(1.0, max_tokens=9),

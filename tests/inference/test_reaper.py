@@ -1,4 +1,4 @@
-"""The guardian of a server: however it is asked to end, or left alone, the server ends."""
+"""The reaper ends its program however it is stopped, and if its parent is gone."""
 
 import os
 import signal
@@ -11,21 +11,21 @@ import pytest
 
 from tests.waiting import wait_until
 
-PATIENCE = 3600  # seconds, which a test cannot wait for
+PATIENCE = 3600  # seconds; longer than any test
 PROGRAM = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 @contextmanager
-def guarded(program: str = PROGRAM) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
-    """Yield a guardian, and the process id that its program prints."""
+def run_reaper(program: str = PROGRAM) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
+    """Yield a reaper and the process id that its program prints."""
     options = ["--patience", str(PATIENCE)]
     command = [sys.executable, "-m", "gumshoe.inference.reaper", *options, sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guardian:
-        assert guardian.stdout is not None
-        yield guardian, int(guardian.stdout.readline())
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reaper:
+        assert reaper.stdout is not None
+        yield reaper, int(reaper.stdout.readline())
 
 
-def is_there(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -33,47 +33,47 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def leave(guardian: "subprocess.Popen[bytes]") -> None:
-    assert guardian.stdin is not None
-    guardian.stdin.close()
+def leave(reaper: "subprocess.Popen[bytes]") -> None:
+    assert reaper.stdin is not None
+    reaper.stdin.close()
 
 
-def signalled(number: signal.Signals) -> "Callable[[subprocess.Popen[bytes]], None]":
-    return lambda guardian: guardian.send_signal(number)
+def send_signal(number: signal.Signals) -> "Callable[[subprocess.Popen[bytes]], None]":
+    return lambda reaper: reaper.send_signal(number)
 
 
 @pytest.mark.parametrize(
     "end",
-    [leave, *map(signalled, (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))],
+    [leave, *map(send_signal, (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))],
     ids=["pipe", "TERM", "HUP", "QUIT"],
 )
-def test_the_program_ends_with_who_asked_for_it(end: "Callable[[subprocess.Popen[bytes]], None]") -> None:
-    with guarded() as (guardian, program):
-        end(guardian)
-        assert guardian.wait() == 143
-        assert not is_there(program)
+def test_the_program_ends_with_its_parent(end: "Callable[[subprocess.Popen[bytes]], None]") -> None:
+    with run_reaper() as (reaper, program):
+        end(reaper)
+        assert reaper.wait() == 143
+        assert not is_running(program)
 
 
-def test_a_program_that_will_not_end_is_ended_at_once_where_that_is_asked() -> None:
+def test_sigquit_kills_a_program_at_once() -> None:
     deaf = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); "
-    with guarded(f"{deaf}time.sleep(600)") as (guardian, program):
-        guardian.send_signal(signal.SIGQUIT)
-        assert guardian.wait() == 143
-        assert not is_there(program)
+    with run_reaper(f"{deaf}time.sleep(600)") as (reaper, program):
+        reaper.send_signal(signal.SIGQUIT)
+        assert reaper.wait() == 143
+        assert not is_running(program)
 
 
-def test_an_interrupt_is_left_to_who_asked_for_it() -> None:
-    """SIGINT does not end the program: it ends later by itself, with its own exit status and not 143."""
+def test_an_interrupt_does_not_end_the_program() -> None:
+    """The program ignores SIGINT and exits later with its own status, not with 143."""
     waits = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); "
     waits += "print(os.getpid(), flush=True); signal.sigwait([signal.SIGUSR1]); sys.exit(7)"
-    with guarded(waits) as (guardian, program):
-        guardian.send_signal(signal.SIGINT)
+    with run_reaper(waits) as (reaper, program):
+        reaper.send_signal(signal.SIGINT)
         os.kill(program, signal.SIGUSR1)
-        assert guardian.wait() == 7
+        assert reaper.wait() == 7
 
 
-def test_a_program_that_ends_gives_its_status_and_leaves_nothing() -> None:
+def test_the_exit_status_is_passed_on_and_no_process_remains() -> None:
     child = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); sys.exit(7)"
-    with guarded(child) as (guardian, left):
-        assert guardian.wait() == 7
-    wait_until(lambda: not is_there(left))
+    with run_reaper(child) as (reaper, left):
+        assert reaper.wait() == 7
+    wait_until(lambda: not is_running(left))

@@ -1,46 +1,44 @@
-"""What starts a rollout server on another machine: that which starts one here, but for its address."""
+"""The command of a rollout server equals that of a local server, except for its address."""
 
 from pathlib import Path
 
 import pytest
 
 from gumshoe.inference.policy_names import TINY
-from gumshoe.inference.rollout_server import launch, main
-from gumshoe.inference.vllm_server import ServerOptions, is_installed, launch_of
+from gumshoe.inference.rollout_server import build_launch, main
+from gumshoe.inference.vllm_server import ServerOptions, build_launch_command, is_vllm_installed
 from tests.conftest import missing
 
 
 @pytest.fixture(autouse=True)
 def with_vllm() -> None:
-    if not is_installed():
+    if not is_vllm_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
 
 
-def test_a_server_elsewhere_is_started_as_one_here_is() -> None:
+def test_a_rollout_server_has_the_arguments_of_a_local_server() -> None:
     words = ["--model", "tiny", "--port", "8123", "--max-model-len", "2048", "--max-lora-rank", "12"]
-    found = launch([*words, "--dtype", "bfloat16", "--max-num-seqs", "64", "--no-enable-prefix-caching"])
+    found = build_launch([*words, "--dtype", "bfloat16", "--max-num-seqs", "64", "--no-enable-prefix-caching"])
     options = ServerOptions(
         max_model_len=2048,
-        max_lora_rank=16,  # the least that vLLM has room for
+        max_lora_rank=16,  # rounded up to a rank that vLLM accepts
         dtype="bfloat16",
         arguments=("--max-num-seqs", "64", "--no-enable-prefix-caching"),
     )
-    assert found == launch_of(str(TINY), options, "0.0.0.0", 8123)
+    assert found == build_launch_command(str(TINY), options, "0.0.0.0", 8123)
     assert found.command[found.command.index("--served-model-name") + 1] == "base"
     assert found.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
 
 
-def test_a_server_tells_what_it_does_whatever_a_library_set_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = launch(["--model", "tiny"]).environment["VLLM_LOGGING_LEVEL"]
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "CRITICAL")  # as `trl` sets it when it is imported
-    assert launch(["--model", "tiny"]).environment["VLLM_LOGGING_LEVEL"] == before
+def test_the_log_level_is_not_changed_by_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build_launch(["--model", "tiny"]).environment["VLLM_LOGGING_LEVEL"]
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "CRITICAL")  # as `trl` does when it is imported
+    assert build_launch(["--model", "tiny"]).environment["VLLM_LOGGING_LEVEL"] == before
     own = ServerOptions(environment={"VLLM_LOGGING_LEVEL": "DEBUG"})
-    assert launch_of("model", own, "127.0.0.1", 1).environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert build_launch_command("model", own, "127.0.0.1", 1).environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
 
 
-def test_a_model_that_is_not_there_is_told_before_vllm_is_started(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_model_is_reported_before_vllm_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--model", str(tmp_path / "none")])
     assert ended.value.code == 2

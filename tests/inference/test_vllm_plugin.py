@@ -1,4 +1,4 @@
-"""Adapters on a CPU: the same numbers as by vLLM's own functions, which tokens without an adapter do not have."""
+"""LoRA on a CPU: same results as vLLM's functions, and no adapter for tokens without one."""
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -15,7 +15,7 @@ SEVERAL = [0, 2, 2, 1, 0, 2]
 
 @pytest.fixture
 def own() -> Iterator[Any]:
-    """vLLM's functions, which are as they were afterwards."""
+    """Yield vLLM's functions, and restore them afterwards."""
     try:
         from vllm.lora.ops.torch_ops import lora_ops
         from vllm.lora.punica_wrapper import punica_cpu
@@ -36,7 +36,7 @@ def weights(*shape: int) -> Any:
 
 @pytest.mark.parametrize("rows", [SEVERAL, [1] * 5, [2]])
 @pytest.mark.parametrize("slots", [(ADAPTERS,), (ADAPTERS, 1)])
-def test_it_says_what_vllm_says(rows: list[int], slots: tuple[int, ...], own: Any) -> None:
+def test_results_equal_those_of_vllm(rows: list[int], slots: tuple[int, ...], own: Any) -> None:
     import torch
 
     indices, count = torch.tensor(rows), len(rows)
@@ -56,7 +56,7 @@ def test_it_says_what_vllm_says(rows: list[int], slots: tuple[int, ...], own: An
         torch.testing.assert_close(arguments[2], theirs[2])
 
 
-def test_a_token_that_asks_for_no_adapter_has_none() -> None:
+def test_tokens_without_an_adapter_are_unchanged() -> None:
     import torch
 
     indices, out = torch.tensor([-1, 1, -1]), torch.zeros(3, HIGH)
@@ -64,12 +64,12 @@ def test_a_token_that_asks_for_no_adapter_has_none() -> None:
     assert [bool(row.any()) for row in out] == [False, True, False]
 
 
-def test_only_servers_that_are_told_to_load_it(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugin_is_loaded_only_if_it_is_enabled(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = entry_points(group="vllm.general_plugins", name="gumshoe")
     theirs = own.bgmv_shrink
-    monkeypatch.delenv(vllm_plugin.ASKED, raising=False)
+    monkeypatch.delenv(vllm_plugin.ENABLE_VARIABLE, raising=False)
     found.load()()
     assert own.bgmv_shrink is theirs
-    monkeypatch.setenv(vllm_plugin.ASKED, "1")
+    monkeypatch.setenv(vllm_plugin.ENABLE_VARIABLE, "1")
     found.load()()
     assert own.bgmv_shrink is vllm_plugin.bgmv_shrink

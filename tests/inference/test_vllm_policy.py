@@ -1,4 +1,4 @@
-"""A policy behind vLLM's HTTP interface: what is asked, what is accepted, and what is tried again."""
+"""A policy on vLLM's HTTP API: requests, checks of answers, and retries."""
 
 import asyncio
 import math
@@ -42,20 +42,20 @@ from tests.inference.fake_vllm import (
 from tests.waiting import Clock, async_wait_until
 
 T = TypeVar("T")
-HOUR = 3600.0  # a deadline that passes only if a test moves the clock
+HOUR = 3600.0  # seconds; passes only if a test advances the clock
 IMPATIENT = RequestLimits(deadline=HOUR, connect=HOUR, attempts=3, backoff=0.05, patience=0)
 
 
 def patient(*, attempts: int = 2, backoff: float = 0.05) -> RequestLimits:
-    """Return limits whose deadlines do not pass, for a server that may be gone for an hour."""
+    """Return limits whose deadlines do not pass by themselves, and that wait an hour for a server."""
     return RequestLimits(deadline=100 * HOUR, connect=100 * HOUR, attempts=attempts, backoff=backoff, patience=HOUR)
 
 
 LONG = Sampling(max_tokens=200)
 
 
-def asking(text: str) -> list[int]:
-    """A prompt after which the server says that text."""
+def prompt_for(text: str) -> list[int]:
+    """Return a prompt after which the server samples `text`."""
     return encoded(f"<|im_start|>user\nSay:{text}<|im_end|>\n<|im_start|>assistant\n")
 
 
@@ -66,8 +66,8 @@ def server() -> Iterator[FakeVLLM]:
     assert server.errors == []
 
 
-async def meanwhile(asked: Coroutine[Any, Any, T], server: FakeVLLM, clock: Clock, deadlines: int) -> T:
-    """Await an answer while the deadline of an hour passes for as many requests, one after another."""
+async def pass_deadlines(asked: Coroutine[Any, Any, T], server: FakeVLLM, clock: Clock, deadlines: int) -> T:
+    """Await an answer while the deadline of an hour passes for `deadlines` requests, one after another."""
     task = asyncio.ensure_future(asked)
     for number in range(1, deadlines + 1):
         await async_wait_until(lambda: len(server.requests) >= number)  # noqa: B023 - it is awaited here
@@ -79,7 +79,7 @@ async def meanwhile(asked: Coroutine[Any, Any, T], server: FakeVLLM, clock: Cloc
 
 
 async def say(policy: VLLMPolicy, text: str = "Yes.", sampling: Sampling = LONG) -> Completion:
-    return await policy.sample(asking(text), sampling, stop_ids=STOP, seed=1)
+    return await policy.sample(prompt_for(text), sampling, stop_ids=STOP, seed=1)
 
 
 def say_once(
@@ -97,12 +97,12 @@ async def one_turn(
         return await say(policy, text, sampling)
 
 
-def test_a_turn_is_the_ids_that_the_server_sampled_with_their_log_probabilities(server: FakeVLLM) -> None:
+def test_a_turn_has_the_ids_and_log_probabilities_of_the_server(server: FakeVLLM) -> None:
     ids = [*encoded("Grüße, <tool_call>"), *STOP]
     assert say_once(server.address, text="Grüße, <tool_call>") == Completion(
         tuple(ids), tuple(logprobs_of(ids)), "stop", "adapter"
     )
-    assert server.requests[0]["prompt"] == asking("Grüße, <tool_call>")
+    assert server.requests[0]["prompt"] == prompt_for("Grüße, <tool_call>")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_turn_is_the_ids_that_the_server_sampled_with_their_log_probabilities(
         Sampling(temperature=0.7, top_p=0.8, top_k=20, min_p=0.05, repetition_penalty=1.05, max_tokens=64),
     ],
 )
-def test_each_request_carries_every_sampling_parameter_and_the_stop_ids(server: FakeVLLM, sampling: Sampling) -> None:
+def test_requests_have_all_sampling_parameters_and_stop_ids(server: FakeVLLM, sampling: Sampling) -> None:
     say_once(server.address, sampling=sampling)
     (request,) = server.requests
     for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"):
@@ -124,12 +124,12 @@ def test_each_request_carries_every_sampling_parameter_and_the_stop_ids(server: 
     assert "seed" not in request
 
 
-def test_a_turn_that_is_cut_off_says_so(server: FakeVLLM) -> None:
+def test_a_truncated_turn_is_marked(server: FakeVLLM) -> None:
     cut = say_once(server.address, text="a long story", sampling=Sampling(max_tokens=6))
     assert (cut.ids, cut.finish) == (tuple(encoded("a long")), "length")
 
 
-def test_the_end_token_of_the_model_s_own_settings_does_not_end_a_turn(server: FakeVLLM) -> None:
+def test_the_model_s_default_eos_token_does_not_end_a_turn(server: FakeVLLM) -> None:
     assert say_once(server.address, text="one STOP two").ids == tuple(encoded("one <|endoftext|> two") + STOP)
 
 
@@ -156,23 +156,23 @@ PASSING: dict[str, tuple[Act, str, str]] = {
 
 
 @pytest.mark.parametrize("fault", [act for act, *_ in PASSING.values()], ids=PASSING.keys())
-def test_a_fault_that_passes_is_tried_again(server: FakeVLLM, fault: Act, clock: Clock) -> None:
+def test_a_temporary_fault_is_retried(server: FakeVLLM, fault: Act, clock: Clock) -> None:
     server.inject(fault)
-    asked = meanwhile(one_turn(server.address), server, clock, deadlines=fault in (stall, trickle))
+    asked = pass_deadlines(one_turn(server.address), server, clock, deadlines=fault in (stall, trickle))
     assert asyncio.run(asked).ids == tuple(encoded("Yes.") + STOP)
     first, second = server.requests
     assert first == second
 
 
 @pytest.mark.parametrize(("fault", "code", "says"), PASSING.values(), ids=PASSING.keys())
-def test_a_fault_that_stays_is_an_error_after_so_many_tries(
+def test_a_permanent_fault_is_an_error_after_all_attempts(
     server: FakeVLLM, fault: Act, code: str, says: str, clock: Clock
 ) -> None:
     server.inject(fault, times=None)
     limits = RequestLimits(deadline=HOUR, attempts=2, backoff=0.05, patience=0)
     deadlines = 2 if fault in (stall, trickle) else 0
     with raises(code, "adapter", server.address, "2 tries", says) as failed:
-        asyncio.run(meanwhile(one_turn(server.address, limits=limits), server, clock, deadlines))
+        asyncio.run(pass_deadlines(one_turn(server.address, limits=limits), server, clock, deadlines))
     assert isinstance(failed.value, PolicyError)
     assert len(server.requests) == 2
 
@@ -225,7 +225,7 @@ UNUSABLE: dict[str, tuple[Act, str, str]] = {
 
 
 @pytest.mark.parametrize(("fault", "code", "says"), UNUSABLE.values(), ids=UNUSABLE.keys())
-def test_an_answer_that_is_not_whole_or_not_from_who_was_asked_is_refused(
+def test_an_incomplete_answer_or_one_of_another_model_is_rejected(
     server: FakeVLLM, fault: Act, code: str, says: str
 ) -> None:
     server.inject(fault)
@@ -235,14 +235,14 @@ def test_an_answer_that_is_not_whole_or_not_from_who_was_asked_is_refused(
 
 
 @pytest.mark.parametrize("code", [400, 401, 404, 422])
-def test_what_will_not_pass_is_not_tried_again(server: FakeVLLM, code: int) -> None:
+def test_permanent_errors_are_not_retried(server: FakeVLLM, code: int) -> None:
     server.inject(status(code, {"error": {"message": "the prompt is too long"}}))
     with raises("inference.request-rejected", server.address, code, "the prompt is too long"):
         say_once(server.address)
     assert len(server.requests) == 1
 
 
-def test_a_server_of_one_s_own_network_is_not_asked_for_through_a_proxy(
+def test_a_server_in_the_local_network_is_reached_without_a_proxy(
     server: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
@@ -253,23 +253,21 @@ def test_a_server_of_one_s_own_network_is_not_asked_for_through_a_proxy(
     assert len(server.requests) == 1
 
 
-def test_a_server_that_is_not_there_is_an_error_that_names_it() -> None:
+def test_an_unreachable_server_is_named_in_the_error() -> None:
     address = f"http://127.0.0.1:{free_port()}"
     with raises("inference.server-unreachable", address, "ConnectError", "3 tries"):
         say_once(address)
 
 
-def test_an_error_of_a_policy_crosses_processes_whole() -> None:
+def test_a_policy_error_can_be_pickled() -> None:
     sent = PolicyError("inference.request-rejected", "adapter answered 400", "the prompt: who paid?")
     got = pickle.loads(pickle.dumps(sent))
-    assert (got.code, got.message, got.plain) == (sent.code, sent.message, "adapter answered 400")
+    assert (got.code, got.message, got.public_message) == (sent.code, sent.message, "adapter answered 400")
     assert "who paid?" in got.message
 
 
-def test_pauses_between_tries_are_of_different_lengths_and_bounded(
-    server: FakeVLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of 20 requests fails four times; without a bound, its last pause would be of up to eight seconds."""
+def test_pauses_between_attempts_are_random_and_limited(server: FakeVLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 20 requests fails four times; without a limit, its last pause would be up to eight seconds."""
     pauses: list[float] = []
     yield_to_others = asyncio.sleep
 
@@ -295,13 +293,13 @@ GONE: dict[str, Act] = {"502": status(502), "503": status(503)}
 
 
 @pytest.mark.parametrize("fault", GONE.values(), ids=GONE.keys())
-def test_a_server_that_is_not_ready_is_waited_for_longer_than_a_request_is_tried(server: FakeVLLM, fault: Act) -> None:
+def test_a_server_that_is_not_ready_does_not_use_up_attempts(server: FakeVLLM, fault: Act) -> None:
     server.inject(fault, times=7)
     assert say_once(server.address, limits=patient()).ids == tuple(encoded("Yes.") + STOP)
     assert len(server.requests) == 8
 
 
-def test_a_server_that_is_started_again_is_waited_for_by_all_requests(caplog: pytest.LogCaptureFixture) -> None:
+def test_all_requests_wait_for_a_restarting_server(caplog: pytest.LogCaptureFixture) -> None:
     server = FakeVLLM(port=free_port())
     address = f"http://127.0.0.1:{server.port}"
 
@@ -319,7 +317,7 @@ def test_a_server_that_is_started_again_is_waited_for_by_all_requests(caplog: py
     assert address in back
 
 
-def test_a_server_that_does_not_come_back_is_waited_for_once(server: FakeVLLM, clock: Clock) -> None:
+def test_the_patience_for_a_lost_server_is_spent_once(server: FakeVLLM, clock: Clock) -> None:
     server.inject(status(503), times=None)
 
     async def run() -> int:
@@ -339,8 +337,8 @@ def test_a_server_that_does_not_come_back_is_waited_for_once(server: FakeVLLM, c
     assert asyncio.run(run()) == 2
 
 
-def test_a_request_that_a_server_refuses_between_its_absences_is_given_up(server: FakeVLLM) -> None:
-    """As one that ends the server each time: its absences do not give it more tries."""
+def test_a_request_that_fails_between_restarts_is_given_up(server: FakeVLLM) -> None:
+    """As if the request crashes the server each time: the restarts do not allow more attempts."""
     for _ in range(9):
         server.inject(status(503), times=4)
         server.inject(reset)
@@ -382,7 +380,7 @@ def test_requests_go_to_the_least_busy_server() -> None:
         asyncio.run(run([slow, quick, brisk]))
 
 
-def test_one_request_after_another_goes_round_the_servers() -> None:
+def test_sequential_requests_rotate_over_the_servers() -> None:
     async def run(addresses: list[str]) -> None:
         async with VLLMPolicy(addresses, "adapter") as policy:
             for _ in range(6):
@@ -394,17 +392,17 @@ def test_one_request_after_another_goes_round_the_servers() -> None:
 
 
 async def converse(policy: VLLMPolicy, name: str, turns: int) -> None:
-    """Ask so many times in one conversation, whose requests all have its name."""
-    with policy.member() as member:
+    """Send requests in one conversation; each has the name of the conversation."""
+    with policy.open_conversation() as member:
         for _ in range(turns):
-            await member.sample(asking(name), LONG, stop_ids=STOP, seed=1)
+            await member.sample(prompt_for(name), LONG, stop_ids=STOP, seed=1)
 
 
 def names(server: FakeVLLM) -> list[tuple[int, ...]]:
     return [tuple(each["prompt"]) for each in server.requests]
 
 
-def test_a_conversation_stays_with_one_server_and_new_ones_go_where_fewest_are() -> None:
+def test_a_conversation_stays_on_one_server_and_new_ones_are_balanced() -> None:
     async def run(addresses: list[str]) -> None:
         async with VLLMPolicy(addresses, "adapter") as policy:
             await asyncio.gather(*(converse(policy, f"No. {each}", 1 + each % 5) for each in range(30)))
@@ -419,8 +417,8 @@ def test_a_conversation_stays_with_one_server_and_new_ones_go_where_fewest_are()
         assert sum(len(each.requests) for each in servers) == 6 * sum(range(1, 6)) + 20
 
 
-def test_what_a_server_had_that_is_gone_goes_on_with_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause would take an hour."""
+def test_conversations_of_a_lost_server_move_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause between attempts would take an hour."""
     monkeypatch.setattr("gumshoe.inference.vllm_policy.wait_random_exponential", lambda max: lambda _: max)  # noqa: A006
 
     async def run(first: ServerProcess, second: FakeVLLM) -> None:
@@ -443,8 +441,8 @@ def test_what_a_server_had_that_is_gone_goes_on_with_the_others_at_once(monkeypa
 
 
 @pytest.mark.parametrize("at_once", [1, 8])
-def test_a_dead_server_takes_nothing_from_those_that_live(at_once: int) -> None:
-    """It fails at once, and would be the least busy of all."""
+def test_a_dead_server_does_not_attract_requests(at_once: int) -> None:
+    """The dead server fails at once, and would therefore be the least busy."""
     dead = f"http://127.0.0.1:{free_port()}"
 
     async def run(addresses: list[str]) -> list[Completion]:
@@ -470,9 +468,8 @@ def test_a_server_that_comes_back_is_used_again(clock: Clock) -> None:
         assert len(first.requests) == len(second.requests) == 5
 
 
-def test_a_server_that_has_lost_its_adapter_rests_until_it_has_it_again(clock: Clock) -> None:
-    """As one that was restarted: it is healthy before its loader has loaded the adapter, and fails within milliseconds,
-    which makes it the least busy of all."""
+def test_a_server_without_its_adapter_is_avoided_until_it_is_loaded(clock: Clock) -> None:
+    """A restarted server is healthy before its adapter is loaded. It fails at once, and would be the least busy."""
 
     async def run(first: FakeVLLM, second: FakeVLLM) -> None:
         async with VLLMPolicy([first.address, second.address], "adapter", patient(backoff=HOUR)) as policy:
@@ -484,7 +481,7 @@ def test_a_server_that_has_lost_its_adapter_rests_until_it_has_it_again(clock: C
             await async_wait_until(lambda: first.requests and second.requests)
             first.models = ("base",)
             talks += begin(range(8, 16))
-            await async_wait_until(lambda: {tuple(asking(f"No. {each}")) for each in range(16)} <= {*names(second)})
+            await async_wait_until(lambda: {tuple(prompt_for(f"No. {each}")) for each in range(16)} <= {*names(second)})
             before = len(first.requests)
             first.models = ("base", "adapter")
             clock.advance(HOUR)
@@ -499,9 +496,7 @@ def test_a_server_that_has_lost_its_adapter_rests_until_it_has_it_again(clock: C
         assert len(first.requests) + len(second.requests) == 24 * 8
 
 
-def test_an_only_server_is_waited_for_until_it_has_its_adapter_again(
-    server: FakeVLLM, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_requests_wait_for_the_adapter_of_a_single_server(server: FakeVLLM, caplog: pytest.LogCaptureFixture) -> None:
     server.models = ("base",)
 
     async def run() -> Completion:
@@ -515,14 +510,14 @@ def test_an_only_server_is_waited_for_until_it_has_its_adapter_again(
     assert asyncio.run(run()).version == "adapter"
 
 
-def test_an_adapter_that_no_server_gets_is_an_error_in_vllm_s_words(server: FakeVLLM) -> None:
+def test_an_adapter_that_is_never_loaded_is_an_error(server: FakeVLLM) -> None:
     server.models = ("base",)
     with raises("inference.model-not-served", 404, "3 tries", "The model `adapter` does not exist"):
         say_once(server.address)
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
-def test_an_address_may_end_as_that_of_openai_s_clients(server: FakeVLLM, end: str) -> None:
+def test_an_address_may_end_with_v1(server: FakeVLLM, end: str) -> None:
     async def run() -> Completion:
         async with VLLMPolicy([server.address + end], "base", IMPATIENT) as policy:
             await policy.check(8192)
@@ -531,7 +526,7 @@ def test_an_address_may_end_as_that_of_openai_s_clients(server: FakeVLLM, end: s
     assert asyncio.run(run()).version == "base"
 
 
-def test_cancelling_ends_a_request_at_once_and_closes_its_connection(server: FakeVLLM) -> None:
+def test_cancelling_a_request_closes_its_connection(server: FakeVLLM) -> None:
     server.inject(stall, times=None)
 
     async def run() -> None:
@@ -563,20 +558,20 @@ def test_every_server_must_have_the_model(server: FakeVLLM) -> None:
         check(server.address, other.address, model="base")
 
 
-def test_every_server_must_take_as_many_tokens_as_an_episode_may_have() -> None:
+def test_every_server_must_accept_the_tokens_of_an_episode() -> None:
     with FakeVLLM(max_model_len=8192) as enough, FakeVLLM(max_model_len=8191) as less:
         check(enough.address)
         with raises("inference.context-too-small", less.address, "--max-context 8191", "--max-model-len 8192"):
             check(enough.address, less.address)
 
 
-def test_a_server_that_is_not_there_is_found_before_anything_is_asked(server: FakeVLLM) -> None:
+def test_an_unreachable_server_is_reported_before_any_request(server: FakeVLLM) -> None:
     gone = f"http://127.0.0.1:{free_port()}"
     with raises("inference.server-unreachable", gone):
         check(server.address, gone)
 
 
-def test_an_address_that_is_not_vllm_s_is_found_before_anything_is_asked(server: FakeVLLM) -> None:
+def test_a_server_that_is_not_vllm_is_reported_before_any_request(server: FakeVLLM) -> None:
     with raises("inference.not-vllm", f"{server.address}/elsewhere"):
         check(f"{server.address}/elsewhere")
 
@@ -602,7 +597,7 @@ def _tokens(names: list[str], ids: list[int]) -> Act:
     return lambda exchange: exchange.reply({"count": len(ids), "tokens": ids, "token_strs": names})
 
 
-def test_the_server_s_model_must_have_the_tokenizer_s_vocabulary(server: FakeVLLM) -> None:
+def test_the_vocabularies_of_server_and_tokenizer_must_match(server: FakeVLLM) -> None:
     check_vocabulary(server.address)
     check_vocabulary(server.address, add="paid")  # parted otherwise there, into the same tokens
     with FakeVLLM() as other:
@@ -619,7 +614,7 @@ def test_the_server_s_model_must_have_the_tokenizer_s_vocabulary(server: FakeVLL
         (["W"], [54], f"no token {STOP[0]}"),
     ],
 )
-def test_another_vocabulary_is_told_by_its_tokens(
+def test_a_different_vocabulary_is_detected_by_its_tokens(
     server: FakeVLLM, names: list[str], ids: list[int], says: str
 ) -> None:
     server.tokenize = _tokens(names, ids)
@@ -627,7 +622,7 @@ def test_another_vocabulary_is_told_by_its_tokens(
         check_vocabulary(server.address)
 
 
-def test_a_server_that_does_not_tokenize_is_let_pass(server: FakeVLLM) -> None:
+def test_a_server_without_tokenize_is_not_checked(server: FakeVLLM) -> None:
     server.tokenize = None
     check_vocabulary(server.address)
     server.tokenize = status(501)
@@ -645,7 +640,7 @@ def check_logprobs(*addresses: str) -> None:
     asyncio.run(run())
 
 
-def test_log_probabilities_of_another_distribution_are_found_before_anything_is_asked(server: FakeVLLM) -> None:
+def test_raw_log_probabilities_are_reported_before_any_request(server: FakeVLLM) -> None:
     check_logprobs(server.address)
     with FakeVLLM() as other:
         other.probe = _one_logprob(-0.01)
@@ -656,7 +651,7 @@ def test_log_probabilities_of_another_distribution_are_found_before_anything_is_
             check_logprobs(other.address)
 
 
-def test_a_server_that_is_named_is_looked_at_before_anything_begins() -> None:
+def test_a_server_is_checked_before_the_first_episode() -> None:
     with FakeVLLM(max_model_len=2000) as server:
         check_server(server.address, 2000)
         with raises("inference.context-too-small", server.address, 2000, 2001, "model.max_context"):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.inference.policy_names import TINY
-from gumshoe.mail.build import build_index
+from gumshoe.mail.build import build_mail_index
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
 
@@ -13,7 +13,7 @@ from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
 def make_mail(directory: Path, seed: int, mailboxes: int, messages: int, level: Level = "normal") -> Path:
     """Write `mail.jsonl`, `scenarios.jsonl` and `index` of an invented company, and return their directory."""
     write_mail(synthesize_mail(seed, mailboxes, messages, level), directory)
-    build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
+    build_mail_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
     return directory
 
 

@@ -15,10 +15,10 @@ import yaml
 
 from gumshoe.artifacts.store import Store
 from gumshoe.inference.policy_names import TINY
-from gumshoe.inference.vllm_server import is_installed
+from gumshoe.inference.vllm_server import is_vllm_installed
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access import add_key
-from tests.charts.test_agent_chart import CHART, of_kind, rendered, settings_of
+from tests.charts.test_agent_chart import CHART, of_kind, render, settings_of
 from tests.conftest import free_port, missing
 from tests.integration.inputs import make_mail, write_adapter
 from tests.waiting import wait_until
@@ -59,7 +59,7 @@ def environment_of(container: dict[str, Any]) -> dict[str, str]:
 
 def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path: Path) -> None:
     """Needs a vLLM server of its own, started with the chart's arguments."""
-    if not is_installed():
+    if not is_vllm_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
     make_mail(tmp_path, 9, 4, 300, "easy")
     asked = load_scenarios(str(tmp_path / "scenarios.jsonl")).scenarios[0]
@@ -70,7 +70,7 @@ def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path
         Store(root).publish(directory, "adapters", name)
     (tmp_path / "keys").mkdir()
     key = add_key(tmp_path / "keys" / "keys.yaml", "test", ["*@*"])
-    objects = rendered(
+    objects = render(
         {
             "adapter": {"name": "r7f3-2", "uri": f"{root}/adapters/r7f3-2", "maxRank": 8},
             "canary": {"name": "r8a1-1", "uri": f"{root}/adapters/r8a1-1", "percent": 50},

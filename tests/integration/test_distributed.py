@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from gumshoe.artifacts.store import Store
-from gumshoe.inference.vllm_server import is_installed
+from gumshoe.inference.vllm_server import is_vllm_installed
 from tests.conftest import free_port, missing
 from tests.integration.trainings import (
     STEPS,
@@ -81,7 +81,7 @@ def test_two_trainers_with_two_servers_go_on_after_one_of_either_is_killed(
     The server is restarted while the run goes on, which waits only until the next adapter is loaded. Without one of its
     trainers the run ends with 75, and is resumed to the end.
     """
-    if not is_installed():
+    if not is_vllm_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
     out, log = tmp_path / "run", tmp_path / "log"
     words = command(training_mail, out, **TWO, rollouts__num_servers=2)

@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from gumshoe.artifacts.storage import directory_lock
-from gumshoe.inference.vllm_server import is_installed
+from gumshoe.artifacts.storage import lock_directory
+from gumshoe.inference.vllm_server import is_vllm_installed
 from gumshoe.training.records import EvaluationRecord, end_message, read_records
 from tests.conftest import free_port, kill_tree, missing
 from tests.inference.fake_vllm import FakeVLLM, status
@@ -42,7 +42,7 @@ def test_a_run_may_be_killed_at_any_instant(
 ) -> None:
     """At a random instant from the first import to the last checkpoint; its seed is printed, and GUMSHOE_TEST_SEED
     repeats it. With vLLM, the run needs a server of its own, which is killed with it."""
-    if engine == "vllm" and not is_installed():
+    if engine == "vllm" and not is_vllm_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
     seed = int(os.environ.get("GUMSHOE_TEST_SEED") or secrets.randbits(32))
     print(f"GUMSHOE_TEST_SEED={seed}")
@@ -71,7 +71,7 @@ def test_nobody_begins_where_the_trainer_of_a_killed_command_is_still_at_work(
     trainer.suspend()
     process.kill()
     process.wait()
-    with directory_lock(out, None) as lock:
+    with lock_directory(out, None) as lock:
         assert lock is None
     trainer.resume()
     reaper.wait()

@@ -23,12 +23,12 @@ from gumshoe.artifacts.store import Store
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.object_client import Timeouts
 from gumshoe.cluster.trainjob import ADAPTERS as KEPT
-from gumshoe.cluster.trainjob import SERVER_PORT, name_of
-from gumshoe.mail.build import build_index
+from gumshoe.cluster.trainjob import SERVER_PORT, build_job_name
+from gumshoe.mail.build import build_mail_index
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
-from gumshoe.training.training_step import TrainRequest
+from gumshoe.training.train_request import TrainRequest
 from tests.cluster.fake_kubernetes import FakeKubernetes, Object
 from tests.cluster.fake_trainer import Trainer
 from tests.conftest import free_port
@@ -75,7 +75,7 @@ socket.getaddrinfo = resolved
 def place(tmp_path: Path) -> Path:
     """An index of invented mail, and a few questions."""
     write_mail(synthesize_mail(8, 4, 200, "plain"), tmp_path)
-    build_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
+    build_mail_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
     every = load_scenarios(str(tmp_path / "scenarios.jsonl"))
     few = [*every.only("train").scenarios[:8], *every.only("validation").scenarios[:2]]
     (tmp_path / "questions").mkdir()
@@ -207,7 +207,7 @@ class Kubelet:
             assert process.stdout is not None
             with process.stdout as said:
                 for line in said:
-                    self._fake.say(pod["metadata"]["name"], line.rstrip("\n"))
+                    self._fake.write_log(pod["metadata"]["name"], line.rstrip("\n"))
             self._codes[number] = process.wait()
             if len(self._codes) == told["numNodes"]:
                 self._trainer.end(job["metadata"]["name"], *(self._codes[each] for each in sorted(self._codes)))
@@ -226,18 +226,18 @@ def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_sto
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Needs vLLM servers of its own, which the pods of the cluster start."""
-    from gumshoe_pipelines.trainjob_step import TrainJobOptions, handover_of, train_on_cluster
+    from gumshoe_pipelines.trainjob_step import TrainJobOptions, get_handover_uri, train_on_cluster
 
     run = f"s3://{s3_bucket}/acme/runs/r1"
-    asked = TrainRequest(place / "index", place / "questions", "tiny", "", SETTINGS, run)
+    asked = TrainRequest.of_step(place / "index", place / "questions", "tiny", "", SETTINGS, run, None)
     where = TrainJobOptions.of(NODES, 0, {"rollout_servers": SERVERS}, "trainer", {}, [])
     with Kubelet(cluster, place) as kubelet:
-        found = train_on_cluster(asked, where, Cluster.of(None, None), Timeouts(look=0.2))
+        found = train_on_cluster(asked, where, Cluster.of(None, None), Timeouts(poll_interval=0.2))
     said = capsys.readouterr().out
     assert f"\nStep 1/{STEPS} |" in said
     assert re.search(rf"^Evaluation .* {STEPS} \| Acc ", said, re.M)
     assert said.count(f"Step {STEPS}/{STEPS}") == 1, "one node speaks for all"
-    assert not cluster.objects, name_of(run)
+    assert not cluster.objects, build_job_name(run)
 
     assert (found.facts["base_model"], found.facts["step"]) == ("tiny", STEPS)
     assert (found.adapter / "adapter_model.safetensors").exists()
@@ -248,7 +248,7 @@ def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_sto
     assert [pod.loaded for pod in kubelet.pods] == [STEPS + 1] * SERVERS, "each step's policy, and what was measured"
     assert all(pod.answered for pod in kubelet.pods), "both servers sampled"
     assert all(" INFO " in pod.log.read_text() for pod in kubelet.pods), "vLLM tells what it does"
-    assert len(list(Store(handover_of(run)).list(ADAPTERS))) == 2, "older ones were removed"
+    assert len(list(Store(get_handover_uri(run)).list(ADAPTERS))) == 2, "older ones were removed"
     kinds = {each.reference.split("/")[0] for each in Store(run).list()}
     assert kinds >= {"inputs", "results", "checkpoints"}
 

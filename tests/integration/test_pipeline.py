@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.store import Store
-from gumshoe.inference.policy_names import ENGINE
-from gumshoe.mail.build import build_index
+from gumshoe.inference.policy_names import ENGINE_VARIABLE
+from gumshoe.mail.build import build_mail_index
 from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
@@ -87,7 +87,7 @@ def words_of(params: Path, out: Path) -> list[str]:
 
 def run_pipeline(params: Path, out: Path, **environment: str) -> Ran:
     """Run the pipeline to its end; policies are measured in the steps' own processes."""
-    env = {**os.environ, "COLUMNS": "200", ENGINE: "transformers", **environment}
+    env = {**os.environ, "COLUMNS": "200", ENGINE_VARIABLE: "transformers", **environment}
     done = subprocess.run(words_of(params, out), env=env, capture_output=True, text=True, check=False)
     return Ran(done.returncode, done.stdout, done.stderr)
 
@@ -99,7 +99,7 @@ def states(said: str) -> dict[str, str]:
     for line in said.splitlines():
         if re.fullmatch(r"[a-z0-9-]+", line):
             name = line
-        elif ended := re.match(r"  (done|failed|as before|skipped)\b", line):
+        elif ended := re.match(r"  (done|failed|cached|skipped)\b", line):
             found[name] = ended[1]
     return found
 
@@ -133,7 +133,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
         store = Store(str(out / "store"))
         assert store.latest("adapters") is None
         assert [each.settings["passed"] for each in store.list("runs/r1/reports")] == [False]
-        (told,) = hook.told
+        (told,) = hook.received
         assert (told["run"], told["state"], told["adapter"]) == ("r1", "SUCCEEDED", None)
         assert "published no adapter" in told["text"]
         assert "does not pass" in told["text"]
@@ -143,7 +143,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
         passed = run_pipeline(file, out, GUMSHOE_WEBHOOK=hook.url)
         assert passed.status == 0, passed.err
         found = states(passed.err)
-        assert {name for name, state in found.items() if state == "as before"} == {
+        assert {name for name, state in found.items() if state == "cached"} == {
             "ingest",
             "load-scenarios",
             "evaluate-policy",
@@ -152,7 +152,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
         assert found["publish-adapter"] == "done"
         assert "Took up" in passed.err
         assert "Step 1/2" not in passed.err, "the training was at its end"
-        assert hook.told[-1]["adapter"] == "adapters/r1"
+        assert hook.received[-1]["adapter"] == "adapters/r1"
     manifest = store.manifest("adapters/latest")
     assert {"adapter_model.safetensors", "metadata.json", "gate.json"} <= {each.path for each in manifest.files}
     assert manifest.settings["base_model"] == "tiny"
@@ -162,9 +162,9 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
     assert reports
     assert "<html" in reports[0].read_text()[:200]
 
-    build_index([f"jsonl:{place / 'mail.jsonl'}"], tmp_path / "index")
+    build_mail_index([f"jsonl:{place / 'mail.jsonl'}"], tmp_path / "index")
     asked = load_scenarios(str(place / "few.jsonl")).only("test").scenarios[0]
-    monkeypatch.setenv(ENGINE, "transformers")
+    monkeypatch.setenv(ENGINE_VARIABLE, "transformers")
     answer = run(
         "ask", asked.question, "--adapter", "latest", "--store", out / "store", "--index", tmp_path / "index",
         "--inbox", asked.inbox_address, "--date", asked.query_date, "--max-tokens", "80", "--json",
@@ -194,7 +194,7 @@ def test_a_trainer_that_is_killed_is_taken_up_on_another_machine(place: Path, tm
     here, there = tmp_path / "here", tmp_path / "there"
     log = tmp_path / "log"
     with log.open("wb") as file:
-        env = {**os.environ, ENGINE: "transformers"}
+        env = {**os.environ, ENGINE_VARIABLE: "transformers"}
         process = subprocess.Popen(words_of(params, here), stdout=file, stderr=file, env=env)
     checkpoints = store / "runs" / "r2" / "checkpoints"
     wait_until(lambda: any(checkpoints.glob("*/manifest.json")), process, log.read_text)

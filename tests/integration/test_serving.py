@@ -17,13 +17,13 @@ import pytest
 
 from gumshoe.artifacts.store import Store
 from gumshoe.inference.policy_names import TINY
-from gumshoe.inference.vllm_server import is_installed
+from gumshoe.inference.vllm_server import is_vllm_installed
 from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from tests.conftest import Ran, missing
 from tests.integration.inputs import make_mail, write_adapter
-from tests.serving.agent_server import Place, Running, started
+from tests.serving.agent_server import AgentProcess, ServerFiles, start_server
 from tests.shared_server import SharedServer
 from tests.waiting import wait_until
 
@@ -52,15 +52,15 @@ def store(mail: Path) -> Store:
 
 
 @pytest.fixture(scope="module")
-def server(mail: Path, store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(mail: Path, store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
     """An agent server with a vLLM server of its own, which it starts and a test kills."""
-    if not is_installed():
+    if not is_vllm_installed():
         missing("vLLM (the CPU build comes with `make install` on Linux)")
     log = tmp_path_factory.mktemp("serve") / "log"
-    place = Place(mail / "index", TINY)
+    place = ServerFiles(mail / "index", TINY)
     words = ["--adapter", "latest", "--store", store.uri, "--open", "--set", "model.max_tokens=160"]
     keeping = ["--set", "keeping.trajectories=1", "--set", "model.max_context=8192"]
-    with started(place, None, log, *words, *keeping) as running:
+    with start_server(place, None, log, *words, *keeping) as running:
         yield running
 
 
@@ -70,11 +70,13 @@ def body(scenario: Scenario) -> dict[str, Any]:
 
 
 def test_questions_are_answered_as_they_were_measured(
-    server: Running, vllm: SharedServer, mail: Path, asked: list[Scenario], run: Callable[..., Ran], tmp_path: Path
+    server: AgentProcess, vllm: SharedServer, mail: Path, asked: list[Scenario], run: Callable[..., Ran], tmp_path: Path
 ) -> None:
     """The same questions, asked of the server and rolled out greedily with the same weights."""
     assert server.client.get("/readyz").json() == {"status": "ready", "policies": ["tiny#r1"]}
-    assert not any("ready" in each["message"] for each in server.logged()), "its model was there when it began to serve"
+    assert not any("ready" in each["message"] for each in server.read_log()), (
+        "its model was there when it began to serve"
+    )
     with ThreadPoolExecutor(8) as pool:
         answers = [each.json() for each in pool.map(lambda one: server.client.post("/invoke", json=body(one)), asked)]
     assert {each["policy"] for each in answers} == {"tiny#r1"}
@@ -98,7 +100,7 @@ def test_questions_are_answered_as_they_were_measured(
 
 
 def test_a_stream_an_mcp_client_and_the_command_line_are_answered_too(
-    server: Running, asked: list[Scenario], run: Callable[..., Ran]
+    server: AgentProcess, asked: list[Scenario], run: Callable[..., Ran]
 ) -> None:
     question = asked[0]
     with server.client.stream("POST", "/invoke/stream", json=body(question)) as response:
@@ -121,7 +123,7 @@ def test_a_stream_an_mcp_client_and_the_command_line_are_answered_too(
     assert "search_inbox(" in run("ask", *words).err
 
 
-def test_the_readme_s_commands_work(server: Running, asked: list[Scenario]) -> None:
+def test_the_readme_s_commands_work(server: AgentProcess, asked: list[Scenario]) -> None:
     plain = next(each for each in asked if not set("'\"") & set(each.question))
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     block = next(each for each in blocks if "curl" in each)
@@ -143,10 +145,10 @@ def test_the_readme_s_commands_work(server: Running, asked: list[Scenario]) -> N
 
 
 def test_a_model_that_dies_is_told_of_and_the_end_leaves_no_process_and_keeps_what_was_asked(
-    server: Running, asked: list[Scenario], store: Store, tmp_path: Path
+    server: AgentProcess, asked: list[Scenario], store: Store, tmp_path: Path
 ) -> None:
     children = psutil.Process(server.process.pid).children(recursive=True)
-    vllm = [each for each in children if "vllm" in (said := " ".join(each.cmdline())) and "guardian" not in said]
+    vllm = [each for each in children if "vllm" in (said := " ".join(each.cmdline())) and "reaper" not in said]
     for each in vllm:
         each.kill()
     wait_until(lambda: server.client.get("/readyz").status_code == 503)

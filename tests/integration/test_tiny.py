@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.embeddings.embedder import OFFLINE
+from gumshoe.embeddings.embedder import OFFLINE_MODEL
 from gumshoe.inference import policy_names
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import TINY, PolicyName
@@ -24,7 +24,7 @@ from gumshoe.rollouts.writer import RolloutOptions, RolloutReport, read_trajecto
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import progress
-from gumshoe.tiny.episode_generator import Collection
+from gumshoe.tiny.episode_generator import MailboxAsDocuments
 from tests.conftest import Ran
 from tests.errors import raises
 from tests.integration.inputs import make_mail
@@ -104,7 +104,7 @@ def test_it_answers_from_documents_too(vllm: SharedServer, held_out: Mailboxes) 
         async with open_policy(name, TINY, Sampling(0, max_tokens=160), limits) as speak, ToolThreads() as threads:
 
             async def episode(scenario: Scenario) -> Trajectory:
-                documents = Collection.environment(index, scenario)
+                documents = MailboxAsDocuments.environment(index, scenario)
                 with speak(documents, scenario.id) as speaker:
                     return await run_episode(speaker, documents, 0, limits, threads)
 
@@ -198,7 +198,7 @@ def test_its_rollouts_are_scored_by_every_judge(
     short = EpisodeLimits(max_turns=3)  # two of them have room in such a judge's context
     assert roll_out(replace(settings, limit=8, samples=2, limits=short), groups).done == 16
     right = {}
-    for judge in ("heuristic", "exact", f"embedding:{OFFLINE}", f"openai:tiny@{vllm.url}/v1"):
+    for judge in ("heuristic", "exact", f"embedding:{OFFLINE_MODEL}", f"openai:tiny@{vllm.url}/v1"):
         ran = gumshoe("judge", "score", out, "--scenarios", scenarios, "--judge", judge, "--no-cache", "--json")
         assert ran.status == 0, ran.err
         told = json.loads(ran.out)
@@ -226,11 +226,11 @@ def test_its_rollouts_are_scored_by_every_judge(
 def test_the_word_tiny_takes_the_engine_that_the_environment_names(
     held_out: Mailboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(policy_names.ENGINE, "transformers")
+    monkeypatch.setenv(policy_names.ENGINE_VARIABLE, "transformers")
     monkeypatch.setattr(policy_names, "VLLMServer", None)
     check_that_tiny_answers(held_out, tmp_path / "t.jsonl")
-    monkeypatch.setenv(policy_names.ENGINE, "other")
-    with raises("inference.invalid-engine", policy_names.ENGINE, "'other'"):
+    monkeypatch.setenv(policy_names.ENGINE_VARIABLE, "other")
+    with raises("inference.invalid-engine", policy_names.ENGINE_VARIABLE, "'other'"):
         check_that_tiny_answers(held_out, tmp_path / "none.jsonl")
 
 
@@ -241,7 +241,7 @@ def test_the_word_tiny_takes_vllm_if_it_is_installed(
     """Needs a server of its own, which the policy starts."""
     from gumshoe.inference import transformers_policy
 
-    monkeypatch.delenv(policy_names.ENGINE, raising=False)
+    monkeypatch.delenv(policy_names.ENGINE_VARIABLE, raising=False)
     monkeypatch.setattr(transformers_policy, "TransformersPolicy", None)
     check_that_tiny_answers(held_out, tmp_path / "t.jsonl")
 

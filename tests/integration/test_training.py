@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.artifacts.storage import directory_lock
+from gumshoe.artifacts.storage import lock_directory
 from gumshoe.artifacts.store import Store
 from gumshoe.environments.base import EpisodeState
 from gumshoe.inference.policy_names import TINY
@@ -94,12 +94,12 @@ def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Pa
 
 
 INSTANTS = {
-    "as the base model is measured": Kill("Run._evaluate"),
+    "as the base model is measured": Kill("Validator.measure"),
     "as the first step begins to sample": Kill("Run._roll_out"),
-    "when a step's record is written, and its checkpoint does not count yet": Kill("Run.complete"),
-    "as the evaluation after the second step begins": Kill("Run._evaluate", 2),
-    "as the best adapter takes its place": Kill("Run._save"),
-    "by SIGTERM after a step, which it saves": Kill("Run.is_over", 2, signal.SIGTERM),
+    "when a step's record is written, and its checkpoint does not count yet": Kill("AdapterWriter.complete"),
+    "as the evaluation after the second step begins": Kill("Validator.measure", 2),
+    "as the best adapter takes its place": Kill("AdapterWriter.save"),
+    "by SIGTERM after a step, which it saves": Kill("Run._ends_after", 2, signal.SIGTERM),
 }
 """Instants at which a trainer is ended; each attempt resumes what the one before it left."""
 
@@ -162,13 +162,13 @@ def test_a_step_is_kept_if_the_judge_of_its_episodes_fails(
         scenario = load_scenarios(str(training_mail / "scenarios.jsonl")).scenarios[0]
         record = EpisodeState(answer=scenario.answer)
         answered = Trajectory(scenario.id, 0, "p", "answer", "", [Segment("prompt", "a", (1,))], record, 1, 0.0, 0.0)
-        found = RolloutBatch(1, every=[ScoredGroup(scenario, (answered,), (1.0,))])
+        found = RolloutBatch(1, scored=[ScoredGroup(scenario, (answered,), (1.0,))])
         assert run._sampled_accuracy(found) is None
         assert "[training.no-verdict]" in capsys.readouterr().err
         judge.heal()
         assert run._sampled_accuracy(found) == 1
         with run._runner:
-            run._runner.run(run._closed())
+            run._runner.finish(run._close())
 
 
 def test_the_mode_rollout_learns_from_injected_tokens_too_here_with_ruler_as_the_reward(
@@ -230,9 +230,9 @@ def test_a_directory_in_which_another_process_is_at_work_is_left_as_it_is(
     out, _ = undisturbed
     from gumshoe.training.launch import supervisor
 
-    monkeypatch.setattr(supervisor, "_STILL_THERE", 0.3)
+    monkeypatch.setattr(supervisor, "_LOCK_TIMEOUT", 0.3)
     before = {each: each.stat().st_mtime_ns for each in out.rglob("*")}
-    with directory_lock(out, None):
+    with lock_directory(out, None):
         ran = run(*command(training_mail, out, "--engine", "transformers", "--replace")[3:])
     assert (ran.status, ran.code) == (75, "training.directory-in-use")
     assert str(out) in ran.err

@@ -23,7 +23,7 @@ def sampled(policy: "TransformersPolicy", sampling: Sampling, seed: int = 0) -> 
     prompts before it."""
 
     async def one(number: int) -> Completion:
-        member = policy.member()
+        member = policy.open_conversation()
         for _ in range(len(PROMPTS) - number):
             await asyncio.sleep(0)
         try:
@@ -46,7 +46,7 @@ def policy(model_directory: Path) -> "TransformersPolicy":
 
 def test_whatever_goes_wrong_who_waits_is_told_and_the_next_turn_is_sampled(policy: "TransformersPolicy") -> None:
     async def run() -> None:
-        with policy.member() as member:
+        with policy.open_conversation() as member:
             with pytest.raises(IndexError):
                 await member.sample([policy.vocabulary], Sampling(max_tokens=4), stop_ids=[STOP], seed=1)
             assert (await member.sample(PROMPTS[0], Sampling(max_tokens=4), stop_ids=[STOP], seed=1)).ids
@@ -58,14 +58,14 @@ def test_conversations_that_all_end_before_a_batch_begins_leave_the_policy_as_it
     policy: "TransformersPolicy",
 ) -> None:
     async def run() -> None:
-        member = policy.member()
+        member = policy.open_conversation()
         asked = asyncio.create_task(member.sample(PROMPTS[0], Sampling(max_tokens=4), stop_ids=[STOP], seed=1))
         await asyncio.sleep(0)
         asked.cancel()
         member.leave()
         for _ in range(100):  # more turns of the loop than a batch waits before it begins
             await asyncio.sleep(0)
-        with policy.member() as other:
+        with policy.open_conversation() as other:
             assert (await other.sample(PROMPTS[0], Sampling(max_tokens=4), stop_ids=[STOP], seed=1)).ids
 
     asyncio.run(run())
@@ -75,7 +75,7 @@ def test_cancelling_ends_a_batch_instead_of_waiting_for_its_tokens(policy: "Tran
     """A batch is sampled in a thread, which `asyncio.run` waits for: here for minutes, if cancelling did not end it."""
 
     async def run() -> None:
-        with policy.member() as member:
+        with policy.open_conversation() as member:
             long = Sampling(1.0, max_tokens=100_000)
             asked = asyncio.create_task(member.sample(PROMPTS[0], long, stop_ids=[-1], seed=1))
             await async_wait_until(lambda: asked.done() or policy.is_sampling)

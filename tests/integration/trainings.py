@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from gumshoe.training.records import StepRecord, read_records
-from gumshoe.training.run_spec import SPEC, RunSpec, train_split, world_of
+from gumshoe.training.run_spec import SPEC, RunSpec, load_splits, open_run_env
 from gumshoe.training.settings import resolve
 
 STEPS = 3
@@ -69,13 +69,13 @@ def spec_of(mail: Path, out: Path, **settings: Any) -> RunSpec:
     flags = {"model.name": "tiny", "rollouts.engine": "transformers", "output.directory": str(out)}
     resolved = resolve(None, flags | settings_with(**settings)).settings
     scenarios = str(mail / "scenarios.jsonl")
-    learned, chosen_on = train_split(resolved, scenarios)
+    learned, chosen_on = load_splits(resolved, scenarios)
     return RunSpec(
         settings=resolved,
         index=mail / "index",
         scenarios=scenarios,
         content=f"{learned.content} {chosen_on.content}",
-        searched=world_of(resolved, mail / "index").content,
+        searched=open_run_env(resolved, mail / "index").content,
         run="small",
         attempt=1,
     )
@@ -86,7 +86,7 @@ class Kill:
     """The instant at which a trainer sends itself a signal: when it enters one of its functions for the nth time."""
 
     function: str
-    """In `gumshoe.training.grpo.run`, such as `Run.complete`."""
+    """In `gumshoe.training.grpo.run`, such as `AdapterWriter.complete`."""
     time: int = 1
     signal: int = signal.SIGKILL
 
@@ -197,5 +197,5 @@ def started_programs(process: subprocess.Popen[bytes], module: str) -> list[psut
     for each in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it ended meanwhile
             words: Sequence[str] = each.cmdline()
-            found += [each] * (module in " ".join(words) and "guardian" not in " ".join(words))
+            found += [each] * (module in " ".join(words) and "reaper" not in " ".join(words))
     return found

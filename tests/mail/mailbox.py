@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gumshoe.mail.build import MailBuildOptions, build_index
+from gumshoe.mail.build import MailBuildOptions, build_mail_index
 from gumshoe.mail.index import MailIndex
 
 KEEP_ALL = MailBuildOptions(max_body=None, max_recipients=None, drop_duplicates=False)
 
 
 def record(number: int, **fields: Any) -> dict[str, Any]:
-    """One message with plain defaults; `sender` stands for the field `from`."""
+    """Return one message with plain defaults. `sender` sets the field `from`."""
     if "sender" in fields:
         fields["from"] = fields.pop("sender")
     return {
@@ -29,7 +29,7 @@ def record(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> str:
-    """Write records to a file: the URI of the source."""
+    """Write records to a file and return the URI of the source."""
     path.write_text("".join(json.dumps(each) + "\n" for each in records), encoding="utf-8")
     return f"jsonl:{path}"
 
@@ -37,7 +37,7 @@ def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> str:
 def make_index(
     directory: Path, records: Iterable[dict[str, Any]], options: MailBuildOptions | None = None
 ) -> MailIndex:
-    """An index of some records."""
+    """Build an index of some records."""
     directory.mkdir(parents=True, exist_ok=True)
-    build_index([write_jsonl(directory / "mail.jsonl", records)], directory / "index", options)
+    build_mail_index([write_jsonl(directory / "mail.jsonl", records)], directory / "index", options)
     return MailIndex(directory / "index")

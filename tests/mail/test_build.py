@@ -1,4 +1,4 @@
-"""Building an index: what is kept out, what is counted, and that it is there whole or not at all."""
+"""Building an index: what is skipped and counted, and that the index appears only when complete."""
 
 import random
 import signal
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.private_data import MARK
-from gumshoe.artifacts.storage import directory_lock
-from gumshoe.mail.build import MailBuildOptions, build_index
+from gumshoe.artifacts.storage import lock_directory
+from gumshoe.mail.build import MailBuildOptions, build_mail_index
 from gumshoe.mail.index import MailIndex
 from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
@@ -36,8 +36,8 @@ RECORDS = [
 ]
 
 
-def test_each_reason_for_leaving_out_has_its_own_count(tmp_path: Path) -> None:
-    report = build_index([write_jsonl(tmp_path / "m.jsonl", RECORDS)], tmp_path / "index")
+def test_skipped_messages_are_counted_by_reason(tmp_path: Path) -> None:
+    report = build_mail_index([write_jsonl(tmp_path / "m.jsonl", RECORDS)], tmp_path / "index")
     assert report.kept_out == {"long body": 1, "many recipients": 1, "duplicate": 1}
     assert (report.read, report.messages, report.without_date, report.without_id) == (8, 5, 1, 1)
 
@@ -52,30 +52,28 @@ def test_each_reason_for_leaving_out_has_its_own_count(tmp_path: Path) -> None:
         (KEEP_ALL, {}),
     ],
 )
-def test_each_reason_for_leaving_out_has_its_own_switch(
-    tmp_path: Path, options: MailBuildOptions, kept_out: dict[str, int]
-) -> None:
-    report = build_index([write_jsonl(tmp_path / "m.jsonl", RECORDS)], tmp_path / "index", options)
+def test_each_limit_has_its_option(tmp_path: Path, options: MailBuildOptions, kept_out: dict[str, int]) -> None:
+    report = build_mail_index([write_jsonl(tmp_path / "m.jsonl", RECORDS)], tmp_path / "index", options)
     assert report.kept_out == kept_out
     assert report.messages == len(RECORDS) - sum(kept_out.values())
 
 
-def test_the_same_message_twice_is_one_even_where_duplicates_are_kept(tmp_path: Path) -> None:
-    report = build_index([write_jsonl(tmp_path / "m.jsonl", [record(1), record(1)])], tmp_path / "index", KEEP_ALL)
+def test_an_identical_message_is_always_a_duplicate(tmp_path: Path) -> None:
+    report = build_mail_index([write_jsonl(tmp_path / "m.jsonl", [record(1), record(1)])], tmp_path / "index", KEEP_ALL)
     assert (report.messages, report.kept_out) == (1, {"duplicate": 1})
 
 
-def test_a_message_under_a_used_id_is_one_too_however_often_it_comes(tmp_path: Path) -> None:
+def test_an_identical_message_with_a_used_id_is_a_duplicate(tmp_path: Path) -> None:
     records = [record(1), record(1, body="other"), record(1, body="other"), record(1)]
-    report = build_index([write_jsonl(tmp_path / "m.jsonl", records)], tmp_path / "index", KEEP_ALL)
+    report = build_mail_index([write_jsonl(tmp_path / "m.jsonl", records)], tmp_path / "index", KEEP_ALL)
     assert (report.messages, report.kept_out) == (2, {"duplicate": 2})
 
 
-def test_the_index_says_what_built_it(tmp_path: Path) -> None:
+def test_the_index_records_how_it_was_built(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
     with (tmp_path / "m.jsonl").open("a") as file:
         file.write('not json\n{"foreign": 1}\n')
-    report = build_index([source], tmp_path / "index")
+    report = build_mail_index([source], tmp_path / "index")
     index = MailIndex(tmp_path / "index")
     facts = index.stats()
     assert facts["sources"] == [source]
@@ -84,7 +82,7 @@ def test_the_index_says_what_built_it(tmp_path: Path) -> None:
     assert facts["unreadable"] == report.unreadable == {"not JSON": 1, "not a message record": 1}
     assert (facts["messages"], facts["read"], facts["schema"], facts["content"]) == (5, 8, 1, report.content)
     assert facts["first_sent"] == "2001-05-02T12:00:00+00:00"
-    assert [(place.rpartition(":")[2], reason) for place, reason, _ in index.unreadable()] == [
+    assert [(place.rpartition(":")[2], reason) for place, reason, _ in index.list_unreadable()] == [
         ("9", "not JSON"),
         ("10", "not a message record"),
     ]
@@ -94,7 +92,7 @@ def _content(directory: Path, records: list[dict[str, Any]], options: MailBuildO
     return str(make_index(directory, records, options).stats()["content"])
 
 
-def test_the_content_hash_is_that_of_the_input_and_the_options(tmp_path: Path) -> None:
+def test_the_content_hash_depends_on_input_and_options(tmp_path: Path) -> None:
     same = _content(tmp_path / "a", RECORDS)
     assert _content(tmp_path / "b", RECORDS) == same
     changes = {
@@ -114,11 +112,11 @@ def test_the_content_hash_is_that_of_the_input_and_the_options(tmp_path: Path) -
 
 def test_the_content_hash_is_the_same_in_another_process(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
-    here = build_index([source], tmp_path / "here").content
+    here = build_mail_index([source], tmp_path / "here").content
     for seed in ("1", "2"):
         code = (
-            f"import sys; from pathlib import Path; from gumshoe.mail.build import build_index; "
-            f"print(build_index([{source!r}], Path(sys.argv[1])).content)"
+            f"import sys; from pathlib import Path; from gumshoe.mail.build import build_mail_index; "
+            f"print(build_mail_index([{source!r}], Path(sys.argv[1])).content)"
         )
         there = subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / seed)],
@@ -131,7 +129,7 @@ def test_the_content_hash_is_the_same_in_another_process(tmp_path: Path) -> None
 
 
 def test_the_full_text_index_agrees_with_the_messages(tmp_path: Path) -> None:
-    """SQLite's own check of every term against the text, after duplicates have changed who a message concerns."""
+    """Run SQLite's check of every term against the text, after duplicates have added recipients to messages."""
     records = [
         record(number, body=f"same {number % 3}", subject="s", to=[f"p{number}@example.com"]) for number in range(9)
     ]
@@ -142,41 +140,41 @@ def test_the_full_text_index_agrees_with_the_messages(tmp_path: Path) -> None:
     assert [len(index.search(f"p{number}@example.com", ["same"])) for number in range(9)] == [1] * 9
 
 
-def test_every_dropped_duplicate_s_id_still_names_its_message(tmp_path: Path) -> None:
+def test_ids_of_dropped_duplicates_read_the_kept_message(tmp_path: Path) -> None:
     records = [record(number, body=f"same {number % 5}", subject="s") for number in range(50)]
     index = make_index(tmp_path, records)
     for number in range(50):
         assert index.read(BOB, f"<{number}@example.com>").message_id == f"<{number % 5}@example.com>"
 
 
-def test_an_index_that_is_there_is_left_alone_unless_asked(tmp_path: Path) -> None:
+def test_an_existing_index_is_replaced_only_on_request(tmp_path: Path) -> None:
     make_index(tmp_path, [record(1)])
     source = write_jsonl(tmp_path / "new.jsonl", [record(2)])
     with raises("mail.index-exists", tmp_path / "index"):
-        build_index([source], tmp_path / "index")
+        build_mail_index([source], tmp_path / "index")
     old = MailIndex(tmp_path / "index")
-    build_index([source], tmp_path / "index", replace=True)
-    assert old.read(BOB, "<1@example.com>")  # whoever has the old one open goes on reading it
+    build_mail_index([source], tmp_path / "index", replace=True)
+    assert old.read(BOB, "<1@example.com>")  # an open index continues to read the old file
     assert MailIndex(tmp_path / "index").read(BOB, "<2@example.com>")
     with ThreadPoolExecutor(1) as thread, raises("mail.index-replaced", old.path):
-        thread.submit(old.search, BOB, ["text"]).result()  # which would have to open the new one
+        thread.submit(old.search, BOB, ["text"]).result()  # a new thread would have to open the new file
     assert {path.name for path in (tmp_path / "index").iterdir()} == {"mail.sqlite", MARK}
 
 
-def test_a_source_that_is_not_there_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_missing_source_is_rejected_before_the_build(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
     with raises("store.not-found", f"{tmp_path}/missing.jsonl"):
-        build_index([source, f"jsonl:{tmp_path}/missing.jsonl"], tmp_path / "index")
+        build_mail_index([source, f"jsonl:{tmp_path}/missing.jsonl"], tmp_path / "index")
     with raises("mail.no-sources"):
-        build_index([], tmp_path / "index")
+        build_mail_index([], tmp_path / "index")
     assert not (tmp_path / "index").exists()
 
 
-def test_two_builds_into_one_directory_are_refused(tmp_path: Path) -> None:
+def test_concurrent_builds_in_one_directory_are_rejected(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
-    with directory_lock(tmp_path / "index", wait=None), raises("mail.index-busy", tmp_path / "index"):
-        build_index([source], tmp_path / "index")
-    build_index([source], tmp_path / "index")
+    with lock_directory(tmp_path / "index", wait=None), raises("mail.index-busy", tmp_path / "index"):
+        build_mail_index([source], tmp_path / "index")
+    build_mail_index([source], tmp_path / "index")
 
 
 _KILLED = """
@@ -194,23 +192,24 @@ def kill_at(owner, name, call):
 
 build._BATCH = 100
 for number, point in enumerate([
-    (build, "_open", 1), (build._Builder, "add", 1), (build._Builder, "add", 7), (build._Builder, "finish", 1),
-    (os, "fsync", 1), (build, "mark", 1), (Path, "replace", 1), (Path, "replace", 2),
+    (build, "_create_database", 1), (build._Builder, "add", 1), (build._Builder, "add", 7),
+    (build._Builder, "finish", 1),
+    (os, "fsync", 1), (build, "mark_private", 1), (Path, "replace", 1), (Path, "replace", 2)
 ]):
-    child = os.fork()  # a process of its own takes a second to import what it needs
+    child = os.fork()  # a new process would take a second to import its modules
     if not child:
         kill_at(*point)
-        build.build_index([sys.argv[1]], Path(sys.argv[2], str(number)))
+        build.build_mail_index([sys.argv[1]], Path(sys.argv[2], str(number)))
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_build_killed_at_any_point_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
-    drawn = random.Random(7)
-    records = [record(number, body=" ".join(drawn.choices("abcdefgh", k=60))) for number in range(1000)]
+def test_a_build_killed_at_any_point_leaves_no_index(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    records = [record(number, body=" ".join(rng.choices("abcdefgh", k=60))) for number in range(1000)]
     source = write_jsonl(tmp_path / "m.jsonl", records)
-    whole = build_index([source], tmp_path / "whole").content
+    whole = build_mail_index([source], tmp_path / "whole").content
     command = [sys.executable, "-c", _KILLED, source, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.split() == [str(-signal.SIGKILL)] * 8
@@ -218,11 +217,11 @@ def test_a_build_killed_at_any_point_leaves_nothing_that_looks_finished(tmp_path
         directory = tmp_path / str(number)
         with raises("mail.no-index", directory):
             MailIndex(directory)
-        assert build_index([source], directory).content == whole
+        assert build_mail_index([source], directory).content == whole
         assert {path.name for path in directory.iterdir()} == {"mail.sqlite", MARK}
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
     records = [record(number, body=f"word{number} " * 50) for number in range(5_000)]
     source = write_jsonl(tmp_path / "m.jsonl", records)
     code = (
@@ -242,8 +241,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "index").iterdir()) == []
 
 
-def test_the_real_mail_is_indexed(shared_data: Path, tmp_path: Path) -> None:
-    report = build_index([f"jsonl:{shared_data / 'enron' / 'mail.jsonl.gz'}"], tmp_path / "index")
+def test_real_mail_is_indexed(shared_data: Path, tmp_path: Path) -> None:
+    report = build_mail_index([f"jsonl:{shared_data / 'enron' / 'mail.jsonl.gz'}"], tmp_path / "index")
     assert (report.read, report.unreadable) == (16_920, {})
     assert report.kept_out == {"many recipients": 907, "long body": 621, "duplicate": 351}
     assert report.messages == 15_041

@@ -1,4 +1,4 @@
-"""What search and read find, in what order, and what they say to bad arguments."""
+"""Search and read: results, their order, and errors for invalid arguments."""
 
 import contextlib
 import sqlite3
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.artifacts.sqlite import damage_explained
+from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.search_arguments import MailSearchError
 from tests.errors import raises
@@ -72,23 +72,23 @@ def test_query_syntax_in_a_keyword_is_plain_text(index: MailIndex) -> None:
     assert ids(index, ["$1,250.00"]) == [3]
 
 
-def test_case_and_accents_do_not_count(index: MailIndex) -> None:
+def test_case_and_accents_are_ignored(index: MailIndex) -> None:
     assert ids(index, ["ZURICH", "cafe", "NAIVE"]) == [4]
 
 
-def test_the_inbox_holds_what_was_sent_received_or_copied_in_any_case(index: MailIndex) -> None:
+def test_the_inbox_contains_sent_received_and_copied_mail(index: MailIndex) -> None:
     assert sorted(ids(index, ["pipeline"])) == [1, 2, 5, 6, 8]
     assert sorted(ids(index, ["pipeline"], inbox="<BOB@EXAMPLE.COM>")) == [1, 2, 5, 6, 8]
     assert ids(index, ["zurich"], inbox="CC@example.com") == [4]
 
 
-def test_an_address_that_is_unknown_has_an_empty_inbox(index: MailIndex) -> None:
+def test_an_unknown_address_has_an_empty_inbox(index: MailIndex) -> None:
     assert ids(index, ["pipeline"], inbox="nobody@example.com") == []
     assert ids(index, ["pipeline"], sender="nobody@example.com") == []
     assert ids(index, ["pipeline"], recipient="nobody@example.com") == []
 
 
-def test_sender_and_recipient_are_whole_addresses_in_any_case(index: MailIndex) -> None:
+def test_sender_and_recipient_ignore_case(index: MailIndex) -> None:
     assert ids(index, ["pipeline"], sender="Eve@example.com") == [2]
     assert ids(index, ["pipeline"], recipient="ANN@example.com", order="date") == [8, 6]
     assert sorted(ids(index, ["pipeline"], recipient=BOB)) == [1, 2, 5, 8]
@@ -105,23 +105,23 @@ def test_sender_and_recipient_are_whole_addresses_in_any_case(index: MailIndex) 
         ({"sent_after": "2001-05-03T12:00:01Z", "sent_before": "2001-05-07T12:00:00Z"}, []),
     ],
 )
-def test_dates_include_the_first_moment_and_leave_out_the_last(
+def test_sent_after_is_inclusive_and_sent_before_exclusive(
     index: MailIndex, dates: dict[str, Any], found: list[int]
 ) -> None:
     assert ids(index, ["pipeline"], order="date", **dates) == found
 
 
-def test_order_by_date_gives_the_newest_first_and_undated_messages_last(index: MailIndex) -> None:
+def test_order_by_date_is_newest_first_and_undated_last(index: MailIndex) -> None:
     assert ids(index, ["pipeline"], order="date") == [8, 6, 2, 1, 5]
 
 
-def test_a_listing_has_the_whole_inbox_the_oldest_first_and_undated_messages_last(index: MailIndex) -> None:
-    listed = index.listing("<BOB@Example.com>")
+def test_list_messages_is_oldest_first_and_undated_last(index: MailIndex) -> None:
+    listed = index.list_messages("<BOB@Example.com>")
     assert [int(message_id.strip("<>").split("@")[0]) for message_id, _ in listed] == [1, 2, 3, 4, 6, 8, 5]
     assert [sent for _, sent in listed][::6] == [datetime(2001, 5, 2, 12, tzinfo=UTC), None]
-    assert index.listing("nobody@example.com") == []
+    assert index.list_messages("nobody@example.com") == []
     with raises("mail.invalid-address", "inbox", "'bob'"):
-        index.listing("bob")
+        index.list_messages("bob")
 
 
 def test_limit_bounds_the_results(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_limit_bounds_the_results(tmp_path: Path) -> None:
     assert len(ids(index, ["word"], limit=3)) == 3
 
 
-def test_relevance_is_sqlites_own_bm25_over_the_inbox_alone(tmp_path: Path) -> None:
-    """The oracle is an index of SQLite's that holds this inbox only."""
+def test_relevance_is_bm25_of_the_inbox_only(tmp_path: Path) -> None:
+    """Compare the order with SQLite's own index of only this inbox."""
     words = ["gas", "power", "trade", "desk", "model", "risk", "price", "curve", "storage", "pipe"]
     bodies = [" ".join(words[(number * step) % 10] for step in range(1, 3 + number % 17)) for number in range(120)]
     records = [
@@ -159,7 +159,7 @@ def test_relevance_is_sqlites_own_bm25_over_the_inbox_alone(tmp_path: Path) -> N
         assert ids(index, keywords) == [number for number, _ in rows][:10], keywords
 
 
-def test_a_hit_says_what_an_agent_needs(index: MailIndex) -> None:
+def test_a_hit_has_id_date_sender_subject_and_snippet(index: MailIndex) -> None:
     (hit,) = index.search(BOB, ["tuesday"])
     assert hit.message_id == "<1@example.com>"
     assert hit.sent == datetime(2001, 5, 2, 12, tzinfo=UTC)
@@ -167,7 +167,7 @@ def test_a_hit_says_what_an_agent_needs(index: MailIndex) -> None:
     assert hit.snippet == "The pipeline in Houston is down until Tuesday."
 
 
-def test_a_snippet_shows_the_keywords_of_a_long_body_on_one_line(tmp_path: Path) -> None:
+def test_a_snippet_is_one_line_with_the_keywords(tmp_path: Path) -> None:
     body = "\n".join(f"filler{number} line" for number in range(400)) + "\nthe secret\tword is here\n" + "more " * 50
     index = make_index(tmp_path, [record(1, body=body)], KEEP_ALL)
     (hit,) = index.search(BOB, ["secret word"])
@@ -176,7 +176,7 @@ def test_a_snippet_shows_the_keywords_of_a_long_body_on_one_line(tmp_path: Path)
     assert "\n" not in hit.snippet
 
 
-def test_read_gives_the_message_with_the_sender_s_clock(tmp_path: Path) -> None:
+def test_read_returns_the_date_in_the_sender_s_time_zone(tmp_path: Path) -> None:
     index = make_index(
         tmp_path,
         [record(1, date="2001-05-08T09:30:00-07:00", cc=["Cc Person <cc@example.com>"], x_from="Ann Lee </O=X>")],
@@ -193,7 +193,7 @@ def test_read_gives_the_message_with_the_sender_s_clock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["<1@example.com>", "1@example.com", "  <1@example.com> ", "<1@example.com"])
-def test_read_takes_an_id_that_lost_its_brackets(index: MailIndex, written: str) -> None:
+def test_read_accepts_an_id_without_brackets(index: MailIndex, written: str) -> None:
     assert index.read(BOB, written).message_id == "<1@example.com>"
 
 
@@ -235,7 +235,7 @@ def test_read_takes_an_id_that_lost_its_brackets(index: MailIndex, written: str)
         (lambda index: index.read("", "<1@example.com>"), "mail.invalid-address", ["inbox is ''"]),
     ],
 )
-def test_bad_arguments_say_what_to_write_instead(
+def test_each_invalid_argument_has_its_code(
     index: MailIndex, call: Callable[[MailIndex], object], code: str, values: list[str]
 ) -> None:
     with raises(code, *values) as raised:
@@ -253,20 +253,22 @@ def test_no_keyword_makes_sqlite_raise(index: MailIndex, keywords: list[str]) ->
     words=st.lists(st.sampled_from(["houston", "pipeline", "the", "office"]), min_size=1, max_size=3),
     noise=st.text(st.characters(categories=["P", "S", "Zs", "Cc"], max_codepoint=0x2FF), min_size=1, max_size=5),
 )
-def test_signs_round_words_change_nothing_that_is_matched(index: MailIndex, words: list[str], noise: str) -> None:
+def test_punctuation_around_words_is_ignored(index: MailIndex, words: list[str], noise: str) -> None:
     noisy = noise.join(["", *words, ""])
     assert ids(index, [noisy]) == ids(index, [" ".join(words)])
 
 
-def test_many_threads_share_one_index(index: MailIndex) -> None:
+def test_threads_can_share_an_index(index: MailIndex) -> None:
     inboxes = (BOB, "carol@example.com")
     alone = [index.search(inbox, ["pipeline"], sent_before=LATER) for inbox in inboxes]
     start = threading.Barrier(8)
 
-    def run(which: int) -> bool:
+    def run(worker: int) -> bool:
         start.wait()
-        ends = [LATER + timedelta(seconds=1 + 8 * number + which) for number in range(50)]  # none is remembered
-        return all(index.search(inboxes[which % 2], ["pipeline"], sent_before=end) == alone[which % 2] for end in ends)
+        ends = [LATER + timedelta(seconds=1 + 8 * number + worker) for number in range(50)]  # none is cached
+        return all(
+            index.search(inboxes[worker % 2], ["pipeline"], sent_before=end) == alone[worker % 2] for end in ends
+        )
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(run, range(8)))
@@ -278,7 +280,7 @@ def _count(path: Path, inbox: str) -> int:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_two_processes_read_one_file(index: MailIndex, method: str) -> None:
+def test_processes_can_share_a_file(index: MailIndex, method: str) -> None:
     index.search(BOB, ["pipeline"])
     with get_context(method).Pool(2) as pool:
         assert pool.starmap(_count, [(index.path.parent, BOB)] * 8, chunksize=1) == [5] * 8
@@ -289,7 +291,7 @@ _shared: MailIndex | None = None
 
 def _count_inherited(inbox: str) -> int:
     assert _shared is not None
-    return len(_shared.search(inbox, ["pipeline"], limit=9))  # which nobody asked before the fork
+    return len(_shared.search(inbox, ["pipeline"], limit=9))  # not cached before the fork
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -301,7 +303,7 @@ def test_an_open_index_survives_a_fork(index: MailIndex, monkeypatch: pytest.Mon
     assert len(index.search(BOB, ["pipeline"], limit=9)) == 5
 
 
-def test_what_is_done_to_a_result_is_not_seen_by_the_next_that_asks_for_it(index: MailIndex) -> None:
+def test_changing_a_result_does_not_change_the_cache(index: MailIndex) -> None:
     hits = index.search(BOB, ["houston"])
     kept = list(hits)
     assert kept
@@ -309,7 +311,7 @@ def test_what_is_done_to_a_result_is_not_seen_by_the_next_that_asks_for_it(index
     assert index.search(BOB, ["houston"]) == kept
 
 
-def test_what_one_inbox_was_shown_is_not_remembered_for_another(tmp_path: Path) -> None:
+def test_cached_results_are_not_shared_between_inboxes(tmp_path: Path) -> None:
     index = make_index(tmp_path, [record(1, body="Gas.")])
     for _ in range(2):
         assert len(index.search(BOB, ["gas"])) == 1
@@ -319,19 +321,19 @@ def test_what_one_inbox_was_shown_is_not_remembered_for_another(tmp_path: Path) 
             index.read("eve@example.com", "<1@example.com>")
 
 
-def test_an_index_that_is_not_there_says_how_to_build_one(tmp_path: Path) -> None:
+def test_a_missing_index_is_reported(tmp_path: Path) -> None:
     with raises("mail.no-index", tmp_path, "gumshoe mail index"):
         MailIndex(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 1000])
-def test_a_file_that_is_no_index_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_index_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "mail.sqlite").write_bytes(content)
     with raises("store.index-damaged", tmp_path / "mail.sqlite"):
         MailIndex(tmp_path)
 
 
-def test_an_index_cut_short_is_refused_or_says_so(tmp_path: Path) -> None:
+def test_a_truncated_index_is_reported(tmp_path: Path) -> None:
     built = make_index(tmp_path / "whole", [record(number, body="word " * 500) for number in range(200)])
     data = built.path.read_bytes()
     (tmp_path / "mail.sqlite").write_bytes(data[: len(data) // 2])
@@ -339,18 +341,18 @@ def test_an_index_cut_short_is_refused_or_says_so(tmp_path: Path) -> None:
         MailIndex(tmp_path).search(BOB, ["word"])
 
 
-def test_a_disk_that_does_not_answer_is_a_failure_that_may_pass(tmp_path: Path) -> None:
+def test_a_disk_error_is_temporary(tmp_path: Path) -> None:
     path = tmp_path / "mail.sqlite"
 
     def fail() -> None:
         raise apsw.IOError("disk I/O error")
 
-    with raises("store.index-unreadable", path, "disk I/O error") as raised, damage_explained(path):
+    with raises("store.index-unreadable", path, "disk I/O error") as raised, explain_damage(path):
         fail()
     assert raised.value.exit_status == 75
 
 
-def test_an_index_of_another_schema_is_refused(tmp_path: Path) -> None:
+def test_an_index_with_another_schema_is_rejected(tmp_path: Path) -> None:
     index = make_index(tmp_path, [record(1)])
     with sqlite3.connect(index.path) as database:
         database.execute("UPDATE build SET value = '0' WHERE name = 'schema'")
@@ -358,6 +360,6 @@ def test_an_index_of_another_schema_is_refused(tmp_path: Path) -> None:
         MailIndex(index.path.parent)
 
 
-def test_a_message_that_is_not_there_is_named(index: MailIndex) -> None:
+def test_a_missing_message_is_reported(index: MailIndex) -> None:
     with raises("mail.message-not-found", "'<77@example.com>'"):
         index.read(BOB, "<77@example.com>")

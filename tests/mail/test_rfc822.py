@@ -1,4 +1,4 @@
-"""Raw messages: what is broken in them, and what is read all the same."""
+"""Parsing of raw messages, including broken ones."""
 
 import base64
 import tarfile
@@ -14,8 +14,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gumshoe.artifacts.source_files import Unreadable
-from gumshoe.mail.message import ADDRESS_MARK, ParsedMessage, parse_date, shown_date
+from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail.message import ADDRESS_MARK, ParsedMessage, parse_date, to_datetime
 from gumshoe.mail.rfc822 import parse_message
 from gumshoe.mail.sources import open_source, parse_record
 
@@ -23,27 +23,27 @@ QUICK = settings(derandomize=True, deadline=None, database=None)
 NOON = int(datetime(2001, 5, 14, 12, tzinfo=UTC).timestamp())
 
 
-def parsed(raw: bytes | str, fallback_date: str = "") -> ParsedMessage:
-    """A message that must be readable. Text stands for its UTF-8."""
+def parse(raw: bytes | str, fallback_date: str = "") -> ParsedMessage:
+    """Parse a message that must be readable. Text is encoded as UTF-8."""
     message = parse_message(raw.encode() if isinstance(raw, str) else raw, "here", fallback_date)
     assert isinstance(message, ParsedMessage)
     return message
 
 
-def unread(raw: bytes) -> Unreadable:
+def parse_unreadable(raw: bytes) -> UnreadableItem:
     message = parse_message(raw, "here")
-    assert isinstance(message, Unreadable)
+    assert isinstance(message, UnreadableItem)
     return message
 
 
-def with_headers(headers: bytes | str) -> ParsedMessage:
-    return parsed((headers.encode() if isinstance(headers, str) else headers) + b"\n\nText.\n")
+def parse_headers(headers: bytes | str) -> ParsedMessage:
+    return parse((headers.encode() if isinstance(headers, str) else headers) + b"\n\nText.\n")
 
 
 def body(headers: str, content: bytes | str) -> str:
-    """The text of a message with these headers for its content."""
+    """Return the text of a message with these headers for its content."""
     content = content.encode() if isinstance(content, str) else content
-    return parsed(b"From: ann@example.com\nMIME-Version: 1.0\n" + headers.encode() + b"\n\n" + content).body
+    return parse(b"From: ann@example.com\nMIME-Version: 1.0\n" + headers.encode() + b"\n\n" + content).body
 
 
 def multipart(kind: str, *parts: str) -> str:
@@ -62,13 +62,13 @@ PDF = 'Content-Type: application/pdf; name="report.pdf"\nContent-Transfer-Encodi
 # Bodies
 
 
-def test_a_simple_message_is_read_whole() -> None:
-    message = parsed(
+def test_a_simple_message_is_parsed() -> None:
+    message = parse(
         "Message-ID: <1@example.com>\nDate: Mon, 14 May 2001 05:00:00 -0700 (PDT)\n"
         'From: "Ann Lee" <Ann.Lee@Example.COM>\nTo: bob@example.com, Eve <eve@example.com>\nCc: carol@example.com\n'
         "Bcc: dan@example.com\nSubject: Lunch\n\nAt noon?\n"
     )
-    assert (message.message_id, message.invented_id) == ("<1@example.com>", False)
+    assert (message.message_id, message.has_generated_id) == ("<1@example.com>", False)
     assert (message.sent, message.utc_offset) == (NOON, -420)
     assert (message.sender, message.sender_name) == ("ann.lee@example.com", "Ann Lee")
     assert [(each.role, each.address, each.name) for each in message.recipients] == [
@@ -81,14 +81,14 @@ def test_a_simple_message_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
-def test_every_kind_of_line_end_is_read(ending: str) -> None:
-    message = parsed("From: ann@example.com\nSubject: a\n b\n\none\ntwo\n".replace("\n", ending))
+def test_every_line_end_is_read(ending: str) -> None:
+    message = parse("From: ann@example.com\nSubject: a\n b\n\none\ntwo\n".replace("\n", ending))
     assert (message.subject, message.body) == ("a b", "one\ntwo")
 
 
-def test_blank_lines_or_a_byte_order_mark_before_the_headers_hide_nothing() -> None:
-    assert with_headers("\r\n\nFrom: ann@example.com").sender == "ann@example.com"
-    assert with_headers(b"\xef\xbb\xbfFrom: ann@example.com").sender == "ann@example.com"
+def test_blank_lines_or_a_byte_order_mark_before_headers_are_skipped() -> None:
+    assert parse_headers("\r\n\nFrom: ann@example.com").sender == "ann@example.com"
+    assert parse_headers(b"\xef\xbb\xbfFrom: ann@example.com").sender == "ann@example.com"
 
 
 def test_quoted_printable_is_decoded() -> None:
@@ -101,7 +101,7 @@ def test_bad_quoted_printable_keeps_its_text() -> None:
     assert body(headers, "100=% sure =ZZ caf=C3=A9 =\n") == "100=% sure =ZZ café"
 
 
-def test_base64_is_decoded_and_what_is_left_of_truncated_base64_is_read() -> None:
+def test_truncated_base64_is_decoded() -> None:
     headers = "Content-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: base64"
     encoded = base64.encodebytes("Grüße aus Köln. Der Bericht folgt.".encode()).decode()
     assert body(headers, encoded) == "Grüße aus Köln. Der Bericht folgt."
@@ -109,30 +109,30 @@ def test_base64_is_decoded_and_what_is_left_of_truncated_base64_is_read() -> Non
     assert body(headers, encoded.strip()[:41]).startswith("Grüße aus Köln.")
 
 
-def test_an_unknown_transfer_encoding_leaves_the_text_as_it_is() -> None:
+def test_an_unknown_transfer_encoding_keeps_the_text() -> None:
     assert body("Content-Transfer-Encoding: x-what", "Text.") == "Text."
 
 
-def test_a_charset_in_a_part_that_lies_is_seen_through() -> None:
+def test_a_wrong_charset_of_a_part_is_corrected() -> None:
     assert body("Content-Type: text/plain; charset=us-ascii", "Grüße") == "Grüße"
     assert body("Content-Type: text/plain; charset=utf-8", "Grüße".encode("cp1252")) == "Grüße"
     assert body("Content-Type: text/plain; charset=nonsense", "Grüße") == "Grüße"
     assert body("Content-Type: text/plain; charset*=a\0b''utf-8", "Grüße") == "Grüße"
 
 
-def test_a_message_in_html_only_is_read_as_text() -> None:
+def test_an_html_message_becomes_text() -> None:
     assert body("Content-Type: text/html; charset=utf-8", "<p>Grüße<br>Ann</p>") == "Grüße\nAnn"
     assert body("Content-Type: text/plain", "<html><body><p>One</p><p>Two</p></body></html>").split() == ["One", "Two"]
     assert body("Content-Type: text/html", "<img src=x>") == ""
 
 
-def test_of_alternatives_plain_text_is_chosen_in_either_order() -> None:
+def test_the_plain_text_alternative_is_preferred() -> None:
     assert multipart("alternative", PLAIN, HTML) == "Plain text."
     assert multipart("alternative", HTML, PLAIN) == "Plain text."
 
 
 @pytest.mark.parametrize("blank", ["", "\n \n", "\u00a0"])
-def test_a_blank_plain_alternative_gives_way_to_html(blank: str) -> None:
+def test_html_is_used_if_the_plain_alternative_is_blank(blank: str) -> None:
     blank_part = f"Content-Type: text/plain; charset=utf-8\n\n{blank}"
     assert multipart("alternative", blank_part, HTML) == "HTML text."
     assert multipart("alternative", blank_part) == ""
@@ -152,7 +152,7 @@ def test_nested_parts_are_read_in_order_and_attachments_are_named() -> None:
     )
 
 
-def test_an_attachment_inside_an_alternative_that_was_not_chosen_is_named() -> None:
+def test_an_attachment_in_an_unused_alternative_is_named() -> None:
     attached = PDF.replace("\n", "\nContent-Disposition: attachment\n", 1)
     rich = "Content-Type: multipart/mixed; boundary=MM\n\n" + mixed(HTML, attached, boundary="MM")
     assert multipart("alternative", PLAIN, rich) == "Plain text.\n\n[attachment: report.pdf]"
@@ -191,20 +191,20 @@ def test_attachments_are_listed_by_name(header: str, name: str) -> None:
     assert multipart("mixed", PLAIN, part) == f"Plain text.\n\n[attachment: {name}]"
 
 
-def test_the_text_of_an_attachment_counts_only_where_there_is_no_other() -> None:
+def test_attachment_text_is_used_only_without_a_body() -> None:
     attached = "Content-Type: text/plain\nContent-Disposition: attachment; filename=notes.txt\n\nText in a file."
     assert multipart("mixed", attached) == "Text in a file.\n\n[attachment: notes.txt]"
     assert multipart("mixed", PLAIN, attached) == "Plain text.\n\n[attachment: notes.txt]"
 
 
-def test_calendars_and_tables_are_named_beside_text_and_read_without_it() -> None:
+def test_calendars_and_tables_count_as_attachments() -> None:
     calendar = "Content-Type: text/calendar; name=invite.ics\n\nBEGIN:VCALENDAR\nSUMMARY:Lunch"
     assert multipart("alternative", PLAIN, calendar) == "Plain text."
     assert multipart("mixed", PLAIN, calendar) == "Plain text.\n\n[attachment: invite.ics]"
     assert "SUMMARY:Lunch" in multipart("mixed", calendar)
 
 
-def test_a_multipart_that_is_none_keeps_its_text() -> None:
+def test_a_false_multipart_keeps_its_text() -> None:
     assert body("Content-Type: multipart/mixed", "Text after all.") == "Text after all."
     assert body("Content-Type: multipart/mixed; boundary=XX", "Text after all.") == "Text after all."
     assert "Text after all." in body("Content-Type: multipart/alternative; boundary=XX", "--YY\n\nText after all.")
@@ -212,12 +212,12 @@ def test_a_multipart_that_is_none_keeps_its_text() -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "nonsense", "text", "text/", "text/plain; charset", 'text/plain; "', ";;;"])
-def test_a_broken_content_type_leaves_the_text(kind: str) -> None:
+def test_a_broken_content_type_keeps_the_text(kind: str) -> None:
     assert body(f"Content-Type: {kind}", "Text.") == "Text."
 
 
 @pytest.mark.parametrize("depth", [50, 5000])
-def test_parts_nested_deep_are_read_or_accounted_for_and_quickly(depth: int) -> None:
+def test_deeply_nested_parts_are_handled_quickly(depth: int) -> None:
     nested = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(depth))
     started = time.process_time()
     for inside in (nested, b"Content-Type: message/rfc822\n\n" * depth + b"Subject: inside\n\n"):
@@ -226,20 +226,20 @@ def test_parts_nested_deep_are_read_or_accounted_for_and_quickly(depth: int) -> 
             assert isinstance(message, ParsedMessage)
             assert message.body.endswith("Deep text.")
         else:
-            assert isinstance(message, Unreadable)
+            assert isinstance(message, UnreadableItem)
             assert message.reason == "broken beyond reading"
     assert time.process_time() - started < 20
 
 
-def test_many_headers_parts_addresses_and_brackets_are_read_quickly() -> None:
+def test_large_headers_and_many_parts_are_handled_quickly() -> None:
     started = time.process_time()
-    assert with_headers("From: ann@example.com\n" + "\n".join(f"X-{n}: x" for n in range(10_000))).body == "Text."
+    assert parse_headers("From: ann@example.com\n" + "\n".join(f"X-{n}: x" for n in range(10_000))).body == "Text."
     many = ", ".join(f'"P, {n}" <p{n}@example.com>' for n in range(10_000))
-    assert len(with_headers(f"From: ann@example.com\nTo: {many}").recipients) == 10_000
+    assert len(parse_headers(f"From: ann@example.com\nTo: {many}").recipients) == 10_000
     assert multipart("mixed", *["\nx"] * 10_000).count("x") == 10_000
-    assert with_headers("From: " + "(" * 5000 + " ann@example.com").sender == "ann@example.com"
-    assert with_headers("From: ann@example.com\nSubject: " + "x=?a?b?" * 20_000).subject
-    assert with_headers("From: ann@example.com\nContent-Type: text/plain" + '; a="b' * 10_000).body == "Text."
+    assert parse_headers("From: " + "(" * 5000 + " ann@example.com").sender == "ann@example.com"
+    assert parse_headers("From: ann@example.com\nSubject: " + "x=?a?b?" * 20_000).subject
+    assert parse_headers("From: ann@example.com\nContent-Type: text/plain" + '; a="b' * 10_000).body == "Text."
     assert time.process_time() - started < 20
 
 
@@ -278,18 +278,18 @@ def test_many_headers_parts_addresses_and_brackets_are_read_quickly() -> None:
     ],
 )
 def test_subjects_are_decoded(raw: str, subject: str) -> None:
-    assert with_headers(f"From: ann@example.com\nSubject: {raw}").subject == subject
+    assert parse_headers(f"From: ann@example.com\nSubject: {raw}").subject == subject
 
 
-def test_raw_bytes_of_another_charset_in_a_header_are_read() -> None:
-    assert with_headers("From: a@example.com\nSubject: Grüße".encode("cp1252")).subject == "Grüße"
-    message = with_headers("From: Jörg <a@example.com>\nTo: Zoë <z@example.com>".encode("cp1252"))
+def test_raw_bytes_in_a_header_are_decoded() -> None:
+    assert parse_headers("From: a@example.com\nSubject: Grüße".encode("cp1252")).subject == "Grüße"
+    message = parse_headers("From: Jörg <a@example.com>\nTo: Zoë <z@example.com>".encode("cp1252"))
     assert message.sender_name == "Jörg"
     assert message.recipients[0].name == "Zoë"
 
 
-def test_of_a_header_that_comes_twice_the_first_counts_and_recipients_add_up() -> None:
-    message = with_headers(
+def test_the_first_of_repeated_headers_counts() -> None:
+    message = parse_headers(
         "From: a@example.com\nFrom: b@example.com\nSubject: one\nSubject: two\nMessage-ID: <1@x>\nMessage-ID: <2@x>\n"
         "To: c@example.com\nTo: d@example.com"
     )
@@ -298,12 +298,12 @@ def test_of_a_header_that_comes_twice_the_first_counts_and_recipients_add_up() -
 
 
 @pytest.mark.parametrize("author", ["", "From:\n", "From: <>\n", "From: undisclosed-recipients:;\n"])
-def test_without_an_author_the_sender_header_counts(author: str) -> None:
-    assert with_headers(f"{author}Subject: x\nSender: Desk <desk@example.com>").sender == "desk@example.com"
+def test_the_sender_header_replaces_a_missing_author(author: str) -> None:
+    assert parse_headers(f"{author}Subject: x\nSender: Desk <desk@example.com>").sender == "desk@example.com"
 
 
-def test_without_any_sender_the_message_is_still_read() -> None:
-    message = with_headers("Subject: x")
+def test_a_message_without_a_sender_is_read() -> None:
+    message = parse_headers("Subject: x")
     assert (message.sender, message.sender_name, message.body) == ("", "", "Text.")
 
 
@@ -328,18 +328,18 @@ def test_without_any_sender_the_message_is_still_read() -> None:
         (" , ,", []),
     ],
 )
-def test_addresses_are_listed(raw: str, listed: list[tuple[str, str]]) -> None:
-    message = with_headers(f"From: x@example.com\nTo: {raw}")
+def test_addresses_are_parsed(raw: str, listed: list[tuple[str, str]]) -> None:
+    message = parse_headers(f"From: x@example.com\nTo: {raw}")
     assert [(each.address, each.name) for each in message.recipients] == listed
 
 
-def test_the_name_that_exchange_kept_serves_where_there_is_no_other() -> None:
+def test_the_exchange_name_is_used_if_there_is_no_other() -> None:
     exchange = "X-From: Kaminski, Vince J </O=ENRON/OU=NA/CN=RECIPIENTS/CN=VKAMINS>"
-    assert with_headers(f"From: vince@example.com\n{exchange}").sender_name == "Kaminski, Vince J"
-    assert with_headers(f"From: VK <vince@example.com>\n{exchange}").sender_name == "VK"
+    assert parse_headers(f"From: vince@example.com\n{exchange}").sender_name == "Kaminski, Vince J"
+    assert parse_headers(f"From: VK <vince@example.com>\n{exchange}").sender_name == "VK"
 
 
-def test_no_control_character_no_broken_code_point_and_no_mark_of_the_index_survives() -> None:
+def test_control_characters_surrogates_and_index_marks_are_removed() -> None:
     bad = f"\0\x01\x1b\x7f{ADDRESS_MARK}"
     surrogate = b"\xed\xa0\x80"  # half of a pair, as if it were UTF-8
     encoded = base64.b64encode(f"{bad}".encode() + surrogate).decode()
@@ -350,7 +350,7 @@ def test_no_control_character_no_broken_code_point_and_no_mark_of_the_index_surv
     part = (
         f"--XX\n\nt{bad}".encode() + surrogate + f'\n--XX\nContent-Type: image/png; name="{bad}"\n\nx\n--XX--'.encode()
     )
-    message = parsed(raw + part)
+    message = parse(raw + part)
     texts = [message.message_id, message.sender, message.sender_name, message.subject, message.body]
     texts += [text for each in message.recipients for text in (each.address, each.name)]
     assert "\ufffd" in message.subject
@@ -391,7 +391,7 @@ def test_no_control_character_no_broken_code_point_and_no_mark_of_the_index_surv
         ("2001-01-01T00:00:00+23:59:59", "2000-12-31T00:00:01", None),
     ],
 )
-def test_a_date_is_a_moment_in_utc_and_the_offset_it_was_written_with(text: str, utc: str, offset: int | None) -> None:
+def test_a_date_has_a_utc_time_and_an_offset(text: str, utc: str, offset: int | None) -> None:
     assert parse_date(text) == (int(datetime.fromisoformat(utc).replace(tzinfo=UTC).timestamp()), offset)
 
 
@@ -415,7 +415,7 @@ def test_a_date_is_a_moment_in_utc_and_the_offset_it_was_written_with(text: str,
         "14 May " + "9" * 5000,
     ],
 )
-def test_what_is_no_date_is_none_or_has_no_offset(text: str) -> None:
+def test_an_invalid_date_or_offset_is_none(text: str) -> None:
     sent, offset = parse_date(text)
     assert offset is None
     assert sent is None or "+999" in text
@@ -423,8 +423,8 @@ def test_what_is_no_date_is_none_or_has_no_offset(text: str) -> None:
 
 @settings(QUICK)
 @given(st.one_of(st.text(), st.from_regex(r"[0-9]{1,2} [A-Z][a-z]{2} [0-9]{1,6} [0-9]{2}:[0-9]{2} [+-][0-9]{1,6}")))
-def test_no_text_makes_reading_or_showing_a_date_fail(text: str) -> None:
-    shown_date(*parse_date(text))
+def test_parsing_a_date_never_fails(text: str) -> None:
+    to_datetime(*parse_date(text))
 
 
 @settings(QUICK)
@@ -437,46 +437,46 @@ def test_no_text_makes_reading_or_showing_a_date_fail(text: str) -> None:
         .flatmap(lambda zone: zone),
     )
 )
-def test_a_date_that_is_written_as_in_mail_or_iso_comes_back(moment: datetime) -> None:
+def test_mail_and_iso_dates_survive_a_round_trip(moment: datetime) -> None:
     offset = moment.utcoffset()
     assert offset is not None
     moment = moment.replace(microsecond=0)
     expected = (int(moment.timestamp()), round(offset.total_seconds() / 60))
     assert parse_date(moment.isoformat()) == expected
     assert parse_date(format_datetime(moment)) == expected
-    shown = shown_date(*parse_date(moment.isoformat()))
+    shown = to_datetime(*parse_date(moment.isoformat()))
     assert shown is not None
     assert (shown, shown.utcoffset()) == (moment, offset)
 
 
-def test_without_a_date_the_time_of_receipt_counts_and_then_the_fallback() -> None:
+def test_a_missing_date_falls_back_to_the_time_of_receipt() -> None:
     received = "Received: from a by b; Mon, 14 May 2001 05:00:00 -0700\nReceived: from c by a; never"
-    assert (with_headers(f"From: a@x\nDate: soon\n{received}").sent) == NOON
-    assert parsed(f"From: a@x\n{received}\n\nx", "2010-01-01").sent == NOON
-    assert parsed("From: a@x\n\nx", "Mon May 14 12:00:00 2001").sent == NOON
-    assert parsed("From: a@x\nDate: Mon, 14 May 2001 12:00:00 GMT\n\nx", "2010-01-01").sent == NOON
-    assert with_headers("From: a@x\nDate: soon").sent is None
+    assert (parse_headers(f"From: a@x\nDate: soon\n{received}").sent) == NOON
+    assert parse(f"From: a@x\n{received}\n\nx", "2010-01-01").sent == NOON
+    assert parse("From: a@x\n\nx", "Mon May 14 12:00:00 2001").sent == NOON
+    assert parse("From: a@x\nDate: Mon, 14 May 2001 12:00:00 GMT\n\nx", "2010-01-01").sent == NOON
+    assert parse_headers("From: a@x\nDate: soon").sent is None
 
 
 # Ids
 
 
-def test_a_missing_id_is_invented_the_same_everywhere() -> None:
+def test_a_generated_id_is_deterministic() -> None:
     raw = "From: Ann@example.com\nSubject: Lunch\nDate: Mon, 14 May 2001 05:00:00 -0700\n\nAt noon?\n"
-    first, again = parsed(raw), parsed(raw.replace("\n", "\r\n"))
+    first, again = parse(raw), parse(raw.replace("\n", "\r\n"))
     record = parse_record(
         {"from": "ann@example.com", "subject": "Lunch", "date": "2001-05-14T12:00:00Z", "body": "At noon?"}, "there"
     )
     assert isinstance(record, ParsedMessage)
-    assert first.invented_id
-    assert record.invented_id
+    assert first.has_generated_id
+    assert record.has_generated_id
     assert first.message_id == again.message_id == record.message_id
     assert first.message_id.startswith("<")
-    assert parsed(raw + "Or one?").message_id != first.message_id
-    assert parsed("Message-ID: \n" + raw).message_id == first.message_id
+    assert parse(raw + "Or one?").message_id != first.message_id
+    assert parse("Message-ID: \n" + raw).message_id == first.message_id
 
 
-# What is no message
+# Unreadable messages
 
 
 @pytest.mark.parametrize(
@@ -491,14 +491,14 @@ def test_a_missing_id_is_invented_the_same_everywhere() -> None:
         ("From: ann@example.com\n\nText".encode("utf-16"), "no mail headers"),
     ],
 )
-def test_what_is_no_message_is_listed_with_a_reason(raw: bytes, reason: str) -> None:
-    assert (unread(raw).where, unread(raw).reason) == ("here", reason)
+def test_an_unreadable_message_has_a_reason(raw: bytes, reason: str) -> None:
+    assert (parse_unreadable(raw).where, parse_unreadable(raw).reason) == ("here", reason)
 
 
 @settings(QUICK)
 @given(st.binary())
-def test_no_bytes_make_it_fail(raw: bytes) -> None:
-    assert isinstance(parse_message(raw, "here"), ParsedMessage | Unreadable)
+def test_parsing_bytes_never_fails(raw: bytes) -> None:
+    assert isinstance(parse_message(raw, "here"), ParsedMessage | UnreadableItem)
 
 
 TOKENS = st.one_of(
@@ -519,11 +519,11 @@ TOKENS = st.one_of(
 
 @settings(QUICK, max_examples=300)
 @given(st.lists(TOKENS, max_size=60).map(b"".join))
-def test_no_jumble_of_what_mail_is_made_of_makes_it_fail(raw: bytes) -> None:
+def test_parsing_mixed_up_mail_never_fails(raw: bytes) -> None:
     message = parse_message(b"From: ann@example.com\n" + raw, "here")
     if isinstance(message, ParsedMessage):
         "".join((message.body, message.subject, message.sender, message.sender_name, message.message_id)).encode()
-        shown_date(message.sent, message.utc_offset)
+        to_datetime(message.sent, message.utc_offset)
 
 
 LETTERS = st.characters(exclude_categories=["C", "Z"], exclude_characters="\ufffd")
@@ -548,7 +548,7 @@ def is_utf_8(data: bytes) -> bool:
     local=LOCAL,
     others=st.lists(st.tuples(NAMES, LOCAL), max_size=4),
 )
-def test_headers_that_pythons_own_library_wrote_come_back(
+def test_headers_written_by_python_survive_a_round_trip(
     subject: str, name: str, local: str, others: list[tuple[str, str]]
 ) -> None:
     def quoted(text: str) -> str:
@@ -559,7 +559,7 @@ def test_headers_that_pythons_own_library_wrote_come_back(
     written["From"] = f"{quoted(name)} <{local}@example.com>"
     written["To"] = ", ".join(f"{quoted(other)} <{address}@example.com>" for other, address in others)
     written.set_content("Text.")
-    message = parsed(written.as_bytes())
+    message = parse(written.as_bytes())
     assert message.subject == subject
     assert (message.sender, message.sender_name) == (f"{local}@example.com", name.strip("'\""))
     assert [(each.address, each.name) for each in message.recipients] == [
@@ -569,14 +569,14 @@ def test_headers_that_pythons_own_library_wrote_come_back(
 
 @settings(QUICK, max_examples=150)
 @given(text=st.lists(NAMES, min_size=1, max_size=5).map("\n".join), charset=st.sampled_from(CHARSETS), data=st.data())
-def test_a_body_that_pythons_own_library_wrote_comes_back(text: str, charset: str, data: st.DataObject) -> None:
+def test_a_body_written_by_python_survives_a_round_trip(text: str, charset: str, data: st.DataObject) -> None:
     encodable = text.encode(charset, "ignore").decode(charset).strip()
     assume(charset not in SINGLE_BYTE or encodable.isascii() or not is_utf_8(encodable.encode(charset)))
     encoding = data.draw(st.sampled_from(["base64", "quoted-printable"]))
     written = EmailMessage()
     written["From"] = "ann@example.com"
     written.set_content(encodable, charset=charset, cte=encoding)
-    assert parsed(written.as_bytes()).body == encodable
+    assert parse(written.as_bytes()).body == encodable
 
 
 # Real mail
@@ -584,22 +584,22 @@ def test_a_body_that_pythons_own_library_wrote_comes_back(text: str, charset: st
 
 @pytest.fixture
 def raw_enron(shared_data: Path, tmp_path: Path) -> Path:
-    """993 raw files of the public Enron release."""
+    """Return a directory with 993 raw files of the public Enron release."""
     with tarfile.open(shared_data / "enron" / "maildir-993.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path
 
 
-def test_the_993_raw_files_of_enron_are_all_read(raw_enron: Path) -> None:
+def test_all_raw_enron_files_are_read(raw_enron: Path) -> None:
     told: list[int] = []
     source = open_source(f"maildir:{raw_enron}")
     items = list(source.read(told.append))
     messages = [item for item in items if isinstance(item, ParsedMessage)]
-    assert [item for item in items if isinstance(item, Unreadable)] == []
+    assert [item for item in items if isinstance(item, UnreadableItem)] == []
     assert len(messages) == 993
     assert sum(told) == source.total == sum(file.stat().st_size for file in raw_enron.rglob("*") if file.is_file())
     assert len({message.message_id for message in messages}) == 993
-    assert not any(message.invented_id for message in messages)
+    assert not any(message.has_generated_id for message in messages)
     assert all("@" in message.sender and message.sender_name and message.body for message in messages)
     assert all(message.sent is not None and message.utc_offset in {-420, -480} for message in messages)
     assert all("@" in each.address for message in messages for each in message.recipients)
@@ -608,9 +608,9 @@ def test_the_993_raw_files_of_enron_are_all_read(raw_enron: Path) -> None:
     assert leander.subject == "Re: Leander etc."
     assert (leander.sender, leander.sender_name) == ("phillip.allen@enron.com", "Phillip K Allen")
     assert [(each.role, each.address) for each in leander.recipients] == [("to", "jsmith@austintx.com")]
-    assert str(shown_date(leander.sent, leander.utc_offset)) == "2001-04-26 17:01:00-07:00"
+    assert str(to_datetime(leander.sent, leander.utc_offset)) == "2001-04-26 17:01:00-07:00"
     assert leander.body == "I would look at properties in San Antonio or Dallas."
     agenda = by_id["<24401556.1075848074788.JavaMail.evans@thyme>"]
-    assert str(shown_date(agenda.sent, agenda.utc_offset)) == "1999-12-24 08:26:00-08:00"
+    assert str(to_datetime(agenda.sent, agenda.utc_offset)) == "1999-12-24 08:26:00-08:00"
     assert Counter(each.role for each in agenda.recipients) == {"to": 11, "cc": 4, "bcc": 4}
     assert agenda.body.startswith("I am attaching a preliminary Agenda for the meeting in Houston.  Please send \nme")

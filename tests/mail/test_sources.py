@@ -1,4 +1,4 @@
-"""Where mail comes from: every kind of source, on disk, under file:// and on S3, whole and damaged."""
+"""Sources of mail: every kind, on disk, under file:// and on S3, intact and damaged."""
 
 import gzip
 import io
@@ -22,10 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.artifacts.source_files import Unreadable
-from gumshoe.mail.build import MailBuildOptions, build_index
+from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail.build import MailBuildOptions, build_mail_index
 from gumshoe.mail.index import MailIndex
-from gumshoe.mail.message import ParsedMessage, shown_date
+from gumshoe.mail.message import ParsedMessage, to_datetime
 from gumshoe.mail.sources import open_source, parse_record
 from tests.conftest import free_port
 from tests.errors import raises
@@ -37,7 +37,7 @@ NOON = int(datetime(2001, 5, 14, 12, tzinfo=UTC).timestamp())
 
 
 def mail(number: int, text: str = "Text.") -> bytes:
-    """A raw message whose id is `<NUMBER@example.com>`."""
+    """Return a raw message with the id `<NUMBER@example.com>`."""
     return (
         f"Message-ID: <{number}@example.com>\nFrom: ann@example.com\nTo: bob@example.com\n"
         f"Date: Mon, 14 May 2001 05:00:00 -0700\nSubject: Subject {number}\n\n{text}\n"
@@ -45,15 +45,15 @@ def mail(number: int, text: str = "Text.") -> bytes:
 
 
 def write(place: Path, files: dict[str, bytes]) -> Path:
-    """Write files below a directory: the directory."""
+    """Write files below a directory and return the directory."""
     for name, data in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(data)
     return place
 
 
-def read(uri: str) -> list[ParsedMessage | Unreadable]:
-    """All of a source, twice the same, with `advance` told of every byte."""
+def read(uri: str) -> list[ParsedMessage | UnreadableItem]:
+    """Read a source twice, and check that items are equal and that `advance` gets every byte."""
     told: list[int] = []
     source = open_source(uri)
     items = list(source.read(told.append))
@@ -64,17 +64,17 @@ def read(uri: str) -> list[ParsedMessage | Unreadable]:
     return items
 
 
-def numbers(items: list[ParsedMessage | Unreadable]) -> list[int]:
-    """The numbers of the messages among some items."""
+def numbers(items: list[ParsedMessage | UnreadableItem]) -> list[int]:
+    """Return the numbers of the messages among some items."""
     return [int(item.message_id[1:].split("@")[0]) for item in items if isinstance(item, ParsedMessage)]
 
 
-def broken(items: list[ParsedMessage | Unreadable]) -> list[tuple[str, str]]:
-    """Place and reason of what could not be read."""
-    return [(item.where, item.reason) for item in items if isinstance(item, Unreadable)]
+def list_unreadable(items: list[ParsedMessage | UnreadableItem]) -> list[tuple[str, str]]:
+    """Return place and reason of each unreadable item."""
+    return [(item.where, item.reason) for item in items if isinstance(item, UnreadableItem)]
 
 
-def only(items: list[ParsedMessage | Unreadable]) -> ParsedMessage:
+def only(items: list[ParsedMessage | UnreadableItem]) -> ParsedMessage:
     (message,) = items
     assert isinstance(message, ParsedMessage)
     return message
@@ -87,14 +87,14 @@ def only(items: list[ParsedMessage | Unreadable]) -> ParsedMessage:
     "uri",
     ["", "mbox", "mbox:", "imap:host", "/a/path", "s3://bucket/key", "Maildir:x", "mail dir:x", ":x", "file:///x"],
 )
-def test_a_uri_of_no_known_form_is_refused_with_the_forms(uri: str) -> None:
+def test_an_unknown_uri_form_is_rejected(uri: str) -> None:
     with raises("sources.unknown-form", repr(uri), "maildir:DIR", "mbox:FILE", "eml:DIR", "jsonl:FILE", "hf:DATASET"):
         open_source(uri)
 
 
 @pytest.mark.parametrize("kind", ["maildir", "eml", "mbox", "jsonl"])
 @pytest.mark.parametrize("form", ["{path}", "file://{path}"])
-def test_a_place_that_is_missing_is_named_before_anything_is_read(kind: str, form: str, tmp_path: Path) -> None:
+def test_a_missing_source_is_reported_before_reading(kind: str, form: str, tmp_path: Path) -> None:
     place = form.format(path=tmp_path / "missing")
     code = "store.not-found"
     if kind in {"maildir", "eml"}:
@@ -104,12 +104,12 @@ def test_a_place_that_is_missing_is_named_before_anything_is_read(kind: str, for
     assert raised.value.exit_status == 2
     good = write(tmp_path, {"mail.jsonl": b'{"body": "x"}'}) / "mail.jsonl"
     with raises(code, f"{kind}:{place}"):
-        build_index([f"jsonl:{good}", f"{kind}:{place}"], tmp_path / "index")
+        build_mail_index([f"jsonl:{good}", f"{kind}:{place}"], tmp_path / "index")
     assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("kind", ["maildir", "eml"])
-def test_a_directory_without_messages_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_directory_without_messages_is_rejected(kind: str, tmp_path: Path) -> None:
     with raises("mail.no-messages", f"{kind}:{tmp_path}"):
         open_source(f"{kind}:{tmp_path}")
     write(tmp_path, {".hidden": mail(1)})
@@ -117,7 +117,7 @@ def test_a_directory_without_messages_is_refused(kind: str, tmp_path: Path) -> N
         open_source(f"{kind}:{tmp_path}")
 
 
-def test_a_file_where_a_directory_belongs_and_the_reverse_are_refused(tmp_path: Path) -> None:
+def test_files_and_directories_cannot_be_swapped(tmp_path: Path) -> None:
     write(tmp_path, {"dir/1.eml": mail(1)})
     with raises("sources.no-such-directory", tmp_path / "dir" / "1.eml"):
         open_source(f"maildir:{tmp_path / 'dir' / '1.eml'}")
@@ -126,7 +126,7 @@ def test_a_file_where_a_directory_belongs_and_the_reverse_are_refused(tmp_path: 
             open_source(f"{kind}:{tmp_path / 'dir'}")
 
 
-def test_a_path_with_spaces_and_percent_signs_is_read_plain_and_as_a_uri(tmp_path: Path) -> None:
+def test_a_path_with_special_characters_is_read(tmp_path: Path) -> None:
     place = write(tmp_path / "my mail 100%", {"box é.mbox": b"From a Mon May 14 12:00:00 2001\n" + mail(1)})
     assert numbers(read(f"mbox:{place / 'box é.mbox'}")) == [1]
     assert numbers(read(f"mbox:file://{quote(str(place / 'box é.mbox'))}")) == [1]
@@ -161,22 +161,22 @@ ENRON = {
 }
 
 
-def test_a_maildir_gives_what_was_delivered_and_nothing_of_the_server(tmp_path: Path) -> None:
+def test_a_maildir_yields_messages_and_no_server_files(tmp_path: Path) -> None:
     items = read(f"maildir:{write(tmp_path, MAILDIR)}")
     assert sorted(numbers(items)) == [1, 2, 4, 5]
-    assert broken(items) == []
+    assert list_unreadable(items) == []
 
 
-def test_a_tree_of_raw_files_is_read_in_order_of_path(tmp_path: Path) -> None:
+def test_a_tree_of_raw_files_is_read_in_order(tmp_path: Path) -> None:
     items = read(f"maildir:{write(tmp_path, ENRON)}")
     assert numbers(items) == [4, 3, 1, 10, 2]
-    assert broken(items) == [
+    assert list_unreadable(items) == [
         (str(tmp_path / "beck-s/inbox/8."), "empty"),
         (str(tmp_path / "beck-s/inbox/9."), "no mail headers"),
     ]
 
 
-def test_eml_files_are_found_below_in_any_case_of_their_suffix(tmp_path: Path) -> None:
+def test_eml_files_are_found_recursively_in_any_case(tmp_path: Path) -> None:
     files = {
         "a.eml": mail(1),
         "b.EML": mail(2),
@@ -188,33 +188,33 @@ def test_eml_files_are_found_below_in_any_case_of_their_suffix(tmp_path: Path) -
     assert numbers(read(f"eml:{write(tmp_path, files)}")) == [1, 2, 3]
 
 
-def test_a_file_whose_name_is_no_text_is_listed_and_does_not_end_the_build(tmp_path: Path) -> None:
+def test_a_file_name_with_invalid_bytes_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "mail", {"1.": mail(1)})
     try:
         Path(os.fsdecode(os.fsencode(tmp_path / "mail") + b"/\xff.")).write_bytes(b"no mail")
     except OSError:
         pytest.skip("this file system takes only names in UTF-8")
-    report = build_index([f"maildir:{tmp_path / 'mail'}"], tmp_path / "index")
+    report = build_mail_index([f"maildir:{tmp_path / 'mail'}"], tmp_path / "index")
     assert (report.messages, report.unreadable) == (1, {"no mail headers": 1})
-    assert MailIndex(tmp_path / "index").unreadable()[0][0].endswith("/\ufffd.")
+    assert MailIndex(tmp_path / "index").list_unreadable()[0][0].endswith("/\ufffd.")
 
 
-def test_a_file_that_vanishes_or_may_not_be_read_is_listed(tmp_path: Path) -> None:
+def test_a_file_that_disappears_is_reported(tmp_path: Path) -> None:
     write(tmp_path, {"1.": mail(1), "2.": mail(2), "3.": mail(3)})
     source = open_source(f"maildir:{tmp_path}")
     (tmp_path / "2.").unlink()
     items = list(source.read(lambda _: None))
     assert numbers(items) == [1, 3]
-    assert broken(items) == [(str(tmp_path / "2."), "cannot be opened")]
+    assert list_unreadable(items) == [(str(tmp_path / "2."), "cannot be opened")]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_without_permission_is_listed(tmp_path: Path) -> None:
+def test_a_file_without_permission_is_reported(tmp_path: Path) -> None:
     write(tmp_path, {"1.": mail(1), "2.": mail(2)})
     (tmp_path / "1.").chmod(0)
     items = read(f"maildir:{tmp_path}")
     assert numbers(items) == [2]
-    assert broken(items) == [(str(tmp_path / "1."), "cannot be opened")]
+    assert list_unreadable(items) == [(str(tmp_path / "1."), "cannot be opened")]
 
 
 # mbox
@@ -224,11 +224,11 @@ def mbox(*messages: bytes, separator: bytes = b"From ann@example.com Mon May 14 
     return b"".join(separator + message + b"\n" for message in messages)
 
 
-def texts(items: list[ParsedMessage | Unreadable]) -> list[str]:
+def texts(items: list[ParsedMessage | UnreadableItem]) -> list[str]:
     return [item.body for item in items if isinstance(item, ParsedMessage)]
 
 
-def one_mbox(tmp_path: Path, data: bytes, name: str = "box.mbox") -> list[ParsedMessage | Unreadable]:
+def one_mbox(tmp_path: Path, data: bytes, name: str = "box.mbox") -> list[ParsedMessage | UnreadableItem]:
     return read(f"mbox:{write(tmp_path, {name: data}) / name}")
 
 
@@ -248,26 +248,26 @@ def test_an_mbox_is_split_at_its_from_lines(tmp_path: Path) -> None:
         b'From "Ann Lee" Mon May 14 12:00 2001\n',
     ],
 )
-def test_every_common_form_of_from_line_separates_and_dates_its_message(separator: bytes, tmp_path: Path) -> None:
+def test_every_common_from_line_separates_and_dates(separator: bytes, tmp_path: Path) -> None:
     undated = b"Message-ID: <7@example.com>\nFrom: ann@example.com\n\nText.\n"
     items = one_mbox(tmp_path, mbox(undated, mail(8), separator=separator))
     assert numbers(items) == [7, 8]
     assert [item.sent for item in items if isinstance(item, ParsedMessage)] == [NOON, NOON]
 
 
-def test_quoted_from_lines_are_unquoted_by_one(tmp_path: Path) -> None:
+def test_quoted_from_lines_lose_one_quote(tmp_path: Path) -> None:
     items = one_mbox(tmp_path, mbox(mail(1, ">From here on\n>>From there\n> From\n>Fromage")))
     assert texts(items) == ["From here on\n>From there\n> From\n>Fromage"]
 
 
-def test_from_in_a_body_does_not_split_without_a_blank_line_and_a_date(tmp_path: Path) -> None:
+def test_from_in_a_body_does_not_split(tmp_path: Path) -> None:
     body = "Hello\nFrom Monday 12:00 2001 on\n\nFrom my point of view it is 2001\n\nFrom 9:30 on\n\nFrom x\n"
     items = one_mbox(tmp_path, mbox(mail(1, body), mail(2)))
     assert numbers(items) == [1, 2]
     assert texts(items)[0] == body.strip()
 
 
-def test_windows_line_ends_and_packing_change_nothing(tmp_path: Path) -> None:
+def test_windows_line_ends_and_gzip_are_read(tmp_path: Path) -> None:
     data = mbox(mail(1), mail(2, ">From a\nb"))
     plain = one_mbox(tmp_path, data)
     assert texts(one_mbox(tmp_path, data.replace(b"\n", b"\r\n"), "dos.mbox")) == texts(plain) == ["Text.", "From a\nb"]
@@ -283,27 +283,27 @@ def test_a_google_takeout_mbox_is_read(tmp_path: Path) -> None:
     assert texts(one_mbox(tmp_path, data)) == ["Text.", "Text."]
 
 
-def test_an_mbox_whose_from_line_has_no_date_is_not_lost(tmp_path: Path) -> None:
+def test_an_mbox_without_dates_in_from_lines_is_read(tmp_path: Path) -> None:
     items = one_mbox(tmp_path, mbox(mail(1), separator=b"From MAILER-DAEMON\n") + mbox(mail(2)))
     assert numbers(items) == [1, 2]
 
 
-def test_what_is_broken_in_an_mbox_is_listed_by_its_number(tmp_path: Path) -> None:
+def test_broken_messages_of_an_mbox_are_reported_by_number(tmp_path: Path) -> None:
     items = one_mbox(tmp_path, mbox(mail(1), b"", b"no headers\n", mail(4)))
     assert numbers(items) == [1, 4]
     place = tmp_path / "box.mbox"
-    assert broken(items) == [(f"{place}#2", "empty"), (f"{place}#3", "no mail headers")]
+    assert list_unreadable(items) == [(f"{place}#2", "empty"), (f"{place}#3", "no mail headers")]
 
 
 @pytest.mark.parametrize("data", [mail(1), b'{"body": "x"}\n', b"\x89PNG\r\n\x1a\n", b"\n", b"from ann"])
-def test_what_is_not_an_mbox_is_refused(data: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_mbox_is_rejected(data: bytes, tmp_path: Path) -> None:
     with raises("mail.unreadable-mbox", f"mbox:{tmp_path / 'box.mbox'}"):
         one_mbox(tmp_path, data)
     with raises("mail.unreadable-mbox", f"mbox:{tmp_path / 'box.gz'}"):
         one_mbox(tmp_path, gzip.compress(data), "box.gz")
 
 
-def test_what_is_not_packed_but_says_so_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gzip_is_rejected(tmp_path: Path) -> None:
     with raises("mail.not-gzip", f"mbox:{tmp_path / 'box.mbox.gz'}"):
         one_mbox(tmp_path, mbox(mail(1)), "box.mbox.gz")
 
@@ -315,7 +315,7 @@ def jsonl(*records: Any) -> bytes:
     return b"".join((each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n" for each in records)
 
 
-def one_jsonl(tmp_path: Path, data: bytes, name: str = "mail.jsonl") -> list[ParsedMessage | Unreadable]:
+def one_jsonl(tmp_path: Path, data: bytes, name: str = "mail.jsonl") -> list[ParsedMessage | UnreadableItem]:
     return read(f"jsonl:{write(tmp_path, {name: data}) / name}")
 
 
@@ -333,7 +333,7 @@ def test_the_fields_of_a_record_are_read(tmp_path: Path) -> None:
         mailbox="lee-a",
     )
     message = only(one_jsonl(tmp_path, jsonl(written)))
-    assert (message.message_id, message.invented_id) == ("<1@example.com>", False)
+    assert (message.message_id, message.has_generated_id) == ("<1@example.com>", False)
     assert (message.sent, message.utc_offset) == (NOON, -420)
     assert (message.sender, message.sender_name) == ("ann.lee@example.com", "Lee, Ann")
     assert [(each.role, each.address, each.name) for each in message.recipients] == [
@@ -350,14 +350,14 @@ def test_a_sender_written_with_a_name_has_it(tmp_path: Path) -> None:
     assert (message.sender, message.sender_name) == ("ann@example.com", "Lee, Ann")
 
 
-def test_missing_fields_are_empty_and_a_missing_id_is_invented(tmp_path: Path) -> None:
+def test_missing_fields_are_empty_and_a_missing_id_is_generated(tmp_path: Path) -> None:
     items = one_jsonl(tmp_path, jsonl({"body": "only text"}, {"subject": "only subject"}, {"message_id": "<3@x>"}))
     assert len(items) == 3
-    assert broken(items) == []
+    assert list_unreadable(items) == []
     first = items[0]
     assert isinstance(first, ParsedMessage)
     assert (first.sent, first.utc_offset, first.sender, first.recipients, first.subject) == (None, None, "", [], "")
-    assert first.invented_id
+    assert first.has_generated_id
 
 
 @pytest.mark.parametrize(
@@ -385,10 +385,10 @@ def test_missing_fields_are_empty_and_a_missing_id_is_invented(tmp_path: Path) -
         (b'{"date": ["2001"], "body": "x"}', "wrong type of field"),
     ],
 )
-def test_a_line_that_is_no_message_is_listed_and_the_others_are_read(line: bytes, reason: str, tmp_path: Path) -> None:
+def test_an_unreadable_line_is_reported_and_the_rest_read(line: bytes, reason: str, tmp_path: Path) -> None:
     items = one_jsonl(tmp_path, jsonl(record(1), line, b"", b"  \r", record(5)))
     assert numbers(items) == [1, 5]
-    assert broken(items) == [(f"{tmp_path / 'mail.jsonl'}:2", reason)]
+    assert list_unreadable(items) == [(f"{tmp_path / 'mail.jsonl'}:2", reason)]
 
 
 @pytest.mark.parametrize(
@@ -413,16 +413,14 @@ def test_a_line_that_is_no_message_is_listed_and_the_others_are_read(line: bytes
         (date(2001, 5, 14), NOON - 12 * 3600, None),
     ],
 )
-def test_a_date_is_read_in_every_form_and_one_that_cannot_be_is_missing(
-    written: Any, sent: int | None, offset: int | None
-) -> None:
+def test_dates_are_read_in_every_form(written: Any, sent: int | None, offset: int | None) -> None:
     message = parse_record({"body": "x", "date": written}, "here")
     assert isinstance(message, ParsedMessage)
     assert (message.sent, message.utc_offset) == (sent, offset)
-    shown_date(message.sent, message.utc_offset)
+    to_datetime(message.sent, message.utc_offset)
 
 
-def test_not_a_number_bytes_that_are_no_text_and_half_characters_do_not_lose_a_record(tmp_path: Path) -> None:
+def test_invalid_numbers_and_characters_do_not_lose_a_record(tmp_path: Path) -> None:
     items = one_jsonl(
         tmp_path,
         jsonl(
@@ -434,17 +432,17 @@ def test_not_a_number_bytes_that_are_no_text_and_half_characters_do_not_lose_a_r
         ),
     )
     assert texts(items)[:4] == ["after a byte order mark", "not a number", "caf\ufffd", "half \ufffd"]
-    assert broken(items) == [(f"{tmp_path / 'mail.jsonl'}:5", "not JSON")]
+    assert list_unreadable(items) == [(f"{tmp_path / 'mail.jsonl'}:5", "not JSON")]
 
 
-def test_windows_line_ends_and_a_missing_last_one_are_read(tmp_path: Path) -> None:
+def test_windows_and_missing_line_ends_are_read(tmp_path: Path) -> None:
     data = jsonl(*(record(number) for number in range(1, 4))).replace(b"\n", b"\r\n")
     assert numbers(one_jsonl(tmp_path, data)) == [1, 2, 3]
     assert numbers(one_jsonl(tmp_path, data.rstrip())) == [1, 2, 3]
     assert one_jsonl(tmp_path, b"") == []
 
 
-def test_lines_longer_than_a_block_are_read_packed_and_not(tmp_path: Path) -> None:
+def test_lines_longer_than_a_block_are_read(tmp_path: Path) -> None:
     data = jsonl(record(1, body="x" * 3_000_000), *(record(number) for number in range(2, 5000)))
     assert numbers(one_jsonl(tmp_path, data)) == list(range(1, 5000))
     assert numbers(one_jsonl(tmp_path, gzip.compress(data, 1), "mail.jsonl.gz")) == list(range(1, 5000))
@@ -452,7 +450,7 @@ def test_lines_longer_than_a_block_are_read_packed_and_not(tmp_path: Path) -> No
 
 @cache
 def packed_records() -> bytes:
-    """Return 400 records that pack badly, so that a file cut in half has about half of them."""
+    """Return 400 records that compress badly, so that half of the file contains about half of them."""
     drawn = random.Random(1)
     return gzip.compress(jsonl(*(record(number, body=drawn.randbytes(30).hex()) for number in range(1, 401))))
 
@@ -470,22 +468,22 @@ def packed_records() -> bytes:
     ],
     ids=["cut in half", "no length", "wrong checksum", "junk behind", "junk inside", "cut in its head", "not gzip"],
 )
-def test_what_comes_before_damage_in_a_packed_file_is_kept_and_the_damage_listed(
+def test_records_before_damage_in_a_gzip_file_are_kept(
     damage: Callable[[bytes], bytes], least: int, tmp_path: Path
 ) -> None:
     items = one_jsonl(tmp_path, damage(packed_records()), "mail.jsonl.gz")
     found = numbers(items)
     assert found == list(range(1, len(found) + 1))
     assert len(found) >= least
-    assert broken(items) == [(str(tmp_path / "mail.jsonl.gz"), "damaged file")]
+    assert list_unreadable(items) == [(str(tmp_path / "mail.jsonl.gz"), "damaged file")]
 
 
-def test_a_truncated_packed_mbox_keeps_what_came_before(tmp_path: Path) -> None:
+def test_messages_of_a_truncated_gzip_mbox_are_kept(tmp_path: Path) -> None:
     drawn = random.Random(2)
     packed = gzip.compress(mbox(*(mail(number, drawn.randbytes(30).hex()) for number in range(1, 301))))
     items = one_mbox(tmp_path, packed[: len(packed) // 2], "box.gz")
     assert len(numbers(items)) >= 100
-    assert broken(items) == [(str(tmp_path / "box.gz"), "damaged file")]
+    assert list_unreadable(items) == [(str(tmp_path / "box.gz"), "damaged file")]
 
 
 JSON = st.recursive(
@@ -497,37 +495,37 @@ JSON = st.recursive(
 
 @settings(QUICK, max_examples=150)
 @given(st.dictionaries(st.sampled_from(["message_id", "date", "from", "to", "cc", "bcc", "subject", "body"]), JSON))
-def test_no_record_makes_it_fail(fields: dict[str, Any]) -> None:
+def test_parsing_a_record_never_fails(fields: dict[str, Any]) -> None:
     message = parse_record(fields, "here")
     if isinstance(message, ParsedMessage):
         "".join((message.message_id, message.sender, message.sender_name, message.subject, message.body)).encode()
-        shown_date(message.sent, message.utc_offset)
+        to_datetime(message.sent, message.utc_offset)
 
 
-def test_brackets_in_one_another_by_the_thousand_are_no_harm() -> None:
+def test_thousands_of_nested_brackets_are_read() -> None:
     message = parse_record({"from": "(" * 5000 + "<ann@example.com>", "body": "x"}, "here")
     assert isinstance(message, ParsedMessage)
     assert message.sender == "ann@example.com"
 
 
-def test_an_index_counts_and_lists_all_that_its_sources_hold(tmp_path: Path) -> None:
+def test_an_index_counts_messages_and_unreadable_items(tmp_path: Path) -> None:
     write(tmp_path, {"tree/" + name: data for name, data in ENRON.items()})
     write(
         tmp_path, {"box.mbox": mbox(mail(21), b"junk\n"), "mail.jsonl": jsonl(record(31, date=1e300), b"{", record(32))}
     )
     sources = [f"maildir:{tmp_path / 'tree'}", f"mbox:{tmp_path / 'box.mbox'}", f"jsonl:{tmp_path / 'mail.jsonl'}"]
     options = MailBuildOptions(drop_duplicates=False)
-    report = build_index(sources, tmp_path / "index", options)
+    report = build_mail_index(sources, tmp_path / "index", options)
     assert (report.read, report.messages, report.without_date) == (8, 8, 1)
     assert report.unreadable == {"no mail headers": 2, "empty": 1, "not JSON": 1}
-    listed = MailIndex(tmp_path / "index").unreadable()
+    listed = MailIndex(tmp_path / "index").list_unreadable()
     assert [(place.removeprefix(str(tmp_path)), reason) for place, reason, _ in listed] == [
         ("/tree/beck-s/inbox/8.", "empty"),
         ("/tree/beck-s/inbox/9.", "no mail headers"),
         ("/box.mbox#2", "no mail headers"),
         ("/mail.jsonl:2", "not JSON"),
     ]
-    assert build_index(sources, tmp_path / "again", options).content == report.content
+    assert build_mail_index(sources, tmp_path / "again", options).content == report.content
 
 
 # S3
@@ -541,7 +539,7 @@ def put(bucket: str, files: dict[str, bytes]) -> None:
         client.put_object(Bucket=bucket, Key=name, Body=data)
 
 
-def test_every_kind_of_source_reads_the_same_on_s3(s3_bucket: str, tmp_path: Path) -> None:
+def test_every_kind_of_source_works_on_s3(s3_bucket: str, tmp_path: Path) -> None:
     files = {
         **{f"maildir/{name}": data for name, data in MAILDIR.items()},
         **{f"enron/{name}": data for name, data in ENRON.items()},
@@ -565,11 +563,11 @@ def test_every_kind_of_source_reads_the_same_on_s3(s3_bucket: str, tmp_path: Pat
         there, here = read(f"{kind}:s3://{s3_bucket}/{place}"), read(f"{kind}:{tmp_path / place}")
         assert sorted(numbers(there)) == sorted(numbers(here)), place
         assert numbers(there)
-        assert [reason for _, reason in broken(there)] == [reason for _, reason in broken(here)]
-        assert all(where.startswith(f"s3://{s3_bucket}/{place}") for where, _ in broken(there))
+        assert [reason for _, reason in list_unreadable(there)] == [reason for _, reason in list_unreadable(here)]
+        assert all(where.startswith(f"s3://{s3_bucket}/{place}") for where, _ in list_unreadable(there))
 
 
-def test_places_that_are_missing_on_s3_are_named(s3_bucket: str) -> None:
+def test_missing_sources_on_s3_are_reported(s3_bucket: str) -> None:
     put(s3_bucket, {"dir/notes.txt": b"x", "dir-other/1.eml": mail(1)})
     for uri, code in (
         (f"maildir:s3://{s3_bucket}/missing/place", "mail.no-messages"),
@@ -584,7 +582,7 @@ def test_places_that_are_missing_on_s3_are_named(s3_bucket: str) -> None:
             open_source(uri)
 
 
-def test_an_object_that_vanishes_from_s3_is_listed(s3_bucket: str) -> None:
+def test_an_object_that_disappears_from_s3_is_reported(s3_bucket: str) -> None:
     import boto3
 
     put(s3_bucket, {f"mail/{number}.": mail(number) for number in range(1, 4)})
@@ -592,11 +590,11 @@ def test_an_object_that_vanishes_from_s3_is_listed(s3_bucket: str) -> None:
     boto3.client("s3").delete_object(Bucket=s3_bucket, Key="mail/2.")
     items = list(source.read(lambda _: None))
     assert numbers(items) == [1, 3]
-    assert broken(items) == [(f"s3://{s3_bucket}/mail/2.", "cannot be opened")]
+    assert list_unreadable(items) == [(f"s3://{s3_bucket}/mail/2.", "cannot be opened")]
 
 
-# Datasets of the Hugging Face hub. The library reads its settings as it is imported and takes seconds for it, hence one
-# process that reads several.
+# Datasets of the Hugging Face hub. Importing the library takes seconds and fixes its settings, so one process reads
+# several datasets.
 
 PROGRAM = """
 import http.client, json, os, select, sys, time
@@ -629,7 +627,7 @@ def read(stream, max_bytes, timeout=None):
 
 SyncStream.read = read
 
-from gumshoe.artifacts.hub import dataset_commit, local_dataset
+from gumshoe.artifacts.hub import get_dataset_commit, find_local_dataset
 from gumshoe.errors import GumshoeError
 from gumshoe.mail.sources import open_source
 
@@ -640,32 +638,32 @@ for uri in sys.argv[1:]:
         for item in open_source(uri).read(lambda amount: None):
             items.append([item.message_id, item.sent, item.utc_offset, item.sender])
             items[-1] += [each.address for each in item.recipients]
-        commit = "" if local_dataset(uri) else dataset_commit(uri)
+        commit = "" if find_local_dataset(uri) else get_dataset_commit(uri)
     except GumshoeError as failure:
         code, error, status = failure.code, failure.message, failure.exit_status
     outcome = {"items": items, "commit": commit, "code": code, "error": error, "status": status}
     print(json.dumps(outcome | {"waited": sum(waited)}), flush=True)
 """
-TIMEOUT = 30  # seconds: the hub's library waits that long for an answer
+TIMEOUT = 30  # seconds that the hub's library waits for a response
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What reading a dataset came to: its messages, and the error that it ended with, or nothing."""
+    """Messages read from a dataset, and the error at the end, if any."""
 
     items: list[list[Any]]
     commit: str
-    """That the hub said the dataset is at."""
+    """Commit of the dataset according to the hub."""
     code: str
     error: str
     status: int
-    """What a command that meets the error ends with."""
+    """Exit status of a command that ends with the error."""
     waited: float
-    """Seconds of timeouts, and of pauses between tries."""
+    """Seconds spent in timeouts and in pauses between attempts."""
 
 
 def parquet(*counts: range) -> list[bytes]:
-    """Files as in corbt/enron-emails, with so many messages each."""
+    """Return files as in corbt/enron-emails, with the given numbers of messages."""
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     files = []
@@ -689,7 +687,7 @@ def parquet(*counts: range) -> list[bytes]:
 
 
 def read_datasets(uris: list[str], home: Path, endpoint: str) -> dict[str, Outcome]:
-    """What a process that knows no other hub than the one given reads from each dataset."""
+    """Read each dataset in a process that knows only the given hub."""
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     environment |= {
         "HF_ENDPOINT": endpoint,
@@ -718,7 +716,7 @@ def rows(*numbers: int) -> list[list[Any]]:
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """As much of the hub's API as reading one public dataset takes, and repositories that fail in their ways."""
+    """Serve the part of the hub's API that is needed to read a public dataset, and some faulty repositories."""
 
     protocol_version = "HTTP/1.1"
     commit = "a" * 40
@@ -726,9 +724,9 @@ class HubHandler(BaseHTTPRequestHandler):
     faults: ClassVar[dict[str, int]] = {"acme/secret": 401, "acme/missing": 404, "acme/busy": 503}
     stopped: ClassVar[threading.Event] = threading.Event()
     hanging: ClassVar[set[int]] = set()
-    """Ports of the clients that get no answer."""
+    """Ports of the clients that get no response."""
     stuttered: ClassVar[threading.Event] = threading.Event()
-    """Set once the files of `acme/stutters` were asked for, which is not answered."""
+    """Set after the first request for files of `acme/stutters`, which gets no response."""
 
     def do_GET(self) -> None:
         asked = self.path.partition("?")[0]
@@ -774,12 +772,12 @@ class HubHandler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: the output is pytest's."""
+        """Log nothing, because the output belongs to pytest."""
 
 
 @contextmanager
 def hub() -> Iterator[str]:
-    """The address of a hub, while the block runs."""
+    """Run a hub while the block runs, and yield its address."""
     HubHandler.stopped.clear()
     HubHandler.stuttered.clear()
     HubHandler.hanging.clear()
@@ -795,7 +793,7 @@ def hub() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """What came of reading datasets of the hub, and of directories, by the last part of their URI."""
+    """Return the outcome of reading each dataset and directory, by the last part of its URI."""
     place = tmp_path_factory.mktemp("datasets")
     first, second = parquet(range(1, 4), range(4, 6))
     write(place, {"good/data/train-00000.parquet": first, "good/data/test-00000.parquet": second})
@@ -812,16 +810,16 @@ def test_a_dataset_of_the_hub_is_streamed_in_order(outcomes: dict[str, Outcome])
     assert (outcomes["mail"].items, outcomes["mail"].error) == (rows(1, 2, 3, 4, 5), "")
 
 
-def test_the_commit_that_a_dataset_stands_at_is_asked_of_the_hub(outcomes: dict[str, Outcome]) -> None:
+def test_the_commit_of_a_dataset_comes_from_the_hub(outcomes: dict[str, Outcome]) -> None:
     assert (outcomes["mail"].commit, outcomes["good"].commit) == (HubHandler.commit, "")
 
 
-def test_a_request_that_the_hub_does_not_answer_is_made_again(outcomes: dict[str, Outcome]) -> None:
+def test_a_request_without_a_response_is_retried(outcomes: dict[str, Outcome]) -> None:
     assert (outcomes["stutters"].items, outcomes["stutters"].error) == (rows(1, 2, 3, 4, 5), "")
     assert TIMEOUT <= outcomes["stutters"].waited < 2 * TIMEOUT
 
 
-def test_a_dataset_in_a_directory_is_streamed_by_its_split(outcomes: dict[str, Outcome]) -> None:
+def test_a_local_dataset_is_streamed_by_split(outcomes: dict[str, Outcome]) -> None:
     assert (outcomes["good"].items, outcomes["good"].error) == (rows(1, 2, 3), "")
     assert (outcomes["good@test"].items, outcomes["good@test"].error) == (rows(4, 5), "")
 
@@ -838,7 +836,7 @@ def test_a_dataset_in_a_directory_is_streamed_by_its_split(outcomes: dict[str, O
         ("damaged", "sources.dataset-unreadable", "parquet", 1),
     ],
 )
-def test_a_dataset_that_cannot_be_loaded_is_a_clear_error_soon(
+def test_a_dataset_that_cannot_be_loaded_is_reported_quickly(
     name: str, code: str, said: str, status: int, outcomes: dict[str, Outcome]
 ) -> None:
     found = outcomes[name]
@@ -849,7 +847,7 @@ def test_a_dataset_that_cannot_be_loaded_is_a_clear_error_soon(
     assert found.waited < 2 * TIMEOUT
 
 
-def test_without_a_network_a_dataset_is_a_clear_error_and_a_directory_is_read(tmp_path: Path) -> None:
+def test_without_network_only_local_datasets_are_read(tmp_path: Path) -> None:
     write(tmp_path, {"mail/train.parquet": parquet(range(1, 4))[0]})
     here, there = f"hf:{tmp_path}/mail", "hf:acme/mail"
     found = read_datasets([here, there], tmp_path / "home", f"http://127.0.0.1:{free_port()}")

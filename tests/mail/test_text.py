@@ -39,45 +39,45 @@ MULTI_BYTE = ["utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-7", "g
         ("Grüße", " 'UTF-8' "),
     ],
 )
-def test_a_charset_that_is_declared_truthfully_gives_the_text(text: str, charset: str) -> None:
+def test_text_is_decoded_with_its_declared_charset(text: str, charset: str) -> None:
     assert decode(text.encode(charset.strip("' ")), charset) == text
 
 
 @settings(QUICK)
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="\ufeff\0")), charset=st.sampled_from(MULTI_BYTE))
-def test_any_text_in_a_charset_of_several_bytes_comes_back(text: str, charset: str) -> None:
+def test_any_text_in_a_multibyte_charset_survives_a_round_trip(text: str, charset: str) -> None:
     data = text.encode(charset)
     if charset.startswith("utf-16-") and b"\0" not in data:
-        return  # bytes that may as well be of another charset: see the test of UTF-16 that is not
+        return  # ambiguous bytes, covered by the test of text wrongly declared as UTF-16
     assert decode(data, charset) == text
 
 
 @settings(QUICK)
 @given(text=st.text(st.characters(max_codepoint=127)), charset=st.sampled_from([None, "us-ascii", "latin-1", "utf-8"]))
-def test_any_ascii_text_comes_back(text: str, charset: str | None) -> None:
+def test_any_ascii_text_survives_a_round_trip(text: str, charset: str | None) -> None:
     assert decode(text.encode(), charset) == text
 
 
 @settings(QUICK)
 @given(data=st.binary(), charset=st.one_of(st.none(), st.text(), st.sampled_from([*MULTI_BYTE, "hz", "koi8-r"])))
-def test_no_bytes_and_no_charset_make_it_fail(data: bytes, charset: str | None) -> None:
+def test_decoding_never_fails(data: bytes, charset: str | None) -> None:
     assert isinstance(decode(data, charset), str)
     assert isinstance(decode_html(data, charset), str)
 
 
 @pytest.mark.parametrize("declared", ["iso-8859-1", "us-ascii", "windows-1252", "koi8-r", "macintosh", "cp850", None])
 @pytest.mark.parametrize("text", ["Grüße", "naïve “quotes” — dash", RUSSIAN, CHINESE])
-def test_utf_8_declared_as_a_charset_of_single_bytes_is_utf_8(text: str, declared: str | None) -> None:
+def test_utf_8_wins_over_a_declared_single_byte_charset(text: str, declared: str | None) -> None:
     assert decode(text.encode(), declared) == text
 
 
 @pytest.mark.parametrize("declared", ["us-ascii", "utf-8", "iso-8859-1", "x-unknown", "utf-7", None])
-def test_windows_1252_declared_as_something_else_is_read(declared: str | None) -> None:
+def test_wrongly_declared_windows_1252_is_decoded(declared: str | None) -> None:
     assert decode("Café “quoted” — 5 €".encode("cp1252"), declared) == "Café “quoted” — 5 €"
 
 
 @pytest.mark.parametrize(("narrow", "text"), [("gb2312", "镕基"), ("shift_jis", "①髙"), ("euc-kr", "똠방각하")])
-def test_characters_that_a_charset_has_only_in_its_successor_are_read(narrow: str, text: str) -> None:
+def test_characters_of_a_successor_charset_are_decoded(narrow: str, text: str) -> None:
     successor = {"gb2312": "gb18030", "shift_jis": "cp932", "euc-kr": "cp949"}[narrow]
     assert decode(text.encode(successor), narrow) == text
 
@@ -102,36 +102,36 @@ def test_characters_that_a_charset_has_only_in_its_successor_are_read(narrow: st
         None,
     ],
 )
-def test_what_is_no_charset_counts_as_none(declared: str | None) -> None:
+def test_an_unknown_charset_is_ignored(declared: str | None) -> None:
     assert decode(rb"C:\new\u0041", declared) == r"C:\new\u0041"
     assert decode("Grüße".encode(), declared) == decode("Grüße".encode("cp1252"), declared) == "Grüße"
 
 
-def test_text_without_a_charset_is_guessed_where_there_is_enough_of_it() -> None:
+def test_the_charset_of_long_text_is_guessed() -> None:
     text = " ".join([RUSSIAN] * 5)
     assert decode(text.encode("koi8-r")) == text
     assert decode((CHINESE * 20).encode("gb18030")) == CHINESE * 20
 
 
 @pytest.mark.parametrize("declared", ["utf-8", "iso-8859-1", None])
-def test_few_broken_characters_do_not_spoil_the_rest(declared: str | None) -> None:
+def test_a_few_broken_characters_are_tolerated(declared: str | None) -> None:
     whole = RUSSIAN.encode()
     assert decode(whole[: whole.index("ж".encode()) + 1], declared) == RUSSIAN[: RUSSIAN.index("ж")] + "\ufffd"
     assert decode(whole + b" \xff", declared) == RUSSIAN + " \ufffd"
 
 
-def test_a_broken_character_does_not_spoil_text_in_a_charset_with_escapes() -> None:
+def test_broken_characters_in_a_stateful_charset_are_tolerated() -> None:
     broken = JAPANESE.encode("iso-2022-jp").replace(b"0l", b"\x7f\x7f") + b"\x1b$B-!\x1b(B"  # NEC's circled 1
     assert decode(broken, "iso-2022-jp").startswith(JAPANESE)
 
 
 @pytest.mark.parametrize("declared", ["utf-16", "utf-16le", "utf-32"])
 @pytest.mark.parametrize("text", ["plain ASCII!", "Grüße, naïve"])
-def test_bytes_without_zeros_declared_as_utf_16_are_read_as_what_they_are(text: str, declared: str) -> None:
+def test_text_wrongly_declared_as_utf_16_is_decoded(text: str, declared: str) -> None:
     assert decode(text.encode(), declared) == text
 
 
-def test_a_byte_order_mark_is_no_text() -> None:
+def test_a_byte_order_mark_is_removed() -> None:
     assert decode(b"\xef\xbb\xbfText", "utf-8") == decode(b"\xef\xbb\xbfText") == "Text"
     assert decode("Grüße".encode("utf-8-sig"), "iso-8859-1") == "Grüße"
 
@@ -140,7 +140,7 @@ def lines(html: str) -> list[str]:
     return [" ".join(line.split()) for line in html_to_text(html).split("\n") if line.strip()]
 
 
-def test_html_becomes_lines_as_they_are_shown() -> None:
+def test_html_is_laid_out_in_lines() -> None:
     assert lines("<p>First<br>second</p><div>third</div><ul><li>one</li><li>two</li></ul>") == [
         "First",
         "second",
@@ -151,20 +151,20 @@ def test_html_becomes_lines_as_they_are_shown() -> None:
     assert lines("<b>bold</b> and <i>italic</i>, one line") == ["bold and italic, one line"]
 
 
-def test_every_cell_of_a_table_is_kept_and_rows_stay_apart() -> None:
+def test_table_rows_are_lines() -> None:
     shown = lines("<table><tr><th>Deal</th><th>Price</th></tr><tr><td>A-17</td><td>$4.25</td></tr></table>")
     assert len(shown) == 2
     assert shown[0].split() == ["Deal", "Price"]
     assert shown[1].split() == ["A-17", "$4.25"]
 
 
-def test_entities_are_characters() -> None:
+def test_entities_are_decoded() -> None:
     assert lines("<p>Fish &amp; chips &lt; 5&nbsp;&euro; &#8212; caf&eacute; &#x4f60;</p>") == [
         "Fish & chips < 5 € — café 你"
     ]
 
 
-def test_scripts_styles_and_comments_are_left_out() -> None:
+def test_scripts_styles_and_comments_are_removed() -> None:
     html = "<head><title>T</title><style>p{color:red}</style><script>var x='secret'</script></head>"
     shown = html_to_text(f"<html>{html}<body><!-- hidden note --><p>Shown</p><script>more()</script></body></html>")
     assert "Shown" in shown
@@ -179,33 +179,33 @@ def test_scripts_styles_and_comments_are_left_out() -> None:
         '<meta http-equiv="Content-Type" content="text/html; charset=koi8-r">',
     ],
 )
-def test_the_charset_that_html_itself_names_counts_where_none_is_declared(meta: str) -> None:
+def test_the_charset_declared_in_html_is_used(meta: str) -> None:
     data = f"<html><head>{meta}</head><body>{RUSSIAN}</body></html>".encode("koi8-r")
     assert RUSSIAN in decode_html(data)
     assert RUSSIAN in decode_html(data, "koi8-r")
 
 
-def test_html_that_names_utf_16_in_ascii_is_not_in_utf_16() -> None:
+def test_a_wrong_utf_16_declaration_in_html_is_ignored() -> None:
     assert decode_html('<meta charset="utf-16"><p>Grüße</p>'.encode()).strip() == "Grüße"
 
 
-def test_an_xml_declaration_is_no_text() -> None:
+def test_an_xml_declaration_is_removed() -> None:
     data = '<?xml version="1.0" encoding="UTF-8"?><html xmlns="x"><body><p>Grüße</p></body></html>'.encode()
     assert decode_html(data).strip() == "Grüße"
 
 
 @pytest.mark.parametrize("html", ["", " \n", "<html></html>", "<!-- -->", "<img src='cid:1'>", "<", "<p", "&"])
-def test_html_that_shows_nothing_is_harmless(html: str) -> None:
+def test_empty_html_gives_no_text(html: str) -> None:
     assert html_to_text(html).strip() in {"", "<", "&"}
 
 
-def test_html_without_tags_or_with_unclosed_ones_gives_its_text() -> None:
+def test_malformed_html_gives_its_text() -> None:
     assert lines("just text") == ["just text"]
     assert lines("<p>one<p>two<b>three") == ["one", "twothree"]
 
 
 @pytest.mark.parametrize("tag", ["div", "table><tr><td", "blockquote", "span", "font"])
-def test_html_nested_very_deep_is_read_quickly(tag: str) -> None:
+def test_deeply_nested_html_is_fast(tag: str) -> None:
     started = time.process_time()
     assert "bottom" in html_to_text(f"<{tag}>" * 5000 + "bottom")
     assert time.process_time() - started < 10

@@ -1,4 +1,4 @@
-"""What requests ask of Kubernetes, as its authorization has it, and what a Role allows."""
+"""Map requests to Kubernetes permissions, and compare them with Roles."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,36 +12,38 @@ _PATH = re.compile(
     r"/api(?:s/(?P<group>[^/]+))?/v[^/]+(?P<namespace>/namespaces/[^/]+)?/(?P<resource>[a-z]+)"
     r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?"
 )
-OPEN = re.compile(r"/version/?|/openapi/.*|/apis?/?|/api/v1|/apis/[^/]+(/[^/]+)?")  # to whoever is known at all
+OPEN = re.compile(
+    r"/version/?|/openapi/.*|/apis?/?|/api/v1|/apis/[^/]+(/[^/]+)?"
+)  # allowed for every authenticated account
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Access:
-    """Something that may be allowed, in one namespace."""
+    """A permission in one namespace."""
 
     group: str
-    """Empty for Kubernetes' first resources."""
+    """API group; empty for the core group."""
     resource: str
-    """With its subresource, as pods/log."""
+    """Resource with its subresource, e.g. pods/log."""
     verb: str
 
 
-def accesses_of(method: str, path: str, query: Mapping[str, str], status: int) -> Iterator[Access]:
-    """What a request needs, of which the answer had a status.
+def get_accesses(method: str, path: str, query: Mapping[str, str], status: int) -> Iterator[Access]:
+    """Yield the permissions that a request needs, given the status of its answer.
 
     https://kubernetes.io/docs/reference/access-authn-authz/authorization/#determine-the-request-verb
     """
     if OPEN.fullmatch(path):
         return
     found = _PATH.fullmatch(path)
-    assert found, f"{method} {path} is of no known form"
-    assert found["namespace"], f"{method} {path} is of the whole cluster, which no Role allows"
+    assert found, f"{method} {path} has an unknown form"
+    assert found["namespace"], f"{method} {path} is cluster-scoped, which no Role allows"
     several = "watch" if query.get("watch") in ("true", "True", "1") else "list"
     verbs = {
         "GET": ["get" if found["name"] else several],
         "POST": ["create"],
         "PUT": ["update"],
-        "PATCH": ["patch", "create"] if status == 201 else ["patch"],  # to apply what there is not yet is to create it
+        "PATCH": ["patch", "create"] if status == 201 else ["patch"],  # server-side apply creates missing objects
         "DELETE": ["delete" if found["name"] else "deletecollection"],
     }
     resource = "/".join(filter(None, (found["resource"], found["sub"])))
@@ -49,25 +51,25 @@ def accesses_of(method: str, path: str, query: Mapping[str, str], status: int) -
 
 
 @contextmanager
-def recorded(fake: FakeKubernetes) -> Iterator[set[Access]]:
-    """What is asked of a cluster while the block runs."""
-    seen: set[Access] = set()
-    answered = fake.answer
+def record_access(fake: FakeKubernetes) -> Iterator[set[Access]]:
+    """Record the permissions that are used while the block runs."""
+    used: set[Access] = set()
+    original = fake.answer
 
     def answer(method: str, path: str, query: dict[str, str], body: bytes, content_type: str) -> tuple[int, Any]:
-        status, found = answered(method, path, query, body, content_type)
-        seen.update(accesses_of(method, path, query, status))
+        status, found = original(method, path, query, body, content_type)
+        used.update(get_accesses(method, path, query, status))
         return status, found
 
     fake.answer = answer  # type: ignore[method-assign]
     try:
-        yield seen
+        yield used
     finally:
-        fake.answer = answered  # type: ignore[method-assign]
+        fake.answer = original  # type: ignore[method-assign]
 
 
-def allowed_by(rules: Iterable[Mapping[str, Any]]) -> list[Access]:
-    """What rules allow; twice where two allow it."""
+def list_allowed(rules: Iterable[Mapping[str, Any]]) -> list[Access]:
+    """Return the permissions of rules. A permission in two rules is listed twice."""
     return [
         Access(group, resource, verb)
         for rule in rules

@@ -1,4 +1,4 @@
-"""The manifests as `kubectl kustomize` renders them, and what Kubernetes makes of selectors and pods in them."""
+"""Render the manifests with `kubectl kustomize`, and evaluate selectors and pod security."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def components() -> list[str]:
     )
 
 
-def kustomized(directory: Path) -> str:
+def build_overlay(directory: Path) -> str:
     kubectl = shutil.which("kubectl") or missing("kubectl (1.25 or later)")
     done = subprocess.run([kubectl, "kustomize", directory], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -34,17 +34,17 @@ def kustomized(directory: Path) -> str:
 
 
 def read(text: str) -> list[Object]:
-    return list(yaml.load_all(text, yaml.CSafeLoader))  # as yaml.safe_load_all, and quick
+    return list(yaml.load_all(text, yaml.CSafeLoader))  # a faster yaml.safe_load_all
 
 
 @cache
 def overlay(name: str) -> tuple[Object, ...]:
-    """The objects of an overlay. They are shared: change none."""
-    return tuple(read(kustomized(MANIFESTS / "overlays" / name)))
+    """Return the objects of an overlay. They are shared: do not change them."""
+    return tuple(read(build_overlay(MANIFESTS / "overlays" / name)))
 
 
-def with_components(names: Sequence[str], directory: Path) -> list[Object]:
-    """The objects of an overlay of nothing but components."""
+def build_with_components(names: Sequence[str], directory: Path) -> list[Object]:
+    """Return the objects of the base with these components."""
     directory.mkdir()
 
     def place(part: str) -> str:
@@ -52,16 +52,16 @@ def with_components(names: Sequence[str], directory: Path) -> list[Object]:
 
     made = {"resources": [place("base")], "components": [place(f"components/{name}") for name in names]}
     (directory / "kustomization.yaml").write_text(yaml.safe_dump(made))
-    return read(kustomized(directory))
+    return read(build_overlay(directory))
 
 
 def of_kind(objects: Iterable[Object], kind: str) -> dict[str, Any]:
-    """Those of a kind, by name."""
+    """Return the objects of a kind by name."""
     return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a label selector takes something with these labels."""
+    """Return True if a label selector matches labels."""
     named = all(labels.get(name) == value for name, value in selector.get("matchLabels", {}).items())
     return named and all(
         each["operator"] == "In" and labels.get(each["key"]) in each["values"]
@@ -69,8 +69,8 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     )
 
 
-def unrestricted(pod: Mapping[str, Any]) -> Iterator[str]:
-    """What the Pod Security Standard "restricted" has against the specification of a pod.
+def find_violations(pod: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the violations of the Pod Security Standard "restricted" in a pod's specification.
 
     https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted
     """

@@ -1,4 +1,4 @@
-"""Check Kubernetes objects against the schemas that lie beside the checkout, as an API server would."""
+"""Validate Kubernetes objects against the schemas beside the checkout, like an API server."""
 
 import importlib.util
 import json
@@ -12,16 +12,16 @@ import yaml
 
 TOOL = Path(__file__).parents[3] / "shared" / "tools" / "validate_manifests.py"
 KUBERNETES = "1.34"
-"""The version whose schemas are used."""
+"""Version of the schemas."""
 
 
 def faults_of(objects: Iterable[dict[str, Any]]) -> list[str]:
     """Return what is wrong with each object, e.g. `Service/mail: .spec.port: unknown field`.
 
     Raises:
-        ValueError: there is no object.
+        ValueError: if there is no object.
     """
-    tool, schemas, environment = _loaded()
+    tool, schemas, environment = _load()
     found = [json.loads(json.dumps(each)) for each in objects]
     if not found:
         raise ValueError("there is no object to check")
@@ -33,7 +33,7 @@ def faults_of(objects: Iterable[dict[str, Any]]) -> list[str]:
 
 
 @cache
-def _loaded() -> tuple[Any, Any, Any]:
+def _load() -> tuple[Any, Any, Any]:
     """Return the tool, the schemas of custom resources, and the environment of their rules."""
     spec = importlib.util.spec_from_file_location("validate_manifests", TOOL)
     assert spec is not None

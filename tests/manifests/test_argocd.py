@@ -1,4 +1,4 @@
-"""Argo CD's Application, for which there is no schema here, and what it is told of the resources."""
+"""Test Argo CD's Application, for which there is no schema here, and the sync settings of resources."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import yaml
 
 from tests.manifests.kustomize import MANIFESTS, of_kind, overlay
 
-# https://argo-cd.readthedocs.io/en/stable/user-guide/application-specification/: the fields of those that are used.
+# https://argo-cd.readthedocs.io/en/stable/user-guide/application-specification/: the fields that are used.
 FIELDS: dict[str, Any] = {
     "project": str,
     "source": {"repoURL": str, "targetRevision": str, "path": str},
@@ -31,7 +31,7 @@ def fits(value: Any, fields: Any) -> bool:
     return isinstance(value, fields)
 
 
-def test_the_application_is_one_and_deploys_an_overlay_that_there_is() -> None:
+def test_the_application_is_valid_and_deploys_an_existing_overlay() -> None:
     made = yaml.safe_load((MANIFESTS / "components" / "argocd" / "application.yaml").read_text())
     assert (made["apiVersion"], made["kind"]) == ("argoproj.io/v1alpha1", "Application")
     assert fits(made["spec"], FIELDS)
@@ -40,7 +40,7 @@ def test_the_application_is_one_and_deploys_an_overlay_that_there_is() -> None:
     assert made["spec"]["destination"]["namespace"] in of_kind(overlay("prod"), "Namespace")
 
 
-def test_what_cannot_change_is_never_changed_and_what_runs_name_stays() -> None:
+def test_pipeline_versions_are_never_changed_or_deleted() -> None:
     made = yaml.safe_load((MANIFESTS / "components" / "argocd" / "application.yaml").read_text())
     ignored = {(each["group"], each["kind"]): each["jsonPointers"] for each in made["spec"]["ignoreDifferences"]}
     assert ignored["pipelines.kubeflow.org", "PipelineVersion"] == ["/spec"]

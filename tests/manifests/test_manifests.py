@@ -1,4 +1,4 @@
-"""What `kubectl kustomize` makes of the manifests: what Kubernetes takes, whole, and restricted."""
+"""Test the rendered manifests: valid, complete and restricted."""
 
 import re
 import subprocess
@@ -10,18 +10,18 @@ import pytest
 import yaml
 
 from tests.charts.test_agent_chart import of_kind as one_of_kind
-from tests.charts.test_agent_chart import rendered, values_of
+from tests.charts.test_agent_chart import render, values_of
 from tests.manifests.kustomize import (
     MANIFESTS,
     OVERLAYS,
     Object,
+    build_overlay,
+    build_with_components,
     components,
-    kustomized,
+    find_violations,
     of_kind,
     overlay,
     selects,
-    unrestricted,
-    with_components,
 )
 
 GPU = "nvidia.com/gpu"
@@ -29,27 +29,25 @@ ROLE = "gumshoe.dev/role"
 
 
 def runtime_pod(objects: Any) -> Object:
-    """The template of a trainer's pod."""
+    """Return the pod template of a trainer."""
     job = of_kind(objects, "ClusterTrainingRuntime")["gumshoe"]["spec"]["template"]["spec"]["replicatedJobs"][0]
     return dict(job["template"]["spec"]["template"])
 
 
-def test_an_api_server_would_take_every_overlay_and_every_component(
-    assert_valid: Callable[..., None], tmp_path: Path
-) -> None:
+def test_every_overlay_and_component_is_valid(assert_valid: Callable[..., None], tmp_path: Path) -> None:
     names = components()
     sets = [each for name in OVERLAYS for each in [overlay(name)]]
-    sets += [tuple(with_components([name], tmp_path / name)) for name in names]
-    sets += [tuple(with_components(names, tmp_path / "all"))]
+    sets += [tuple(build_with_components([name], tmp_path / name)) for name in names]
+    sets += [tuple(build_with_components(names, tmp_path / "all"))]
     for objects in sets:
         known = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
         assert len(known) == len(set(known))
-    large = ("Pipeline", "PipelineVersion")  # that differ in annotations alone
+    large = ("Pipeline", "PipelineVersion")  # these differ only in annotations
     every = {str(each["spec"] if each["kind"] in large else each): each for objects in sets for each in objects}
     assert_valid(every.values())
 
 
-def test_what_an_api_server_would_refuse_is_found(assert_valid: Callable[..., None]) -> None:
+def test_invalid_objects_are_detected(assert_valid: Callable[..., None]) -> None:
     for kind, field in (("ServiceAccount", "automountServiceAccountTokens"), ("LocalQueue", "spek")):
         (made, *_) = of_kind(overlay("prod"), kind).values()
         assert_valid([made])
@@ -57,7 +55,7 @@ def test_what_an_api_server_would_refuse_is_found(assert_valid: Callable[..., No
             assert_valid([{**made, field: True}])
 
 
-def test_secrets_come_from_files_that_git_does_not_have(tmp_path: Path) -> None:
+def test_secrets_come_from_files_that_git_ignores(tmp_path: Path) -> None:
     for name in OVERLAYS:
         assert not of_kind(overlay(name), "Secret")
     place = MANIFESTS / "components" / "secrets"
@@ -65,15 +63,15 @@ def test_secrets_come_from_files_that_git_does_not_have(tmp_path: Path) -> None:
     assert ignored.stdout.split() == ["s3.env", "models.env"]
     for file in (place / each for each in ("kustomization.yaml", "s3.env.example", "models.env.example")):
         (tmp_path / file.name.removesuffix(".example")).write_bytes(file.read_bytes())
-    made = of_kind(yaml.safe_load_all(kustomized(tmp_path)), "Secret")
+    made = of_kind(yaml.safe_load_all(build_overlay(tmp_path)), "Secret")
     assert set(made) == {"gumshoe-s3", "gumshoe-models"}
     assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} < made["gumshoe-s3"]["data"].keys()
     assert {each["metadata"]["namespace"] for each in made.values()} == {"gumshoe"}
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_names_that_are_referred_to_exist(name: str) -> None:
-    from gumshoe.training.settings import env_names
+def test_referenced_names_exist(name: str) -> None:
+    from gumshoe.training.settings import list_env_vars
 
     objects = overlay(name)
     pod = runtime_pod(objects)["spec"]
@@ -90,7 +88,7 @@ def test_names_that_are_referred_to_exist(name: str) -> None:
         f"{next(m['mountPath'] for m in container['volumeMounts'] if m['name'] == 'cache')}/"
     )
     (metrics,) = (each for each in container["ports"] if each["name"] == "metrics")
-    assert (metrics["containerPort"], ("output.metrics_port", "METRICS_PORT") in env_names()) == (
+    assert (metrics["containerPort"], ("output.metrics_port", "METRICS_PORT") in list_env_vars()) == (
         int(env["METRICS_PORT"]),
         True,
     )
@@ -106,7 +104,7 @@ def test_names_that_are_referred_to_exist(name: str) -> None:
         assert selects(queue["spec"]["namespaceSelector"], {**labels, "kubernetes.io/metadata.name": "gumshoe"})
 
 
-def test_production_has_everything_and_development_needs_little() -> None:
+def test_prod_has_all_components_and_dev_needs_only_trainer() -> None:
     from gumshoe_pipelines.graphs import PIPELINES
 
     kinds = {name: {each["kind"] for each in overlay(name)} for name in OVERLAYS}
@@ -120,7 +118,7 @@ def test_production_has_everything_and_development_needs_little() -> None:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_quantities_fit_each_other(name: str) -> None:
+def test_quotas_fit_the_queue_and_the_pods(name: str) -> None:
     from kubernetes.utils import parse_quantity
 
     objects = overlay(name)
@@ -136,7 +134,7 @@ def test_quantities_fit_each_other(name: str) -> None:
                 for each in flavor["resources"]
                 if each["name"] == resource
             )
-            assert 0 < given <= hard[f"requests.{resource}"], f"Kueue admits {resource} that the quota refuses"
+            assert 0 < given <= hard[f"requests.{resource}"], f"Kueue admits more {resource} than the quota allows"
     storage = [
         each["spec"]["resources"]["requests"]["storage"] for each in of_kind(objects, "PersistentVolumeClaim").values()
     ]
@@ -152,7 +150,7 @@ def test_quantities_fit_each_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_images_are_of_this_version_and_never_the_latest(name: str) -> None:
+def test_images_have_the_version_as_tag(name: str) -> None:
     from gumshoe_pipelines.placement import TRAINER
 
     images = [*_images(list(overlay(name)))]
@@ -172,22 +170,22 @@ def _images(made: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_pods_are_restricted_and_the_namespace_says_so(name: str) -> None:
+def test_pods_and_namespace_are_restricted(name: str) -> None:
     objects = overlay(name)
     labels = of_kind(objects, "Namespace")["gumshoe"]["metadata"]["labels"]
     for mode in ("enforce", "warn", "audit"):
         assert labels[f"pod-security.kubernetes.io/{mode}"] == "restricted"
-    assert [*unrestricted(runtime_pod(objects)["spec"])] == []
+    assert [*find_violations(runtime_pod(objects)["spec"])] == []
     for account in ("gumshoe-trainer", "gumshoe-rollout"):
         assert of_kind(objects, "ServiceAccount")[account]["automountServiceAccountToken"] is False
 
 
-def test_the_chart_s_own_pods_may_run_in_it_and_its_test_reaches_what_it_asks() -> None:
-    made = rendered(values_of("everything"))
+def test_the_chart_s_pods_are_restricted_and_its_test_has_network_access() -> None:
+    made = render(values_of("everything"))
     pods = {kind: one_of_kind(made, kind) for kind in ("Deployment", "Pod")}
-    assert [*unrestricted(pods["Deployment"]["spec"]["template"]["spec"])] == []
-    assert [*unrestricted(pods["Pod"]["spec"])] == []
-    assert [*unrestricted(one_of_kind(made, "ServingRuntime")["spec"])] == []
+    assert [*find_violations(pods["Deployment"]["spec"]["template"]["spec"])] == []
+    assert [*find_violations(pods["Pod"]["spec"])] == []
+    assert [*find_violations(one_of_kind(made, "ServingRuntime")["spec"])] == []
     rules = of_kind(overlay("prod"), "NetworkPolicy")["gumshoe-helm-test"]["spec"]
     assert selects(rules["podSelector"], pods["Pod"]["metadata"]["labels"])
     assert not selects(rules["podSelector"], pods["Deployment"]["spec"]["template"]["metadata"]["labels"])
@@ -197,15 +195,15 @@ def test_the_chart_s_own_pods_may_run_in_it_and_its_test_reaches_what_it_asks() 
     assert reached == {each["containerPort"] for each in [*ports, *models]}
 
 
-def test_policies_deny_everything_and_then_allow_what_is_needed() -> None:
+def test_policies_deny_traffic_by_default() -> None:
     policies = of_kind(overlay("prod"), "NetworkPolicy")
     assert policies["gumshoe-nothing"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    everybody = {name for name, each in policies.items() if each["spec"]["podSelector"] == {}}
-    assert everybody == {"gumshoe-nothing", "gumshoe-dns", "gumshoe-https"}
+    for_all_pods = {name for name, each in policies.items() if each["spec"]["podSelector"] == {}}
+    assert for_all_pods == {"gumshoe-nothing", "gumshoe-dns", "gumshoe-https"}
     (rule,) = policies["gumshoe-https"]["spec"]["egress"]
     outside = {block["ipBlock"]["cidr"]: block["ipBlock"]["except"] for block in rule["to"]}
     metadata = {"0.0.0.0/0": ["169.254.169.254/32"], "::/0": ["fd00:ec2::254/128"]}
-    assert outside == metadata, "all but the nodes' own credentials"
+    assert outside == metadata, "everything except the nodes' credentials"
     assert [each["port"] for each in rule["ports"]] == [443]
     ingress = [name for name, each in policies.items() if "Ingress" in each["spec"]["policyTypes"]]
     assert set(ingress) == {"gumshoe-nothing", "gumshoe-trainer", "gumshoe-rollout", "gumshoe-prometheus"}
@@ -217,7 +215,7 @@ def test_policies_deny_everything_and_then_allow_what_is_needed() -> None:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_trainers_reach_each_other_and_their_servers(name: str) -> None:
+def test_trainers_can_access_each_other_and_their_servers(name: str) -> None:
     objects = overlay(name)
     trainer, rollout = runtime_pod(objects)["metadata"]["labels"], {ROLE: "rollout"}
     policies = of_kind(objects, "NetworkPolicy")
@@ -231,7 +229,9 @@ def test_trainers_reach_each_other_and_their_servers(name: str) -> None:
             if any("podSelector" in peer and selects(peer["podSelector"], other) for peer in rule.get(end, []))
         ]
 
-    assert any("ports" not in rule for rule in to(trainer, trainer, "egress", "to")), "at any port: gloo chooses them"
+    assert any("ports" not in rule for rule in to(trainer, trainer, "egress", "to")), (
+        "any port, because gloo chooses them"
+    )
     assert any("ports" not in rule for rule in to(trainer, trainer, "ingress", "from"))
     for rules in (to(trainer, rollout, "egress", "to"), to(rollout, trainer, "ingress", "from")):
         assert {port["port"] for rule in rules for port in rule["ports"]} == {8000, 8081}

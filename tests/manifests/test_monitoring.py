@@ -1,4 +1,4 @@
-"""Alerts, dashboard and PodMonitors: on numbers that there are, with a runbook each, and firing when they should."""
+"""Test alerts, dashboard and PodMonitors: they use existing metrics, have runbooks, and fire correctly."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from tests.manifests.test_manifests import runtime_pod
 
 HERE = MANIFESTS / "components" / "monitoring"
 OTHERS = {"up", "kube_pod_status_phase", "kueue_pending_workloads"}
-"""Of Prometheus, kube-state-metrics, and Kueue (https://kueue.sigs.k8s.io/docs/reference/metrics/)."""
+"""Metrics of Prometheus, kube-state-metrics, and Kueue (https://kueue.sigs.k8s.io/docs/reference/metrics/)."""
 LOADER = {f"gumshoe_adapter_loader_{each}" for each in ("ready", "loads_total", "load_seconds", "failures_total")}
 
 
@@ -28,14 +28,14 @@ def rules() -> dict[str, Any]:
 
 @pytest.fixture
 def promtool(tmp_path: Path) -> str:
-    """Beside `rules.yaml`."""
+    """Write the alerts to `rules.yaml`, and return the path of promtool."""
     (tmp_path / "rules.yaml").write_text(
         yaml.safe_dump(of_kind(overlay("prod"), "PrometheusRule")["gumshoe-training"]["spec"])
     )
     return shutil.which("promtool") or missing("promtool (of the Debian package prometheus)")
 
 
-def test_alerts_parse_and_have_runbooks(promtool: str, tmp_path: Path) -> None:
+def test_alerts_are_valid_and_have_runbooks(promtool: str, tmp_path: Path) -> None:
     done = subprocess.run([promtool, "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     headings = {each.lower() for each in re.findall(r"^## (\w+)", (HERE / "RUNBOOKS.md").read_text(), re.M)}
@@ -45,8 +45,8 @@ def test_alerts_parse_and_have_runbooks(promtool: str, tmp_path: Path) -> None:
     assert place.endswith("/manifests/components/monitoring/RUNBOOKS.md")
 
 
-def test_what_is_asked_for_is_exported() -> None:
-    from gumshoe.training.metrics_exporter import Exporter
+def test_alerts_and_dashboard_use_exported_metrics() -> None:
+    from gumshoe.training.metrics_exporter import MetricsExporter
     from tests.training.test_metrics_exporter import scraped
     from tests.training.test_records import evaluation, step
 
@@ -55,12 +55,12 @@ def test_what_is_asked_for_is_exported() -> None:
         json.loads(of_kind(overlay("prod"), "ConfigMap")["gumshoe-training-dashboard"]["data"]["gumshoe-training.json"])
         == board
     )
-    asked = [each["expr"] for each in rules().values()]
-    asked += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    asked += [each["query"] for each in board["templating"]["list"]]
-    text = re.sub(r'"[^"]*"|\{\{|by \([^)]*\)', "", " ".join(asked))
+    queries = [each["expr"] for each in rules().values()]
+    queries += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    queries += [each["query"] for each in board["templating"]["list"]]
+    text = re.sub(r'"[^"]*"|\{\{|by \([^)]*\)', "", " ".join(queries))
     named = set(re.findall(r"\b(?:gumshoe_|vllm:|kube_|kueue_|up\b)\w*", text))
-    with Exporter(free_port(), 3, [step(1), evaluation(1)]) as exporter:
+    with MetricsExporter(free_port(), 3, [step(1), evaluation(1)]) as exporter:
         trainer = {name.partition(":")[0] for name in scraped(exporter.port)}
     assert {each for each in named if each.startswith("gumshoe_")} <= trainer | LOADER
     assert {each for each in named if not each.startswith(("gumshoe_", "vllm:"))} <= OTHERS
@@ -80,11 +80,11 @@ def test_panels_do_not_overlap() -> None:
         for y in range(place["y"], place["y"] + place["h"])
     ]
     assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) < 24, "Grafana has so many columns"
+    assert max(x for x, _ in cells) < 24, "Grafana has 24 columns"
     assert len({each["id"] for each in panels}) == len(panels)
 
 
-def test_prometheus_finds_the_first_trainer_and_may_read_it() -> None:
+def test_prometheus_scrapes_only_the_first_trainer() -> None:
     objects = overlay("prod")
     pod = runtime_pod(objects)
     first = {**pod["metadata"]["labels"], "batch.kubernetes.io/job-completion-index": "0"}
@@ -149,7 +149,7 @@ ALERTS: list[tuple[str, dict[str, str], dict[str, str], str]] = [
             f'gumshoe_adapter_loader_ready{{container="loader",{ROLLOUT}}}': "0x240",
             f'up{{container="server",{ROLLOUT}}}': "1x240",
         },
-        {  # a server that still loads its model
+        {  # a server that is still loading its model
             f'gumshoe_adapter_loader_ready{{container="loader",{ROLLOUT}}}': "0x240",
             f'up{{container="server",{ROLLOUT}}}': "0x240",
         },
@@ -167,7 +167,7 @@ ALERTS: list[tuple[str, dict[str, str], dict[str, str], str]] = [
             f"vllm:kv_cache_usage_perc{{{ROLLOUT}}}": "0.99x240",
             f"vllm:num_preemptions_total{{{ROLLOUT}}}": "0+5x240",
         },
-        {  # full, and nothing is lost by it
+        {  # full, but without preemptions
             f"vllm:kv_cache_usage_perc{{{ROLLOUT}}}": "0.99x240",
             f"vllm:num_preemptions_total{{{ROLLOUT}}}": "5x240",
         },
@@ -188,12 +188,12 @@ ALERTS: list[tuple[str, dict[str, str], dict[str, str], str]] = [
 ]
 
 
-def test_every_alert_is_tried() -> None:
+def test_every_alert_is_tested() -> None:
     assert {alert for alert, *_ in ALERTS} == rules().keys()
 
 
 @pytest.mark.parametrize(("alert", "series", "quiet", "labels"), ALERTS)
-def test_alerts_fire_when_they_should_and_not_otherwise(
+def test_alerts_fire_only_when_they_should(
     promtool: str, tmp_path: Path, alert: str, series: dict[str, str], quiet: dict[str, str], labels: str
 ) -> None:
     rule = rules()[alert]

@@ -1,4 +1,4 @@
-"""The Roles allow what the code asks of a cluster, as it was recorded while it ran, and nothing else."""
+"""Test that the Roles allow exactly what the code requests, as recorded while it runs."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,21 +9,21 @@ import pytest
 
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster import deploy, releases
-from gumshoe.cluster.deploy import DeployTarget, put_into_service
+from gumshoe.cluster.deploy import DeployTarget, deploy_published
 from gumshoe.cluster.kubernetes_api import Cluster
 from tests.cluster import fake_kubernetes as kubernetes
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.cluster.test_deploy import AGENT, BASE, publish
 from tests.conftest import Ran
 from tests.errors import raises
-from tests.manifests.access import Access, allowed_by, recorded
+from tests.manifests.access import Access, list_allowed, record_access
 from tests.manifests.kustomize import OVERLAYS, of_kind, overlay
 
 ACCESS = {"agent": {"access": {"existingSecret": "gumshoe-keys"}}}
 SECRETS = {"serving": {"storage": {"existingSecret": "gumshoe-s3"}}, "agent": {"storage": {"existingSecret": "s3"}}}
-EVERYTHING = {  # of the chart, that makes a kind of object
-    **deploy.merged(ACCESS, SECRETS),
-    "agent": {**deploy.merged(ACCESS, SECRETS)["agent"], "autoscaling": {"enabled": True, "max": 3}},
+EVERYTHING = {  # values with which the chart creates every kind of object
+    **deploy.merge_values(ACCESS, SECRETS),
+    "agent": {**deploy.merge_values(ACCESS, SECRETS)["agent"], "autoscaling": {"enabled": True, "max": 3}},
     "monitoring": {"enabled": True, "rules": True, "dashboard": True},
     "ingress": {"enabled": True, "host": "gumshoe.example"},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
@@ -39,7 +39,7 @@ NOTHING = {
 
 @pytest.fixture
 def cluster(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch) -> FakeKubernetes:
-    """One that has all that the chart can make."""
+    """Return a cluster that serves all kinds of objects in the chart."""
     more = {
         "gateway.networking.k8s.io/v1": {"httproutes": "HTTPRoute"},
         "monitoring.coreos.com/v1": {"prometheusrules": "PrometheusRule", "servicemonitors": "ServiceMonitor"},
@@ -66,21 +66,23 @@ def store(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> St
 
 
 def rules_of(role: str) -> set[Access]:
-    """What a role allows, which is the same in all overlays."""
+    """Return the permissions of a role, which is the same in all overlays."""
     (rules,) = {str(of_kind(overlay(each), "Role")[role]["rules"]): each for each in OVERLAYS}.values()
-    allowed = allowed_by(of_kind(overlay(rules), "Role")[role]["rules"])
-    assert not [each for each, times in Counter(allowed).items() if times > 1], "it is said twice"
+    allowed = list_allowed(of_kind(overlay(rules), "Role")[role]["rules"])
+    assert not [each for each, times in Counter(allowed).items() if times > 1], "a permission is listed twice"
     return set(allowed)
 
 
-def test_what_puts_an_adapter_into_service_may_do_what_it_does(
+def test_the_deploy_role_allows_exactly_what_deployments_use(
     cluster: FakeKubernetes, controllers: Controllers, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(releases, "_HISTORY", 2)  # after which Helm forgets the oldest revision
-    with recorded(cluster) as asked:
+    monkeypatch.setattr(releases, "_HISTORY", 2)  # then Helm deletes the oldest revision
+    with record_access(cluster) as used:
 
-        def put(version: str, how: str, values: dict[str, Any]) -> None:
-            put_into_service(f"adapters/{version}", store.uri, how, DeployTarget.of({"name": "mail", "values": values}))
+        def put(version: str, mode: str, values: dict[str, Any]) -> None:
+            deploy_published(
+                f"adapters/{version}", store.uri, mode, DeployTarget.of({"name": "mail", "values": values})
+            )
 
         put("r1", "canary", EVERYTHING)
         put("r2", "canary", {})
@@ -91,50 +93,50 @@ def test_what_puts_an_adapter_into_service_may_do_what_it_does(
         monkeypatch.setattr(deploy, "_PIPELINE_SECONDS", 0.01)
         with raises("deploy.rolled-back", "mail"):
             put("r2", "full", {})
-    assert asked == rules_of("gumshoe-deploy")
+    assert used == rules_of("gumshoe-deploy")
 
 
-def test_people_may_do_what_their_commands_do(
+def test_the_operate_role_allows_exactly_what_the_commands_use(
     run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, store: Store
 ) -> None:
-    from gumshoe_pipelines.watch import pods_of
+    from gumshoe_pipelines.watch import view_pods
 
     assert store
-    with recorded(cluster) as asked:
+    with record_access(cluster) as used:
 
-        def ran(*words: str, status: int = 0) -> None:
+        def run_command(*words: str, status: int = 0) -> None:
             done = run(*words)
             assert done.status == status, done.err
 
         access = ["--set", "agent.access.existingSecret=gumshoe-keys"]
-        ran("deploy", "mail", "--adapter", "r1", *access)
-        ran("deploy", "mail", "--adapter", "r2", "--canary", "10")
-        ran("promote", "mail")
-        ran("rollback", "mail")
-        ran("rollback", "mail", "--revision", "1")
+        run_command("deploy", "mail", "--adapter", "r1", *access)
+        run_command("deploy", "mail", "--adapter", "r2", "--canary", "10")
+        run_command("promote", "mail")
+        run_command("rollback", "mail")
+        run_command("rollback", "mail", "--revision", "1")
         controllers.broken = "agent"
-        ran("deploy", "mail", "--adapter", "r3", "--timeout", "0.01", status=75)
-        ran("deployments")
-        ran("deployments", "show", "mail")
-        ran("deployments", "logs", "mail")
-        ran("deployments", "logs", "mail", "--follow")
+        run_command("deploy", "mail", "--adapter", "r3", "--timeout", "0.01", status=75)
+        run_command("deployments")
+        run_command("deployments", "show", "mail")
+        run_command("deployments", "logs", "mail")
+        run_command("deployments", "logs", "mail", "--follow")
         pod = cluster.objects["pods", "agents", f"{AGENT}-0"]
         pod["metadata"]["labels"]["pipeline/runid"] = "run-1"
-        pods_of(Cluster.of(None, None), "run-1")
+        view_pods(Cluster.of(None, None), "run-1")
         pod["status"] = {"phase": "Running"}
-        pods_of(Cluster.of(None, None), "run-1")
-        ran("deployments", "remove", "mail", "--yes")
-    assert asked <= rules_of("gumshoe-operate")
-    assert rules_of("gumshoe-operate") == asked | rules_of("gumshoe-deploy")
+        view_pods(Cluster.of(None, None), "run-1")
+        run_command("deployments", "remove", "mail", "--yes")
+    assert used <= rules_of("gumshoe-operate")
+    assert rules_of("gumshoe-operate") == used | rules_of("gumshoe-deploy")
 
 
-def test_nobody_may_become_another_or_change_what_is_not_in_the_namespace() -> None:
+def test_roles_allow_no_privilege_escalation_and_no_cluster_wide_changes() -> None:
     escalating = {"roles", "rolebindings", "pods/exec", "pods/attach", "serviceaccounts/token"}
-    reviews = Access("authorization.k8s.io", "subjectaccessreviews", "create")  # a question, of which nothing is kept
+    reviews = Access("authorization.k8s.io", "subjectaccessreviews", "create")  # a query that stores nothing
     for name in OVERLAYS:
         objects = overlay(name)
         for role in (each for each in objects if each["kind"] in ("Role", "ClusterRole")):
-            allowed = allowed_by(role["rules"])
+            allowed = list_allowed(role["rules"])
             assert not {"*"} & {part for each in allowed for part in (each.group, each.resource, each.verb)}
             assert not {each.resource for each in allowed} & escalating
             assert not {each.verb for each in allowed} & {"bind", "escalate", "impersonate", "deletecollection"}
@@ -143,7 +145,7 @@ def test_nobody_may_become_another_or_change_what_is_not_in_the_namespace() -> N
                 assert "secrets" not in {each.resource for each in allowed}
 
 
-def test_roles_are_bound_to_accounts_that_there_are() -> None:
+def test_roles_are_bound_to_existing_accounts() -> None:
     for name in OVERLAYS:
         objects = overlay(name)
         roles, accounts = (set(of_kind(objects, kind)) for kind in ("Role", "ServiceAccount"))
@@ -151,5 +153,5 @@ def test_roles_are_bound_to_accounts_that_there_are() -> None:
         assert {each["roleRef"]["name"] for each in bound} == roles
         subjects = [each for binding in bound for each in binding["subjects"] if each["kind"] == "ServiceAccount"]
         own = {each["name"] for each in subjects if each["namespace"] == "gumshoe"}
-        assert own <= accounts | {"default-editor"}, "that is Kubeflow's, in each profile"
+        assert own <= accounts | {"default-editor"}, "Kubeflow creates it in each profile"
         assert not own & {"gumshoe-trainer", "gumshoe-rollout"}

@@ -1,4 +1,4 @@
-"""What a training on several nodes makes fits what the manifests have for it."""
+"""Test that a training on several nodes fits the manifests."""
 
 import re
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from gumshoe.cluster.adapter_loader import Status
-from gumshoe.cluster.adapter_loader_http import metrics
+from gumshoe.cluster.adapter_loader_http import format_metrics
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.object_client import ObjectClient
 from gumshoe.cluster.trainjob import PRIORITY_LABEL, QUEUE_LABEL
 from gumshoe.cluster.trainjob_runner import run_trainjob
 from gumshoe.errors import UsageError
 from tests.cluster.fake_kubernetes import FakeKubernetes
-from tests.cluster.fake_trainer import Trainer, hurry, meanwhile
-from tests.cluster.test_trainjob import NAME, PATIENCE, POD, QUEUED
-from tests.manifests.access import recorded
-from tests.manifests.kustomize import OVERLAYS, of_kind, overlay, selects, unrestricted
+from tests.cluster.fake_trainer import Trainer, meanwhile, shorten_pauses
+from tests.cluster.test_trainjob import NAME, POD, QUEUED, TIMEOUTS
+from tests.manifests.access import record_access
+from tests.manifests.kustomize import OVERLAYS, find_violations, of_kind, overlay, selects
 from tests.manifests.test_manifests import runtime_pod
 from tests.manifests.test_monitoring import LOADER
 from tests.manifests.test_rbac import rules_of
@@ -26,18 +26,18 @@ SERVICE, JOB, DEPLOYMENT = QUEUED.manifests
 SERVER: dict[str, Any] = DEPLOYMENT["spec"]["template"]
 
 
-def test_a_step_that_trains_on_nodes_may_do_what_it_does(
+def test_the_train_role_allows_exactly_what_a_training_uses(
     cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes up what an earlier try made; waits in the queue; its pods cannot be placed; and in the end it trains."""
-    hurry(monkeypatch)
+    """The training adopts objects of an earlier attempt, waits in the queue, has a pod problem, and finally runs."""
+    shorten_pauses(monkeypatch)
     trainer = Trainer(cluster, phase="Pending")
     cluster.settle = trainer.settle
-    earlier = ObjectClient(Cluster.of(None, None), PATIENCE, {**POD, "uid": "u-earlier"})
-    told: list[str] = []
+    earlier = ObjectClient(Cluster.of(None, None), TIMEOUTS, {**POD, "uid": "u-earlier"})
+    reports: list[str] = []
 
-    def said(what: str) -> Callable[[], bool]:
-        return lambda: any(what in each for each in told)
+    def is_reported(text: str) -> Callable[[], bool]:
+        return lambda: any(text in each for each in reports)
 
     def admit() -> None:
         trainer.phase = "Running"
@@ -45,24 +45,24 @@ def test_a_step_that_trains_on_nodes_may_do_what_it_does(
 
     steps = [
         lambda: trainer.admit(NAME),
-        said("ImagePullBackOff"),
+        is_reported("ImagePullBackOff"),
         lambda: trainer.evict(NAME),
-        said("suspended until queue"),
+        is_reported("suspended until queue"),
         admit,
-        lambda: cluster.say(trainer.pods(NAME)[0], "Step 1/1 | Loss 0.5"),
-        said("Step 1/1"),
+        lambda: cluster.write_log(trainer.pods(NAME)[0], "Step 1/1 | Loss 0.5"),
+        is_reported("Step 1/1"),
         lambda: trainer.end(NAME),
     ]
-    with recorded(cluster) as asked:
+    with record_access(cluster) as used:
         for each in QUEUED.manifests:
-            earlier.make(each)
+            earlier.ensure(each)
         with meanwhile(*steps):
-            run_trainjob(QUEUED, Cluster.of(None, None), told.append, PATIENCE, POD)
-    assert asked == rules_of("gumshoe-train")
+            run_trainjob(QUEUED, Cluster.of(None, None), reports.append, TIMEOUTS, POD)
+    assert used == rules_of("gumshoe-train")
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_what_it_names_is_there(name: str) -> None:
+def test_names_in_the_training_s_objects_exist(name: str) -> None:
     objects = overlay(name)
     runtime = of_kind(objects, "ClusterTrainingRuntime")[JOB["spec"]["runtimeRef"]["name"]]
     (patch,) = JOB["spec"]["runtimePatches"]
@@ -77,7 +77,7 @@ def test_what_it_names_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_what_was_asked_wrongly_is_not_tried_again_and_all_else_is(name: str) -> None:
+def test_usage_errors_are_not_retried_and_other_failures_are(name: str) -> None:
     jobs = of_kind(overlay(name), "ClusterTrainingRuntime")[JOB["spec"]["runtimeRef"]["name"]]["spec"]["template"]
     (node,) = jobs["spec"]["replicatedJobs"]
     (pods,) = node["template"]["spec"]["podFailurePolicy"]["rules"]
@@ -87,16 +87,16 @@ def test_what_was_asked_wrongly_is_not_tried_again_and_all_else_is(name: str) ->
     assert jobs["spec"]["failurePolicy"]["maxRestarts"] > 0
 
 
-def test_it_waits_in_the_queue_that_there_is() -> None:
+def test_the_queue_and_priority_of_the_training_exist() -> None:
     for each in (JOB, DEPLOYMENT):
         labels = each["metadata"]["labels"]
         assert labels[QUEUE_LABEL] in of_kind(overlay("prod"), "LocalQueue")
         assert labels[PRIORITY_LABEL] in of_kind(overlay("prod"), "WorkloadPriorityClass")
 
 
-def test_its_servers_are_restricted_reached_and_scraped() -> None:
+def test_the_servers_are_restricted_accessible_and_scraped() -> None:
     objects = overlay("prod")
-    assert [*unrestricted(SERVER["spec"])] == []
+    assert [*find_violations(SERVER["spec"])] == []
     labels = SERVER["metadata"]["labels"]
     policies = of_kind(objects, "NetworkPolicy")
     assert selects(policies["gumshoe-rollout"]["spec"]["podSelector"], labels)
@@ -118,7 +118,7 @@ def test_its_servers_are_restricted_reached_and_scraped() -> None:
     assert "server" in named
 
 
-def test_prometheus_knows_a_training_by_its_job() -> None:
+def test_prometheus_labels_metrics_with_the_job() -> None:
     for monitor in of_kind(overlay("prod"), "PodMonitor").values():
         for each in monitor["spec"]["podMetricsEndpoints"]:
             (label,) = each["relabelings"][0]["sourceLabels"]
@@ -129,5 +129,5 @@ def test_prometheus_knows_a_training_by_its_job() -> None:
             assert label in wanted
 
 
-def test_the_loader_tells_what_alerts_and_dashboard_ask_for() -> None:
-    assert set(re.findall(r"^gumshoe_\w+", metrics(Status()), re.M)) >= LOADER
+def test_the_loader_exports_the_metrics_of_alerts_and_dashboard() -> None:
+    assert set(re.findall(r"^gumshoe_\w+", format_metrics(Status()), re.M)) >= LOADER

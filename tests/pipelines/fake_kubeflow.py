@@ -1,6 +1,6 @@
-"""A Kubeflow Pipelines server and a Kubernetes API over a real socket, for what a cluster would be needed for.
+"""Fake a Kubeflow Pipelines server and a Kubernetes API on a real socket.
 
-What comes in is read with the published clients' own types, and so is what goes out made. It can be told to misbehave.
+Requests and responses use the types of the published clients. Tests can make the server misbehave.
 """
 
 import json
@@ -24,22 +24,22 @@ _RECURRING = "/apis/v2beta1/recurringruns"
 
 @dataclass
 class FakeKubeflow:
-    """What the server knows, was asked, and is to do wrong."""
+    """The state of the server, its faults, and a record of requests."""
 
     url: str = ""
     token: str | None = None
-    """Without which it refuses."""
+    """If set, the only token that is accepted."""
     runs: "dict[str, api.V2beta1Run]" = field(default_factory=dict)
     recurring: "list[api.V2beta1RecurringRun]" = field(default_factory=list)
     experiments: "list[api.V2beta1Experiment]" = field(default_factory=list)
     pods: "list[kubernetes.V1Pod]" = field(default_factory=list)
     events: "list[kubernetes.CoreV1Event]" = field(default_factory=list)
     logs: dict[str, str] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     faults: deque[str] = field(default_factory=deque)
-    """For the next requests, one each: reset, hang, a status, nonsense, or fine."""
+    """Faults of the next requests, one each: reset, hang, an HTTP status, nonsense, or fine."""
     states: deque[str] = field(default_factory=deque)
-    """Of the runs, one for each time that one is asked for; the last stays."""
+    """States of the runs, one per request for a run; the last one stays."""
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Any]:
         import kfp_server_api as api
@@ -89,7 +89,7 @@ class FakeKubeflow:
 
 
 def read(body: bytes, kind: str) -> Any:
-    """Return what was sent as the published client's type, which would drop a field that it does not know."""
+    """Parse a request body into a type of the client. Fails on unknown fields, which the client would ignore."""
     import kfp_server_api as api
 
     sent = json.loads(body)
@@ -107,9 +107,9 @@ def fake_kubeflow() -> Iterator[FakeKubeflow]:
     fake = FakeKubeflow()
 
     def answer(request: Request, fault: str) -> tuple[int, str, bytes]:
-        fake.asked.append(f"{request.method} {request.path}")
+        fake.requests.append(f"{request.method} {request.path}")
         found: Any
-        if fault in ("reset", "hang"):  # and nothing comes of it
+        if fault in ("reset", "hang"):
             return 0, "", b""
         if fake.token and request.authorization != f"Bearer {fake.token}":
             status, found = 401, {"message": "who are you?"}

@@ -1,4 +1,4 @@
-"""The compiled pipelines: whole, up to date, and without what Kubeflow's compiler is known to get wrong."""
+"""Test the compiled pipelines: complete, up to date, and free of known compiler bugs."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -7,39 +7,39 @@ from typing import Any
 
 import pytest
 
-from gumshoe_pipelines.graphs import PIPELINES, Graph, compiled, manifests, read_documents, read_values
+from gumshoe_pipelines.graphs import PIPELINES, Graph, compile_graph, compile_manifests, read_documents, read_values
 from tests.errors import raises
 
 EMBEDDING = "intfloat/e5-base-v2"
-"""The default of the pipelines."""
+"""Default of the pipelines."""
 COMPILED = Path(__file__).parents[2] / "pipelines" / "compiled"
 ON_GPU = {"warm-start", "train-grpo", "evaluate-policy"}
 
 
-def check_arguments(arguments: dict[str, Any], *, reach: bool) -> None:
+def check_arguments(arguments: dict[str, Any], *, is_local: bool) -> None:
     """Check the arguments of a pipeline before anything starts."""
     from gumshoe_pipelines.run_arguments import check_arguments as check
 
-    check(arguments, reach=reach)
+    check(arguments, is_local=is_local)
 
 
 @pytest.fixture(scope="module", params=list(PIPELINES))
 def graph(request: pytest.FixtureRequest) -> Graph:
-    return compiled(request.param)
+    return compile_graph(request.param)
 
 
-def parts(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The pipeline itself, and what it consists of, by name."""
+def list_components(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the pipeline and its components by name."""
     yield "root", spec["root"]
     yield from spec["components"].items()
 
 
-def missing(text: str) -> list[str]:
-    """What is taken from a graph's inputs, where the graph has no such input."""
+def find_missing_inputs(text: str) -> list[str]:
+    """Return the inputs that steps take from their graph although the graph does not have them."""
     spec, *platforms = read_documents(text)
     executors = platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platforms else {}
     found = []
-    for name, part in parts(spec):
+    for name, part in list_components(spec):
         inputs = part.get("inputDefinitions", {})
         known = {*inputs.get("parameters", {}), *inputs.get("artifacts", {})}
         for task, described in part.get("dag", {}).get("tasks", {}).items():
@@ -55,12 +55,12 @@ def missing(text: str) -> list[str]:
     return found
 
 
-def test_every_input_that_a_step_takes_is_one_that_its_graph_has(graph: Graph) -> None:
-    assert missing(graph.text) == []
+def test_graphs_have_all_inputs_of_their_steps(graph: Graph) -> None:
+    assert find_missing_inputs(graph.text) == []
 
 
-def test_the_compiler_s_fault_is_found_where_it_is(tmp_path: Path) -> None:
-    """A limit that is a parameter, within a condition, of a step that does not take the parameter as an input too."""
+def test_the_known_compiler_bug_is_detected(tmp_path: Path) -> None:
+    """The GPU limit of a step in a condition is a parameter, which the step does not take as an input."""
     from kfp import compiler, dsl
 
     @dsl.component(base_image="x", install_kfp_package=False)
@@ -74,55 +74,55 @@ def test_the_compiler_s_fault_is_found_where_it_is(tmp_path: Path) -> None:
 
     path = tmp_path / "faulty.yaml"
     compiler.Compiler().compile(faulty, str(path))
-    assert missing(path.read_text()) == ["comp-condition-1/step-2: pipelinechannel--gpus"]
+    assert find_missing_inputs(path.read_text()) == ["comp-condition-1/step-2: pipelinechannel--gpus"]
 
 
 def executors(graph: Graph) -> dict[str, dict[str, Any]]:
-    """What Kubernetes is told of each step, by its name."""
+    """Return the Kubernetes settings of each step by name."""
     _, platform = read_documents(graph.text)
     found: dict[str, dict[str, Any]] = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     return {name.removeprefix("exec-"): each for name, each in found.items()}
 
 
-def test_every_step_has_labels_secrets_that_may_be_missing_and_an_end(graph: Graph) -> None:
+def test_every_step_has_labels_optional_secrets_and_a_timeout(graph: Graph) -> None:
     from gumshoe_pipelines.placement import STEP_LABEL
 
-    for name, told in executors(graph).items():
-        assert told["podMetadata"]["labels"][STEP_LABEL] == name
-        assert int(told["activeDeadlineSeconds"]) > 0
-        secrets = told["secretAsEnv"]
+    for name, settings in executors(graph).items():
+        assert settings["podMetadata"]["labels"][STEP_LABEL] == name
+        assert int(settings["activeDeadlineSeconds"]) > 0
+        secrets = settings["secretAsEnv"]
         assert {each["secretName"] for each in secrets} == {"gumshoe-s3", "gumshoe-models", "gumshoe-webhook"}
         assert all(each["optional"] for each in secrets)
 
 
-def test_steps_on_gpus_ask_for_them(graph: Graph) -> None:
+def test_gpu_steps_request_gpus(graph: Graph) -> None:
     containers = graph.spec["deploymentSpec"]["executors"]
-    for name, told in executors(graph).items():
+    for name, settings in executors(graph).items():
         on_gpu = re.sub(r"-\d+$", "", name) in ON_GPU
         accelerator = containers[f"exec-{name}"]["container"].get("resources", {}).get("accelerator", {})
         assert bool(accelerator) == on_gpu
-        assert ("nodeSelector" in told, "tolerations" in told) == (on_gpu, on_gpu)
+        assert ("nodeSelector" in settings, "tolerations" in settings) == (on_gpu, on_gpu)
         if on_gpu:
             assert accelerator["resourceType"] == "nvidia.com/gpu"
-            of_one = name.startswith("evaluate-policy") and "exec-place-steps" in containers
-            assert ("place-steps-measuring" in accelerator["resourceCount"]) == of_one
-            (shared,) = told["emptyDirMounts"]
+            uses_one = name.startswith("evaluate-policy") and "exec-place-steps" in containers
+            assert ("place-steps-measuring" in accelerator["resourceCount"]) == uses_one
+            (shared,) = settings["emptyDirMounts"]
             assert (shared["medium"], shared["mountPath"]) == ("Memory", "/dev/shm")
 
 
-def test_every_step_is_tried_again_and_only_what_is_pure_is_cached(graph: Graph) -> None:
-    tasks = [item for _, part in parts(graph.spec) for item in part.get("dag", {}).get("tasks", {}).items()]
+def test_steps_are_retried_and_only_pure_ones_are_cached(graph: Graph) -> None:
+    tasks = [item for _, part in list_components(graph.spec) for item in part.get("dag", {}).get("tasks", {}).items()]
     steps = {name: each for name, each in tasks if "executorLabel" in graph.spec["components"][f"comp-{name}"]}
     assert all(each["retryPolicy"]["maxRetryCount"] == 3 for each in steps.values())
     cached = {name for name, each in steps.items() if each.get("cachingOptions", {}).get("enableCache")}
     assert cached <= {"ingest", "load-scenarios", "evaluate-policy", "warm-start"}
     for name in cached:
-        assert "code" in steps[name]["inputs"]["parameters"], "other code would be given what this made"
+        assert "code" in steps[name]["inputs"]["parameters"], "changed code must not reuse results"
     for name in ("ingest", "load-scenarios"):
-        assert "state" in steps[name]["inputs"]["parameters"], "new mail would be given what was made of the old"
+        assert "state" in steps[name]["inputs"]["parameters"], "changed sources must not reuse results"
 
 
-def test_nothing_is_installed_while_a_step_runs_and_images_are_parameters(graph: Graph) -> None:
+def test_steps_install_nothing_and_images_are_parameters(graph: Graph) -> None:
     for each in graph.spec["deploymentSpec"]["executors"].values():
         container = each["container"]
         assert "pip install" not in str(container["command"])
@@ -130,24 +130,24 @@ def test_nothing_is_installed_while_a_step_runs_and_images_are_parameters(graph:
 
 
 @pytest.mark.parametrize("name", list(PIPELINES))
-def test_what_is_committed_is_what_is_compiled(name: str) -> None:
-    """`make pipelines` compiles it anew."""
-    graph = compiled(name)
+def test_the_committed_pipelines_are_up_to_date(name: str) -> None:
+    """`make pipelines` compiles them again."""
+    graph = compile_graph(name)
     assert (COMPILED / f"{name}.yaml").read_text(encoding="utf-8") == graph.text
-    assert (COMPILED / f"{name}.k8s.yaml").read_text(encoding="utf-8") == manifests(graph)
+    assert (COMPILED / f"{name}.k8s.yaml").read_text(encoding="utf-8") == compile_manifests(graph)
 
 
-def test_a_version_s_name_changes_with_what_it_is() -> None:
-    graph = compiled("evaluate-agent")
+def test_a_version_name_depends_on_the_content() -> None:
+    graph = compile_graph("evaluate-agent")
     names = [
-        [each["metadata"]["name"] for each in read_documents(manifests(Graph(graph.name, text)))]
+        [each["metadata"]["name"] for each in read_documents(compile_manifests(Graph(graph.name, text)))]
         for text in (graph.text, graph.text + "# other")
     ]
     assert [each[0] for each in names] == ["evaluate-agent"] * 2
     assert names[0][1] != names[1][1]
 
 
-def test_as_kubernetes_resources_they_are_what_the_schemas_ask_for(
+def test_the_kubernetes_resources_are_valid(
     assert_valid: Callable[..., None],
 ) -> None:
     files = [*COMPILED.glob("*.k8s.yaml")]
@@ -161,7 +161,7 @@ def test_parameters_are_read_from_a_file_and_then_from_pairs(tmp_path: Path) -> 
     assert read_values(["seed=2", "settings={a.b: 1e-3}", "config="], path) == {
         "seed": 2,
         "sources": ["a"],
-        "settings": {"a.b": "1e-3"},  # YAML 1.1: 1e-3 is a text; settings read it as a number
+        "settings": {"a.b": "1e-3"},  # in YAML 1.1, 1e-3 is a string; settings convert it
         "config": "",
     }
 
@@ -175,7 +175,7 @@ def test_parameters_are_read_from_a_file_and_then_from_pairs(tmp_path: Path) -> 
         ([], None, "pipelines.parameters-unreadable", "parameters.yaml"),
     ],
 )
-def test_parameters_that_cannot_be_read(
+def test_unreadable_parameters_are_refused(
     pairs: list[str], text: str | None, code: str, value: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "parameters.yaml"
@@ -185,24 +185,24 @@ def test_parameters_that_cannot_be_read(
         read_values(pairs, None if pairs else path)
 
 
-def test_a_parameter_that_is_missing_is_named_with_what_it_is() -> None:
-    graph = compiled("train-agent")
-    described = graph.parameters["scenarios"]["description"].rstrip(".")
-    with raises("pipelines.missing-parameter", "scenarios", described):
-        graph.checked({"sources": ["a"], "store": "s", "run": "r"})
+def test_a_missing_parameter_is_described() -> None:
+    graph = compile_graph("train-agent")
+    description = graph.parameters["scenarios"]["description"].rstrip(".")
+    with raises("pipelines.missing-parameter", "scenarios", description):
+        graph.check({"sources": ["a"], "store": "s", "run": "r"})
 
 
-def test_what_yaml_takes_for_a_date_is_told_of() -> None:
+def test_an_unquoted_date_is_refused() -> None:
     given = {"sources": ["a"], "scenarios": "b", "store": "s"}
     with raises("pipelines.unquoted-date", "run", "2024-05-03"):
-        compiled("train-agent").checked({**given, **read_values(["run=2024-05-03"], None)})
+        compile_graph("train-agent").check({**given, **read_values(["run=2024-05-03"], None)})
 
 
-def test_all_parameters_that_are_wrong_are_told_at_once_each_with_its_code() -> None:
+def test_all_wrong_parameters_are_reported_with_their_codes() -> None:
     given = {"scenarios": "b", "store": "s", "run": "r", "gpus": True, "colour": "blue"}
     each = ("[pipelines.missing-parameter]", "[pipelines.wrong-parameter-type]", "[pipelines.unknown-parameter]")
     with raises("pipelines.several-faults", "3", "sources", "gpus", "colour", *each):
-        compiled("train-agent").checked(given)
+        compile_graph("train-agent").check(given)
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,10 @@ def test_all_parameters_that_are_wrong_are_told_at_once_each_with_its_code() -> 
         ([{"name": "a", "settings": {"optimizer.lerning_rate": 1}}], "settings.unknown-name", "lerning_rate"),
     ],
 )
-def test_a_sweep_that_cannot_be_is_refused_before_anything_starts(sweep: list[Any], code: str, value: str) -> None:
+def test_an_invalid_sweep_is_refused_before_anything_starts(sweep: list[Any], code: str, value: str) -> None:
     with raises(code, "sweep: ", value):
-        check_arguments({"sweep": sweep, "config": "tiny"}, reach=False)
-    check_arguments({"sweep": [{"name": "a", "settings": {"optimizer.learning_rate": 1e-6}}]}, reach=False)
+        check_arguments({"sweep": sweep, "config": "tiny"}, is_local=False)
+    check_arguments({"sweep": [{"name": "a", "settings": {"optimizer.learning_rate": 1e-6}}]}, is_local=False)
 
 
 @pytest.mark.parametrize(
@@ -231,17 +231,17 @@ def test_a_sweep_that_cannot_be_is_refused_before_anything_starts(sweep: list[An
         ({"embedding": "none-such/model"}, "pipelines.image-cannot-embed", "none-such/model"),
     ],
 )
-def test_documents_that_cannot_be_are_refused_before_anything_starts(
+def test_invalid_document_arguments_are_refused_before_anything_starts(
     arguments: dict[str, Any], code: str, value: str
 ) -> None:
     given = {"environment": "documents", "embedding": "none", "sources": ["dir:s3://bucket/documents"]}
     with raises(code, value):
-        check_arguments({**given, **arguments}, reach=False)
+        check_arguments({**given, **arguments}, is_local=False)
     unset = {name: given[name] for name in ("environment", "sources")}
     with raises("pipelines.image-cannot-embed", EMBEDDING):
-        check_arguments(unset, reach=False)
+        check_arguments(unset, is_local=False)
     for fine in ({"embedding": "none"}, {"embedding": "openai:m@http://e"}, {"worker_image": "own"}):
-        check_arguments({**given, **fine}, reach=False)
+        check_arguments({**given, **fine}, is_local=False)
 
 
 @pytest.mark.parametrize(
@@ -257,39 +257,39 @@ def test_documents_that_cannot_be_are_refused_before_anything_starts(
         ),
     ],
 )
-def test_a_deployment_that_cannot_be_is_refused_before_anything_starts(
+def test_an_invalid_deployment_is_refused_before_anything_starts(
     arguments: dict[str, Any], code: str, values: list[str]
 ) -> None:
     given = {"deploy": "none", "store": "s3://bucket/project", **arguments}
     with raises(code, "deploy: ", *values):
-        check_arguments(given, reach=True)
+        check_arguments(given, is_local=True)
 
 
-def test_samples_that_cannot_be_are_refused_before_anything_starts() -> None:
+def test_an_invalid_choice_is_refused_before_anything_starts() -> None:
     for choice, code, value in (
         ({"samples": 1, "choose": "majority"}, "rewards.invalid-choice-settings", "or equal to 2"),
         ({"samples": 8, "choose": "best", "choose_by": "heuristic"}, "rewards.chooser-needs-reference", "'heuristic'"),
         ({"choose": "majority"}, "rewards.invalid-choice-settings", "samples: field required"),
     ):
         with raises(code, "choice: ", value):
-            check_arguments({"choice": choice}, reach=False)
-    check_arguments({"choice": {}}, reach=False)
-    check_arguments({"choice": {"samples": 8, "choose": "best", "choose_by": "ruler:m"}}, reach=False)
+            check_arguments({"choice": choice}, is_local=False)
+    check_arguments({"choice": {}}, is_local=False)
+    check_arguments({"choice": {"samples": 8, "choose": "best", "choose_by": "ruler:m"}}, is_local=False)
 
 
-def test_demonstrations_that_are_not_there_are_found_before_anything_starts(tmp_path: Path) -> None:
-    """Where they are this machine's to read."""
+def test_missing_demonstrations_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    """Only if this machine can read them."""
     arguments = {"demonstrations": str(tmp_path / "none.jsonl"), "thresholds": {"min_gains": 0.1}}
     each = ("none.jsonl", "[store.not-found]", "min_gains", "[gate.invalid-threshold]")
     with raises("pipelines.several-faults", "demonstrations: ", "thresholds: ", *each):
-        check_arguments(arguments, reach=True)
+        check_arguments(arguments, is_local=True)
     with raises("gate.invalid-threshold", "min_gains") as elsewhere:
-        check_arguments({**arguments, "demonstrations": "s3://bucket/none.jsonl"}, reach=False)
+        check_arguments({**arguments, "demonstrations": "s3://bucket/none.jsonl"}, is_local=False)
     assert "demonstrations" not in str(elsewhere.value)
     (tmp_path / "none.jsonl").touch()
-    check_arguments({"demonstrations": str(tmp_path / "none.jsonl")}, reach=True)
+    check_arguments({"demonstrations": str(tmp_path / "none.jsonl")}, is_local=True)
 
 
-def test_a_pipeline_that_there_is_not() -> None:
+def test_an_unknown_pipeline_is_refused() -> None:
     with raises("pipelines.unknown-pipeline", "'train'", *PIPELINES):
-        compiled("train")
+        compile_graph("train")

@@ -1,4 +1,4 @@
-"""Where a training takes place, as a pipeline's parameters say it."""
+"""Test the parameters for training on several nodes."""
 
 from typing import Any
 
@@ -7,50 +7,50 @@ import pytest
 from tests.errors import raises
 
 
-def test_what_nodes_are_told_is_what_their_servers_are_asked_by() -> None:
-    from gumshoe_pipelines.trainjob_step import TrainJobOptions, settings_on
+def test_nodes_and_servers_use_the_same_addresses() -> None:
+    from gumshoe_pipelines.trainjob_step import TrainJobOptions, build_settings
 
-    where = TrainJobOptions.of(2, 8, {}, "trainer", {}, [])
-    told = settings_on(where, "gumshoe-r1", "s3://bucket/mail/runs/r1/")
-    assert told == {
+    options = TrainJobOptions.of(2, 8, {}, "trainer", {}, [])
+    assert build_settings(options, "gumshoe-r1", "s3://bucket/mail/runs/r1/") == {
         "optimizer.processes": 16,
         "rollouts.servers": ["http://gumshoe-r1-rollout:8000"],
         "rollouts.handover": "s3://bucket/mail/runs/r1/policies",
     }
-    assert settings_on(TrainJobOptions.of(2, 0, {"rollout_servers": 0}, "trainer", {}, []), "n", "s") == {
+    assert build_settings(TrainJobOptions.of(2, 0, {"rollout_servers": 0}, "trainer", {}, []), "n", "s") == {
         "optimizer.processes": 2
     }
 
 
 @pytest.mark.parametrize(
-    ("gpus", "job", "told"),
+    ("gpus", "job", "expected"),
     [
         (8, {}, {"--dtype": "bfloat16"}),
         (8, {"rollout_gpus": 4}, {"--dtype": "bfloat16", "--tensor-parallel-size": "4"}),
         (0, {}, {"--dtype": "auto"}),
     ],
 )
-def test_a_server_uses_the_gpus_that_it_is_given_and_has_the_weights_as_the_trainers(
-    gpus: int, job: dict[str, Any], told: dict[str, str]
+def test_servers_use_their_gpus_and_the_dtype_of_training(
+    gpus: int, job: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    from gumshoe.training.node_main import NodeRequest
     from gumshoe.training.settings import resolve
-    from gumshoe_pipelines.trainjob_step import TrainJobOptions, job_of
+    from gumshoe.training.train_request import TrainRequest
+    from gumshoe_pipelines.trainjob_step import TrainJobOptions, build_training_job
 
-    where = TrainJobOptions.of(2, gpus, job, "trainer", {}, [])
-    request = NodeRequest("index", "scenarios", "tiny", "tiny", {}, "s3://bucket/mail/runs/r1")
-    made = job_of("r1", request, resolve("tiny", {"rollouts.gpu_memory": 0.7}).settings, where)
+    options = TrainJobOptions.of(2, gpus, job, "trainer", {}, [])
+    settings = {"output.checkpoints": "s3://bucket/mail/runs/r1"}
+    request = TrainRequest(index="index", scenarios="scenarios", config="tiny", settings=settings)
+    made = build_training_job("r1", request, resolve("tiny", {"rollouts.gpu_memory": 0.7}).settings, options)
     assert made.rollout is not None
     flags = made.rollout.server[3:]
     given = dict(zip(flags[::2], flags[1::2], strict=True))
-    assert {name: given.get(name) for name in ("--dtype", "--tensor-parallel-size") if name in given} == told
-    assert given.get("--gpu-memory-utilization") == ("0.7" if gpus else None), "of GPUs alone"
+    assert {name: given.get(name) for name in ("--dtype", "--tensor-parallel-size") if name in given} == expected
+    assert given.get("--gpu-memory-utilization") == ("0.7" if gpus else None), "only set with GPUs"
     (server, _) = made.manifests[2]["spec"]["template"]["spec"]["containers"]
     assert server["resources"]["limits"].get("nvidia.com/gpu", "0") == str(job.get("rollout_gpus", min(1, gpus)))
 
 
-def test_steps_have_no_more_gpus_than_they_use() -> None:
-    """Who measures has one; who trains has all, and none where others train."""
+def test_steps_request_only_the_gpus_they_use() -> None:
+    """Evaluation requests one. Training requests all, or none if a TrainJob trains."""
     from gumshoe_pipelines.placement import place_steps
 
     gpus: tuple[Any, ...] = (4, {"pool": "gpus"}, [{"operator": "Exists"}])
@@ -85,17 +85,15 @@ def test_steps_have_no_more_gpus_than_they_use() -> None:
         ({"job": {"servers": 1}}, "trainjob.unknown-job-key", "servers"),
     ],
 )
-def test_nodes_that_cannot_be_are_refused_before_anything_starts(
-    arguments: dict[str, Any], code: str, value: str
-) -> None:
+def test_invalid_nodes_are_refused_before_anything_starts(arguments: dict[str, Any], code: str, value: str) -> None:
     from gumshoe_pipelines.run_arguments import check_arguments
 
     given = {"store": "s3://bucket/mail", **arguments}
     with raises(code, value):
-        check_arguments(given, reach=False)
+        check_arguments(given, is_local=False)
     with raises("pipelines.single-machine", "got 2"):
-        check_arguments({"nodes": 2, "store": "s3://bucket/mail"}, reach=True)
-    check_arguments({"nodes": 1, "job": {}, "store": "s3://bucket/mail"}, reach=True)
+        check_arguments({"nodes": 2, "store": "s3://bucket/mail"}, is_local=True)
+    check_arguments({"nodes": 1, "job": {}, "store": "s3://bucket/mail"}, is_local=True)
     for sampled in ({"rollouts.engine": "transformers"}, {"rollouts.servers": ["http://elsewhere:8000"]}):
         several = {"nodes": 2, "job": {"rollout_servers": 0}, "settings": sampled, "store": "s3://bucket/mail"}
-        check_arguments(several, reach=False)
+        check_arguments(several, is_local=False)

@@ -1,4 +1,4 @@
-"""`gumshoe pipeline submit`, `watch` and `list` against a server that speaks Kubeflow's protocol, and misbehaves."""
+"""Test `gumshoe pipeline submit`, `watch` and `list` with a fake Kubeflow Pipelines server."""
 
 import json
 import re
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from gumshoe_pipelines.kubeflow_client import KubeflowClient
     from gumshoe_pipelines.watch import RunView
 
-ASKED = ["-p", "sources=[jsonl:s3://bucket/mail.jsonl]", "-p", "scenarios=s3://bucket/questions.jsonl"]
-WHERE = ["-p", "store=s3://bucket/acme"]
+INPUTS = ["-p", "sources=[jsonl:s3://bucket/mail.jsonl]", "-p", "scenarios=s3://bucket/questions.jsonl"]
+STORE = ["-p", "store=s3://bucket/acme"]
 ARGUMENTS = {"sources": ["a"], "scenarios": "b", "store": "s3://bucket/acme", "run": "r1"}
 
 
@@ -36,112 +36,110 @@ def kubeflow() -> Iterator[FakeKubeflow]:
 
 @pytest.fixture
 def cluster(kubeflow: FakeKubeflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The server's own."""
+    """Return the cluster of the server."""
     monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, kubeflow.url)))
     return Cluster("kubeflow")
 
 
 @pytest.fixture
 def server(kubeflow: FakeKubeflow) -> "KubeflowClient":
-    return server_at(kubeflow)
+    return connect(kubeflow)
 
 
-def server_at(kubeflow: FakeKubeflow, deadline: float = 3600) -> "KubeflowClient":
-    from gumshoe_pipelines.kubeflow_client import Address, KubeflowClient
+def connect(kubeflow: FakeKubeflow, deadline: float = 3600) -> "KubeflowClient":
+    from gumshoe_pipelines.kubeflow_client import KubeflowClient, ServerAddress
 
-    return KubeflowClient(Address(kubeflow.url, deadline=deadline))
+    return KubeflowClient(ServerAddress(kubeflow.url, deadline=deadline))
 
 
 @cache
 def train_agent() -> "Graph":
-    from gumshoe_pipelines.graphs import compiled
+    from gumshoe_pipelines.graphs import compile_graph
 
-    return compiled("train-agent")
+    return compile_graph("train-agent")
 
 
-def submitted(server: "KubeflowClient", **arguments: Any) -> str:
+def submit_run(server: "KubeflowClient", **arguments: Any) -> str:
     given = {**ARGUMENTS, **arguments}
-    begun = server.submit(train_agent(), given, experiment="e", service_account=None, caching=True)
-    return str(begun.run_id)
+    created = server.submit(train_agent(), given, experiment="e", service_account=None, caching=True)
+    return str(created.run_id)
 
 
-def _cached(sent: Any) -> set[str]:
-    """The steps that may be taken from the cache."""
+def _list_cached(sent: Any) -> set[str]:
+    """Return the steps that may be taken from the cache."""
     spec = sent["pipeline_spec"]
     parts = [spec["root"], *spec["components"].values()]
     tasks = [task for part in parts for task in part.get("dag", {}).get("tasks", {}).items()]
     return {name for name, task in tasks if task.get("cachingOptions", {}).get("enableCache")}
 
 
-def test_a_run_is_submitted_with_its_graph_and_the_labels_of_its_pods(
-    kubeflow: FakeKubeflow, run: Callable[..., Any]
-) -> None:
+def test_a_run_is_submitted_with_its_graph_and_pod_labels(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
     from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
 
-    done = run("pipeline", "submit", "train-agent", *ASKED, *WHERE, "-p", "run=r1", "--host", kubeflow.url)
+    done = run("pipeline", "submit", "train-agent", *INPUTS, *STORE, "-p", "run=r1", "--host", kubeflow.url)
     assert done.status == 0, done.err
     assert f"{kubeflow.url}/#/runs/details/run-0" in done.out
-    begun = kubeflow.runs["run-0"]
-    assert begun.runtime_config.parameters["run"] == "r1"
-    assert len(begun.runtime_config.parameters["code"]) == 64
+    created = kubeflow.runs["run-0"]
+    assert created.runtime_config.parameters["run"] == "r1"
+    assert len(created.runtime_config.parameters["code"]) == 64
     assert [each.display_name for each in kubeflow.experiments] == ["gumshoe"]
-    spec = begun.pipeline_spec
+    spec = created.pipeline_spec
     assert spec["pipeline_spec"]["pipelineInfo"]["name"] == "train-agent"
     executors = spec["platform_spec"]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     labels = executors["exec-train-grpo"]["podMetadata"]["labels"]
     assert labels == {PROJECT_LABEL: "acme", RUN_LABEL: "r1", STEP_LABEL: "train-grpo"}
 
 
-def test_an_experiment_that_is_there_is_used(server: "KubeflowClient", kubeflow: FakeKubeflow) -> None:
-    submitted(server)
-    submitted(server, run="r2")
+def test_an_existing_experiment_is_used(server: "KubeflowClient", kubeflow: FakeKubeflow) -> None:
+    submit_run(server)
+    submit_run(server, run="r2")
     assert len(kubeflow.experiments) == 1
     assert len(kubeflow.runs) == 2
 
 
-def test_a_run_that_is_going_on_is_not_submitted_once_more(server: "KubeflowClient", kubeflow: FakeKubeflow) -> None:
-    """Its checkpoints would be taken for the other's; one that has ended is taken up."""
-    submitted(server)
+def test_a_run_in_progress_is_not_submitted_again(server: "KubeflowClient", kubeflow: FakeKubeflow) -> None:
+    """Both runs would use the same checkpoints. A run that has ended can be continued."""
+    submit_run(server)
     with raises("pipelines.run-in-progress", "r1", "`gumshoe pipeline watch run-0`"):
-        submitted(server)
+        submit_run(server)
     kubeflow.runs["run-0"].state = "FAILED"
-    submitted(server)
+    submit_run(server)
     assert len(kubeflow.runs) == 2
 
 
-def test_without_caching_no_step_is_taken_from_the_cache(kubeflow: FakeKubeflow, server: "KubeflowClient") -> None:
+def test_caching_can_be_disabled(kubeflow: FakeKubeflow, server: "KubeflowClient") -> None:
     graph = train_agent()
     for caching in (True, False):
         arguments = {**ARGUMENTS, "run": f"caching-{caching}"}
         server.submit(graph, arguments, experiment="e", service_account="runner", caching=caching)
-    first, second = (_cached(kubeflow.runs[each].pipeline_spec) for each in ("run-0", "run-1"))
+    first, second = (_list_cached(kubeflow.runs[each].pipeline_spec) for each in ("run-0", "run-1"))
     assert first >= {"ingest", "load-scenarios", "evaluate-policy"}
     assert not first & {"train-grpo", "publish-adapter", "notify", "gate"}
     assert not second
     assert kubeflow.runs["run-0"].service_account == "runner"
 
 
-def test_a_recurring_run_never_overlaps_itself(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
-    done = run("pipeline", "submit", "retrain-agent", *ASKED, *WHERE, "--cron", "0 0 3 * * 0", "--host", kubeflow.url)
+def test_recurring_runs_do_not_overlap(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    done = run("pipeline", "submit", "retrain-agent", *INPUTS, *STORE, "--cron", "0 0 3 * * 0", "--host", kubeflow.url)
     assert done.status == 0, done.err
     (made,) = kubeflow.recurring
-    assert _cached(made.pipeline_spec)
+    assert _list_cached(made.pipeline_spec)
     assert made.trigger.cron_schedule.cron == "0 0 3 * * 0"
     assert (made.max_concurrency, made.no_catchup, made.mode) == ("1", True, "ENABLE")
 
 
-def test_a_recurring_run_without_the_cache_says_so_in_json(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
-    asked = ["--cron", "0 0 3 * * 0", "--no-cache", "--json", "--host", kubeflow.url]
-    done = run("pipeline", "submit", "retrain-agent", *ASKED, *WHERE, *asked)
+def test_a_recurring_run_is_printed_as_json(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    options = ["--cron", "0 0 3 * * 0", "--no-cache", "--json", "--host", kubeflow.url]
+    done = run("pipeline", "submit", "retrain-agent", *INPUTS, *STORE, *options)
     assert done.status == 0, done.err
     (made,) = kubeflow.recurring
     assert json.loads(done.out) == {"recurring_run_id": made.recurring_run_id, "cron": "0 0 3 * * 0"}
-    assert not _cached(made.pipeline_spec)
+    assert not _list_cached(made.pipeline_spec)
 
 
-def test_what_has_not_begun_cannot_be_followed(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
-    asked = ["--cron", "0 0 3 * * 0", "--watch", "--host", kubeflow.url]
-    done = run("pipeline", "submit", "retrain-agent", *ASKED, *WHERE, *asked)
+def test_a_schedule_cannot_be_watched(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    options = ["--cron", "0 0 3 * * 0", "--watch", "--host", kubeflow.url]
+    done = run("pipeline", "submit", "retrain-agent", *INPUTS, *STORE, *options)
     assert (done.status, done.code) == (2, "pipelines.cron-with-watch")
     assert kubeflow.recurring == []
 
@@ -172,13 +170,13 @@ def test_what_has_not_begun_cannot_be_followed(kubeflow: FakeKubeflow, run: Call
         ("run=latest", "pipelines.reserved-run-id", "latest"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_server_hears_of_it(
+def test_invalid_parameters_are_refused_before_any_request(
     wrong: str, code: str, value: str, kubeflow: FakeKubeflow, run: Callable[..., Any]
 ) -> None:
-    done = run("pipeline", "submit", "train-agent", *ASKED, *WHERE, "-p", wrong, "--host", kubeflow.url)
+    done = run("pipeline", "submit", "train-agent", *INPUTS, *STORE, "-p", wrong, "--host", kubeflow.url)
     assert (done.status, done.code) == (2, code)
     assert value in done.err
-    assert kubeflow.asked == []
+    assert kubeflow.requests == []
 
 
 @pytest.mark.parametrize(
@@ -195,26 +193,26 @@ def test_what_cannot_be_is_refused_before_the_server_hears_of_it(
         ("nonsense", GumshoeError, "pipelines.not-kubeflow", "text/html"),
     ],
 )
-def test_a_server_that_misbehaves_is_told_of_in_one_line(
+def test_server_errors_are_reported_in_one_line(
     fault: str, error: type[GumshoeError], code: str, value: str, kubeflow: FakeKubeflow
 ) -> None:
-    """A server that hangs does so until the test is over."""
-    server = server_at(kubeflow, 0.5 if fault == "hang" else 3600)
+    """A server that hangs does so until the end of the test."""
+    server = connect(kubeflow, 0.5 if fault == "hang" else 3600)
     kubeflow.faults.append(fault)
-    with raises(code, kubeflow.url, value) as told:
-        submitted(server)
-    assert "\n" not in str(told.value)
-    assert told.type is error
-    assert len(kubeflow.asked) == 1, "it is not asked twice: a run that was begun twice costs twice"
+    with raises(code, kubeflow.url, value) as raised:
+        submit_run(server)
+    assert "\n" not in str(raised.value)
+    assert raised.type is error
+    assert len(kubeflow.requests) == 1, "no retry, which could start a run twice"
 
 
-def test_a_server_that_is_not_there(run: Callable[..., Any]) -> None:
+def test_an_unreachable_server_ends_with_75(run: Callable[..., Any]) -> None:
     done = run("pipeline", "list", "--host", "http://127.0.0.1:9")
     assert (done.status, done.code) == (75, "pipelines.server-unreachable")
     assert done.err.count("\n") == 1
 
 
-def test_a_token_is_shown_to_the_server(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+def test_the_token_is_sent_to_the_server(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
     kubeflow.token = "sesame"
     refused = run("pipeline", "list", "--host", kubeflow.url)
     assert (refused.status, refused.code) == (1, "pipelines.unauthenticated")
@@ -225,13 +223,13 @@ def test_a_token_is_shown_to_the_server(kubeflow: FakeKubeflow, run: Callable[..
 def task(name: str, state: str, minutes: float | None = None, error: str = "") -> Any:
     import kfp_server_api as api
 
-    begun = datetime(2026, 1, 1, tzinfo=UTC)
+    started = datetime(2026, 1, 1, tzinfo=UTC)
     return api.V2beta1PipelineTaskDetail(
         display_name=name,
         state=state,
-        create_time=begun,
-        start_time=begun,
-        end_time=begun + timedelta(minutes=minutes) if minutes is not None else None,
+        create_time=started,
+        start_time=started,
+        end_time=started + timedelta(minutes=minutes) if minutes is not None else None,
         error=api.GoogleRpcStatus(code=2, message=error) if error else None,
     )
 
@@ -243,41 +241,41 @@ def details(*tasks: Any) -> Any:
 
 
 def pod(step: str, status: dict[str, Any]) -> Any:
-    """Make the pod of a step, of whose status some parts are given, as the published client has it."""
+    """Return the pod of a step with parts of its status, as a type of the Kubernetes client."""
     from kubernetes import client as kubernetes
 
     from gumshoe_pipelines.placement import STEP_LABEL
 
     labels = {"pipeline/runid": "run-0", STEP_LABEL: step}
     about = {"namespace": "kubeflow", "name": f"{step}-pod", "labels": labels}
-    told = {
+    document = {
         "metadata": {**about, "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"containers": [{"name": "main", "image": "x"}]},
         "status": status,
     }
-    return kubernetes.ApiClient().deserialize(SimpleNamespace(data=json.dumps(told)), "V1Pod")
+    return kubernetes.ApiClient().deserialize(SimpleNamespace(data=json.dumps(document)), "V1Pod")
 
 
 def with_state(phase: str = "Pending", **state: Any) -> dict[str, Any]:
-    """Return the status of a pod whose container is in a state: `waiting` or `terminated`."""
+    """Return the status of a pod whose container is `waiting` or `terminated`."""
     container = {"name": "main", "image": "x", "imageID": "", "ready": False, "restartCount": 0, "state": state}
     return {"phase": phase, "containerStatuses": [container]}
 
 
-def shown(server: "KubeflowClient", cluster: Cluster | None = None, **more: Any) -> "list[RunView]":
-    from gumshoe_pipelines.watch import follow, pods_of
+def collect_views(server: "KubeflowClient", cluster: Cluster | None = None, **more: Any) -> "list[RunView]":
+    from gumshoe_pipelines.watch import view_pods, watch_run
 
     warned: list[str] = more.setdefault("warned", [])
 
-    def look(run_id: str) -> dict[str, Any]:
-        return {} if cluster is None else pods_of(cluster, run_id)
+    def get_pods(run_id: str) -> dict[str, Any]:
+        return {} if cluster is None else view_pods(cluster, run_id)
 
-    views = follow(lambda: server.run("run-0"), look, warned.append, every=0.01, silence=3600)
+    views = watch_run(lambda: server.get_run("run-0"), get_pods, warned.append, every=0.01, timeout=3600)
     return list(views)
 
 
-def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: "KubeflowClient", cluster: Cluster) -> None:
-    submitted(server)
+def test_a_run_is_watched_to_its_end(kubeflow: FakeKubeflow, server: "KubeflowClient", cluster: Cluster) -> None:
+    submit_run(server)
     kubeflow.states.extend(["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"])
     kubeflow.runs["run-0"].run_details = details(
         task("root", "RUNNING"), task("ingest", "SUCCEEDED", 2), task("train-grpo", "RUNNING")
@@ -285,14 +283,14 @@ def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: "KubeflowC
     kubeflow.pods.append(pod("train-grpo", {"phase": "Running"}))
     line = "Step 12/200 | Loss 0.52 | Policy 0.51"
     kubeflow.logs["train-grpo-pod"] = f"Starting vLLM\n{line}\nsomething else\n"
-    views = shown(server, cluster)
+    views = collect_views(server, cluster)
     assert [each.state for each in views] == ["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"]
     ingested, trained = views[-1].steps
     assert (ingested.name, ingested.state, ingested.seconds) == ("ingest", "SUCCEEDED", 120)
     assert trained.progress == line
     waits = "Waiting for job: it is suspended"
     kubeflow.logs["train-grpo-pod"] = f"{line}\n{waits}\n"
-    assert shown(server, cluster)[-1].steps[1].progress == waits
+    assert collect_views(server, cluster)[-1].steps[1].progress == waits
 
 
 @pytest.mark.parametrize(
@@ -323,7 +321,7 @@ def test_a_run_is_followed_to_its_end(kubeflow: FakeKubeflow, server: "KubeflowC
         ({"phase": "Failed", "reason": "Evicted"}, "Evicted", ["checkpoint"]),
     ],
 )
-def test_what_keeps_a_pod_from_running_is_said_in_plain_words(
+def test_a_pod_problem_is_explained(
     status: dict[str, Any],
     reason: str,
     values: list[str],
@@ -331,20 +329,18 @@ def test_what_keeps_a_pod_from_running_is_said_in_plain_words(
     server: "KubeflowClient",
     cluster: Cluster,
 ) -> None:
-    submitted(server)
+    submit_run(server)
     kubeflow.states.extend(["RUNNING", "FAILED"])
     kubeflow.runs["run-0"].run_details = details(task("train-grpo", "RUNNING"))
     kubeflow.pods.append(pod("train-grpo", status))
-    (step,) = shown(server, cluster)[-1].steps
-    assert step.trouble.startswith(f"{reason}: ")
+    (step,) = collect_views(server, cluster)[-1].steps
+    assert step.problem.startswith(f"{reason}: ")
     for value in values:
-        assert value in step.trouble
+        assert value in step.problem
 
 
-def test_an_event_tells_what_a_status_does_not(
-    kubeflow: FakeKubeflow, server: "KubeflowClient", cluster: Cluster
-) -> None:
-    submitted(server)
+def test_a_pod_problem_is_found_in_events(kubeflow: FakeKubeflow, server: "KubeflowClient", cluster: Cluster) -> None:
+    submit_run(server)
     kubeflow.states.append("FAILED")
     from kubernetes import client as kubernetes
 
@@ -355,49 +351,49 @@ def test_an_event_tells_what_a_status_does_not(
     kubeflow.events.append(
         kubernetes.CoreV1Event(involved_object=about, metadata=metadata, reason="FailedMount", message="no secret s3")
     )
-    (step,) = shown(server, cluster)[-1].steps
-    assert step.trouble.startswith("FailedMount: ")
-    assert "(no secret s3)" in step.trouble
+    (step,) = collect_views(server, cluster)[-1].steps
+    assert step.problem.startswith("FailedMount: ")
+    assert "(no secret s3)" in step.problem
 
 
-def test_a_watch_that_breaks_goes_on(kubeflow: FakeKubeflow, server: "KubeflowClient") -> None:
-    submitted(server)
+def test_watching_continues_after_errors(kubeflow: FakeKubeflow, server: "KubeflowClient") -> None:
+    submit_run(server)
     kubeflow.states.extend(["RUNNING", "SUCCEEDED"])
     kubeflow.faults.extend(["fine", "reset", "503", "reset", "fine"])
     warned: list[str] = []
-    views = shown(server, warned=warned)
+    views = collect_views(server, warned=warned)
     assert [each.state for each in views] == ["RUNNING", "SUCCEEDED"]
     assert len(warned) == 3
     unreachable, unhealthy = "[pipelines.server-unreachable]", "[pipelines.server-unhealthy]"
     assert [re.findall(r"\[pipelines\S+\]", each) for each in warned] == [[unreachable], [unhealthy], [unreachable]]
 
 
-def test_a_server_that_stays_silent_is_not_waited_for_for_ever(
+def test_watching_gives_up_on_an_unreachable_server(
     kubeflow: FakeKubeflow, server: "KubeflowClient", clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each pause between two tries takes half of the time that it may be silent."""
-    submitted(server)
-    kubeflow.asked.clear()
+    """Each pause takes half of the timeout."""
+    submit_run(server)
+    kubeflow.requests.clear()
     kubeflow.faults.extend(["reset"] * 1000)
     monkeypatch.setattr("gumshoe_pipelines.watch.time.sleep", lambda _: clock.advance(1800))
     with raises("pipelines.server-unreachable", kubeflow.url) as raised:
-        shown(server)
+        collect_views(server)
     assert raised.type is UnavailableError
-    assert len(kubeflow.asked) == 3
+    assert len(kubeflow.requests) == 3
 
 
-def test_a_run_goes_on_where_its_pods_cannot_be_seen(
+def test_a_run_can_be_watched_without_access_to_its_pods(
     kubeflow: FakeKubeflow, server: "KubeflowClient", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submitted(server)
+    submit_run(server)
     kubeflow.states.append("SUCCEEDED")
     warned: list[str] = []
     monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, "http://127.0.0.1:9")))
-    assert shown(server, Cluster("kubeflow"), warned=warned)[-1].state == "SUCCEEDED"
+    assert collect_views(server, Cluster("kubeflow"), warned=warned)[-1].state == "SUCCEEDED"
     assert "[cluster.unreachable]" in warned[0]
 
 
-def test_watching_a_run_that_fails_ends_with_1(
+def test_watching_a_failed_run_ends_with_1(
     kubeflow: FakeKubeflow,
     server: "KubeflowClient",
     run: Callable[..., Any],
@@ -405,7 +401,7 @@ def test_watching_a_run_that_fails_ends_with_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    submitted(server)
+    submit_run(server)
     kubeflow.states.append("FAILED")
     kubeflow.runs["run-0"].run_details = details(task("train-grpo", "FAILED", 1, "exit code 75"))
     done = run("pipeline", "watch", "run-0", "--host", kubeflow.url)

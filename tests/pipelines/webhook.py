@@ -1,4 +1,4 @@
-"""A webhook over a real socket, which remembers what it was told, and may refuse."""
+"""Run a webhook on a real socket that stores notifications and may reject them."""
 
 import json
 import threading
@@ -12,12 +12,12 @@ from typing import Any
 
 @dataclass
 class Webhook:
-    """What came, and what is answered."""
+    """The received notifications, and the next status codes."""
 
     url: str = ""
-    told: list[dict[str, Any]] = field(default_factory=list)
+    received: list[dict[str, Any]] = field(default_factory=list)
     statuses: deque[int] = field(default_factory=deque)
-    """Of the next answers; 200 then."""
+    """Status codes of the next answers; then 200."""
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def webhook() -> Iterator[Webhook]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             status = hook.statuses.popleft() if hook.statuses else 200
             if status < 400:
-                hook.told.append(json.loads(body))
+                hook.received.append(json.loads(body))
             self.send_response(status)
             self.end_headers()
 

@@ -1,3 +1,3 @@
-"""A module of somebody's that fails while it is imported."""
+"""A custom module whose import fails."""
 
 BROKEN = 1 / 0

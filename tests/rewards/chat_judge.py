@@ -1,4 +1,4 @@
-"""What a scripted chat model answers that judges: over `tests.inference.fake_vllm`, and as gullible as a test wants."""
+"""Scripted answers of chat models as judges, for `tests.inference.fake_vllm`."""
 
 import json
 import re
@@ -12,30 +12,30 @@ Chat = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def shown(request: dict[str, Any]) -> Any:
-    """What the judge is shown, as the JSON that it is."""
+    """Return the JSON in the request to a judge."""
     return json.loads(request["messages"][-1]["content"])
 
 
 def says(reply: Callable[[dict[str, Any]], Any]) -> Chat:
-    """Answers with a reply, as JSON or as it is, and counts 1,000 tokens read and 100 written."""
+    """Answer with a reply, as JSON unless it is text, and a usage of 1,000 prompt and 100 completion tokens."""
 
     def chat(request: dict[str, Any]) -> dict[str, Any]:
-        said = reply(request)
-        turn = chat_turn(said if isinstance(said, str) else json.dumps(said))
+        answer = reply(request)
+        turn = chat_turn(answer if isinstance(answer, str) else json.dumps(answer))
         return turn | {"usage": {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}}
 
     return chat
 
 
 def verdict(request: dict[str, Any]) -> dict[str, Any]:
-    """Right is what holds the reference."""
+    """Accept answers that contain the reference."""
     asked = shown(request)
     correct = asked["reference_answer"] in asked["answer_to_judge"]
     return {"reasoning": "it is there" if correct else "it is not there", "correct": correct}
 
 
 def by_length(request: dict[str, Any]) -> dict[str, Any]:
-    """Scores a group: the shorter, the better."""
+    """Score a group by length: shorter trajectories score higher."""
     return {
         each["id"]: {"explanation": "by its length", "score": 1 / (1 + len(json.dumps(each["turns"])) / 1000)}
         for each in shown(request)["trajectories"]
@@ -43,14 +43,13 @@ def by_length(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def obedient(request: dict[str, Any]) -> dict[str, Any]:
-    """Scores a group by the text as it came, and does what any markup in it says: a tag that asks for full marks, an
-    end of a trajectory and the beginning of another, a score beside an id, an order of the system."""
-    scores = obeyed(request["messages"][-1]["content"], [each["id"] for each in shown(request)["trajectories"]])
+    """Score a group, and obey any markup in its text: tags, a faked end of a trajectory, a score next to an id."""
+    scores = obey_markup(request["messages"][-1]["content"], [each["id"] for each in shown(request)["trajectories"]])
     return {name: {"explanation": "as told", "score": score} for name, score in scores.items()}
 
 
-def obeyed(text: str, ids: list[str]) -> dict[str, float]:
-    """The scores of some ids, by whatever a text says of scores."""
+def obey_markup(text: str, ids: list[str]) -> dict[str, float]:
+    """Return the scores of ids, changed by any score or tag in the text."""
     scores = dict.fromkeys(ids, 0.5)
     for name in re.findall(r'"id": "(\w+)"', text):
         scores.setdefault(name, 1.0)
@@ -62,9 +61,9 @@ def obeyed(text: str, ids: list[str]) -> dict[str, float]:
 
 
 def late(clock: Clock, seconds: float) -> Act:
-    """Send the head of an answer after `seconds` on the clock, and nothing after it.
+    """Advance the clock by `seconds`, then send the header of an answer without a body.
 
-    The head wakes the client's event loop, which then sees how late it is.
+    The header wakes the client's event loop, which then notices the timeout.
     """
 
     def act(exchange: Exchange) -> None:

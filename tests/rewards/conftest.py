@@ -1,9 +1,9 @@
-"""Judges that lose no time between two tries."""
+"""Fixtures for judges."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask a judge that failed again at once."""
-    monkeypatch.setattr("gumshoe.rewards.chat_judge._PAUSE", 0)
+    """Retry judges without pauses."""
+    monkeypatch.setattr("gumshoe.rewards.chat_judge._MAX_PAUSE", 0)

@@ -1,8 +1,8 @@
-"""Makes labelled answers from the real medical questions: `python -m tests.rewards.medical_answers OUT [SEED]`.
+"""Create labelled answers to the real medical questions: `python -m tests.rewards.medical_answers OUT [SEED]`.
 
-Reference answers are long there, and what an agent gives is a part of one. Right are the first three sentences of the
-reference, or any three of it; wrong are the first three of the answer to another question about the same page, or to a
-question of the same sort about another page.
+The reference answers are long, and an agent returns a part of one. Correct answers are the first three sentences of the
+reference, or any three of it. Wrong answers are the first three sentences of the answer to another question about the
+same page, or to a question of the same kind about another page.
 """
 
 import json
@@ -23,7 +23,7 @@ _SENTENCES = 3
 
 
 def labelled_answers(seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Of 400 questions, each with one answer on one page, up to four answers each."""
+    """Return up to four answers to each of 400 questions, which each have one answer on one page."""
     dice = random.Random(seed)
     asked = [each for each in load_scenarios(str(MEDQUAD)) if len(each.document_ids) == 1 and "\n\n" not in each.answer]
     pages, kinds = defaultdict[str, list[Scenario]](list), defaultdict[str | None, list[Scenario]](list)

@@ -1,4 +1,4 @@
-"""Reward functions of one's own, and some that are wrong, as a user's module has them."""
+"""Custom reward functions, as in a user's module, some of them defective."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Makes 300 labelled answers from the real questions: `python -m tests.rewards.real_answers OUT [SEED]`.
+"""Create 300 labelled answers to the real questions: `python -m tests.rewards.real_answers OUT [SEED]`.
 
-Half are right: the reference in another form. Half are wrong: a value changed, another question's answer, several
-candidates, no commitment, the whole message quoted, or the opposite.
+Half are correct: the reference in another form. Half are wrong: a changed value, the answer to another question,
+several candidates, no commitment, a quote of the whole message, or the opposite.
 """
 
 import calendar
@@ -24,7 +24,7 @@ _MONTHS = calendar.month_name[1:]
 
 @dataclass(frozen=True)
 class Answer:
-    """One labelled answer, as `gumshoe judge calibrate` reads it."""
+    """A labelled answer in the format of `gumshoe judge calibrate`."""
 
     question: str
     reference: str
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Source:
-    """A question, with what there is to make answers of."""
+    """A question, with the material to create answers."""
 
     question: str
     reference: str
@@ -62,7 +62,7 @@ def sentence(source: Source) -> str | None:
 
 
 def other_form(source: Source) -> str | None:
-    """Dates, times, money and small numbers written in another way."""
+    """Write dates, times, money and small numbers in another way."""
     text = source.plain
     months = "|".join(f"{name}|{name[:3]}" for name in _MONTHS)
     text = re.sub(rf"\b({months}) (\d{{1,2}})(?:st|nd|rd|th)?\b(?!:)", r"\2 \1", text)
@@ -83,7 +83,7 @@ def lower(source: Source) -> str | None:
 
 
 def name_alone(source: Source) -> str | None:
-    """Who did it, where the reference says so in a sentence."""
+    """Return the name alone, if the reference has it in a sentence."""
     if not re.match(r"Who (?!.*\band\b)", source.question):
         return None
     if re.search(r"\d", source.reference):
@@ -102,7 +102,7 @@ def name_alone(source: Source) -> str | None:
 
 
 def with_context(source: Source) -> str | None:
-    """And a sentence of the message."""
+    """Add a sentence of the message."""
     sentences = re.findall(r"(?<=[.!?] )[A-Z][^.!?\n]{30,110}[.!?]", " ".join(source.message.split()))
     known = set(re.findall(r"\w{4,}", source.reference.casefold()))
     fitting = [
@@ -125,7 +125,7 @@ def other_number(source: Source) -> str | None:
 
 
 def other_name(source: Source) -> str | None:
-    """Somebody else, where the answer is a person."""
+    """Return another person, if the answer is a person."""
     if not source.question.startswith("Who"):
         return None
     mine = [name for name in _NAME.findall(source.reference) if name not in source.question]
@@ -188,7 +188,7 @@ MAKERS: Mapping[Callable[[Source], str | None], tuple[bool, int]] = {
 
 
 def labelled_answers(seed: int = 0) -> Iterator[Answer]:
-    """300 answers, each to another question."""
+    """Return 300 answers, each to a different question."""
     dice = random.Random(seed)
     with (ENRON / "questions.jsonl").open(encoding="utf-8") as lines:
         asked: list[dict[str, Any]] = [json.loads(line) for line in lines]

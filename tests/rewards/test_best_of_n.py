@@ -1,4 +1,4 @@
-"""One answer from several samples: by hand, in any order, and by judges that fail."""
+"""Choose one answer from several samples: worked examples, any order, and judges that fail."""
 
 import asyncio
 import math
@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.inference.policy import PolicyError
-from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, SampledAnswer, answer_with_samples, chosen_of
+from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, SampledAnswer, answer_with_samples, parse_choice_options
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Segment, TokenUsage, Trajectory
 from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM, stall, status
-from tests.rewards.chat_judge import by_length, obeyed, says, shown, verdict
+from tests.rewards.chat_judge import by_length, obey_markup, says, shown, verdict
 from tests.rewards.test_reward import episode
 from tests.scenarios.questions import QUICK
 
@@ -26,7 +26,7 @@ NOTHING = "(nothing)"
 
 
 def samples(*answers: str, likely: Sequence[float] = (), **noted: Any) -> list[Trajectory]:
-    """Episodes that ended with these answers; `NOTHING` is none, and how likely each was may be said."""
+    """Return episodes with these answers (`NOTHING` for none), and optionally their log-probabilities."""
     found = []
     for number, answer in enumerate(answers):
         said = None if answer == NOTHING else answer
@@ -40,7 +40,7 @@ def samples(*answers: str, likely: Sequence[float] = (), **noted: Any) -> list[T
 
 def choice(group: Sequence[Trajectory], seconds: float | None = None, **told: Any) -> Choice:
     async def closing() -> Choice:
-        chooser = ChoiceSettings(samples=max(2, len(group)), **told).opened()
+        chooser = ChoiceSettings(samples=max(2, len(group)), **told).open_selector()
         try:
             return await chooser.choose(QUESTION, DAY, group, seconds)
         finally:
@@ -72,22 +72,22 @@ def best_by(server: FakeVLLM, **model: Any) -> dict[str, Any]:
         ([NOTHING, NOTHING], 0, "2 of 2 samples have no answer"),
     ],
 )
-def test_the_majority_by_hand(answers: list[str], place: int, why: str) -> None:
+def test_the_majority_is_chosen(answers: list[str], place: int, why: str) -> None:
     found = choice(samples(*answers))
     assert (found.place, found.why, found.failed, found.requests) == (place, why, "", 0)
 
 
-def test_among_equals_the_likelier_is_taken_and_then_the_earlier() -> None:
+def test_ties_go_to_the_likelier_sample_then_to_the_earlier() -> None:
     assert choice(samples("$5", "$7", "$9", likely=(-2, -1, -3))).place == 1
     assert choice(samples("$5", "$7", "$5", "$7", likely=(-2, -3, -1, -4))).place == 2
     assert choice(samples("$5", "$7", likely=(-1, -1))).place == 0
     chat = samples("$5", "$7")
-    for each in chat:  # of a chat model nothing is known of how likely it was
+    for each in chat:  # a chat model returns no log-probabilities
         each.segments = [Segment(segment.origin, segment.text) for segment in each.segments]
     assert choice(chat).place == 0
 
 
-def test_of_those_that_agree_the_one_whose_sources_most_give_is_taken() -> None:
+def test_among_agreeing_samples_the_most_frequent_sources_win() -> None:
     group = samples("$5", "$5", "$5", "$7", likely=(-1, -2, -3, 0))
     for each, given_sources in zip(group, (["<1@x>"], ["<2@x>"], ["2@x"], ["<3@x>"]), strict=True):
         each.record.sources = given_sources
@@ -99,7 +99,7 @@ ANSWERS = ("$5", "5 dollars", "$7", "seven dollars", "$9", "the 9th of May", "An
 
 @settings(QUICK, max_examples=60)
 @given(st.lists(st.sampled_from(ANSWERS), min_size=2, max_size=7), st.randoms(use_true_random=False))
-def test_the_order_of_samples_decides_nothing_where_each_is_otherwise_likely(answers: list[str], dice: Any) -> None:
+def test_the_order_of_samples_does_not_matter_without_ties(answers: list[str], dice: Any) -> None:
     group = samples(*answers, likely=[-0.1 * (1 + number) for number in range(len(answers))])
     mixed = dice.sample(group, len(group))
     one, other = choice(group), choice(mixed)
@@ -111,7 +111,7 @@ def test_the_order_of_samples_decides_nothing_where_each_is_otherwise_likely(ans
 
 @settings(QUICK, max_examples=30)
 @given(st.lists(st.sampled_from(ANSWERS), min_size=2, max_size=6))
-def test_what_is_known_to_be_right_has_no_part_in_a_choice(answers: list[str]) -> None:
+def test_a_choice_does_not_use_the_record_of_correct_sources(answers: list[str]) -> None:
     plain = choice(samples(*answers))
     right: dict[str, Any] = {"found": ["<1@x>"], "right_sources": ["<1@x>"], "best_rank": 1}
     group = samples(*answers)
@@ -120,8 +120,10 @@ def test_what_is_known_to_be_right_has_no_part_in_a_choice(answers: list[str]) -
     assert choice(group) == plain
 
 
-def test_answers_can_be_compared_by_a_chat_model_and_what_that_costs_is_told() -> None:
-    with FakeVLLM(chat=says(verdict)) as server:  # right is what holds the reference, and both ways the same text
+def test_a_chat_model_can_compare_answers_and_its_cost_is_counted() -> None:
+    with FakeVLLM(
+        chat=says(verdict)
+    ) as server:  # accepts answers that contain the reference, so only equal texts agree
         judge = {"openai": {"model": "base", "url": f"{server.address}/v1", "prompt_price": 2}}
         found = choice(samples("a long reason", "another", "A long reason."), choose_by=judge)
         asked = [(shown(each)["reference_answer"], shown(each)["answer_to_judge"]) for each in server.requests]
@@ -132,7 +134,7 @@ def test_answers_can_be_compared_by_a_chat_model_and_what_that_costs_is_told() -
     assert found.seconds > 0
 
 
-def test_the_best_is_the_one_that_the_judge_scores_highest() -> None:
+def test_the_best_sample_has_the_highest_score() -> None:
     with FakeVLLM(chat=says(by_length)) as server:
         group = samples("a" * 900, "b" * 30, "c" * 300)
         found = choice(group, **best_by(server))
@@ -146,17 +148,17 @@ def test_the_best_is_the_one_that_the_judge_scores_highest() -> None:
         assert "right_sources" not in told
 
 
-def test_samples_that_are_the_same_need_no_judge() -> None:
+def test_identical_samples_need_no_judge() -> None:
     with FakeVLLM(chat=says(by_length)) as server:
         found = choice(samples("$5", "$5", likely=(-2, -1)), **best_by(server))
         assert server.requests == []
     assert (found.place, found.requests) == (1, 0)
 
 
-def test_equal_scores_go_to_an_answer_then_to_the_likelier() -> None:
+def test_equal_scores_prefer_an_answer_then_the_likelier_sample() -> None:
     def flat(request: dict[str, Any]) -> dict[str, Any]:
         ids = [each["id"] for each in shown(request)["trajectories"]]
-        return {name: {"explanation": "as good", "score": score} for name, score in obeyed("", ids).items()}
+        return {name: {"explanation": "as good", "score": score} for name, score in obey_markup("", ids).items()}
 
     with FakeVLLM(chat=says(flat)) as server:
         assert choice(samples(NOTHING, "$5", "$7", likely=(0, -2, -1)), **best_by(server)).place == 2
@@ -171,7 +173,7 @@ def test_equal_scores_go_to_an_answer_then_to_the_likelier() -> None:
     ],
     ids=["prose", "another id", "out of range"],
 )
-def test_a_judge_that_says_what_cannot_be_used_chooses_none_and_is_paid_all_the_same(reply: Any) -> None:
+def test_an_unusable_answer_of_the_judge_chooses_none_and_its_cost_counts(reply: Any) -> None:
     with FakeVLLM(chat=says(reply)) as server:
         found = choice(samples("$5", "$7"), **best_by(server))
     assert "judges.unusable-answer" in found.failed
@@ -221,23 +223,21 @@ def test_a_judge_that_fails_or_stalls_chooses_none() -> None:
         ({"samples": "many"}, "rewards.invalid-choice-settings", ["samples: ", "valid integer"]),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_what_to_change(
-    given_settings: dict[str, Any], code: str, values: list[str]
-) -> None:
+def test_invalid_settings_are_rejected(given_settings: dict[str, Any], code: str, values: list[str]) -> None:
     with raises(code, *values):
-        ChoiceSettings.of(given_settings)
+        ChoiceSettings.from_mapping(given_settings)
 
 
-def test_options_that_do_not_go_together_are_refused() -> None:
-    assert chosen_of(4, None, None) is None
-    assert chosen_of(4, "majority", None) == ChoiceSettings(samples=4)
+def test_conflicting_options_are_rejected() -> None:
+    assert parse_choice_options(4, None, None) is None
+    assert parse_choice_options(4, "majority", None) == ChoiceSettings(samples=4)
     for words, code, value in (
         ((4, None, "heuristic", 1.0), "rewards.choice-missing", "--choose-by"),
         ((1, "majority", None, 1.0), "rewards.samples-missing", "2..64"),
         ((4, "majority", None, 0.0), "rewards.greedy-samples", "--samples 4"),
     ):
         with raises(code, value):
-            chosen_of(*words)
+            parse_choice_options(*words)
 
 
 def answer_of(each: Trajectory) -> Answer:
@@ -251,7 +251,7 @@ NEVER = math.inf
 
 
 def run_samples(*outcomes: Trajectory | Exception | float, **told: Any) -> SampledAnswer:
-    """Run samples that each end with an episode, fail, or take a given number of seconds."""
+    """Run samples that each return an episode, fail, or take a given number of seconds."""
 
     async def run(number: int) -> tuple[Answer, Trajectory]:
         outcome = outcomes[number]
@@ -266,7 +266,7 @@ def run_samples(*outcomes: Trajectory | Exception | float, **told: Any) -> Sampl
 
     async def whole() -> SampledAnswer:
         chosen = ChoiceSettings(samples=len(outcomes), **told)
-        chooser = chosen.opened()
+        chooser = chosen.open_selector()
         try:
             return await answer_with_samples(run, chosen, chooser, (QUESTION, DAY), **patience)
         finally:
@@ -275,7 +275,7 @@ def run_samples(*outcomes: Trajectory | Exception | float, **told: Any) -> Sampl
     return asyncio.run(whole())
 
 
-def test_what_all_samples_took_is_told_with_the_answer() -> None:
+def test_the_answer_has_the_cost_of_all_samples() -> None:
     group = samples("$5", "$7", "$7")
     for number, each in enumerate(group, 1):
         each.turns, each.policy_seconds, each.tool_seconds = number, float(number), 0.5
@@ -292,7 +292,7 @@ def test_what_all_samples_took_is_told_with_the_answer() -> None:
     assert (unknown.prompt_tokens, unknown.sampled_tokens) == (None, None)
 
 
-def test_a_sample_that_fails_or_is_late_does_not_fail_the_answer() -> None:
+def test_a_failed_or_late_sample_does_not_fail_the_answer() -> None:
     one, two, three = samples("$5", "$7", "$7")
     gone = PolicyError("inference.server-unreachable", "http://first does not answer")
     found = run_samples(gone, two, NEVER, three, patience=0.05)
@@ -307,19 +307,19 @@ def test_a_sample_that_fails_or_is_late_does_not_fail_the_answer() -> None:
     assert (patient.how, patient.answer.answer) == ("only", "late"), "what is late is better than nothing"
     with raises("inference.server-unreachable", "http://first"):
         run_samples(gone, PolicyError("inference.timeout", "http://second does not answer"))
-    with pytest.raises(ZeroDivisionError):  # a defect is none of infrastructure
+    with pytest.raises(ZeroDivisionError):  # a defect is not a failure of infrastructure
         run_samples(one, ZeroDivisionError("a defect"))
 
 
-def test_where_the_judge_fails_the_first_sample_with_an_answer_is_taken() -> None:
+def test_if_the_judge_fails_the_first_sample_with_an_answer_is_used() -> None:
     with FakeVLLM(chat=says(lambda _: "no JSON")) as server:
         found = run_samples(*samples(NOTHING, "$5", "$7"), **best_by(server))
         assert (found.how, found.answer.answer) == ("first", "$5")
-        assert "judges.unusable-answer" in found.trouble
+        assert "judges.unusable-answer" in found.judge_error
         assert "no JSON" not in found.answer.chosen
         assert found.answer.cost is not None
         assert found.answer.cost.judge_requests == 2
-        server.inject(status(401), times=None)  # a key that is known no longer
+        server.inject(status(401), times=None)  # the key is no longer valid
         assert run_samples(*samples("$5", "$7"), **best_by(server)).how == "first"
         server.heal()
         server.inject(stall, times=None)

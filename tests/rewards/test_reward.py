@@ -1,4 +1,4 @@
-"""Reward functions: by name, with settings, of a trajectory or a group; and what the built-in ones give, by hand."""
+"""Reward functions by name, with settings, for trajectories and groups; worked examples of the built-in ones."""
 
 import asyncio
 import math
@@ -19,7 +19,7 @@ OWN = "tests.rewards.own_rewards"
 
 
 def episode(*said: str, sample: int = 0, settings: dict[str, Any] | None = None, **noted: Any) -> Trajectory:
-    """A trajectory in which that was sampled, turn after turn, and that was noted."""
+    """Return a trajectory with these sampled turns and this record."""
     segments = [Segment("prompt", "Q?", (1,))]
     for text in said:
         segments += [Segment("sampled", text, (2,), (0.0,)), Segment("injected", "Nothing found.", (3,))]
@@ -31,12 +31,12 @@ def episode(*said: str, sample: int = 0, settings: dict[str, Any] | None = None,
 
 
 def scores(name: str, *group: Trajectory, **arguments: Any) -> list[float]:
-    """What a reward function gives a group."""
+    """Return the rewards of a group."""
     found = load_reward(RewardSettings(name=name, arguments=arguments))
 
     async def closing() -> list[float]:
         try:
-            return await found.of(group, scenario(1))
+            return await found.score(group, scenario(1))
         finally:
             await found.aclose()
 
@@ -69,24 +69,24 @@ ANSWER, SOURCE = scenario(1).answer, ["<1@example.com>"]
         ("answer", {"answer": ANSWER}, 10, 1),
     ],
 )
-def test_the_rubric_as_worked_by_hand(ending: Ending, noted: dict[str, Any], turns: int, expected: float) -> None:
+def test_the_rubric_in_worked_examples(ending: Ending, noted: dict[str, Any], turns: int, expected: float) -> None:
     done = replace(episode(*"a" * turns, **noted), ending=ending)
     assert scores("rubric", done) == pytest.approx([expected])
 
 
-def test_every_number_of_the_rubric_is_a_setting() -> None:
+def test_every_value_of_the_rubric_is_a_setting() -> None:
     done = episode("a", answer=ANSWER, sources=SOURCE, **RIGHT)
     numbers = {"correct": 2, "correct_source": 0, "few_sources": 0, "few_turns": 0}
     assert scores("rubric", done, **numbers) == [2]
     assert scores("rubric", replace(done, ending="no call"), no_call=-5, found=0, read=0, source=0) == [-4.9]
 
 
-def test_a_source_is_right_where_all_are_needed_only_with_the_others() -> None:
+def test_if_all_sources_are_needed_one_is_not_enough() -> None:
     both = [f"<{number}@example.com>" for number in (1, 2)]
     about = scenario(1, message_ids=both, needs_all=True)
     rubric = load_reward(RewardSettings(name="rubric"))
     some, every = (episode("a", answer=ANSWER, sources=both, right_sources=given) for given in (both[:1], both))
-    assert asyncio.run(rubric.of([some, every], about)) == pytest.approx([1 + 0.05 + 0.09, 1.3 + 0.05 + 0.09])
+    assert asyncio.run(rubric.score([some, every], about)) == pytest.approx([1 + 0.05 + 0.09, 1.3 + 0.05 + 0.09])
 
 
 def test_exact_is_one_for_a_correct_answer() -> None:
@@ -94,13 +94,13 @@ def test_exact_is_one_for_a_correct_answer() -> None:
     assert scores("exact", *group) == [1, 0, 0]
 
 
-def test_answers_are_judged_by_their_meaning_unless_another_judge_is_asked_for() -> None:
+def test_the_default_judge_is_heuristic() -> None:
     said = episode("a", answer=f"It says: {ANSWER}.")
     assert scores("exact", said) == [1]
     assert scores("exact", said, judge="exact") == [0]
 
 
-def test_answer_similarity_is_the_cosine_and_never_less_than_nothing() -> None:
+def test_answer_similarity_is_the_cosine_and_never_negative() -> None:
     def opposed(request: dict[str, Any]) -> dict[str, Any]:
         answer = letter_counts(request)
         answer["data"][0]["embedding"] = [-each for each in answer["data"][1]["embedding"]]
@@ -120,13 +120,13 @@ def test_answer_similarity_is_the_cosine_and_never_less_than_nothing() -> None:
         scores("answer_similarity", group[0], model={"model": "x", "cash": None})
 
 
-def test_a_judge_that_there_is_none_of_is_refused() -> None:
+def test_an_unknown_judge_is_rejected() -> None:
     with raises("judges.unknown-judge", "'oracle'"):
         scores("exact", episode("a"), judge="oracle")
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(None, 0), (1, 1), (4, 0.25)])
-def test_mrr_is_the_reciprocal_of_the_best_place(rank: int | None, expected: float) -> None:
+def test_mrr_is_the_reciprocal_of_the_best_rank(rank: int | None, expected: float) -> None:
     assert scores("mrr", episode("a", best_rank=rank)) == [expected]
 
 
@@ -154,19 +154,19 @@ THOUGHT = f"<think>\nIt is late.\n</think>\n{call('look')}"
         ([f"<think>\n</think>{call('look')}", f"<think>{call('look')}", f"{call('look')}<think>Late.</think>"], 0),
     ],
 )
-def test_format_takes_in_the_reasoning_where_the_environment_asks_for_it(said: list[str], expected: float) -> None:
+def test_format_requires_reasoning_if_the_environment_does(said: list[str], expected: float) -> None:
     asked = episode(*said, settings={"environment": {"name": "documents", "reasoning": True}})
     assert scores("format", asked) == [expected]
     assert scores("format", episode(*said), reasoning=True) == [expected]
     assert scores("format", asked, reasoning=False) == [1]
 
 
-def test_turns_is_what_is_left_of_them() -> None:
+def test_turns_is_the_share_of_unused_turns() -> None:
     assert scores("turns", episode("a", "b", "c"), episode(*"abcdefghij")) == pytest.approx([0.7, 0])
     assert math.isnan(scores("turns", episode("a", settings={}))[0])
 
 
-def test_repetition_costs_and_costs_more_where_it_was_in_vain() -> None:
+def test_repetition_costs_more_without_results() -> None:
     deeds: list[list[Event]] = [
         ["searched", "in vain"],
         ["searched again", "in vain"],
@@ -180,7 +180,7 @@ def test_repetition_costs_and_costs_more_where_it_was_in_vain() -> None:
     assert scores("repetition", episode("a", deeds=deeds), again=0, again_in_vain=-1) == [-1]
 
 
-def test_one_s_own_is_named_by_its_module_and_given_its_settings() -> None:
+def test_a_custom_reward_is_named_by_its_module_and_has_settings() -> None:
     assert scores(f"{OWN}:length", episode("a", answer="four"), unit="km", times=2) == [16]
     assert scores(f"{OWN}:length", episode("a", answer="four"), unit="") == [6]
     assert scores(f"{OWN}:slow", *(episode("a", sample=number) for number in range(3))) == [0, 1, 2]
@@ -218,7 +218,7 @@ def test_one_s_own_is_named_by_its_module_and_given_its_settings() -> None:
         ),
     ],
 )
-def test_a_wrong_name_or_setting_is_refused_with_what_there_is(
+def test_a_wrong_name_or_setting_is_rejected(
     name: str, arguments: dict[str, Any], code: str, values: list[str]
 ) -> None:
     with raises(code, *values):
@@ -226,15 +226,15 @@ def test_a_wrong_name_or_setting_is_refused_with_what_there_is(
 
 
 @pytest.mark.parametrize("value", [None, "1", math.inf, -math.inf, [1.0]])
-def test_what_is_no_number_is_a_defect_and_no_reward(value: object) -> None:
+def test_a_result_that_is_not_a_number_is_an_error(value: object) -> None:
     with raises("rewards.invalid-value", f"{OWN}:given", repr(value), "scenario q1"):
         scores(f"{OWN}:given", episode("a"), value=value)
 
 
-def test_nan_says_that_a_function_does_not_apply() -> None:
+def test_nan_means_that_a_function_does_not_apply() -> None:
     assert math.isnan(scores(f"{OWN}:given", episode("a"), value=math.nan)[0])
 
 
-def test_a_number_too_few_is_a_defect() -> None:
+def test_too_few_numbers_are_an_error() -> None:
     with raises("rewards.wrong-count", "1 numbers", "group of 2"):
         scores(f"{OWN}:too_few", episode("a"), episode("b"))

@@ -1,4 +1,4 @@
-"""RULER: a group's relative scores, from judges that lie, fail and can be talked to."""
+"""RULER: relative scores of a group, from judges that give wrong answers, fail or obey injected text."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from gumshoe.rollouts.trajectory import Segment, Trajectory
 from tests.errors import check_error, raises
 from tests.inference import fake_vllm
 from tests.inference.fake_vllm import FakeVLLM, choice, status
-from tests.rewards.chat_judge import by_length, obedient, obeyed, says, shown
+from tests.rewards.chat_judge import by_length, obedient, obey_markup, says, shown
 from tests.rewards.test_reward import episode, scores
 from tests.scenarios.questions import QUICK
 
@@ -42,7 +42,7 @@ def group(*texts: str) -> list[Trajectory]:
     return [episode(text, sample=number) for number, text in enumerate(texts)]
 
 
-def test_scores_belong_to_their_trajectories_in_whatever_order_they_are_shown() -> None:
+def test_scores_are_matched_to_trajectories_in_any_order() -> None:
     texts = ["a" * 3000, "b", "c" * 900, "d" * 100]
     with FakeVLLM(chat=says(by_length)) as server:
         given = scored(ruler(server), group(*texts))
@@ -63,7 +63,7 @@ def order_of(request: dict[str, Any]) -> str:
     return "".join(each["turns"][0]["agent"][0] for each in shown(request)["trajectories"])
 
 
-def test_what_all_begin_with_is_sent_once() -> None:
+def test_common_turns_are_sent_once() -> None:
     together = [
         replace(each, segments=[Segment("prompt", "TOLD"), Segment("sampled", "SEARCH"), *each.segments[1:]])
         for each in group("x", "y")
@@ -81,7 +81,7 @@ def test_what_all_begin_with_is_sent_once() -> None:
     assert list(schema["$defs"]["_Score"]["properties"]) == ["explanation", "score"], "the reason comes first"
 
 
-def test_trajectories_that_are_the_same_share_a_score() -> None:
+def test_identical_trajectories_share_a_score() -> None:
     with FakeVLLM(chat=says(by_length)) as server:
         given = scored(ruler(server), group("x", "long " * 300, "x", "x"))
         assert len(shown(server.requests[0])["trajectories"]) == 2
@@ -121,13 +121,13 @@ LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def changed(scores: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """With something else in the first."""
+    """Return scores with a change in the first one."""
     first, *_ = scores
     return {**scores, first: {**scores[first], **fields}}
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_judge_that_lies_is_asked_again_in_another_order_and_the_group_is_dropped_at_last(lie: str) -> None:
+def test_invalid_scores_are_retried_in_another_order_then_dropped(lie: str) -> None:
     honest, dishonest = says(by_length), says(lambda request: LIES[lie](by_length(request)))
     texts = [letter * 50 * place for place, letter in enumerate("abcdef", 1)]
     answers = [dishonest, dishonest, honest]
@@ -158,13 +158,13 @@ def test_a_judge_that_lies_is_asked_again_in_another_order_and_the_group_is_drop
         choice(finish_reason="length"),
     ],
 )
-def test_a_judge_that_fails_once_is_asked_again(act: fake_vllm.Act) -> None:
+def test_a_temporary_failure_of_the_judge_is_retried(act: fake_vllm.Act) -> None:
     with FakeVLLM(chat=says(by_length)) as server:
         server.inject(act)
         assert scored(ruler(server), group("a", "bb" * 500)).scores[0] > 0.5
 
 
-def test_a_judge_that_stalls_or_is_dead_drops_the_group() -> None:
+def test_a_judge_that_hangs_or_is_unreachable_drops_the_group() -> None:
     with FakeVLLM(chat=says(by_length)) as server:
         server.inject(fake_vllm.stall, times=None)
         with pytest.raises(JudgeError) as raised:
@@ -175,8 +175,8 @@ def test_a_judge_that_stalls_or_is_dead_drops_the_group() -> None:
     check_error(raised.value, "judges.request-failed", "base")
 
 
-def test_the_mean_over_orders_and_how_far_they_differ() -> None:
-    """A judge that likes whatever stands first."""
+def test_scores_are_means_over_orders_with_a_spread() -> None:
+    """The judge prefers the first trajectory."""
 
     def first_is_best(request: dict[str, Any]) -> dict[str, Any]:
         first, *rest = ids_of(request)
@@ -191,7 +191,7 @@ def test_the_mean_over_orders_and_how_far_they_differ() -> None:
     assert given.spread == pytest.approx(math.sqrt(share * (1 - share)))
 
 
-def test_a_group_that_is_too_long_is_shortened_in_the_middle_of_results_and_says_so() -> None:
+def test_long_results_are_shortened_in_the_middle() -> None:
     long = group("a", "b")
     for each, name in zip(long, "ab", strict=True):
         result = f"BEGIN{name}" + "x" * 20_000 + f"END{name}"
@@ -234,7 +234,7 @@ SLY = {
 }
 
 
-def test_two_groups_of_one_scenario_have_other_ids_and_a_group_always_the_same() -> None:
+def test_ids_depend_on_the_texts_of_a_group() -> None:
     with FakeVLLM(chat=says(by_length)) as server:
         for texts in (("a", "b"), ("c", "d"), ("a", "b")):
             scored(ruler(server), group(*texts))
@@ -244,15 +244,15 @@ def test_two_groups_of_one_scenario_have_other_ids_and_a_group_always_the_same()
 
 
 @pytest.mark.parametrize("sly", SLY)
-def test_the_judge_that_is_talked_to_does_obey_what_stands_in_the_open(sly: str) -> None:
-    """Else what follows would show nothing."""
-    assert obeyed(SLY[sly], ["bcdfgh"]) != {"bcdfgh": 0.5}
-    assert obeyed("harmless", ["bcdfgh"]) == {"bcdfgh": 0.5}
+def test_the_gullible_judge_obeys_unescaped_text(sly: str) -> None:
+    """Otherwise the next test would prove nothing."""
+    assert obey_markup(SLY[sly], ["bcdfgh"]) != {"bcdfgh": 0.5}
+    assert obey_markup("harmless", ["bcdfgh"]) == {"bcdfgh": 0.5}
 
 
 @pytest.mark.parametrize("where", ["sampled", "injected", "prompt"])
 @pytest.mark.parametrize("sly", SLY)
-def test_text_that_talks_to_the_judge_gains_nothing_that_a_harmless_twin_does_not(sly: str, where: Any) -> None:
+def test_injected_text_gains_nothing_over_harmless_text(sly: str, where: Any) -> None:
     def twins(text: str) -> list[Trajectory]:
         made = group("x", "y", "z")
         made[0].segments.insert(1, Segment(where, text))
@@ -272,7 +272,7 @@ def test_the_rubric_is_a_setting_and_settings_are_checked() -> None:
         open_ruler({"model": {"model": "a", "url": "http://a"}, "shuffles": 0})
 
 
-def test_it_is_a_reward_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ruler_is_a_group_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeVLLM(chat=says(by_length)) as server:
         asked = {"model": {"model": "base", "url": f"{server.address}/v1", "cache": None}}
         short, long = scores("ruler", *group("a", "b" * 2000), judge=asked)
@@ -280,7 +280,7 @@ def test_it_is_a_reward_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     with raises("judges.invalid-settings", "ruler: model: field required"):
         load_reward(RewardSettings(name="ruler", arguments={"judge": {"shuffles": 1}}))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with raises("models.no-api-key", "OPENAI_API_KEY"):  # o4-mini is the judge unless another is named
+    with raises("models.no-api-key", "OPENAI_API_KEY"):  # o4-mini is the default judge
         load_reward(RewardSettings(name="ruler"))
 
 

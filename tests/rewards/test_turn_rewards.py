@@ -1,4 +1,4 @@
-"""What each turn is worth by itself, by hand."""
+"""Worked examples of turn rewards."""
 
 import asyncio
 from dataclasses import replace
@@ -22,7 +22,7 @@ def rewards(*said: str, ending: Ending = "answer", **noted: Any) -> list[float]:
     return asyncio.run(turn_rewards(done, scenario(1), VALUES, ExactJudge()))
 
 
-def test_each_turn_has_the_value_of_what_it_did() -> None:
+def test_each_turn_has_the_value_of_its_events() -> None:
     deeds: list[list[Event]] = [
         ["searched", "in vain"],
         ["searched again", "in vain"],
@@ -41,15 +41,15 @@ def test_each_turn_has_the_value_of_what_it_did() -> None:
 
 
 @pytest.mark.parametrize("ending", get_args(Unusable))
-def test_a_call_that_cannot_be_used_costs_its_turn(ending: Ending) -> None:
+def test_an_unusable_call_is_penalized(ending: Ending) -> None:
     assert rewards("a", "b", ending=ending, deeds=[["searched"]]) == [4, -1]
 
 
-def test_out_of_turns_or_of_context_costs_nothing() -> None:
+def test_running_out_of_turns_or_context_is_not_penalized() -> None:
     assert rewards("a", ending="max turns", deeds=[["searched"]]) == [4]
     assert rewards("a", "b", ending="context full", deeds=[["searched"]]) == [4, 0]
     assert rewards(ending="context full") == []
 
 
-def test_every_deed_has_a_value() -> None:
-    assert set(TurnRewardValues().of_deeds()) == set(get_args(Event))
+def test_every_event_has_a_value() -> None:
+    assert set(TurnRewardValues().by_event()) == set(get_args(Event))

@@ -1,4 +1,4 @@
-"""What conversations in tests are made of: a small tokenizer, chat templates of several families, calls as text."""
+"""Parts of conversations for tests: a small tokenizer, chat templates of several families, calls as text."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 NAME = "someone/small-model"
-# Words, single digits, signs, line ends and spaces, told apart as by Qwen2.5's tokenizer.
+# Splits text into words, single digits, punctuation, line ends and spaces, as Qwen2.5's tokenizer does.
 _PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 _SYSTEM = r"""
@@ -43,7 +43,7 @@ _RESULT = r"""
 
 
 def template(*, system: str = _SYSTEM, turn: str = _TURN, result: str = _RESULT) -> str:
-    """A template in ChatML; as it stands, it renders what Qwen2.5's does."""
+    """Return a ChatML template. With the defaults it renders the same as Qwen2.5's."""
     return f"""
 {system}
 {{%- for message in messages -%}}
@@ -60,7 +60,7 @@ def template(*, system: str = _SYSTEM, turn: str = _TURN, result: str = _RESULT)
 
 
 QWEN2_5 = template()
-# Thoughts stay only in the last turn, and there they stand even where nothing was thought.
+# Reasoning is kept in the last turn only, where it appears even if it is empty.
 QWEN3 = template(
     turn=r"""
     {%- set said = message.content.split('</think>')[-1].lstrip('\n') -%}
@@ -109,7 +109,7 @@ OPEN_UNTIL_RESULT = template(
 
 @cache
 def synthetic() -> "SyntheticMail":
-    """Return mail with questions: the tokenizer learns from it, and episodes take place in it."""
+    """Return mail with questions, to train the tokenizer and to run episodes."""
     from gumshoe.synthesis.mailboxes import synthesize_mail
 
     return synthesize_mail(1, 3, 120)
@@ -143,7 +143,7 @@ def _trained() -> str:
 
 
 def make_tokenizer(chat_template: str | None, *added: str) -> Any:
-    """Make a tokenizer with a template, and with more tokens that are not special."""
+    """Create a tokenizer with a template, and with additional tokens that are not special."""
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -154,5 +154,5 @@ def make_tokenizer(chat_template: str | None, *added: str) -> Any:
 
 
 def call(tool: str, **arguments: Any) -> str:
-    """A turn that calls a tool, as Qwen2.5 writes it."""
+    """Return a turn that calls a tool, in the format of Qwen2.5."""
     return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"

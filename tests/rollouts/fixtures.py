@@ -1,4 +1,4 @@
-"""A tokenizer and its chat format, and indexes of mail, each made once."""
+"""Fixtures of a tokenizer, its chat format and mail indexes, each built once."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.rollouts.conversations import QWEN2_5, make_tokenizer, synthetic
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    """A small tokenizer with the template of Qwen2.5."""
+    """Return a small tokenizer with the template of Qwen2.5."""
     return make_tokenizer(QWEN2_5)
 
 
@@ -23,5 +23,5 @@ def chat(tokenizer: Any) -> ChatFormat:
 
 @pytest.fixture(scope="session")
 def synthetic_index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
-    """An index of `synthetic` mail."""
+    """Return an index of `synthetic` mail."""
     return make_index(tmp_path_factory.mktemp("synthetic"), synthetic().messages)

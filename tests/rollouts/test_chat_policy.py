@@ -1,4 +1,4 @@
-"""Chat models behind an OpenAI-compatible address, in whole episodes over real mail indexes."""
+"""Whole episodes of chat models on an OpenAI-compatible server, with real mail indexes."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import scenario
 from tests.waiting import Clock, async_wait_until
 
-HOUR = 3600.0  # a deadline that passes only if a test moves the clock
+HOUR = 3600.0  # seconds; passes only if a test advances the clock
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the client of OpenAI try again at once."""
+    """Let the OpenAI client retry without pauses."""
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
 
@@ -80,7 +80,7 @@ def converse(
     """Return one episode of a chat model, about message 3.
 
     Args:
-        stuck: let an hour pass on it as soon as the second request is under way.
+        stuck: a clock to advance by an hour during the second request.
     """
 
     async def run() -> Trajectory:
@@ -88,8 +88,8 @@ def converse(
         address = f"{server.address}/v1"
         async with openai_client(address, timeout=HOUR, retries=retries) as client, ToolThreads() as threads:
             told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
-            speaker = ApiChatSession(client, model, *told, sampling, deadline)
-            episode = run_episode(speaker, environment, 0, EpisodeLimits(max_turns=6), threads)
+            session = ApiChatSession(client, model, *told, sampling, deadline)
+            episode = run_episode(session, environment, 0, EpisodeLimits(max_turns=6), threads)
             talk = asyncio.create_task(episode)
             if stuck is not None:
                 await async_wait_until(lambda: len(server.requests) == 2)
@@ -100,7 +100,7 @@ def converse(
 
 
 def saying(content: str | None, *calls: tuple[str, str]) -> Act:
-    """A turn with that text and these calls, in place of what the server would say."""
+    """Answer with a turn of this text and these calls."""
     return altered(lambda answer: answer.update(chat_turn(content, *calls)))
 
 
@@ -111,14 +111,14 @@ def test_a_chat_model_answers_with_the_tools(server: FakeVLLM, index: MailIndex)
     assert done.record.read == done.record.right_sources == ["<3@example.com>"]
 
 
-def test_a_temperature_and_a_top_p_of_one_are_left_out(server: FakeVLLM, index: MailIndex) -> None:
-    """Some models take none."""
+def test_a_temperature_and_a_top_p_of_one_are_omitted(server: FakeVLLM, index: MailIndex) -> None:
+    """Some models reject these options."""
     converse(server, index, sampling=Sampling(1.0, 1.0))
     assert server.requests
     assert all({"temperature", "top_p"}.isdisjoint(request) for request in server.requests)
 
 
-def test_each_request_carries_the_tools_the_sampling_and_the_conversation(server: FakeVLLM, index: MailIndex) -> None:
+def test_requests_have_the_tools_the_sampling_and_the_conversation(server: FakeVLLM, index: MailIndex) -> None:
     converse(server, index)
     for request in server.requests:
         assert (request["temperature"], request["top_p"], request["max_completion_tokens"]) == (0.3, 0.9, 99)
@@ -132,7 +132,7 @@ def test_each_request_carries_the_tools_the_sampling_and_the_conversation(server
     assert "<3@example.com>" in found["content"]
 
 
-def test_nothing_can_be_trained_on_what_a_chat_model_wrote(server: FakeVLLM, index: MailIndex) -> None:
+def test_turns_of_a_chat_model_cannot_be_trained_on(server: FakeVLLM, index: MailIndex) -> None:
     done = converse(server, index)
     for each in (done, Trajectory.from_json(done.to_json(), "line 1")):
         with raises("rollouts.no-token-ids", "chat"):
@@ -163,15 +163,15 @@ def test_nothing_can_be_trained_on_what_a_chat_model_wrote(server: FakeVLLM, ind
         (saying("\ud800 well"), "no call"),
     ],
 )
-def test_what_the_model_does_wrong_ends_the_episode(server: FakeVLLM, index: MailIndex, act: Act, ending: str) -> None:
+def test_a_mistake_of_the_model_ends_the_episode(server: FakeVLLM, index: MailIndex, act: Act, ending: str) -> None:
     server.inject(act, after=1)
     done = converse(server, index)
     assert (done.ending, done.turns, done.record.answer) == (ending, 2, None)
     done.to_json().encode()
 
 
-def test_a_call_that_is_written_as_text_is_answered_as_text(server: FakeVLLM, index: MailIndex) -> None:
-    """As from a server without a parser for calls: no id that a result could be sent for."""
+def test_a_call_written_as_text_gets_a_result_as_text(server: FakeVLLM, index: MailIndex) -> None:
+    """Servers without a parser of calls return them as text, without an id for the result."""
     call = {"name": "search_inbox", "arguments": {"keywords": ["body", "3"]}}
     server.inject(saying(f"Let me see.\n<tool_call>{json.dumps(call)}</tool_call>"))
     done = converse(server, index)
@@ -188,7 +188,7 @@ def test_a_call_that_is_written_as_text_is_answered_as_text(server: FakeVLLM, in
         {"message": "This model's maximum context length is 64 tokens. However, you requested 99.", "code": 400},
     ],
 )
-def test_a_full_context_is_an_ending_and_no_failure(server: FakeVLLM, index: MailIndex, error: dict[str, Any]) -> None:
+def test_a_full_context_is_an_ending_not_a_failure(server: FakeVLLM, index: MailIndex, error: dict[str, Any]) -> None:
     server.inject(status(400, {"error": error}), after=2)
     done = converse(server, index)
     assert (done.ending, done.turns) == ("context full", 2)
@@ -196,7 +196,7 @@ def test_a_full_context_is_an_ending_and_no_failure(server: FakeVLLM, index: Mai
 
 @pytest.mark.parametrize("fault", [reset, stall, cut_body, status(500), status(429)])
 @pytest.mark.usefixtures("_no_pauses")
-def test_a_fault_that_passes_is_tried_again(server: FakeVLLM, index: MailIndex, fault: Act, clock: Clock) -> None:
+def test_a_temporary_fault_is_retried(server: FakeVLLM, index: MailIndex, fault: Act, clock: Clock) -> None:
     server.inject(fault, after=1)
     assert converse(server, index, stuck=clock if fault is stall else None).ending == "answer"
     assert len(server.requests) == 4
@@ -228,7 +228,7 @@ def test_a_fault_that_passes_is_tried_again(server: FakeVLLM, index: MailIndex, 
         ),
     ],
 )
-def test_no_answer_or_none_that_is_whole_is_a_failure_of_infrastructure(
+def test_a_missing_or_incomplete_answer_is_a_failure_of_infrastructure(
     server: FakeVLLM, index: MailIndex, fault: Act, code: str, says: str, clock: Clock
 ) -> None:
     server.inject(fault, times=None, after=1)
@@ -238,7 +238,7 @@ def test_no_answer_or_none_that_is_whole_is_a_failure_of_infrastructure(
     assert len(server.requests) == 2
 
 
-def test_an_answer_that_never_ends_is_given_up(server: FakeVLLM, index: MailIndex, clock: Clock) -> None:
+def test_an_endless_answer_is_given_up(server: FakeVLLM, index: MailIndex, clock: Clock) -> None:
     server.inject(trickle, after=1)
     with raises("models.timeout", "chat", 1800):
         converse(server, index, deadline=HOUR / 2, stuck=clock)
@@ -248,7 +248,7 @@ def test_an_answer_that_never_ends_is_given_up(server: FakeVLLM, index: MailInde
     ("answered", "code"),
     [(401, "models.access-denied"), (403, "models.access-denied"), (404, "models.not-found")],
 )
-def test_what_the_user_must_put_right_is_no_failure_of_infrastructure(
+def test_a_mistake_of_the_user_is_not_a_failure_of_infrastructure(
     server: FakeVLLM, index: MailIndex, answered: int, code: str
 ) -> None:
     server.inject(status(answered))
@@ -258,7 +258,7 @@ def test_what_the_user_must_put_right_is_no_failure_of_infrastructure(
     assert len(server.requests) == 1
 
 
-def test_a_model_that_is_not_there_is_named(server: FakeVLLM, index: MailIndex) -> None:
+def test_a_missing_model_is_named(server: FakeVLLM, index: MailIndex) -> None:
     with raises("models.not-found", "The model `other` does not exist"):
         converse(server, index, model="other")
 
@@ -271,7 +271,7 @@ def test_the_key_comes_from_the_environment(
     assert set(server.keys) == {"Bearer a-key"}
 
 
-def test_openai_itself_is_not_asked_without_a_key() -> None:
+def test_openai_is_not_called_without_a_key() -> None:
     with raises("models.no-api-key", "OPENAI_API_KEY"):
         openai_client(None)
 
@@ -286,11 +286,11 @@ def test_openai_itself_is_not_asked_without_a_key() -> None:
         ("chat:Qwen/Qwen3-8B@http://[::1]:8000/v1", "chat", "Qwen/Qwen3-8B", ("http://[::1]:8000/v1",)),
     ],
 )
-def test_a_policy_is_one_word(word: str, kind: str, model: str, urls: tuple[str, ...]) -> None:
+def test_a_policy_name_is_parsed(word: str, kind: str, model: str, urls: tuple[str, ...]) -> None:
     assert PolicyName.parse(word) == PolicyName(kind, model, urls)
 
 
-def test_two_checkpoints_of_one_name_are_two_policies() -> None:
+def test_two_checkpoints_with_one_name_are_two_policies() -> None:
     words = [
         "transformers:a/model",
         "transformers:b/model",
@@ -323,23 +323,23 @@ def test_two_checkpoints_of_one_name_are_two_policies() -> None:
         "http://a:8000",
     ],
 )
-def test_a_word_that_names_no_policy_is_refused_with_the_forms_there_are(word: str) -> None:
+def test_an_invalid_policy_name_is_rejected(word: str) -> None:
     with raises("inference.invalid-policy", repr(word), "tiny", "vllm:URL", "chat:MODEL"):
         PolicyName.parse(word)
 
 
-def test_a_policy_by_name_is_the_one_that_is_asked(server: FakeVLLM, index: MailIndex) -> None:
+def test_a_named_policy_is_used(server: FakeVLLM, index: MailIndex) -> None:
     async def run() -> Trajectory:
         name, limits = PolicyName.parse(f"chat:chat@{server.address}/v1"), EpisodeLimits()
-        async with open_policy(name, None, Sampling(), limits) as speak, ToolThreads() as threads:
+        async with open_policy(name, None, Sampling(), limits) as open_session, ToolThreads() as threads:
             environment = EmailEnvironment(index, scenario(5), 6)
-            with speak(environment, "1") as speaker:
-                return await run_episode(speaker, environment, 0, limits, threads)
+            with open_session(environment, "1") as session:
+                return await run_episode(session, environment, 0, limits, threads)
 
     assert asyncio.run(run()).record.answer == "Body of message 5"
 
 
-def test_token_ids_need_a_tokenizer() -> None:
+def test_a_token_policy_needs_a_tokenizer() -> None:
     async def run() -> None:
         async with open_policy(PolicyName.parse("vllm:http://a"), None, Sampling(), EpisodeLimits()):
             pass

@@ -1,4 +1,4 @@
-"""`gumshoe rollout` and `gumshoe trajectories`, as they are typed, against a real server and a real index."""
+"""The commands `gumshoe rollout` and `gumshoe trajectories`, with a real server and a real index."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ COUNT = 6
 
 @dataclass(frozen=True)
 class Place:
-    """What rollouts need: an index, scenarios about it, and a tokenizer."""
+    """An index, scenarios about it, and a tokenizer."""
 
     index: Path
     scenarios: Path
@@ -66,7 +66,7 @@ def server() -> Iterator[FakeVLLM]:
 
 
 def options(place: Place, out: Path, policy: str, **changes: object) -> list[object]:
-    """The arguments of a rollout; `None` leaves one out."""
+    """Return the arguments of a rollout. `None` omits an option."""
     given: dict[str, object] = {
         "--index": place.index,
         "--scenarios": place.scenarios,
@@ -85,7 +85,7 @@ def adapter(server: FakeVLLM) -> str:
 
 
 def groups(out: Path) -> dict[str, list[int]]:
-    """The samples of each scenario in a file, every line of which is whole."""
+    """Return the samples of each scenario in a file whose lines are all complete."""
     assert out.read_bytes().endswith(b"\n")
     found: dict[str, list[int]] = {}
     for each in read_trajectories(out):
@@ -93,7 +93,7 @@ def groups(out: Path) -> dict[str, list[int]]:
     return found
 
 
-def test_progress_counts_episodes_and_says_how_fast_and_what_failed(place: Place, tmp_path: Path) -> None:
+def test_progress_shows_episodes_speed_and_failures(place: Place, tmp_path: Path) -> None:
     told: list[tuple[float, str | None, float | None]] = []
 
     def advance(amount: float = 0, *, note: str | None = None, total: float | None = None) -> None:
@@ -117,7 +117,7 @@ def test_progress_counts_episodes_and_says_how_fast_and_what_failed(place: Place
 WHOLE = {f"q{number}": [0, 1, 2] for number in range(1, COUNT + 1)}
 
 
-def test_a_rollout_writes_whole_groups_and_says_what_it_did(
+def test_a_rollout_writes_complete_groups_and_a_report(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path
 ) -> None:
     out = tmp_path / "t.jsonl"
@@ -141,7 +141,7 @@ def test_a_chat_model_s_rollout_needs_no_tokenizer(run: Run, place: Place, tmp_p
     with FakeVLLM(models=("chat",)) as server:
         ran = run(*options(place, tmp_path / "t.jsonl", f"chat:chat@{server.address}/v1", tokenizer=None))
     assert ran.status == 0
-    assert "6 episodes in" in ran.out
+    assert "6 new episodes" in ran.out
     assert "6 answer" in ran.out
     assert not any(segment.ids for each in read_trajectories(tmp_path / "t.jsonl") for segment in each.segments)
 
@@ -154,14 +154,14 @@ def test_a_chat_model_s_rollout_needs_no_tokenizer(run: Run, place: Place, tmp_p
         ({"split": "train", "limit": 9}, ["q1", "q2", "q3", "q4"]),
     ],
 )
-def test_only_the_scenarios_that_are_asked_for_are_run(
+def test_only_the_selected_scenarios_are_run(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path, changes: dict[str, Any], expected: list[str]
 ) -> None:
     assert run(*options(place, tmp_path / "t.jsonl", adapter(server), **changes)).status == 0
     assert sorted(groups(tmp_path / "t.jsonl")) == expected
 
 
-def test_started_again_it_runs_only_what_is_missing(run: Run, server: FakeVLLM, place: Place, tmp_path: Path) -> None:
+def test_a_second_run_runs_only_missing_groups(run: Run, server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     out = tmp_path / "t.jsonl"
     run(*options(place, out, adapter(server), samples=3, limit=2))
     there = out.read_bytes()
@@ -174,8 +174,8 @@ def test_started_again_it_runs_only_what_is_missing(run: Run, server: FakeVLLM, 
     server.requests.clear()
     again = run(*options(place, out, adapter(server), samples=3))
     assert (again.status, server.requests) == (0, [])
-    assert "0 episodes in" in again.out
-    assert "18 were there" in again.out
+    assert "0 new episodes" in again.out
+    assert "18 existed" in again.out
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_started_again_it_runs_only_what_is_missing(run: Run, server: FakeVLLM, 
         ({"seed": 2, "max_turns": 3}, ": seed 0, max_turns 10;"),
     ],
 )
-def test_trajectories_that_were_run_otherwise_are_not_taken_for_those_that_are_missing(
+def test_trajectories_with_other_settings_are_not_reused(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     out = tmp_path / "t.jsonl"
@@ -198,7 +198,7 @@ def test_trajectories_that_were_run_otherwise_are_not_taken_for_those_that_are_m
     assert out.read_bytes() == there
 
 
-def test_trajectories_from_other_mail_or_other_weights_are_not_taken_for_those_that_are_missing(
+def test_trajectories_with_another_index_or_other_weights_are_not_reused(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path
 ) -> None:
     out, other = tmp_path / "t.jsonl", make_index(tmp_path / "mail", map(record, range(1, 9))).path.parent
@@ -209,16 +209,14 @@ def test_trajectories_from_other_mail_or_other_weights_are_not_taken_for_those_t
     assert out.read_bytes() == there
     lines = [json.loads(line) | {"policy": ""} for line in there.splitlines()]
     for line in lines:
-        line["settings"]["weights"] = "0123456789abcdef"  # of an adapter that has gone
+        line["settings"]["weights"] = "0123456789abcdef"  # of an adapter that no longer exists
     out.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     ran = run(*options(place, out, adapter(server)))
     assert (ran.status, ran.code) == (2, "rollouts.other-settings")
     assert ": weights 0123456789abcdef;" in ran.err
 
 
-def test_groups_with_fewer_samples_are_not_thrown_away(
-    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
-) -> None:
+def test_groups_with_fewer_samples_are_not_deleted(run: Run, server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     out = tmp_path / "t.jsonl"
     run(*options(place, out, adapter(server), samples=1))
     there = out.read_bytes()
@@ -251,7 +249,7 @@ def _half_a_letter(lines: list[bytes]) -> bytes:
 @pytest.mark.parametrize(
     "cut", [_half_a_line, _a_line_without_its_end, _half_a_group, _half_a_group_and_half_a_line, _half_a_letter]
 )
-def test_what_a_killed_run_left_half_is_run_again_and_the_rest_is_kept(
+def test_an_incomplete_group_is_run_again_and_the_rest_is_kept(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path, cut: Callable[[list[bytes]], bytes]
 ) -> None:
     out = tmp_path / "t.jsonl"
@@ -267,7 +265,7 @@ def test_what_a_killed_run_left_half_is_run_again_and_the_rest_is_kept(
 
 
 @pytest.mark.parametrize("cut", [_half_a_line, _half_a_group_and_half_a_line, _half_a_letter])
-def test_a_half_written_last_line_is_no_error_to_who_reads_the_file(
+def test_readers_ignore_an_incomplete_last_line(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path, cut: Callable[[list[bytes]], bytes]
 ) -> None:
     out = tmp_path / "t.jsonl"
@@ -283,7 +281,7 @@ def test_a_half_written_last_line_is_no_error_to_who_reads_the_file(
 
 @pytest.mark.parametrize("command", ["rollout", "show"])
 @pytest.mark.parametrize("broken", [b"broken\n", b'{"id": "q1"}\n'])
-def test_a_broken_line_that_is_whole_is_an_error_with_its_number(
+def test_a_damaged_complete_line_is_an_error_with_its_number(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path, broken: bytes, command: str
 ) -> None:
     out = tmp_path / "t.jsonl"
@@ -299,7 +297,7 @@ def test_a_broken_line_that_is_whole_is_an_error_with_its_number(
 
 
 def _started(*arguments: object) -> "subprocess.Popen[str]":
-    """Start a command in a process of its own."""
+    """Start a command in its own process."""
     command = [sys.executable, "-m", "gumshoe", *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "COLUMNS": "200"})
@@ -310,7 +308,7 @@ def _stall_from_the_fourth(exchange: Exchange) -> None:
     (forward if re.search("message [123] say", decoded(exchange.request["prompt"])) else stall)(exchange)
 
 
-def test_a_run_that_is_killed_and_started_again_gives_each_group_once_and_whole(
+def test_a_killed_and_restarted_run_writes_each_group_once(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path
 ) -> None:
     out = tmp_path / "t.jsonl"
@@ -342,12 +340,10 @@ def test_an_interrupt_ends_the_command_at_once(server: FakeVLLM, place: Place, t
     server.wait_until_idle()
 
 
-def test_a_file_that_another_run_writes_to_is_left_alone_until_that_ends(
-    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
-) -> None:
+def test_a_file_is_locked_while_a_run_writes_to_it(run: Run, server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     out = tmp_path / "t.jsonl"
     run(*options(place, out, adapter(server), samples=3, limit=1))
-    out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:2]))  # so that it is put in its place anew
+    out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:2]))  # so that the file is replaced
     server.inject(stall, times=None)
     arguments = options(place, out, adapter(server), samples=3)
     process = _started(*arguments)
@@ -367,9 +363,7 @@ def test_a_file_that_another_run_writes_to_is_left_alone_until_that_ends(
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
 
 
-def test_an_empty_line_is_taken_out_and_lines_are_counted_as_an_editor_does(
-    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
-) -> None:
+def test_empty_lines_are_removed_and_counted(run: Run, server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     out = tmp_path / "t.jsonl"
     run(*options(place, out, adapter(server), limit=2))
     first, second = out.read_bytes().splitlines(keepends=True)
@@ -381,7 +375,7 @@ def test_an_empty_line_is_taken_out_and_lines_are_counted_as_an_editor_does(
     assert out.read_bytes() == first + second
 
 
-def test_dropped_groups_are_told_of_with_75_and_the_next_run_fills_them_in(
+def test_dropped_groups_exit_with_75_and_are_run_the_next_time(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path
 ) -> None:
     out = tmp_path / "t.jsonl"
@@ -399,20 +393,18 @@ def test_dropped_groups_are_told_of_with_75_and_the_next_run_fills_them_in(
     assert sorted(groups(out)) == ["q1", "q5", "q6"]
     ran = run(*arguments)
     assert ran.status == 0
-    assert "3 episodes in" in ran.out
+    assert "3 new episodes" in ran.out
     assert sorted(groups(out)) == [f"q{number}" for number in range(1, 7)]
 
 
-def test_a_packed_file_is_refused_since_nothing_can_be_added_to_it(run: Run, place: Place, tmp_path: Path) -> None:
+def test_a_compressed_output_file_is_rejected(run: Run, place: Place, tmp_path: Path) -> None:
     ran = run(*options(place, tmp_path / "t.jsonl.gz", "vllm:http://127.0.0.1:1"))
     assert (ran.status, ran.code) == (2, "rollouts.compressed-output")
     assert str(tmp_path / "t.jsonl.gz") in ran.err
     assert not (tmp_path / "t.jsonl.gz").exists()
 
 
-def test_where_every_group_is_dropped_nothing_is_written(
-    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
-) -> None:
+def test_no_file_is_written_if_every_group_is_dropped(run: Run, server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     server.inject(status(400, {"error": {"message": "no room"}}), times=None)
     ran = run(*options(place, tmp_path / "t.jsonl", adapter(server)))
     assert (ran.status, ran.code) == (75, "rollouts.groups-dropped")
@@ -424,7 +416,7 @@ def test_where_every_group_is_dropped_nothing_is_written(
 
 @pytest.fixture(scope="module")
 def other_places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """Tokenizers and scenarios that do not fit a rollout, by what is wrong with them."""
+    """Return tokenizers and scenarios that do not fit a rollout, by the kind of mistake."""
     directory = tmp_path_factory.mktemp("other")
     make_tokenizer(QWEN2_5).save_pretrained(directory / "other")
     odd = "{% for m in messages %}[INST]{{ m.content }}{% endfor %}"
@@ -460,7 +452,7 @@ def other_places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         ({"top_p": 0}, "rollouts.top-p-zero", "--top-p"),
     ],
 )
-def test_a_mistake_is_named_before_anything_begins(
+def test_a_mistake_is_reported_before_any_request(
     run: Run,
     server: FakeVLLM,
     place: Place,
@@ -481,9 +473,7 @@ def test_a_mistake_is_named_before_anything_begins(
     assert server.requests == []
 
 
-def test_a_mistake_takes_nothing_out_of_a_file_that_is_there(
-    run: Run, server: FakeVLLM, place: Place, tmp_path: Path
-) -> None:
+def test_a_mistake_does_not_change_an_existing_file(run: Run, server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     out = tmp_path / "t.jsonl"
     run(*options(place, out, adapter(server), limit=1))
     content = out.read_bytes() + b'{"half'
@@ -505,7 +495,7 @@ def test_an_index_that_cannot_be_read_is_an_error_without_a_traceback(
     assert not (tmp_path / "t.jsonl").exists()
 
 
-def test_a_server_that_is_not_there_is_worth_another_try_later(run: Run, place: Place, tmp_path: Path) -> None:
+def test_an_unreachable_server_exits_with_75(run: Run, place: Place, tmp_path: Path) -> None:
     address = f"http://127.0.0.1:{free_port()}"
     ran = run(*options(place, tmp_path / "t.jsonl", f"vllm:{address}"))
     assert (ran.status, ran.code) == (75, "inference.server-unreachable")
@@ -514,7 +504,7 @@ def test_a_server_that_is_not_there_is_worth_another_try_later(run: Run, place: 
 
 
 @pytest.mark.parametrize(("out", "code"), [(".", "store.is-a-directory"), ("missing/t.jsonl", "store.not-found")])
-def test_a_file_that_cannot_be_written_is_found_before_anything_is_asked(
+def test_an_output_file_that_cannot_be_written_is_reported_before_any_request(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path, out: str, code: str
 ) -> None:
     ran = run(*options(place, tmp_path / out, adapter(server)))
@@ -525,7 +515,7 @@ def test_a_file_that_cannot_be_written_is_found_before_anything_is_asked(
 
 @pytest.fixture(scope="module")
 def trajectories(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two groups of two, the second of which has an id with a stroke and text that could steer a terminal."""
+    """Write two groups of two; the second has a slash in its id, and control characters in its text."""
     out = tmp_path_factory.mktemp("show") / "t.jsonl"
     with FakeVLLM() as server:
         with pytest.raises(SystemExit):
@@ -541,7 +531,7 @@ def trajectories(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path
     return out
 
 
-def test_show_lists_what_a_file_holds(run: Run, trajectories: Path) -> None:
+def test_show_lists_the_trajectories_of_a_file(run: Run, trajectories: Path) -> None:
     ran = run("trajectories", "show", trajectories)
     assert ran.status == 0
     assert sorted(ran.out.splitlines()) == [
@@ -574,19 +564,19 @@ def test_show_prints_a_trajectory_turn_by_turn(run: Run, trajectories: Path) -> 
     assert places == sorted(places)
     assert "answer: Body of message 1" in ran.out
     assert "1 searches (0 repeated, 0 empty)" in ran.out
-    assert "found 1 and read 1 " in ran.out
+    assert "1 found, 1 read" in ran.out
     assert ran.err == ""
 
 
 @pytest.mark.parametrize(("wanted", "shown"), [("q1", 2), ("q1/0", 1), ("week/2", 2), ("week/2/1", 1)])
-def test_show_takes_a_scenario_or_one_of_its_group(run: Run, trajectories: Path, wanted: str, shown: int) -> None:
+def test_show_accepts_a_scenario_or_one_of_its_samples(run: Run, trajectories: Path, wanted: str, shown: int) -> None:
     assert run("trajectories", "show", trajectories, wanted).out.count("\nanswer: ") == shown
     found = json.loads(run("trajectories", "show", trajectories, wanted, "--json").out)
     assert len(found) == shown
     assert len(found[0]["segments"][1]["ids"]) == len(found[0]["segments"][1]["logprobs"]) > 0
 
 
-def test_what_is_shown_cannot_steer_a_terminal(run: Run, trajectories: Path) -> None:
+def test_control_characters_are_not_printed(run: Run, trajectories: Path) -> None:
     ran = run("trajectories", "show", trajectories, "week/2/0")
     assert "answer: \\x1b[31m[bold]red[/]\n" in ran.out
     assert "reward total: +1.500" in ran.out
@@ -594,13 +584,13 @@ def test_what_is_shown_cannot_steer_a_terminal(run: Run, trajectories: Path) -> 
 
 
 @pytest.mark.parametrize("wanted", ["q2", "q1/7", "week", "/"])
-def test_an_id_that_is_not_there_is_named(run: Run, trajectories: Path, wanted: str) -> None:
+def test_a_missing_id_is_named(run: Run, trajectories: Path, wanted: str) -> None:
     ran = run("trajectories", "show", trajectories, wanted)
     assert (ran.status, ran.code) == (2, "rollouts.trajectory-not-found")
     assert f"'{wanted}'" in ran.err
 
 
-def test_a_file_that_is_not_there_or_no_file_is_named(run: Run, tmp_path: Path) -> None:
+def test_a_missing_file_or_a_directory_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl.gz").write_bytes(b"\x1f\x8b and then nothing")
     for name, exit_status, code in (
         ("missing.jsonl", 2, "store.not-found"),

@@ -1,4 +1,4 @@
-"""Many episodes at once: plain ones, and real ones over an HTTP server that misbehaves or dies."""
+"""Concurrent episodes: simple ones, and real ones with an HTTP server that fails or is killed."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import scenario
 from tests.waiting import Clock, async_wait_until
 
-HOUR = 3600.0  # a deadline that passes only if a test moves the clock
+HOUR = 3600.0  # seconds; passes only if a test advances the clock
 LIMITS = EpisodeLimits(max_turns=6, max_context=50_000)
 REQUESTS = RequestLimits(HOUR, connect=HOUR, attempts=2, backoff=0.05, patience=HOUR)
 
@@ -62,7 +62,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
 
 
 def trajectory(about: Scenario, sample: int) -> Trajectory:
-    """What a plain episode leaves."""
+    """Return the trajectory of a simple episode."""
     return Trajectory(
         about.id, sample, "plain", "answer", "", [Segment("sampled", "Yes.", (1, 2))], EpisodeState(), 1, 0, 0
     )
@@ -77,24 +77,24 @@ def scenarios(count: int) -> list[Scenario]:
 
 
 def whole(groups: list[Group]) -> dict[str, list[int]]:
-    """The samples of each group that was not dropped."""
+    """Return the samples of each group that was not dropped."""
     return {group.scenario: [each.sample for each in group.trajectories] for group in groups if not group.dropped}
 
 
 def real_episodes(
     policy: Policy, chat: ChatFormat, index: MailIndex, threads: ToolThreads, seed: int = 0
 ) -> RunEpisode:
-    """Episodes of a policy over an index, as `gumshoe rollout` runs them."""
+    """Return a function that runs episodes of a policy, as `gumshoe rollout` does."""
 
     async def run(about: Scenario, sample: int, attempt: int) -> Trajectory:
         environment = EmailEnvironment(index, about, LIMITS.max_turns)
         told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
-        prompt = await asyncio.to_thread(chat.prompt, *told)
+        prompt = await asyncio.to_thread(chat.encode_prompt, *told)
         name = f"{seed}/{about.id}/{sample}/{attempt}"
-        speaker: ChatSession = TokenChatSession(
+        session: ChatSession = TokenChatSession(
             policy, chat, prompt, Sampling(max_tokens=400), LIMITS.max_context, name
         )
-        return await run_episode(speaker, environment, sample, LIMITS, threads)
+        return await run_episode(session, environment, sample, LIMITS, threads)
 
     return run
 
@@ -107,15 +107,15 @@ def roll(
     samples: int = 1,
     concurrency: int = 64,
 ) -> tuple[list[Group], RolloutProgress]:
-    """Return the groups of a rollout on vLLM servers, and where it ended."""
+    """Return the groups of a rollout on vLLM servers, and its final progress."""
 
-    async def keep_looking_at_the_clock() -> None:
+    async def keep_checking_the_clock() -> None:
         while True:
             await asyncio.sleep(0.01)
 
     async def run() -> tuple[list[Group], RolloutProgress]:
         async with VLLMPolicy(addresses, "adapter", REQUESTS) as policy, ToolThreads(deadline=HOUR) as threads:
-            looking = asyncio.create_task(keep_looking_at_the_clock())
+            looking = asyncio.create_task(keep_checking_the_clock())
             engine = RolloutEngine(real_episodes(policy, chat, index, threads), concurrency)
             groups = await collect(engine, about, samples)
             looking.cancel()
@@ -124,7 +124,7 @@ def roll(
     return asyncio.run(run())
 
 
-def test_each_scenario_gives_one_whole_group() -> None:
+def test_each_scenario_gives_one_complete_group() -> None:
     async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
         await asyncio.sleep(0.001 * ((sample * 7 + int(about.id[1:]) * 3) % 5))
         return trajectory(about, sample)
@@ -137,14 +137,14 @@ def test_each_scenario_gives_one_whole_group() -> None:
     assert (engine.progress.retried, engine.progress.dropped, engine.progress.causes) == (0, 0, Counter())
 
 
-def test_nothing_to_run_is_no_groups() -> None:
+def test_no_scenarios_give_no_groups() -> None:
     async def episode(*_: object) -> Trajectory:
         raise AssertionError
 
     assert asyncio.run(collect(RolloutEngine(episode), [])) == []
 
 
-def test_a_group_is_handed_on_when_it_is_whole_and_waits_for_no_other() -> None:
+def test_a_complete_group_is_yielded_at_once() -> None:
     async def run() -> tuple[list[str], int]:
         last = asyncio.Event()
         begun = 0
@@ -171,7 +171,7 @@ def test_a_group_is_handed_on_when_it_is_whole_and_waits_for_no_other() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 64])
-def test_so_many_episodes_run_at_once_and_no_more(concurrency: int) -> None:
+def test_the_concurrency_limits_the_episodes(concurrency: int) -> None:
     running = most = 0
 
     async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
@@ -186,15 +186,15 @@ def test_so_many_episodes_run_at_once_and_no_more(concurrency: int) -> None:
     assert most == concurrency
 
 
-def test_sixty_four_run_at_once_where_nothing_is_said() -> None:
+def test_the_default_concurrency_is_sixty_four() -> None:
     async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
         return trajectory(about, sample)
 
     assert RolloutEngine(episode).concurrency == 64
 
 
-def test_groups_are_kept_together() -> None:
-    """The first groups are whole long before the last are begun."""
+def test_groups_run_one_after_another() -> None:
+    """The first groups are complete long before the last ones start."""
     begun: list[str] = []
 
     async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
@@ -207,7 +207,7 @@ def test_groups_are_kept_together() -> None:
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_an_episode_that_fails_for_want_of_infrastructure_is_run_afresh(failing: int) -> None:
+def test_an_episode_is_retried_after_a_failure_of_infrastructure(failing: int) -> None:
     tries: list[int] = []
 
     async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
@@ -224,7 +224,7 @@ def test_an_episode_that_fails_for_want_of_infrastructure_is_run_afresh(failing:
     assert (engine.progress.retried, engine.progress.dropped, engine.progress.done) == (failing, 0, 3)
 
 
-def test_after_three_tries_the_group_is_dropped_with_its_cause_and_the_others_go_on() -> None:
+def test_a_group_is_dropped_after_three_attempts_and_others_continue() -> None:
     tries: Counter[tuple[str, int]] = Counter()
     cancelled: list[int] = []
     stopped = asyncio.Event()
@@ -241,7 +241,7 @@ def test_after_three_tries_the_group_is_dropped_with_its_cause_and_the_others_go
                 stopped.set()
                 raise
         if about.id == "q3":
-            await stopped.wait()  # the dropped group's episodes end while others run
+            await stopped.wait()  # the episodes of the dropped group end while others run
         return trajectory(about, sample)
 
     engine = RolloutEngine(episode)
@@ -260,7 +260,7 @@ def test_after_three_tries_the_group_is_dropped_with_its_cause_and_the_others_go
 @pytest.mark.parametrize(
     "error", [UsageError("inference.model-not-served", "no such model"), ZeroDivisionError("a defect")]
 )
-def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) -> None:
+def test_any_other_error_ends_the_rollout_and_all_episodes(error: Exception) -> None:
     begun: list[str] = []
     cancelled: list[str] = []
 
@@ -282,7 +282,7 @@ def test_any_other_error_ends_the_rollout_and_what_still_runs(error: Exception) 
     assert sorted(cancelled) == ["q1", "q2", "q4", "q5"]
 
 
-def test_an_episode_that_cancels_itself_does_not_keep_the_rollout_waiting() -> None:
+def test_an_episode_that_cancels_itself_does_not_block_the_rollout() -> None:
     async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
         if about.id == "q2":
             raise asyncio.CancelledError
@@ -310,7 +310,7 @@ async def _left(engine: RolloutEngine, server: FakeVLLM) -> None:
 
 
 @pytest.mark.parametrize("leave", [_cancelled, _left])
-def test_cancelling_stops_everything_and_waits_for_no_answer(
+def test_cancelling_stops_all_requests_at_once(
     leave: Callable[[RolloutEngine, FakeVLLM], Awaitable[None]], chat: ChatFormat, index: MailIndex
 ) -> None:
     async def run(server: FakeVLLM) -> None:
@@ -328,7 +328,7 @@ def test_cancelling_stops_everything_and_waits_for_no_answer(
 
 
 class _Waiter:
-    """An environment with one tool, that holds its thread until an event."""
+    """Environment with one tool, which blocks its thread until an event."""
 
     finished = False
 
@@ -357,11 +357,11 @@ class _Caller:
 
     async def next_turn(self) -> Turn:
         text = '<tool_call>{"name": "wait", "arguments": {}}</tool_call>'
-        return Turn((Segment("sampled", text),), text, "caller", cut=False)
+        return Turn((Segment("sampled", text),), text, "caller", is_truncated=False)
 
 
-def test_tools_do_not_hold_up_the_event_loop() -> None:
-    """They wait for an event that only the event loop sets."""
+def test_tools_do_not_block_the_event_loop() -> None:
+    """The tools wait for an event that only the event loop sets."""
     begun, over = threading.Event(), threading.Event()
 
     async def run() -> list[Group]:
@@ -397,12 +397,12 @@ def tokens(groups: list[Group]) -> dict[tuple[str, int], list[int]]:
 
 
 def with_clock(fault: Act, clock: Clock) -> tuple[Act, int]:
-    """Return a fault that takes as long as it has to, and how many episodes may run at once beside it."""
+    """Return a fault that advances the clock if needed, and how many episodes may run concurrently with it."""
     return (partial(_stall_past_the_deadline, clock), 1) if fault is stall else (fault, 64)
 
 
 @pytest.mark.parametrize("fault", [act for act, *_ in FAULTS.values()], ids=FAULTS.keys())
-def test_a_fault_that_passes_leaves_no_trace_in_the_trajectories(
+def test_a_temporary_fault_does_not_change_trajectories(
     chat: ChatFormat, index: MailIndex, fault: Act, clock: Clock
 ) -> None:
     act, concurrency = with_clock(fault, clock)
@@ -418,7 +418,7 @@ def test_a_fault_that_passes_leaves_no_trace_in_the_trajectories(
 
 
 @pytest.mark.parametrize(("fault", "codes", "cause"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_fault_that_stays_drops_the_groups_and_never_becomes_a_trajectory(
+def test_a_permanent_fault_drops_groups_and_never_becomes_a_trajectory(
     chat: ChatFormat, index: MailIndex, fault: Act, codes: set[str], cause: str, clock: Clock
 ) -> None:
     act, concurrency = with_clock(fault, clock)
@@ -443,9 +443,7 @@ def test_real_episodes_search_read_and_answer(chat: ChatFormat, index: MailIndex
     assert len(done.ids) == len(done.mask) == done.prompt_tokens + done.sampled_tokens
 
 
-def test_a_server_that_is_killed_in_the_middle_and_started_again_costs_no_group(
-    chat: ChatFormat, index: MailIndex
-) -> None:
+def test_a_killed_and_restarted_server_costs_no_group(chat: ChatFormat, index: MailIndex) -> None:
     server = ServerProcess(free_port(), delay=0.02)
     patient = RequestLimits(HOUR, connect=HOUR, attempts=6, backoff=0.2, patience=HOUR)
     server.start()
@@ -470,8 +468,8 @@ def test_a_server_that_is_killed_in_the_middle_and_started_again_costs_no_group(
     assert (progress.done, progress.dropped, progress.running) == (64, 0, 0)
 
 
-def _dice(prompt: str, seed: int) -> str:
-    """A policy whose every turn the seed decides: some searches, and an answer at last."""
+def _random_turn(prompt: str, seed: int) -> str:
+    """Return a turn that depends on the seed alone: some searches, and finally an answer."""
     if prompt.count("<tool_call>") > 3:
         call = {"name": "return_final_answer", "arguments": {"answer": str(seed), "message_ids": []}}
     else:
@@ -479,10 +477,8 @@ def _dice(prompt: str, seed: int) -> str:
     return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
-def test_the_same_seeds_give_the_same_trajectories_however_many_run_at_once(
-    chat: ChatFormat, index: MailIndex, tmp_path: Path
-) -> None:
-    policy = ScriptedPolicy(load_tokenizer(write_tokenizer(tmp_path / "model")), _dice)
+def test_trajectories_depend_on_seeds_not_on_concurrency(chat: ChatFormat, index: MailIndex, tmp_path: Path) -> None:
+    policy = ScriptedPolicy(load_tokenizer(write_tokenizer(tmp_path / "model")), _random_turn)
 
     async def rolled(concurrency: int, seed: int) -> list[Group]:
         async with ToolThreads() as threads:
@@ -501,7 +497,7 @@ def test_the_same_seeds_give_the_same_trajectories_however_many_run_at_once(
     assert all(other[name] != text for name, text in first.items())
 
 
-def test_every_failure_of_infrastructure_counts_by_its_kind() -> None:
+def test_failures_of_infrastructure_are_counted_by_code() -> None:
     async def episode(about: Scenario, *_: int) -> Trajectory:
         if about.id == "q1":
             raise PolicyError("inference.timeout", "gone")

@@ -1,4 +1,4 @@
-"""Episodes: every token as the policy saw it, and an ending for whatever a model does."""
+"""Episodes: exact tokens, and a defined ending whatever the model does."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ from tests.rollouts.conversations import CONTROL, call, synthetic
 from tests.scenarios.questions import QUICK, scenario
 from tests.waiting import Clock
 
-HOUR = 3600.0  # a deadline that a test does not reach
+HOUR = 3600.0  # seconds; never reached
 SEARCH = call("search_inbox", keywords=["gas"])
 READ = call("read_email", message_id="<1@example.com>")
 ANSWER = call("return_final_answer", answer="42", message_ids=["<1@example.com>"])
@@ -46,8 +46,8 @@ def place(index: MailIndex) -> EmailEnvironment:
     return EmailEnvironment(index, scenario(1), 10)
 
 
-class Recorded:
-    """A policy that notes what it is asked for, and has another one answer."""
+class RecordingPolicy:
+    """Policy that records its requests and passes them on to another policy."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -60,8 +60,8 @@ class Recorded:
         return await self.policy.sample(prompt_ids, sampling, stop_ids=stop_ids, seed=seed)
 
 
-class Fixed:
-    """A policy that samples given ids, whatever they are, each turn under a name."""
+class FixedPolicy:
+    """Policy that samples given ids, with a given version per turn."""
 
     def __init__(self, turns: Sequence[Sequence[int]], versions: Sequence[str] = ("fixed",)) -> None:
         self._turns, self._versions = itertools.cycle(turns), itertools.cycle(versions)
@@ -83,7 +83,7 @@ class Fixed:
 
 
 def scripted(tokenizer: Any, *turns: str) -> ScriptedPolicy:
-    """A policy that says one text after another, the last again and again."""
+    """Return a policy that samples these turns in order, and repeats the last one."""
 
     def say(prompt: str, seed: int) -> str:  # noqa: ARG001
         before = prompt.count("<|im_start|>assistant\n") - 1
@@ -101,22 +101,22 @@ def episode(
     seed: str = "1",
     deadline: float = HOUR,
 ) -> Trajectory:
-    prompt = chat.prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas())
-    speaker = TokenChatSession(policy, chat, prompt, sampling, limits.max_context, seed)
+    prompt = chat.encode_prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas())
+    session = TokenChatSession(policy, chat, prompt, sampling, limits.max_context, seed)
 
     async def run() -> Trajectory:
         async with ToolThreads(2, deadline) as threads:
-            return await run_episode(speaker, place, 3, limits, threads)
+            return await run_episode(session, place, 3, limits, threads)
 
     return asyncio.run(run())
 
 
 def prompt_length(chat: ChatFormat, place: Environment) -> int:
-    return len(chat.prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas()).ids)
+    return len(chat.encode_prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas()).ids)
 
 
 def rendered(tokenizer: Any, place: Environment, *said_and_results: str) -> list[int]:
-    """The template's own rendering of a conversation that a result, or a turn, ends."""
+    """Return the ids of the template's rendering of a conversation that ends with a result or a turn."""
     messages = [
         {"role": "system", "content": place.system_prompt()},
         {"role": "user", "content": place.user_prompt()},
@@ -131,7 +131,7 @@ def rendered(tokenizer: Any, place: Environment, *said_and_results: str) -> list
     return ids
 
 
-def test_the_ids_of_an_episode_are_the_templates_own_rendering_of_the_conversation(
+def test_the_ids_of_an_episode_equal_the_template_s_rendering(
     tokenizer: Any, chat: ChatFormat, index: MailIndex
 ) -> None:
     place, again = (EmailEnvironment(index, scenario(1), 10) for _ in range(2))
@@ -147,7 +147,7 @@ def test_the_ids_of_an_episode_are_the_templates_own_rendering_of_the_conversati
         again.read_email("<1@example.com>"),
         ANSWER,
     )
-    assert chat.decode(expected[-1:]) == "\n"  # after the end of a turn; no policy samples it
+    assert chat.decode(expected[-1:]) == "\n"  # follows the end of a turn; no policy samples it
     assert made.ids == expected[:-1]
 
 
@@ -172,9 +172,9 @@ def test_an_episode_in_synthetic_mail_finds_reads_and_answers(
         assert sampled == [f"{turn}<|im_end|>" for turn in turns]
 
 
-def test_the_mask_is_one_on_exactly_what_was_sampled(tokenizer: Any, chat: ChatFormat, place: EmailEnvironment) -> None:
+def test_the_mask_is_one_for_sampled_tokens_only(tokenizer: Any, chat: ChatFormat, place: EmailEnvironment) -> None:
     turns = [tokenizer.encode(turn, add_special_tokens=False) + list(chat.stop_ids) for turn in (SEARCH, READ, ANSWER)]
-    made = episode(chat, Fixed(turns), place)
+    made = episode(chat, FixedPolicy(turns), place)
     assert [each.origin for each in made.segments] == ["prompt", "sampled", *["injected", "sampled"] * 2]
     assert [token for token, mask in zip(made.ids, made.mask, strict=True) if mask] == list(itertools.chain(*turns))
     assert made.sampled_tokens == sum(map(len, turns))
@@ -184,10 +184,10 @@ def test_the_mask_is_one_on_exactly_what_was_sampled(tokenizer: Any, chat: ChatF
         assert each.logprobs[1:2] == ((-1.0,) if each.origin == "sampled" else ())
 
 
-def test_a_policy_is_given_the_very_ids_that_the_trajectory_holds(
+def test_the_policy_receives_the_ids_of_the_trajectory(
     tokenizer: Any, chat: ChatFormat, place: EmailEnvironment
 ) -> None:
-    policy = Recorded(scripted(tokenizer, SEARCH, READ, ANSWER))
+    policy = RecordingPolicy(scripted(tokenizer, SEARCH, READ, ANSWER))
     made = episode(chat, policy, place, EpisodeLimits(max_context=2000), Sampling(temperature=0.5, max_tokens=1500))
     ends = list(itertools.accumulate(len(each.ids) for each in made.segments))
     assert [ids for ids, *_ in policy.asked] == [made.ids[:end] for end in ends[::2]]
@@ -196,12 +196,12 @@ def test_a_policy_is_given_the_very_ids_that_the_trajectory_holds(
         assert sampling.max_tokens == min(1500, 2000 - len(ids))
 
 
-def test_each_turn_has_a_seed_of_its_own_that_the_episodes_seed_decides(
+def test_the_seed_of_each_turn_depends_on_that_of_the_episode(
     tokenizer: Any, chat: ChatFormat, index: MailIndex
 ) -> None:
     seeds = []
     for seed in ("1", "1", "2"):
-        policy = Recorded(scripted(tokenizer, SEARCH, READ, ANSWER))
+        policy = RecordingPolicy(scripted(tokenizer, SEARCH, READ, ANSWER))
         episode(chat, policy, EmailEnvironment(index, scenario(1), 10), seed=seed)
         seeds.append([each[3] for each in policy.asked])
     assert seeds[0] == seeds[1]
@@ -230,7 +230,7 @@ def test_each_turn_has_a_seed_of_its_own_that_the_episodes_seed_decides(
         pytest.param([READ + "<|im_end|>" + ANSWER], "unparseable call", "2 calls", 1, id="a stop within a turn"),
     ],
 )
-def test_an_episode_ends_in_one_way_and_says_why(
+def test_an_episode_has_one_ending_and_its_detail(
     tokenizer: Any, chat: ChatFormat, place: EmailEnvironment, turns: list[str], ending: str, detail: str, count: int
 ) -> None:
     made = episode(chat, scripted(tokenizer, *turns), place)
@@ -241,12 +241,12 @@ def test_an_episode_ends_in_one_way_and_says_why(
     assert (made.record.answer == "42") == (ending == "answer")
 
 
-def test_no_more_than_the_turns_allowed_are_taken(tokenizer: Any, chat: ChatFormat, place: EmailEnvironment) -> None:
+def test_the_turn_limit_ends_the_episode(tokenizer: Any, chat: ChatFormat, place: EmailEnvironment) -> None:
     made = episode(chat, scripted(tokenizer, SEARCH, SEARCH, ANSWER), place, EpisodeLimits(2, 100_000))
     assert (made.ending, made.turns, made.record.searches, made.record.answer) == ("max turns", 2, 2, None)
 
 
-def test_a_tools_error_is_told_to_the_model_and_the_episode_goes_on(
+def test_the_model_receives_a_tool_s_error_and_continues(
     tokenizer: Any, chat: ChatFormat, place: EmailEnvironment
 ) -> None:
     turns = (
@@ -267,7 +267,7 @@ def test_a_tools_error_is_told_to_the_model_and_the_episode_goes_on(
     assert (made.record.searches, made.record.empty_searches) == (2, 0)
 
 
-def test_mail_and_questions_that_hold_control_tokens_end_no_turn_and_begin_none(
+def test_control_tokens_in_mail_and_questions_have_no_effect(
     tokenizer: Any, chat: ChatFormat, index: MailIndex
 ) -> None:
     def counted(question: str, message_id: str) -> tuple[Trajectory, list[int]]:
@@ -284,7 +284,7 @@ def test_mail_and_questions_that_hold_control_tokens_end_no_turn_and_begin_none(
 
 
 @pytest.mark.parametrize("missing", [1, 100])
-def test_a_prompt_that_leaves_no_room_ends_the_episode_before_it_begins(
+def test_a_prompt_that_fills_the_context_ends_the_episode(
     tokenizer: Any, chat: ChatFormat, place: EmailEnvironment, missing: int
 ) -> None:
     limits = EpisodeLimits(max_context=prompt_length(chat, place) + 8 - missing)
@@ -292,7 +292,7 @@ def test_a_prompt_that_leaves_no_room_ends_the_episode_before_it_begins(
     assert (made.ending, made.turns, made.segments, made.ids, made.policy) == ("context full", 0, [], [], "")
 
 
-def test_a_turn_that_fills_the_context_is_cut_and_ends_the_episode(
+def test_a_turn_that_fills_the_context_is_truncated_and_ends_the_episode(
     tokenizer: Any, chat: ChatFormat, place: EmailEnvironment
 ) -> None:
     limits = EpisodeLimits(max_context=prompt_length(chat, place) + 8)
@@ -301,14 +301,14 @@ def test_a_turn_that_fills_the_context_is_cut_and_ends_the_episode(
     assert len(made.ids) == limits.max_context
 
 
-def test_a_turn_that_just_fits_is_carried_out(tokenizer: Any, chat: ChatFormat, place: EmailEnvironment) -> None:
+def test_a_turn_that_just_fits_is_used(tokenizer: Any, chat: ChatFormat, place: EmailEnvironment) -> None:
     length = len(tokenizer.encode(ANSWER, add_special_tokens=False)) + 1
     limits = EpisodeLimits(max_context=prompt_length(chat, place) + length)
     made = episode(chat, scripted(tokenizer, ANSWER), place, limits)
     assert (made.ending, len(made.ids)) == ("answer", limits.max_context)
 
 
-def test_a_result_that_leaves_no_room_for_a_turn_ends_the_episode_and_is_left_out(
+def test_a_result_that_leaves_no_room_for_a_turn_ends_the_episode(
     tokenizer: Any, chat: ChatFormat, place: EmailEnvironment
 ) -> None:
     length = len(tokenizer.encode(READ, add_special_tokens=False)) + 1
@@ -318,17 +318,17 @@ def test_a_result_that_leaves_no_room_for_a_turn_ends_the_episode_and_is_left_ou
     assert [each.origin for each in made.segments] == ["prompt", "sampled"]
 
 
-def test_a_call_cut_off_by_the_limit_of_a_turn_cannot_be_used(
+def test_a_call_truncated_by_the_turn_limit_is_unusable(
     tokenizer: Any, chat: ChatFormat, place: EmailEnvironment
 ) -> None:
     made = episode(chat, scripted(tokenizer, SEARCH), place, sampling=Sampling(max_tokens=20))
     assert (made.ending, made.detail, made.sampled_tokens) == ("unparseable call", "the call is cut off", 20)
 
 
-def test_a_turn_cut_off_after_its_call_is_closed_by_what_is_injected(
+def test_a_turn_truncated_after_its_call_is_ended_by_injected_tokens(
     tokenizer: Any, chat: ChatFormat, index: MailIndex
 ) -> None:
-    """The template's rendering has the end of each turn; where the policy did not sample it, it is not its own."""
+    """The template ends each turn with a stop token. If the policy did not sample it, it is injected."""
     place = EmailEnvironment(index, scenario(1), 10)
     length = len(tokenizer.encode(READ, add_special_tokens=False))
     made = episode(chat, scripted(tokenizer, READ), place, EpisodeLimits(2, 100_000), Sampling(max_tokens=length))
@@ -340,16 +340,16 @@ def test_a_turn_cut_off_after_its_call_is_closed_by_what_is_injected(
     assert made.segments[2].text.startswith("<|im_end|>\n<|im_start|>user\n")
 
 
-def test_a_policy_that_changes_within_an_episode_is_a_failure(
+def test_a_change_of_the_policy_during_an_episode_is_a_failure(
     tokenizer: Any, chat: ChatFormat, place: EmailEnvironment
 ) -> None:
     turn = [*tokenizer.encode(SEARCH, add_special_tokens=False), *chat.stop_ids]
     with raises("rollouts.policy-changed", "first", "second"):
-        episode(chat, Fixed([turn], ["first", "second"]), place)
+        episode(chat, FixedPolicy([turn], ["first", "second"]), place)
 
 
-class Waiting:
-    """An environment with one tool, which does and returns what a function says."""
+class FunctionEnvironment:
+    """Environment with one tool, which calls a function."""
 
     def __init__(self, then: Callable[[], object]) -> None:
         self.scenario, self.record, self.finished = scenario(1), EpisodeState(), False
@@ -367,36 +367,40 @@ class Waiting:
         return str(self._then())
 
 
-def test_a_tool_that_does_not_answer_in_time_is_a_failure_and_no_ending(tokenizer: Any, chat: ChatFormat) -> None:
+def test_a_tool_that_times_out_is_a_failure_not_an_ending(tokenizer: Any, chat: ChatFormat) -> None:
     policy, over = scripted(tokenizer, call("wait")), threading.Event()
     with raises("rollouts.tool-timeout", "wait", 0.05):
-        episode(chat, policy, Waiting(over.wait), deadline=0.05)
+        episode(chat, policy, FunctionEnvironment(over.wait), deadline=0.05)
     over.set()
 
 
 @pytest.mark.parametrize("length", [1, 30_000], ids=["short", "long"])
-def test_a_result_of_any_length_is_what_the_template_renders(tokenizer: Any, chat: ChatFormat, length: int) -> None:
+def test_results_of_any_length_are_encoded_as_the_template_renders_them(
+    tokenizer: Any, chat: ChatFormat, length: int
+) -> None:
     result, turn = "Gas é 漢😀\n" * length, call("wait")
-    place = Waiting(lambda: result)
+    place = FunctionEnvironment(lambda: result)
     made = episode(chat, scripted(tokenizer, turn), place, EpisodeLimits(max_turns=2, max_context=10**6))
     expected = rendered(tokenizer, place, turn, result, turn)
     assert made.ids == expected[: len(made.ids)]
     assert made.segments[2].text == chat.decode(made.segments[2].ids)
 
 
-def test_seconds_in_the_policy_and_in_the_tools_are_told_apart(tokenizer: Any, chat: ChatFormat, clock: Clock) -> None:
+def test_seconds_in_the_policy_and_the_tools_are_measured_separately(
+    tokenizer: Any, chat: ChatFormat, clock: Clock
+) -> None:
     def say(prompt: str, seed: int) -> str:  # noqa: ARG001
         clock.advance(2 * HOUR)
         return call("wait")
 
     limits = EpisodeLimits(max_turns=2)
-    place = Waiting(lambda: clock.advance(HOUR))
+    place = FunctionEnvironment(lambda: clock.advance(HOUR))
     made = episode(chat, ScriptedPolicy(tokenizer, say), place, limits, deadline=100 * HOUR)
     assert (made.ending, made.turns) == ("max turns", 2)
     assert (made.tool_seconds // HOUR, made.policy_seconds // HOUR) == (2, 4)
 
 
-def test_tools_do_not_hold_up_other_episodes(tokenizer: Any, chat: ChatFormat) -> None:
+def test_tools_do_not_delay_other_episodes(tokenizer: Any, chat: ChatFormat) -> None:
     async def both() -> None:
         first, second = (
             TokenChatSession(scripted(tokenizer, call("wait")), chat, Encoded("", (1,)), Sampling(), 1000, "1")
@@ -406,7 +410,7 @@ def test_tools_do_not_hold_up_other_episodes(tokenizer: Any, chat: ChatFormat) -
         async with ToolThreads(deadline=HOUR) as threads:
             await asyncio.gather(
                 *(
-                    run_episode(each, Waiting(meeting.wait), 0, EpisodeLimits(max_turns=1), threads)
+                    run_episode(each, FunctionEnvironment(meeting.wait), 0, EpisodeLimits(max_turns=1), threads)
                     for each in (first, second)
                 )
             )
@@ -414,8 +418,8 @@ def test_tools_do_not_hold_up_other_episodes(tokenizer: Any, chat: ChatFormat) -
     asyncio.run(both())
 
 
-def checked(made: Trajectory, limits: EpisodeLimits) -> None:
-    """What holds of every trajectory."""
+def check_invariants(made: Trajectory, limits: EpisodeLimits) -> None:
+    """Check the invariants of every trajectory."""
     assert made.ending in get_args(Ending)
     assert [each.origin for each in made.segments] == (["prompt", "sampled"] + ["injected", "sampled"] * 10)[
         : 2 * made.turns
@@ -433,10 +437,8 @@ TIGHT = EpisodeLimits(max_turns=3, max_context=1500)
 
 @QUICK
 @given(turns=st.lists(st.lists(st.integers(0, 1300), min_size=1, max_size=20), min_size=1, max_size=3))
-def test_whatever_ids_are_sampled_the_episode_has_an_ending(
-    chat: ChatFormat, index: MailIndex, turns: list[list[int]]
-) -> None:
-    checked(episode(chat, Fixed(turns), EmailEnvironment(index, scenario(1), 10), TIGHT), TIGHT)
+def test_any_sampled_ids_lead_to_an_ending(chat: ChatFormat, index: MailIndex, turns: list[list[int]]) -> None:
+    check_invariants(episode(chat, FixedPolicy(turns), EmailEnvironment(index, scenario(1), 10), TIGHT), TIGHT)
 
 
 PARTS = [SEARCH, READ, ANSWER, "<tool_call>", "</tool_call>", '{"name": "read_email", "arguments": {', *CONTROL]
@@ -454,10 +456,10 @@ TURNS = CALLS | st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=
 
 @QUICK
 @given(turns=st.lists(TURNS, min_size=1, max_size=3), max_tokens=st.integers(1, 150), tight=st.booleans())
-def test_whatever_text_is_sampled_and_wherever_it_is_cut_the_episode_has_an_ending(
+def test_any_text_truncated_anywhere_leads_to_an_ending(
     tokenizer: Any, chat: ChatFormat, index: MailIndex, turns: list[str], max_tokens: int, tight: bool
 ) -> None:
     place = EmailEnvironment(index, scenario(1), 10)
     limits = EpisodeLimits(3, prompt_length(chat, place) + (60 if tight else 1000))
     turns = [turn.encode("utf-8", "backslashreplace").decode() for turn in turns]
-    checked(episode(chat, scripted(tokenizer, *turns), place, limits, Sampling(max_tokens=max_tokens)), limits)
+    check_invariants(episode(chat, scripted(tokenizer, *turns), place, limits, Sampling(max_tokens=max_tokens)), limits)

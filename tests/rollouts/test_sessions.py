@@ -1,4 +1,4 @@
-"""Where a model's files are: a place that is wrong is told of at once, whatever the network does."""
+"""Find the files of models: a wrong name is reported at once, in any state of the network."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gumshoe.artifacts.hub import ModelPlace, find_model
+from gumshoe.artifacts.hub import ModelLocation, find_model
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.transformers_policy import TransformersPolicy
 from tests.conftest import free_port
@@ -22,7 +22,7 @@ from tests.errors import raises
 from tests.http_server import serving
 from tests.inference.fake_vllm import write_tokenizer
 
-# The hub's library reads its settings as it is imported, hence a process of its own.
+# huggingface_hub reads its settings on import, so each look-up needs its own process.
 PROGRAM = """
 import json, sys, time
 from huggingface_hub import constants
@@ -50,7 +50,7 @@ for line in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of looking for a model, and the seconds of each pause that was made."""
+    """Result of a look-up, and the seconds of each pause between attempts."""
 
     found: Any
     code: str
@@ -59,7 +59,7 @@ class Outcome:
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """As much of the hub's API as telling whether there is a model takes."""
+    """The part of the hub's API that tells if a model exists."""
 
     stopped: ClassVar[threading.Event] = threading.Event()
 
@@ -75,12 +75,12 @@ class _Hub(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: the output is pytest's."""
+        """Log nothing."""
 
 
 @contextmanager
 def hub() -> Iterator[str]:
-    """The address of a hub, while the block runs."""
+    """Yield the address of a fake hub."""
     _Hub.stopped.clear()
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Hub)) as address:
         try:
@@ -91,7 +91,7 @@ def hub() -> Iterator[str]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The hub's library's own directory, with one tokenizer in its cache."""
+    """Return a directory for huggingface_hub, with one tokenizer in its cache."""
     kept = tmp_path / "home" / "hub" / "models--acme--cached"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text("a" * 40)
@@ -100,7 +100,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def look(home: Path, endpoint: str, *asked: str, **settings: str) -> list[Outcome]:
-    """What a process finds that knows no other hub than the one given. Nothing but the error is said."""
+    """Look up models in a new process that uses the given hub only. Check that it prints nothing but the error."""
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
     ran = subprocess.run(
@@ -117,7 +117,7 @@ def look(home: Path, endpoint: str, *asked: str, **settings: str) -> list[Outcom
 WRONG = ["find=acme/missing", "tokenizer=acme/missing", "model=acme/missing", "tokenizer=DIR"]
 
 
-def test_a_name_that_the_hub_does_not_know_is_told_of_at_once(home: Path) -> None:
+def test_a_name_unknown_to_the_hub_is_reported_at_once(home: Path) -> None:
     with hub() as endpoint:
         there, *wrong = look(home, endpoint, "find=acme/there", *WRONG, "tokenizer=acme/busy", "model=acme/silent")
     assert (there.found, there.error) == (False, "")
@@ -129,7 +129,7 @@ def test_a_name_that_the_hub_does_not_know_is_told_of_at_once(home: Path) -> Non
         assert each.pauses == []
 
 
-def test_without_a_network_a_name_in_the_cache_is_found_and_another_is_told_of_at_once(home: Path) -> None:
+def test_without_a_network_only_names_in_the_cache_are_found(home: Path) -> None:
     place = f"http://127.0.0.1:{free_port()}"
     cached, *wrong = look(home, place, "find=acme/cached", *WRONG)
     assert cached.found is True
@@ -140,7 +140,7 @@ def test_without_a_network_a_name_in_the_cache_is_found_and_another_is_told_of_a
         assert each.pauses == []
 
 
-def test_offline_nothing_is_asked_of_the_hub(home: Path) -> None:
+def test_offline_the_hub_is_not_called(home: Path) -> None:
     with hub() as endpoint:
         cached, *wrong = look(home, endpoint, "find=acme/cached", *WRONG, "find=acme/silent", HF_HUB_OFFLINE="1")
     assert cached.found is True
@@ -170,21 +170,21 @@ NO_DIRECTORIES = [
 
 
 @pytest.mark.parametrize("place", NO_DIRECTORIES)
-def test_what_can_only_be_a_directory_is_not_asked_of_the_hub(place: Path | str) -> None:
+def test_a_path_is_not_looked_up_on_the_hub(place: Path | str) -> None:
     for use in (load_tokenizer, TransformersPolicy):
         with raises("sources.no-such-model-directory", place):
             use(place)
 
 
-def test_a_directory_is_a_model_s_place_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_with_any_name_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tokenizer(tmp_path / "acme" / "model")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "acme"))
-    assert find_model("acme/model", "tokenizer.json") == ModelPlace("acme/model", local_files_only=True)
+    assert find_model("acme/model", "tokenizer.json") == ModelLocation("acme/model", local_files_only=True)
     for place in ("acme/model", "~/model", tmp_path / "acme" / "model"):
         assert len(load_tokenizer(place)) == 259
 
 
-def test_an_adapter_is_a_directory(tmp_path: Path) -> None:
+def test_an_adapter_must_be_a_directory(tmp_path: Path) -> None:
     with raises("sources.no-such-model-directory", "acme/adapter"):
         TransformersPolicy(tmp_path, Path("acme/adapter"))

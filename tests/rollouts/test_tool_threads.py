@@ -1,4 +1,4 @@
-"""Tools in threads: deadlines, and what a tool that hangs costs the others."""
+"""Tools in threads: deadlines, and the effect of a tool that hangs."""
 
 import asyncio
 import threading
@@ -12,26 +12,24 @@ from tests.errors import check_error
 from tests.waiting import Clock, async_wait_until, wait_until
 
 T = TypeVar("T")
-HOUR = 3600.0  # a deadline that passes only if a test moves the clock
+HOUR = 3600.0  # seconds; passes only if a test advances the clock
 
 
 @pytest.fixture
 def over() -> Iterator[threading.Event]:
-    """Ends the tools that hang, when the test is over."""
+    """Yield an event that ends hanging tools, and set it after the test."""
     event = threading.Event()
     yield event
     event.set()
 
 
-async def carried_out(function: Callable[[], T]) -> T:
-    """Return what a function returns in threads of its own."""
+async def run_in_threads(function: Callable[[], T]) -> T:
+    """Run a function in new tool threads and return its result."""
     async with ToolThreads(deadline=HOUR) as threads:
         return await threads.run("tool", function)
 
 
-def test_tools_that_hang_are_failures_and_the_others_get_threads_of_their_own(
-    over: threading.Event, clock: Clock
-) -> None:
+def test_hanging_tools_fail_and_their_threads_are_replaced(over: threading.Event, clock: Clock) -> None:
     begun: list[int] = []
 
     def hang() -> None:
@@ -58,7 +56,7 @@ def test_tools_that_hang_are_failures_and_the_others_get_threads_of_their_own(
     asyncio.run(run())
 
 
-def test_waiting_for_a_thread_is_no_part_of_the_deadline(clock: Clock) -> None:
+def test_the_deadline_does_not_include_waiting_for_a_thread(clock: Clock) -> None:
     async def run() -> None:
         async with ToolThreads(1, HOUR) as threads:
             await asyncio.gather(*(threads.run("take half an hour", clock.advance, HOUR / 2) for _ in range(5)))
@@ -66,7 +64,7 @@ def test_waiting_for_a_thread_is_no_part_of_the_deadline(clock: Clock) -> None:
     asyncio.run(run())
 
 
-def test_no_more_run_at_once_than_were_asked_for() -> None:
+def test_the_number_of_threads_is_limited() -> None:
     running, most = [], []
     go_on = threading.Event()
 
@@ -90,13 +88,13 @@ def test_no_more_run_at_once_than_were_asked_for() -> None:
 @pytest.mark.parametrize(
     ("function", "raised"), [(lambda: 1 // 0, ZeroDivisionError), (lambda: next(iter(())), RuntimeError)]
 )
-def test_what_a_tool_raises_is_raised(function: Callable[[], object], raised: type[Exception]) -> None:
-    """Also what a coroutine may not raise."""
+def test_exceptions_of_a_tool_are_raised(function: Callable[[], object], raised: type[Exception]) -> None:
+    """Including exceptions that a coroutine must not raise."""
     with pytest.raises(raised):
-        asyncio.run(carried_out(function))
+        asyncio.run(run_in_threads(function))
 
 
-def test_calls_that_nobody_waits_for_are_not_carried_out(over: threading.Event) -> None:
+def test_cancelled_calls_are_not_run(over: threading.Event) -> None:
     carried: list[int] = []
     begun = threading.Event()
 
@@ -122,11 +120,11 @@ def test_calls_that_nobody_waits_for_are_not_carried_out(over: threading.Event) 
 def test_the_threads_end_with_their_context() -> None:
     before = threading.active_count()
     for _ in range(20):
-        asyncio.run(carried_out(int))
+        asyncio.run(run_in_threads(int))
     wait_until(lambda: threading.active_count() <= before)
 
 
-def test_leaving_does_not_wait_for_a_tool(over: threading.Event) -> None:
+def test_leaving_the_context_does_not_wait_for_a_tool(over: threading.Event) -> None:
     async def run() -> None:
         async with asyncio.timeout(0.1), ToolThreads(deadline=HOUR) as threads:
             await threads.run("hang", over.wait)

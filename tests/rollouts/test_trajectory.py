@@ -1,4 +1,4 @@
-"""What an episode leaves, and its line in a file."""
+"""Trajectories, and their lines in a file."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def segments(draw: st.DrawFn) -> Segment:
     return Segment(origin, draw(TEXTS), ids, logprobs)
 
 
-def test_the_mask_is_one_on_what_was_sampled_and_zero_on_everything_else() -> None:
+def test_the_mask_is_one_for_sampled_tokens_and_zero_otherwise() -> None:
     made = trajectory(Segment("prompt", "p", (1, 2, 3)), SAMPLED, Segment("injected", "i", (7,)), SAMPLED)
     assert made.ids == [1, 2, 3, 5, 6, 7, 5, 6]
     assert made.mask == [0, 0, 0, 1, 1, 0, 1, 1]
@@ -46,12 +46,12 @@ def test_ids_mask_and_counts_agree(several: list[Segment]) -> None:
     assert sum(made.mask) == made.sampled_tokens == sum(len(each.logprobs) for each in several)
 
 
-def test_nothing_can_be_trained_on_what_a_chat_model_wrote() -> None:
+def test_trajectories_of_a_chat_model_cannot_be_trained_on() -> None:
     with raises("rollouts.no-token-ids", "gpt"):
         _ = trajectory(Segment("prompt", "p"), Segment("sampled", "s"), policy="gpt").ids
 
 
-def test_an_episode_whose_prompt_did_not_fit_has_no_ids_and_is_not_taken_for_a_chat_models() -> None:
+def test_an_episode_without_segments_has_no_ids_and_no_error() -> None:
     made = trajectory(policy="", ending="context full", turns=0)
     assert made.ids == made.mask == []
 
@@ -67,7 +67,7 @@ def test_an_episode_whose_prompt_did_not_fit_has_no_ids_and_is_not_taken_for_a_c
     seconds=st.floats(0, 1e6),
     rewards=st.dictionaries(TEXTS, st.floats(-10, 10), max_size=2),
 )
-def test_a_trajectory_is_read_back_from_its_one_line(
+def test_a_trajectory_is_read_back_from_its_line(
     several: list[Segment],
     scenario: str,
     ending: Ending,
@@ -95,15 +95,15 @@ def test_a_trajectory_is_read_back_from_its_one_line(
     assert Trajectory.from_json(line.encode(), "here") == Trajectory.from_json(line, "here") == made
 
 
-def test_what_was_written_before_usage_was_told_of_is_read() -> None:
+def test_trajectories_without_usage_are_read() -> None:
     line = json.loads(trajectory(SAMPLED, usage=TokenUsage(7, 2)).to_json())
     assert Trajectory.from_json(json.dumps(line), "here").usage == TokenUsage(7, 2)
     del line["usage"]
     assert Trajectory.from_json(json.dumps(line), "here").usage is None
 
 
-def test_half_a_code_point_does_not_keep_a_trajectory_from_its_file() -> None:
-    """Servers of chat models send some, in text and in arguments."""
+def test_lone_surrogates_can_be_written() -> None:
+    """Servers of chat models send lone surrogates in text and in arguments."""
     made = trajectory(Segment("sampled", "a\ud800b"), record=EpisodeState(answer="\udfff"))
     read = Trajectory.from_json(made.to_json().encode(), "here")
     assert (read.segments[0].text, read.record.answer) == ("a?b", "?")
@@ -141,7 +141,7 @@ WRONG: list[dict[str, Any]] = [
         *(pytest.param(json.dumps({**WHOLE, **fields}), id=str(fields)) for fields in WRONG),
     ],
 )
-def test_a_line_that_is_no_trajectory_is_refused_with_its_place(line: str | bytes) -> None:
+def test_an_invalid_line_is_rejected_with_its_number(line: str | bytes) -> None:
     with raises("rollouts.invalid-trajectory", "rollout.jsonl:7") as refused:
         Trajectory.from_json(line, "rollout.jsonl:7")
     assert isinstance(refused.value, TrajectoryFileError)

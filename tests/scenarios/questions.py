@@ -1,4 +1,4 @@
-"""Small scenario sets for tests: fields as in JSONL, scenarios, files of them, and strategies that make any."""
+"""Small scenario sets for tests: fields as in JSONL, scenarios, files, and hypothesis strategies."""
 
 import json
 import re
@@ -16,7 +16,7 @@ ANN, BOB = "ann@example.com", "bob@example.com"
 
 
 def question(number: int, **fields: Any) -> dict[str, Any]:
-    """One scenario with plain defaults, about the message of that number in `tests.mail.mailbox`."""
+    """Return one scenario with plain defaults, about the message with that number in `tests.mail.mailbox`."""
     return {
         "id": f"q{number}",
         "question": f"What does message {number} say?",
@@ -29,30 +29,30 @@ def question(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def scenario(number: int, **fields: Any) -> Scenario:
-    """`question`, as a scenario."""
+    """Return `question` as a scenario."""
     return Scenario.model_validate(question(number, **fields))
 
 
 def about_documents(number: int, **fields: Any) -> dict[str, Any]:
-    """One scenario about a document."""
+    """Return one scenario about a document."""
     about = {"question": f"What does document {number} say?", "answer": "This.", "document_ids": [f"d{number}"]}
     return {"id": f"d{number}", **about, **fields}
 
 
 def write_questions(path: Path, records: Iterable[Any]) -> str:
-    """Write records to a file, a text among them as it is: the file's path."""
+    """Write records, or text as it is, to a file, one per line, and return its path."""
     lines = [each if isinstance(each, str) else json.dumps(each) for each in records]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return str(path)
 
 
 def ids(scenarios: Iterable[Scenario]) -> list[str]:
-    """The ids of some scenarios, in their order."""
+    """Return the ids of some scenarios, in order."""
     return [each.id for each in scenarios]
 
 
 def marks(scenario: Scenario, *, by_inbox: bool = False) -> set[tuple[str, str]]:
-    """What two scenarios of different splits must not have in common."""
+    """Return what scenarios of different splits must not share."""
     found = {("source", source.strip("<>")) for source in scenario.sources}
     found.add(("question", re.sub(r"\W+", " ", scenario.question.lower()).strip()))
     if by_inbox and scenario.inbox_address:
@@ -62,7 +62,7 @@ def marks(scenario: Scenario, *, by_inbox: bool = False) -> set[tuple[str, str]]
 
 @st.composite
 def scenario_sets(draw: st.DrawFn) -> ScenarioSet:
-    """Sets in which sources, questions and inboxes are shared by many scenarios, by few or by none."""
+    """Draw sets in which sources, questions and inboxes are shared by many, few or no scenarios."""
     sources, questions, inboxes = (draw(st.sampled_from([300, 40, 4])) for _ in range(3))
     count = draw(st.sampled_from([30, 12, 3, 0]))
     row = st.tuples(
@@ -74,12 +74,12 @@ def scenario_sets(draw: st.DrawFn) -> ScenarioSet:
         st.sampled_from([None, *SPLITS]),
         st.booleans(),
     )
-    made = []
+    scenarios = []
     rows = draw(st.lists(row, min_size=count, max_size=count))
-    for number, (about, asked, form, name, inbox, split, mail) in enumerate(rows):
+    for number, (about, topic, form, name, inbox, split, mail) in enumerate(rows):
         names = [name.format(source) for source in about]
         fields = question(number, message_ids=names) if mail else about_documents(number, document_ids=names)
         if mail:
             fields["inbox_address"] = f"owner{inbox}@example.com"
-        made.append(Scenario.model_validate({**fields, "question": form.format(asked), "split": split}))
-    return ScenarioSet.of(made)
+        scenarios.append(Scenario.model_validate({**fields, "question": form.format(topic), "split": split}))
+    return ScenarioSet.of(scenarios)

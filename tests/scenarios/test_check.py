@@ -28,7 +28,7 @@ USED_TWICE = "<30@example.com>"
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Messages 1 to 9 from Ann to Bob, and some of each sort that a question can be wrong about."""
+    """Build an index of messages 1 to 9 from Ann to Bob, and one for each kind of problem."""
     records = [
         *[record(number) for number in range(1, 10)],
         record(20, sender=CAROL, to=[DAVE]),
@@ -47,40 +47,40 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents 1 to 9, and one that says what the last does."""
+    """Build an index of documents 1 to 9, and of a duplicate of the last one."""
     pages = [*map(page, range(1, 10)), page(9, document_id="d10")]
     return make_collection(tmp_path_factory.mktemp("check"), pages)
 
 
 @pytest.fixture
 def check(index: Path, tmp_path: Path) -> Check:
-    """Checks some lines, which lie in a file `q.jsonl`."""
+    """Return a function that checks lines in a file `q.jsonl`."""
 
     def run(*lines: Any, place: Path = index) -> CheckReport:
-        told: list[int] = []
-        report = check_scenarios(read_scenarios(write_questions(tmp_path / "q.jsonl", lines)), place, told.append)
-        assert sum(told) == report.lines == len(lines)
+        progress: list[int] = []
+        report = check_scenarios(read_scenarios(write_questions(tmp_path / "q.jsonl", lines)), place, progress.append)
+        assert sum(progress) == report.lines == len(lines)
         return report
 
     return run
 
 
 def found(report: CheckReport) -> list[tuple[int, Problem, str]]:
-    """The findings, each with the number of its line alone."""
+    """Return the findings, each with its line number."""
     return [(int(each.where.rpartition(":")[2]), each.problem, each.text) for each in report.findings]
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """Lines of which some are wrong."""
+    """Lines with a problem, and the expected finding."""
 
     lines: list[Any]
     line: int
-    """The one that is told of."""
+    """Line number of the finding."""
     said: str
     left: list[str]
     of_documents: bool = False
-    """Checked against documents 1 to 9; 10 says the same as 9."""
+    """True to check against documents 1 to 9, of which 10 is a duplicate of 9."""
 
 
 WRONG: dict[Problem, Wrong] = {
@@ -108,7 +108,7 @@ WRONG: dict[Problem, Wrong] = {
     "message outside the inbox": Wrong(
         [question(1), question(20)],
         2,
-        "<20@example.com> is in the index, but not in that of ann@example.com",
+        "<20@example.com> is in the index, but not in the inbox ann@example.com",
         ["q1"],
     ),
     "message known under another id": Wrong(
@@ -127,7 +127,7 @@ WRONG: dict[Problem, Wrong] = {
     "question asked twice": Wrong(
         [question(1), question(2), question(3, question="what does message 1 say")],
         3,
-        "'what does message 1 say' is asked at ",
+        "'what does message 1 say' is also asked at ",
         ["q1", "q2"],
     ),
     "overlap between splits": Wrong(
@@ -144,9 +144,7 @@ WRONG: dict[Problem, Wrong] = {
 
 
 @pytest.mark.parametrize("problem", get_args(Problem))
-def test_each_problem_is_told_of_with_its_line_and_the_others_are_left(
-    check: Check, collection: Path, problem: Problem
-) -> None:
+def test_each_problem_is_reported_with_its_line(check: Check, collection: Path, problem: Problem) -> None:
     wrong = WRONG[problem]
     report = check(*wrong.lines, place=collection) if wrong.of_documents else check(*wrong.lines)
     ((line, kind, said),) = found(report)
@@ -156,14 +154,14 @@ def test_each_problem_is_told_of_with_its_line_and_the_others_are_left(
     assert ids(report.clean) == wrong.left
 
 
-def test_what_is_right_is_left_as_it_was(check: Check) -> None:
+def test_valid_scenarios_are_unchanged(check: Check) -> None:
     lines = [
         question(1, split="train", note="kept"),
         question(2, inbox_address=BOB, split="test", message_ids=["<2@example.com>", "<3@example.com>"]),
         question(3, message_ids=["<4@example.com>", "<5@example.com>"], needs_all=True),
     ]
     report = check(*lines)
-    assert (report.findings, report.counts, report.mended) == ([], {}, 0)
+    assert (report.findings, report.counts, report.corrected) == ([], {}, 0)
     assert [{**question(0), **each.model_dump(mode="json", exclude_defaults=True)} for each in report.clean] == lines
 
 
@@ -172,7 +170,7 @@ def test_what_is_right_is_left_as_it_was(check: Check) -> None:
     [(1, ANN, True), (1, BOB, True), (1, CAROL, True), (1, DAVE, False), (23, ANN, True), (23, DAVE, False)],
     ids=["sender", "recipient", "of a dropped duplicate", "nobody", "blind copy", "nobody of a blind copy"],
 )
-def test_a_message_is_in_the_inboxes_of_all_whom_it_reached(
+def test_a_message_is_in_the_inboxes_of_all_recipients(
     check: Check, index: Path, number: int, inbox: str, right: bool
 ) -> None:
     report = check(question(number, inbox_address=inbox))
@@ -207,16 +205,14 @@ def test_the_query_date_ends_with_its_day_in_utc(check: Check, number: int, day:
     ],
     ids=["a dropped duplicate", "the same without brackets", "without brackets", "with brackets"],
 )
-def test_another_id_of_a_message_is_replaced_by_the_one_that_searches_list(
-    check: Check, given: str, listed: str
-) -> None:
+def test_another_id_of_a_message_is_corrected(check: Check, given: str, listed: str) -> None:
     report = check(question(1, message_ids=[given]))
     assert found(report) == [(1, "message known under another id", f"{given} is listed as {listed}")]
     assert [each.message_ids for each in report.clean] == [(listed,)]
-    assert report.mended == 1
+    assert report.corrected == 1
 
 
-def test_an_id_that_two_messages_came_under_is_that_of_the_one_in_the_inbox(check: Check, index: Path) -> None:
+def test_an_id_of_two_messages_means_the_one_in_the_inbox(check: Check, index: Path) -> None:
     report = check(question(30), question(31, message_ids=[USED_TWICE], inbox_address=DAVE))
     ((line, problem, _),) = found(report)
     assert (line, problem) == (1, "message known under another id")
@@ -225,7 +221,7 @@ def test_an_id_that_two_messages_came_under_is_that_of_the_one_in_the_inbox(chec
     assert MailIndex(index).read(ANN, anns).body == "The second of its id"
 
 
-def test_an_audit_lists_the_messages_of_an_id_the_one_of_that_very_id_first(index: Path) -> None:
+def test_an_audit_lists_the_exact_id_first(index: Path) -> None:
     first, second = MailAudit(index).find(USED_TWICE)
     assert first.message_id == USED_TWICE
     assert second.message_id.startswith(f"{USED_TWICE}#")
@@ -238,31 +234,29 @@ def test_an_audit_lists_the_messages_of_an_id_the_one_of_that_very_id_first(inde
 
 @pytest.mark.parametrize("wrong", ["<99@example.com>", "<20@example.com>", "<21@example.com>", "<24@example.com>"])
 @pytest.mark.parametrize("needs_all", [False, True])
-def test_one_right_message_of_several_is_enough_unless_all_are_needed(
-    check: Check, wrong: str, needs_all: bool
-) -> None:
+def test_one_valid_message_is_enough_unless_all_are_needed(check: Check, wrong: str, needs_all: bool) -> None:
     sources = ["<1@example.com>", wrong, "<2@example.com>"]
     report = check(question(1, message_ids=sources, needs_all=needs_all, query_date="2001-05-31"))
     assert len(report.findings) == 1
     if needs_all:
-        assert (ids(report.clean), report.mended) == ([], 0)
+        assert (ids(report.clean), report.corrected) == ([], 0)
     else:
         assert [each.message_ids for each in report.clean] == [("<1@example.com>", "<2@example.com>")]
-        assert report.mended == 1
+        assert report.corrected == 1
 
 
-def test_a_scenario_that_needs_all_keeps_all_under_the_ids_that_are_listed(check: Check) -> None:
+def test_a_scenario_that_needs_all_keeps_all_with_corrected_ids(check: Check) -> None:
     report = check(question(1, message_ids=["<22@example.com>", "<2@example.com>"], needs_all=True))
     assert [each.message_ids for each in report.clean] == [("<1@example.com>", "<2@example.com>")]
 
 
-def test_two_names_of_one_message_become_one(check: Check) -> None:
+def test_two_ids_of_one_message_become_one(check: Check) -> None:
     report = check(question(1, message_ids=["<1@example.com>", "1@example.com", "<22@example.com>"]))
     assert [problem for _, problem, _ in found(report)] == ["message known under another id"] * 2
     assert [each.message_ids for each in report.clean] == [("<1@example.com>",)]
 
 
-def test_every_wrong_message_of_a_line_is_told_of(check: Check) -> None:
+def test_every_invalid_message_of_a_line_is_reported(check: Check) -> None:
     report = check(question(1, message_ids=["<99@example.com>", "<98@example.com>", "<20@example.com>"]))
     assert report.counts == {"message missing": 2, "message outside the inbox": 1}
     assert [line for line, *_ in found(report)] == [1, 1, 1]
@@ -287,7 +281,7 @@ SAME = {"question": "What is it?"}
         ({"question": "?!"}, {"question": "?!"}, True),
     ],
 )
-def test_the_same_question_on_one_day_or_about_one_message_of_one_inbox_is_asked_twice(
+def test_a_repeated_question_is_reported(
     check: Check, first: dict[str, Any], second: dict[str, Any], twice: bool
 ) -> None:
     report = check(question(1, **{**SAME, **first}), question(2, **{**SAME, **second}))
@@ -309,7 +303,7 @@ def test_the_same_question_on_one_day_or_about_one_message_of_one_inbox_is_asked
     ],
 )
 @pytest.mark.parametrize("shared", ["source", "question", "source under another id"])
-def test_of_two_splits_that_overlap_the_one_that_is_learned_from_loses(
+def test_overlaps_are_removed_from_the_training_split(
     check: Check, splits: tuple[str | None, ...], lost: list[int], shared: str
 ) -> None:
     lines = []
@@ -331,8 +325,8 @@ def test_of_two_splits_that_overlap_the_one_that_is_learned_from_loses(
         assert text.endswith(" in test") or "test" not in splits
 
 
-def test_what_is_dropped_for_another_reason_overlaps_with_nothing(check: Check) -> None:
-    """Else a broken test question would take a good one out of training."""
+def test_dropped_scenarios_cause_no_overlap(check: Check) -> None:
+    """Check this because a broken test question would otherwise remove a good training question."""
     report = check(
         question(1, split="train"),
         question(2, split="test", question="What does message 1 say?", message_ids=["<99@example.com>"]),
@@ -341,16 +335,16 @@ def test_what_is_dropped_for_another_reason_overlaps_with_nothing(check: Check) 
     assert ids(report.clean) == ["q1"]
 
 
-def test_what_is_mended_and_dropped_is_not_counted_as_mended(check: Check) -> None:
+def test_dropped_scenarios_do_not_count_as_corrected(check: Check) -> None:
     report = check(
         question(1, split="train", message_ids=["<22@example.com>"]),
         question(2, split="test", message_ids=["<1@example.com>", "<99@example.com>"]),
     )
     assert ids(report.clean) == ["q2"]
-    assert report.mended == 1
+    assert report.corrected == 1
 
 
-def test_findings_are_in_order_of_line_and_counts_the_commonest_first(check: Check) -> None:
+def test_findings_are_in_line_order_and_counts_descending(check: Check) -> None:
     report = check(
         question(1, split="train"),
         question(98),
@@ -366,7 +360,7 @@ def test_findings_are_in_order_of_line_and_counts_the_commonest_first(check: Che
     ]
 
 
-def test_of_documents_duplicates_and_overlap_are_found_as_of_mail(check: Check, collection: Path) -> None:
+def test_repetitions_and_overlaps_of_documents_are_found(check: Check, collection: Path) -> None:
     report = check(
         about_documents(1, split="train"),
         about_documents(2, split="train"),
@@ -385,10 +379,10 @@ def test_of_documents_duplicates_and_overlap_are_found_as_of_mail(check: Check, 
     ]
     assert "inbox" not in found(report)[1][2]
     assert [each.document_ids for each in report.clean] == [("d2",), ("d1",), ("d4",), ("d6",)]
-    assert report.mended == 1
+    assert report.corrected == 1
 
 
-def test_a_check_needs_an_index_that_can_be_read(tmp_path: Path) -> None:
+def test_a_check_needs_a_readable_index(tmp_path: Path) -> None:
     with raises("scenarios.no-index", tmp_path):
         check_scenarios([], tmp_path)
     (tmp_path / "mail.sqlite").write_bytes(b"not SQLite" * 1000)
@@ -396,7 +390,7 @@ def test_a_check_needs_an_index_that_can_be_read(tmp_path: Path) -> None:
         check_scenarios([], tmp_path)
 
 
-def test_an_index_whose_messages_are_damaged_is_an_error_and_not_a_finding(tmp_path: Path) -> None:
+def test_a_damaged_index_is_an_error_and_not_a_finding(tmp_path: Path) -> None:
     path = make_index(tmp_path, map(record, range(1, 200))).path
     whole = path.read_bytes()
     audit = MailAudit(path.parent)
@@ -405,7 +399,7 @@ def test_an_index_whose_messages_are_damaged_is_an_error_and_not_a_finding(tmp_p
         audit.find("<1@example.com>")
 
 
-def test_a_file_that_is_damaged_is_an_error_and_not_a_finding(index: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_an_error_and_not_a_finding(index: Path, tmp_path: Path) -> None:
     (tmp_path / "q.jsonl.gz").write_bytes(b"not gzip")
     with raises("scenarios.damaged-file", tmp_path / "q.jsonl.gz"):
         check_scenarios(read_scenarios(str(tmp_path / "q.jsonl.gz")), index)
@@ -453,7 +447,7 @@ rows = st.lists(
 
 @settings(QUICK, max_examples=60)
 @given(records=mailboxes, rows=rows)
-def test_what_is_left_can_be_answered_from_its_inbox_leaks_nothing_and_checks_clean(
+def test_clean_scenarios_are_answerable_and_pass_the_check(
     records: list[dict[str, Any]], rows: list[tuple[Any, ...]]
 ) -> None:
     lines: list[Any] = [
@@ -477,7 +471,7 @@ def test_what_is_left_can_be_answered_from_its_inbox_leaks_nothing_and_checks_cl
 
         changed = {place for place, each in came.items() if each not in report.clean.scenarios}
         assert {finding.where for finding in report.findings} == changed
-        assert report.mended == len([each for each in report.clean if each not in came.values()])
+        assert report.corrected == len([each for each in report.clean if each not in came.values()])
 
         held: dict[tuple[str, str], set[str | None]] = {}
         for each in report.clean:
@@ -499,9 +493,7 @@ def test_what_is_left_can_be_answered_from_its_inbox_leaks_nothing_and_checks_cl
 
 @settings(QUICK, max_examples=30)
 @given(records=mailboxes, splits=st.lists(st.sampled_from([*SPLITS, None]), min_size=8, max_size=8))
-def test_a_question_about_each_message_that_a_search_finds_is_right(
-    records: list[dict[str, Any]], splits: list[str | None]
-) -> None:
+def test_a_question_about_any_search_result_is_valid(records: list[dict[str, Any]], splits: list[str | None]) -> None:
     with TemporaryDirectory() as place:
         mail = make_index(Path(place), records)
         hits = {hit.message_id: (hit, inbox) for inbox in (ANN, BOB, CAROL) for hit in mail.search(inbox, ["body"])}
@@ -520,14 +512,14 @@ def test_a_question_about_each_message_that_a_search_finds_is_right(
 # The real questions on the real mail.
 
 
-def test_of_the_999_real_questions_885_are_right(real_index: Path, shared_data: Path) -> None:
+def test_885_of_the_999_real_questions_are_valid(real_index: Path, shared_data: Path) -> None:
     report = check_scenarios(read_scenarios(str(shared_data / "enron" / "questions.jsonl")), real_index)
     assert report.lines == 999
     assert report.counts == {"overlap between splits": 90, "message missing": 51, "question asked twice": 9}
-    assert (len(report.clean), report.mended) == (885, 15)
+    assert (len(report.clean), report.corrected) == (885, 15)
 
 
-def test_the_real_questions_that_are_left_check_clean(real_index: Path, shared_data: Path, tmp_path: Path) -> None:
+def test_the_clean_real_questions_pass_the_check(real_index: Path, shared_data: Path, tmp_path: Path) -> None:
     report = check_scenarios(read_scenarios(str(shared_data / "enron" / "questions.jsonl")), real_index)
     (tmp_path / "clean.jsonl").write_bytes(report.clean.to_jsonl())
     again = check_scenarios(read_scenarios(str(tmp_path / "clean.jsonl")), real_index)

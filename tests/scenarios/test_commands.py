@@ -1,4 +1,4 @@
-"""`gumshoe scenarios`, as it is typed."""
+"""The `gumshoe scenarios` commands."""
 
 import gzip
 import json
@@ -19,19 +19,19 @@ Run = Callable[..., Ran]
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index of messages 1 to 30, from Ann to Bob."""
+    """Build an index of messages 1 to 30, from Ann to Bob."""
     return make_index(tmp_path_factory.mktemp("commands"), map(record, range(1, 31))).path.parent
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    """A file of thirty questions: 20 in train, 5 in validation, 5 in test."""
+    """Write a file of thirty questions: 20 in train, 5 in validation, 5 in test."""
     splits = ["train"] * 20 + ["validation"] * 5 + ["test"] * 5
     lines = [question(number, split=split, how_realistic=number / 30) for number, split in enumerate(splits, 1)]
     return write_questions(tmp_path / "q.jsonl", lines)
 
 
-def test_load_writes_what_it_took_and_says_what_it_left_out(run: Run, source: str, tmp_path: Path) -> None:
+def test_load_writes_selected_scenarios_and_counts_the_others(run: Run, source: str, tmp_path: Path) -> None:
     (tmp_path / "out.txt").write_text("q1\n\n  q2 \n")
     options = ["--min-realism", 0.1, "--max-messages", 1, "--exclude", "q3", "--exclude-from", tmp_path / "out.txt"]
     options += [
@@ -56,24 +56,24 @@ def test_load_writes_what_it_took_and_says_what_it_left_out(run: Run, source: st
     assert taken.content in ran.err
 
 
-def test_load_as_json_tells_the_content_and_ids_of_each_split(run: Run, source: str, tmp_path: Path) -> None:
+def test_load_prints_content_and_ids_of_each_split_as_json(run: Run, source: str, tmp_path: Path) -> None:
     options = ["--out", tmp_path / "new.jsonl", "--shuffle", 7, "--min-messages", 1, "--limit", "train=0", "--json"]
     facts = json.loads(run("scenarios", "load", source, *options).out)
     taken = load_scenarios(str(tmp_path / "new.jsonl"))
     assert (facts["scenarios"], facts["content"]) == (10, taken.content)
     assert facts["left_out"] == {"over the limit of train": 20}
     assert set(facts["splits"]) == {"validation", "test"}
-    assert facts["splits"]["test"] == json.loads(taken.only("test").record().model_dump_json())
+    assert facts["splits"]["test"] == json.loads(taken.only("test").to_record().model_dump_json())
     assert facts["splits"]["test"]["ids"] != [f"q{number}" for number in range(26, 31)]
 
 
-def test_load_takes_all_where_nothing_is_asked_for(run: Run, source: str, tmp_path: Path) -> None:
+def test_load_selects_all_by_default(run: Run, source: str, tmp_path: Path) -> None:
     ran = run("scenarios", "load", source, "--out", tmp_path / "new.jsonl")
     assert load_scenarios(str(tmp_path / "new.jsonl")) == load_scenarios(source)
-    assert "left out" not in ran.out
+    assert "excluded" not in ran.out
 
 
-def test_split_writes_every_scenario_into_a_split(run: Run, source: str, tmp_path: Path) -> None:
+def test_split_assigns_every_scenario(run: Run, source: str, tmp_path: Path) -> None:
     options = ["--validation", 0.1, "--test", 0.2, "--seed", 3]
     ran = run("scenarios", "split", source, "--out", tmp_path / "new.jsonl", *options)
     assert ran.status == 0
@@ -85,7 +85,7 @@ def test_split_writes_every_scenario_into_a_split(run: Run, source: str, tmp_pat
         "test": 6,
     }
     assert "21 train, 3 validation, 6 test" in ran.out
-    assert "30 groups" in ran.out
+    assert "30 independent groups" in ran.out
     assert "dropped" not in ran.out
     again = run("scenarios", "split", source, "--out", tmp_path / "again.jsonl", *options, "--json")
     facts = json.loads(again.out)
@@ -94,13 +94,13 @@ def test_split_writes_every_scenario_into_a_split(run: Run, source: str, tmp_pat
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "new.jsonl").read_bytes()
 
 
-def test_split_gives_a_tenth_and_fifteen_hundredths_where_no_share_is_named(run: Run, tmp_path: Path) -> None:
+def test_split_has_default_shares(run: Run, tmp_path: Path) -> None:
     source = write_questions(tmp_path / "q.jsonl", map(question, range(100)))
     facts = json.loads(run("scenarios", "split", source, "--seed", 1, "--out", tmp_path / "new", "--json").out)
     assert facts["counts"] == {"train": 75, "validation": 10, "test": 15}
 
 
-def test_split_can_keep_the_test_split_and_counts_what_overlaps_with_it(run: Run, source: str, tmp_path: Path) -> None:
+def test_split_can_keep_the_test_split(run: Run, source: str, tmp_path: Path) -> None:
     with Path(source).open("a") as file:
         file.writelines(
             json.dumps(question(number, message_ids=["<30@example.com>"])) + "\n" for number in range(100, 103)
@@ -121,7 +121,7 @@ def test_split_can_keep_inboxes_together(run: Run, tmp_path: Path) -> None:
     assert (facts["groups"], facts["largest_group"]) == (5, 10)
 
 
-def test_check_ends_with_0_where_nothing_is_wrong(
+def test_check_exits_with_0_without_problems(
     run: Run, source: str, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = run("scenarios", "check", source, "--index", index)
@@ -134,7 +134,7 @@ def test_check_ends_with_0_where_nothing_is_wrong(
 
 @pytest.fixture
 def wrong(tmp_path: Path) -> str:
-    """A file with a missing message in line 1, another name in line 2, no JSON in line 3, and one that is right."""
+    """Write a file with a missing message in line 1, another id in line 2, no JSON in line 3, and a valid line."""
     lines = [
         question(99, message_ids=["<[bold]99\x1b@example.com>"]),
         question(2, message_ids=["2@example.com"], split="test"),
@@ -144,7 +144,7 @@ def wrong(tmp_path: Path) -> str:
     return write_questions(tmp_path / "wrong.jsonl", lines)
 
 
-def test_check_ends_with_3_and_tells_of_each_line(run: Run, wrong: str, index: Path) -> None:
+def test_check_exits_with_3_and_lists_problems(run: Run, wrong: str, index: Path) -> None:
     ran = run("scenarios", "check", wrong, "--index", index)
     assert ran.status == 3
     *findings, counts = ran.out.splitlines()
@@ -162,7 +162,7 @@ def test_check_ends_with_3_and_tells_of_each_line(run: Run, wrong: str, index: P
     assert not Path(wrong).with_name("wrong.clean.jsonl").exists()
 
 
-def test_check_as_json_lists_the_findings_and_ends_with_3_too(run: Run, wrong: str, index: Path) -> None:
+def test_check_prints_findings_as_json_and_exits_with_3(run: Run, wrong: str, index: Path) -> None:
     ran = run("scenarios", "check", wrong, "--index", index, "--json")
     assert ran.status == 3
     facts = json.loads(ran.out)
@@ -172,7 +172,7 @@ def test_check_as_json_lists_the_findings_and_ends_with_3_too(run: Run, wrong: s
     assert {name: each["ids"] for name, each in facts["splits"].items()} == {"test": ["q2"], "none": ["q4"]}
 
 
-def test_drop_writes_a_clean_file_beside_the_other_and_ends_with_0(run: Run, wrong: str, index: Path) -> None:
+def test_drop_writes_a_clean_file_and_exits_with_0(run: Run, wrong: str, index: Path) -> None:
     ran = run("scenarios", "check", wrong, "--index", index, "--drop")
     assert ran.status == 0
     clean = Path(wrong).with_name("wrong.clean.jsonl")
@@ -191,7 +191,7 @@ def test_drop_writes_a_clean_file_beside_the_other_and_ends_with_0(run: Run, wro
         ("a.b.txt", "{}/a.b.txt", "a.b.txt.clean.jsonl"),
     ],
 )
-def test_the_clean_file_has_the_name_of_the_other(
+def test_the_clean_file_is_named_after_the_source(
     run: Run, index: Path, tmp_path: Path, name: str, given: str, clean: str
 ) -> None:
     data = json.dumps(question(1)).encode()
@@ -200,9 +200,7 @@ def test_the_clean_file_has_the_name_of_the_other(
     assert ids(load_scenarios(str(tmp_path / clean))) == ["q1"]
 
 
-def test_where_nothing_is_right_the_findings_are_told_and_nothing_is_written(
-    run: Run, index: Path, tmp_path: Path
-) -> None:
+def test_without_usable_scenarios_nothing_is_written(run: Run, index: Path, tmp_path: Path) -> None:
     source = write_questions(tmp_path / "q.jsonl", [question(99), about_documents(1)])
     ran = run("scenarios", "check", source, "--index", index, "--drop")
     assert ran.status == 3
@@ -214,7 +212,7 @@ def test_where_nothing_is_right_the_findings_are_told_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("command", ["load", "split", "check"])
-def test_a_file_that_is_there_is_replaced_only_where_that_is_asked_for(
+def test_an_existing_file_is_replaced_only_on_request(
     run: Run, source: str, index: Path, tmp_path: Path, command: str
 ) -> None:
     place = tmp_path / "there.jsonl"
@@ -271,7 +269,7 @@ def test_a_file_can_be_split_in_place(run: Run, source: str) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_named_without_a_traceback(
+def test_each_usage_error_has_its_code_and_no_traceback(
     run: Run, source: str, wrong: str, index: Path, tmp_path: Path, arguments: list[str], code: str, value: str
 ) -> None:
     empty = write_questions(tmp_path / "empty.jsonl", [])
@@ -284,7 +282,7 @@ def test_a_mistake_is_named_without_a_traceback(
     assert not (tmp_path / "x").exists()
 
 
-def test_the_commands_work_one_after_another_on_the_real_questions(
+def test_the_commands_work_in_sequence_on_real_questions(
     run: Run, real_index: Path, shared_data: Path, tmp_path: Path
 ) -> None:
     questions = shared_data / "enron" / "questions.jsonl"

@@ -1,4 +1,4 @@
-"""Questions of MedQuAD as scenarios about pages: of the set itself, of its copy on the hub, and the real ones."""
+"""MedQuAD questions as scenarios about pages: from the set itself, from its copy on the hub, and the real ones."""
 
 import re
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gumshoe.documents.build import build_index
+from gumshoe.documents.build import build_document_index
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.scenarios.check import check_scenarios
 from gumshoe.scenarios.sources import load_scenarios, read_scenarios
 from gumshoe.scenarios.splitting import split_scenarios
 from tests.conftest import Ran
-from tests.documents.collection import WORDS_ALONE, documents_of, make_index
+from tests.documents.collection import LEXICAL, make_index, read_documents
 from tests.errors import raises
 from tests.scenarios.questions import write_questions
 
@@ -21,13 +21,13 @@ GOUT, FLU = "https://health.example/gout.html", "https://health.example/flu.html
 
 
 def record(number: int, url: str = GOUT, **fields: Any) -> dict[str, Any]:
-    """A record of the set."""
+    """Return a record of the set."""
     about = {"id": f"1-{number}", "qtype": "causes", "question": f"What causes Gout {number} ?", "focus": "Gout"}
     return {**about, "answer": f"Answer {number}.", "source": "NIH", "url": url, **fields}
 
 
-def on_the_hub(number: int, url: str = GOUT, **fields: Any) -> dict[str, Any]:
-    """The same record as the hub has it."""
+def hub_record(number: int, url: str = GOUT, **fields: Any) -> dict[str, Any]:
+    """Return the same record with the hub's fields."""
     own = record(number, url)
     return {
         "document_id": "0000001",
@@ -44,7 +44,7 @@ def on_the_hub(number: int, url: str = GOUT, **fields: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("form", [record, on_the_hub])
+@pytest.mark.parametrize("form", [record, hub_record])
 def test_a_record_becomes_a_question_about_its_page(form: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     lines = [form(1), form(2), form(3, FLU)]
     found = load_scenarios(write_questions(tmp_path / "q.jsonl", lines))
@@ -55,11 +55,11 @@ def test_a_record_becomes_a_question_about_its_page(form: Callable[..., dict[str
         ("What causes Gout 3?", "Answer 3.", "causes", None),
     ]
     assert [index.read(*each.document_ids).url for each in found] == [GOUT, GOUT, FLU]
-    other = load_scenarios(write_questions(tmp_path / "o.jsonl", [record(1), on_the_hub(2), record(3, FLU)]))
+    other = load_scenarios(write_questions(tmp_path / "o.jsonl", [record(1), hub_record(2), record(3, FLU)]))
     assert other.content == found.content, "whichever copy it is of"
 
 
-def test_a_question_that_is_asked_again_has_all_answers_and_any_of_the_pages(tmp_path: Path) -> None:
+def test_a_repeated_question_has_all_answers_and_pages(tmp_path: Path) -> None:
     again = {"question": "what causes GOUT 1 ??"}
     lines = [
         record(1),
@@ -74,9 +74,9 @@ def test_a_question_that_is_asked_again_has_all_answers_and_any_of_the_pages(tmp
     assert second.question == "Why?"
 
 
-def test_records_without_an_answer_are_counted_and_others_stand_beside(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_records_without_an_answer_are_counted(run: Callable[..., Ran], tmp_path: Path) -> None:
     own = {"id": "own", "question": "Who?", "answer": "Ann", "document_ids": ["d1"], "split": "test"}
-    lines = [record(1), on_the_hub(2, answer=None), own, record(3, answer=" "), record(4, answer="a b c d e")]
+    lines = [record(1), hub_record(2, answer=None), own, record(3, answer=" "), record(4, answer="a b c d e")]
     source = write_questions(tmp_path / "q.jsonl", lines)
     ran = run("scenarios", "load", source, "--max-answer", 4, "--out", tmp_path / "out.jsonl")
     assert ran.status == 0, ran.err
@@ -87,7 +87,7 @@ def test_records_without_an_answer_are_counted_and_others_stand_beside(run: Call
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"document_url": [GOUT]}, r"document_url/url .*list"),
         ({"question": ""}, "question .*no words"),
@@ -98,22 +98,22 @@ def test_records_without_an_answer_are_counted_and_others_stand_beside(run: Call
         ({"answer": "a\ud800"}, "answer: .*valid string"),
     ],
 )
-def test_a_record_that_is_wrong_is_a_malformed_line(wrong: dict[str, Any], told: str, tmp_path: Path) -> None:
-    source = write_questions(tmp_path / "q.jsonl", [record(1), on_the_hub(2, **wrong)])
+def test_an_invalid_record_is_a_malformed_line(wrong: dict[str, Any], message: str, tmp_path: Path) -> None:
+    source = write_questions(tmp_path / "q.jsonl", [record(1), hub_record(2, **wrong)])
     lines = {line.where.rpartition(":")[2]: line for line in read_scenarios(source)}
     assert lines["1"].scenario is not None
-    assert re.search(told, lines["2"].fault)
+    assert re.search(message, lines["2"].fault)
     with raises("scenarios.malformed-line", f"{source}:2: "):
         load_scenarios(source)
 
 
 @pytest.mark.nightly
-def test_the_real_questions_are_right_for_the_real_pages(shared_data: Path, tmp_path: Path) -> None:
-    """Every page that is asked about is in the index, and no document is in two splits."""
+def test_the_real_questions_match_the_real_pages(shared_data: Path, tmp_path: Path) -> None:
+    """Check that every page is in the index, and that no document is in two splits."""
     source = str(shared_data / "medquad" / "medquad.jsonl.gz")
     wanted = {page for each in load_scenarios(source) for page in each.document_ids}
-    assert wanted == {each.document_id for each in documents_of(f"jsonl:{source}")}
-    build_index([f"jsonl:{source}"], tmp_path / "index", WORDS_ALONE)
+    assert wanted == {each.document_id for each in read_documents(f"jsonl:{source}")}
+    build_document_index([f"jsonl:{source}"], tmp_path / "index", LEXICAL)
     report = check_scenarios(read_scenarios(source), tmp_path / "index")
     assert set(report.counts) <= {"document known under another id"}
     assert len(report.clean) == report.lines == 3609

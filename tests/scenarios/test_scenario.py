@@ -1,4 +1,4 @@
-"""The model of one scenario, and the set with its content hash."""
+"""The model of a scenario, and sets with their content hash."""
 
 import json
 import unicodedata
@@ -22,11 +22,11 @@ JSON_VALUES = st.recursive(
 ODD_VALUES = JSON_VALUES | st.floats() | st.binary() | st.just("\ud800") | st.datetimes() | st.dates()
 
 
-def read_back(line: str) -> Scenario:
+def parse_line(line: str) -> Scenario:
     return Scenario.model_validate(json.loads(line))
 
 
-def test_fields_are_read_in_their_plain_form() -> None:
+def test_fields_are_normalized() -> None:
     read = scenario(
         1,
         id=7,
@@ -40,7 +40,7 @@ def test_fields_are_read_in_their_plain_form() -> None:
     assert (read.split, read.needs_all, read.how_realistic, read.kind) == ("test", False, None, None)
 
 
-def test_a_question_about_documents_needs_no_inbox_and_no_date() -> None:
+def test_a_question_about_documents_needs_no_inbox_or_date() -> None:
     read = Scenario.model_validate(about_documents(1))
     assert read.sources == ("d1",)
     assert (read.inbox_address, read.visible_before) == (None, None)
@@ -57,18 +57,18 @@ def test_a_question_about_documents_needs_no_inbox_and_no_date() -> None:
         (date(2001, 5, 14), date(2001, 5, 14)),
     ],
 )
-def test_a_query_date_is_a_day_however_it_is_written(given: Any, day: date) -> None:
+def test_a_query_date_is_parsed_in_every_form(given: Any, day: date) -> None:
     assert scenario(1, query_date=given).query_date == day
 
 
-def test_what_was_sent_on_the_query_date_exists_and_what_was_sent_after_it_does_not() -> None:
+def test_mail_is_visible_until_the_end_of_the_query_date() -> None:
     end = scenario(1, query_date="2001-12-31").visible_before
     assert end == datetime(2002, 1, 1, tzinfo=UTC)
     assert scenario(1, query_date="9999-12-31").visible_before is None
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "named_value"),
     [
         ({"id": ""}, "id"),
         ({"id": True}, "id"),
@@ -99,8 +99,8 @@ def test_what_was_sent_on_the_query_date_exists_and_what_was_sent_after_it_does_
         ({"note": b"\xff"}, "written as JSON"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_invalid_fields_are_rejected(fields: dict[str, Any], named_value: str) -> None:
+    with pytest.raises(ValidationError, match=named_value):
         scenario(1, **fields)
 
 
@@ -117,20 +117,20 @@ def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], said: str) -> N
         ("query-date", "query_date"),
     ],
 )
-def test_a_name_that_is_nearly_that_of_a_field_is_refused(name: str, meant: str) -> None:
+def test_a_misspelled_field_is_rejected(name: str, meant: str) -> None:
     with pytest.raises(ValidationError, match=f"field '{name}'.*'{meant}'"):
         scenario(1, **{name: "x"})
 
 
 @pytest.mark.parametrize("name", ["ids_are", "rationale", "to_json", "sources", "plain_question", "model_config", ""])
-def test_another_field_is_kept_as_it_came_and_hides_nothing(name: str) -> None:
+def test_other_fields_are_kept_unchanged(name: str) -> None:
     read = scenario(1, **{name: {"x": [1, None, "é"]}})
     assert json.loads(read.to_json())[name] == {"x": [1, None, "é"]}
     assert (read.sources, read.plain_question) == (("<1@example.com>",), "what does message 1 say")
-    assert read_back(read.to_json()) == read
+    assert parse_line(read.to_json()) == read
 
 
-def test_a_line_holds_no_fields_that_say_nothing() -> None:
+def test_a_line_omits_default_values() -> None:
     line = scenario(1, kind=None).to_json()
     assert json.loads(line) == question(1)
     assert json.loads(scenario(1, needs_all=True, how_realistic=0, kind="").to_json()) == question(
@@ -147,7 +147,7 @@ def test_a_line_holds_no_fields_that_say_nothing() -> None:
     realism=st.none() | st.floats(0, 1),
     needs_all=st.booleans(),
 )
-def test_any_scenario_comes_back_from_its_line_as_it_was(
+def test_any_scenario_survives_a_round_trip(
     extra: dict[str, Any],
     texts: tuple[str, ...],
     sources: list[str],
@@ -160,8 +160,8 @@ def test_any_scenario_comes_back_from_its_line_as_it_was(
     made = scenario(1, **{f"field of ours: {name}": value for name, value in extra.items()}, **named, **fields)
     line = made.to_json()
     assert "\n" not in line
-    assert read_back(line) == made
-    assert ScenarioSet.of([read_back(line)]).content == ScenarioSet.of([made]).content
+    assert parse_line(line) == made
+    assert ScenarioSet.of([parse_line(line)]).content == ScenarioSet.of([made]).content
 
 
 @QUICK
@@ -169,13 +169,13 @@ def test_any_scenario_comes_back_from_its_line_as_it_was(
     name=st.sampled_from([*question(1), "how_realistic", "needs_all", "split", "kind", "document_ids", "other"]),
     value=ODD_VALUES | st.lists(ODD_VALUES, max_size=2),
 )
-def test_any_value_of_any_field_is_taken_or_refused_and_what_is_taken_can_be_written(name: str, value: Any) -> None:
+def test_any_accepted_value_can_be_written(name: str, value: Any) -> None:
     try:
         made = scenario(1, **{name: value})
     except ValidationError:
         return
     written = ScenarioSet.of([made]).to_jsonl()
-    assert ScenarioSet.of([read_back(written.decode())]).to_jsonl() == written
+    assert ScenarioSet.of([parse_line(written.decode())]).to_jsonl() == written
 
 
 @pytest.mark.parametrize(
@@ -187,21 +187,21 @@ def test_any_value_of_any_field_is_taken_or_refused_and_what_is_taken_can_be_wri
         ("Straße?", "STRASSE?"),
     ],
 )
-def test_questions_that_differ_in_case_and_signs_only_are_the_same(one: str, other: str) -> None:
+def test_case_and_punctuation_do_not_distinguish_questions(one: str, other: str) -> None:
     assert scenario(1, question=one).plain_question == scenario(2, question=other).plain_question
 
 
 @pytest.mark.parametrize(("one", "other"), [("Who is 1?", "Who is 11?"), ("a b?", "ab?"), ("?", "!"), ("?", "who")])
-def test_questions_in_other_words_are_not_the_same(one: str, other: str) -> None:
+def test_other_words_distinguish_questions(one: str, other: str) -> None:
     assert scenario(1, question=one).plain_question != scenario(2, question=other).plain_question
 
 
-def test_a_set_has_each_id_once() -> None:
+def test_ids_in_a_set_are_unique() -> None:
     with raises("scenarios.duplicate-id", "'7'"):
         ScenarioSet.of([scenario(1, id=7), scenario(2, id="7")])
 
 
-def test_a_set_gives_the_scenarios_of_one_split_or_of_none() -> None:
+def test_a_set_can_be_filtered_by_split() -> None:
     made = ScenarioSet.of([scenario(1, split="test"), scenario(2), scenario(3, split="train"), scenario(4)])
     assert {split: ids(made.only(split)) for split in ("train", "validation", "test", None)} == {
         "train": ["q3"],
@@ -213,7 +213,7 @@ def test_a_set_gives_the_scenarios_of_one_split_or_of_none() -> None:
 
 @QUICK
 @given(made=scenario_sets())
-def test_a_question_has_the_same_digest_under_any_id_and_another_in_another_inbox(made: ScenarioSet) -> None:
+def test_the_digest_depends_on_question_and_inbox_only(made: ScenarioSet) -> None:
     for each in made:
         renamed = each.model_copy(update={"id": "other", "answer": "other", "question": each.question.upper()})
         assert renamed.digest == each.digest
@@ -222,11 +222,11 @@ def test_a_question_has_the_same_digest_under_any_id_and_another_in_another_inbo
 
 @QUICK
 @given(made=scenario_sets(), data=st.data())
-def test_the_content_hash_is_that_of_the_scenarios_whatever_their_order(made: ScenarioSet, data: st.DataObject) -> None:
+def test_the_content_hash_is_independent_of_order(made: ScenarioSet, data: st.DataObject) -> None:
     mixed = ScenarioSet.of(data.draw(st.permutations(list(made))))
     assert mixed.content == made.content
     questions = tuple(each.digest for each in made)
-    assert made.record().model_dump() == {"content": made.content, "ids": tuple(ids(made)), "questions": questions}
+    assert made.to_record().model_dump() == {"content": made.content, "ids": tuple(ids(made)), "questions": questions}
     if made:
         assert ScenarioSet.of(list(made)[1:]).content != made.content
 
@@ -271,4 +271,4 @@ def test_the_content_hash_is_the_same_in_every_version() -> None:
 def test_a_file_of_a_set_is_the_set(made: ScenarioSet) -> None:
     *lines, end = made.to_jsonl().decode().split("\n")
     assert end == ""
-    assert ScenarioSet.of(map(read_back, lines)) == made
+    assert ScenarioSet.of(map(parse_line, lines)) == made

@@ -1,4 +1,4 @@
-"""Scenarios from files, S3 and datasets: each malformed line by its place; and the selection among them."""
+"""Scenarios from files, S3 and datasets, malformed lines, and selection."""
 
 import codecs
 import gzip
@@ -34,7 +34,7 @@ THREE = "".join(json.dumps(question(number)) + "\n" for number in (1, 2, 3)).enc
 
 
 def faults(source: str) -> list[tuple[str, str]]:
-    """What is wrong with which line, the line by its number alone."""
+    """Return line number and fault of each malformed line."""
     return [(line.where.removeprefix(f"{source}:"), line.fault) for line in read_scenarios(source) if line.fault]
 
 
@@ -79,7 +79,7 @@ def test_scenarios_are_read_from_s3(s3_bucket: str, packed: bool) -> None:
         load_scenarios(f"s3://{s3_bucket}/sets")
 
 
-def test_places_that_hold_no_file_are_named(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     with raises("store.not-found", f"{tmp_path}/missing.jsonl") as raised:
         load_scenarios(f"jsonl:{tmp_path}/missing.jsonl")
     assert isinstance(raised.value, ScenarioError)
@@ -99,7 +99,7 @@ def test_a_file_without_scenarios_is_an_error(tmp_path: Path, data: bytes) -> No
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (b"nonsense", "not JSON"),
         (b'{"id": "q4"', "not JSON"),
@@ -121,12 +121,12 @@ def test_a_file_without_scenarios_is_an_error(tmp_path: Path, data: bytes) -> No
         (json.dumps(question(4, note="\ud800")).encode(), "written as JSON"),
     ],
 )
-def test_a_malformed_line_is_an_error_with_its_number(tmp_path: Path, line: bytes, said: str) -> None:
+def test_a_malformed_line_is_an_error_with_its_number(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "q.jsonl").write_bytes(b"\n" + THREE + line + b"\n" + json.dumps(question(5)).encode())
     source = str(tmp_path / "q.jsonl")
     ((where, fault),) = faults(source)
     assert where == "5"
-    assert said in fault
+    assert message in fault
     assert len(fault) < 300
     with raises("scenarios.malformed-line") as raised:
         load_scenarios(source)
@@ -137,9 +137,7 @@ def test_a_malformed_line_is_an_error_with_its_number(tmp_path: Path, line: byte
 
 
 @pytest.mark.parametrize(("broken", "more"), [(5, None), (6, "and 1 more"), (900, "and 895 more")])
-def test_many_malformed_lines_are_counted_and_the_first_are_told_of(
-    tmp_path: Path, broken: int, more: str | None
-) -> None:
+def test_many_malformed_lines_are_counted_and_the_first_listed(tmp_path: Path, broken: int, more: str | None) -> None:
     source = write_questions(tmp_path / "q.jsonl", [question(1), *["x"] * broken])
     with raises("scenarios.malformed-line") as raised:
         load_scenarios(source)
@@ -167,7 +165,7 @@ def test_an_id_used_twice_is_an_error_with_both_lines(tmp_path: Path) -> None:
     ],
     ids=["cut", "rubbish behind", "wrong checksum", "not gzip", "empty"],
 )
-def test_a_damaged_file_is_an_error_after_the_lines_before_the_damage(tmp_path: Path, data: bytes, before: int) -> None:
+def test_lines_before_damage_are_read(tmp_path: Path, data: bytes, before: int) -> None:
     (tmp_path / "q.jsonl.gz").write_bytes(data)
     lines = read_scenarios(str(tmp_path / "q.jsonl.gz"))
     assert [next(lines).scenario for _ in range(before)] == [scenario(number) for number in range(1, before + 1)]
@@ -175,7 +173,7 @@ def test_a_damaged_file_is_an_error_after_the_lines_before_the_damage(tmp_path: 
         next(lines)
 
 
-def test_a_field_that_is_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
+def test_a_null_field_counts_as_missing(tmp_path: Path) -> None:
     nulls = dict.fromkeys(["document_ids", "needs_all", "how_realistic", "split", "kind", "other"])
     source = write_questions(tmp_path / "q.jsonl", [question(1, **nulls), question(2, id=None)])
     first, second = read_scenarios(source)
@@ -185,9 +183,7 @@ def test_a_field_that_is_null_is_a_field_that_is_not_there(tmp_path: Path) -> No
 
 @QUICK
 @given(lines=st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=5))
-def test_no_bytes_whatever_stop_the_lines_behind_them(
-    lines: list[bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_invalid_bytes_do_not_affect_later_lines(lines: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("any") / "q.jsonl"
     path.write_bytes(b"\n".join([*lines, json.dumps(question(1)).encode()]))
     *others, last = read_scenarios(str(path))
@@ -198,8 +194,7 @@ def test_no_bytes_whatever_stop_the_lines_behind_them(
     ]
 
 
-# Datasets. The library reads its settings as it is imported and takes seconds for it, hence one process that reads
-# several directories.
+# Datasets. Importing the library takes seconds and fixes its settings, so one process reads several directories.
 
 PROGRAM = """
 import json, sys
@@ -219,14 +214,14 @@ for uri in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What reading a dataset came to: of each row its place, scenario and fault; the error that it ended with."""
+    """Location, scenario and fault of each row of a dataset, and the error at the end, if any."""
 
     lines: list[list[Any]]
     error: list[str] | None
 
 
 def write_dataset(place: Path, files: dict[str, list[dict[str, Any]]]) -> None:
-    """Parquet files, as the hub keeps a dataset's splits."""
+    """Write Parquet files, one per split, as on the hub."""
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     for name, rows in files.items():
@@ -238,7 +233,7 @@ def write_dataset(place: Path, files: dict[str, list[dict[str, Any]]]) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """What came of reading each dataset, by the name of its directory, and split where one is named."""
+    """Return the outcome of reading each dataset, by its directory and split."""
     place = tmp_path_factory.mktemp("datasets")
     upstream = [question(number, id=number, how_realistic=0.75) for number in range(1, 6)]
     write_dataset(place / "set", {"train": upstream[:3], "test": upstream[3:]})
@@ -266,7 +261,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return {name: Outcome(*json.loads(line)) for name, line in zip(names, plain.splitlines(), strict=True)}
 
 
-def test_a_dataset_is_read_split_by_split_and_each_row_is_in_its_split(outcomes: dict[str, Outcome]) -> None:
+def test_rows_of_a_dataset_get_its_split(outcomes: dict[str, Outcome]) -> None:
     expected = [
         [f"set@{split}#{row}", {**question(number, id=str(number), how_realistic=0.75), "split": split}, ""]
         for number, split, row in [(1, "train", 1), (2, "train", 2), (3, "train", 3), (4, "test", 1), (5, "test", 2)]
@@ -276,7 +271,7 @@ def test_a_dataset_is_read_split_by_split_and_each_row_is_in_its_split(outcomes:
     assert outcomes["set@test"] == Outcome(expected[3:], None)
 
 
-def test_a_row_keeps_the_split_that_it_names_and_its_date_becomes_a_day(outcomes: dict[str, Outcome]) -> None:
+def test_a_row_keeps_its_own_split(outcomes: dict[str, Outcome]) -> None:
     first, second, third = outcomes["own"].lines
     assert outcomes["own"].error is None
     assert first[1] == question(1, query_date="2001-05-14", split="validation")
@@ -287,9 +282,7 @@ def test_a_row_keeps_the_split_that_it_names_and_its_date_becomes_a_day(outcomes
 
 
 @pytest.mark.parametrize("name", ["other", "other@holdout"])
-def test_a_dataset_with_splits_of_other_names_asks_for_one_that_is_known(
-    name: str, outcomes: dict[str, Outcome]
-) -> None:
+def test_unknown_dataset_splits_are_reported(name: str, outcomes: dict[str, Outcome]) -> None:
     assert outcomes[name].lines == []
     error = outcomes[name].error
     assert error is not None
@@ -300,7 +293,7 @@ def test_a_dataset_with_splits_of_other_names_asks_for_one_that_is_known(
 
 
 @pytest.mark.parametrize("name", ["set@validation", "missing"])
-def test_a_dataset_that_cannot_be_read_is_an_error(name: str, outcomes: dict[str, Outcome]) -> None:
+def test_an_unreadable_dataset_is_an_error(name: str, outcomes: dict[str, Outcome]) -> None:
     assert outcomes[name].lines == []
     error = outcomes[name].error
     assert error is not None
@@ -308,7 +301,7 @@ def test_a_dataset_that_cannot_be_read_is_an_error(name: str, outcomes: dict[str
     assert error[1].startswith(f"{name}: ")
 
 
-def test_a_malformed_row_is_told_of_by_its_place(outcomes: dict[str, Outcome]) -> None:
+def test_a_malformed_row_is_reported_by_location(outcomes: dict[str, Outcome]) -> None:
     assert outcomes["no-ids"] == Outcome([["no-ids@test#1", None, "id is missing"]], None)
 
 
@@ -348,9 +341,7 @@ MIXED = ScenarioSet.of(
         ),
     ],
 )
-def test_a_selection_takes_what_it_says_and_counts_the_rest(
-    selection: Selection, taken: str, left_out: dict[str, int]
-) -> None:
+def test_a_selection_counts_excluded_scenarios(selection: Selection, taken: str, left_out: dict[str, int]) -> None:
     found, why = selection.apply(MIXED)
     assert ids(found) == taken.split()
     assert dict(why) == left_out
@@ -363,7 +354,7 @@ def test_a_selection_takes_what_it_says_and_counts_the_rest(
     limits=st.dictionaries(st.sampled_from(SPLITS), st.integers(0, 5)),
     data=st.data(),
 )
-def test_a_shuffle_depends_on_the_seed_alone_and_limits_take_the_first_of_it(
+def test_a_shuffle_depends_only_on_the_seed(
     made: ScenarioSet, seed: int, limits: dict[Split, int], data: st.DataObject
 ) -> None:
     whole, left_out = Selection(shuffle=seed).apply(made)
@@ -377,7 +368,7 @@ def test_a_shuffle_depends_on_the_seed_alone_and_limits_take_the_first_of_it(
     assert sum(why.values()) == len(made) - len(limited)
 
 
-def test_each_seed_gives_an_order_of_its_own() -> None:
+def test_each_seed_gives_another_order() -> None:
     made = ScenarioSet.of(map(scenario, range(20)))
     orders = {tuple(ids(Selection(shuffle=seed).apply(made)[0])) for seed in (None, 0, 1, 2, -1)}
     assert len(orders) == 5

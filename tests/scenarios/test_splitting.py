@@ -1,4 +1,4 @@
-"""Splits: whatever shares something stays together, the kept test split is untouched, and the shares are met."""
+"""Splits: scenarios that share something stay together, the kept test split is unchanged, and the shares are met."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ seeds = st.integers(0, 99)
 
 
 def components(scenarios: list[Scenario], by_inbox: bool) -> list[set[str]]:
-    """Ids of scenarios that hang together, found the slow and obvious way."""
+    """Return the ids of connected scenarios, by a slow and simple algorithm."""
     groups: list[tuple[set[str], set[tuple[str, str]]]] = []
     for each in scenarios:
         own, shared = {each.id}, marks(each, by_inbox=by_inbox)
@@ -37,29 +37,29 @@ def splits_of(scenarios: ScenarioSet) -> dict[str, Split | None]:
     return {each.id: each.split for each in scenarios}
 
 
-def asked_for(validation: float, test: float) -> dict[Split, float]:
+def make_shares(validation: float, test: float) -> dict[Split, float]:
     return {"train": 1 - validation - test, "validation": validation, "test": test}
 
 
 def leaks(scenarios: ScenarioSet, *, by_inbox: bool = False) -> set[tuple[str, str]]:
-    """What more than one split holds."""
-    held = Counter[tuple[str, str]]()
+    """Return what more than one split contains."""
+    counts = Counter[tuple[str, str]]()
     for split in SPLITS:
-        held.update({mark for each in scenarios.only(split) for mark in marks(each, by_inbox=by_inbox)})
-    return {mark for mark, count in held.items() if count > 1}
+        counts.update({mark for each in scenarios.only(split) for mark in marks(each, by_inbox=by_inbox)})
+    return {mark for mark, count in counts.items() if count > 1}
 
 
-def checked_split(
+def split_or_none(
     scenarios: ScenarioSet, validation: float, test: float, seed: int, by_inbox: bool
 ) -> tuple[ScenarioSet, SplitReport] | None:
-    """The scenarios split; None where there are fewer groups than splits asked for."""
+    """Split scenarios, or return None if there are fewer groups than splits."""
     groups = components(list(scenarios), by_inbox)
     largest = max(map(len, groups), default=0)
     try:
         result, report = split_scenarios(scenarios, validation=validation, test=test, seed=seed, by_inbox=by_inbox)
     except ScenarioError as error:
-        check_error(error, "scenarios.empty-split")  # not every set can be split
-        assert len(groups) < sum(share > 0 for share in asked_for(validation, test).values())
+        check_error(error, "scenarios.empty-split")  # some sets cannot be split
+        assert len(groups) < sum(share > 0 for share in make_shares(validation, test).values())
         return None
     assert (report.groups, report.largest_group, report.dropped) == (len(groups), largest, 0)
     return result, report
@@ -67,20 +67,20 @@ def checked_split(
 
 @QUICK
 @given(made=scenario_sets(), validation=shares, test=shares, seed=seeds, by_inbox=st.booleans())
-def test_no_two_splits_share_a_source_a_question_or_where_asked_an_inbox(
+def test_splits_share_no_source_question_or_inbox(
     made: ScenarioSet, validation: float, test: float, seed: int, by_inbox: bool
 ) -> None:
-    done = checked_split(made, validation, test, seed, by_inbox)
+    done = split_or_none(made, validation, test, seed, by_inbox)
     if done is not None:
         assert leaks(done[0], by_inbox=by_inbox) == set()
 
 
 @QUICK
 @given(made=scenario_sets(), validation=shares, test=shares, seed=seeds, by_inbox=st.booleans())
-def test_each_scenario_is_in_one_split_and_else_as_it_was(
+def test_each_scenario_is_in_one_split_and_otherwise_unchanged(
     made: ScenarioSet, validation: float, test: float, seed: int, by_inbox: bool
 ) -> None:
-    done = checked_split(made, validation, test, seed, by_inbox)
+    done = split_or_none(made, validation, test, seed, by_inbox)
     if done is not None:
         result, report = done
         assert {each.split for each in result} <= set(SPLITS)
@@ -89,17 +89,17 @@ def test_each_scenario_is_in_one_split_and_else_as_it_was(
         ]
         assert report.counts == {split: len(result.only(split)) for split in SPLITS}
         assert {split for split, count in report.counts.items() if count} == {
-            split for split, share in asked_for(validation, test).items() if share
+            split for split, share in make_shares(validation, test).items() if share
         }
 
 
 @QUICK
 @given(made=scenario_sets(), validation=shares, test=shares, seed=seeds, by_inbox=st.booleans(), data=st.data())
-def test_the_same_scenarios_and_seed_give_the_same_splits_in_any_order(
+def test_splits_are_deterministic_in_any_order(
     made: ScenarioSet, validation: float, test: float, seed: int, by_inbox: bool, data: st.DataObject
 ) -> None:
     mixed = ScenarioSet.of(data.draw(st.permutations(list(made))))
-    once, again = (checked_split(each, validation, test, seed, by_inbox) for each in (made, mixed))
+    once, again = (split_or_none(each, validation, test, seed, by_inbox) for each in (made, mixed))
     if once is None or again is None:
         assert once is again
     else:
@@ -116,7 +116,7 @@ def test_the_same_scenarios_and_seed_give_the_same_splits_in_any_order(
     by_inbox=st.booleans(),
     keep_test=st.booleans(),
 )
-def test_the_splits_that_scenarios_came_in_do_not_matter_but_for_a_test_that_is_kept(
+def test_previous_splits_do_not_matter_except_a_kept_test(
     made: ScenarioSet, validation: float, test: float, seed: int, by_inbox: bool, keep_test: bool
 ) -> None:
     others = ScenarioSet.of(
@@ -137,7 +137,7 @@ def test_the_splits_that_scenarios_came_in_do_not_matter_but_for_a_test_that_is_
 
 @QUICK
 @given(made=scenario_sets(), validation=shares, seed=seeds, by_inbox=st.booleans())
-def test_a_kept_test_split_is_untouched_and_nothing_that_overlaps_with_it_is_left(
+def test_a_kept_test_split_is_unchanged_without_overlaps(
     made: ScenarioSet, validation: float, seed: int, by_inbox: bool
 ) -> None:
     tested = made.only("test")
@@ -160,20 +160,18 @@ def test_a_kept_test_split_is_untouched_and_nothing_that_overlaps_with_it_is_lef
 @QUICK
 @given(made=scenario_sets(), validation=shares, test=shares, seed=seeds)
 def test_shares_are_met_to_within_two_groups(made: ScenarioSet, validation: float, test: float, seed: int) -> None:
-    done = checked_split(made, validation, test, seed, by_inbox=False)
+    done = split_or_none(made, validation, test, seed, by_inbox=False)
     if done is not None:
         _, report = done
-        for split, share in asked_for(validation, test).items():
+        for split, share in make_shares(validation, test).items():
             assert abs(report.counts[split] - share * len(made)) <= 2 * report.largest_group
 
 
 @QUICK
 @given(count=st.integers(1, 120), validation=shares, test=shares, seed=seeds)
-def test_shares_of_scenarios_that_share_nothing_are_met_to_the_scenario(
-    count: int, validation: float, test: float, seed: int
-) -> None:
+def test_shares_of_independent_scenarios_are_met_exactly(count: int, validation: float, test: float, seed: int) -> None:
     made = ScenarioSet.of(map(scenario, range(count)))
-    wanted = {split: share * count for split, share in asked_for(validation, test).items()}
+    wanted = {split: share * count for split, share in make_shares(validation, test).items()}
     smallest = min(filter(None, wanted.values()))
     try:
         _, report = split_scenarios(made, validation=validation, test=test, seed=seed)
@@ -181,12 +179,12 @@ def test_shares_of_scenarios_that_share_nothing_are_met_to_the_scenario(
         check_error(error, "scenarios.empty-split")
         assert smallest < 1
         return
-    for split, number in wanted.items():  # of each, a split gets one at the cost of the others
+    for split, number in wanted.items():  # each split gets at least one, at the cost of the others
         assert report.counts[split] == pytest.approx(number, abs=(1 if smallest >= 1 else 2) + 1e-9)
 
 
 def test_a_small_split_gets_large_groups_too() -> None:
-    """Or the test would hold no question of the messages that most is asked about."""
+    """Check this, or the test split would have no question about popular messages."""
     pairs = [scenario(number, message_ids=[f"<{number // 2}@example.com>"]) for number in range(100)]
     alone = [scenario(number) for number in range(100, 200)]
     result, _ = split_scenarios(ScenarioSet.of([*pairs, *alone]), validation=0.1, test=0.1, seed=1)
@@ -220,7 +218,7 @@ def test_scenarios_that_share_something_are_one_group(others: list[Scenario]) ->
         assert len({splits_of(result)[each.id] for each in [scenario(1), *others]}) == 1
 
 
-def test_what_a_policy_has_seen_is_learned_from_with_all_that_hangs_together_with_it() -> None:
+def test_seen_scenarios_and_their_groups_go_into_train() -> None:
     old = ScenarioSet.of(map(scenario, range(20)))
     akin = scenario(100, question="How long is it?", message_ids=["<3@example.com>"])
     made = ScenarioSet.of([*old, akin, *map(scenario, range(20, 60))])
@@ -231,7 +229,7 @@ def test_what_a_policy_has_seen_is_learned_from_with_all_that_hangs_together_wit
         assert report.counts == {"train": 45, "validation": 8, "test": 8}
 
 
-def test_inboxes_stay_together_where_that_is_asked_for_and_only_then() -> None:
+def test_inboxes_stay_together_only_on_request() -> None:
     made = ScenarioSet.of(scenario(number, inbox_address=f"owner{number % 10}@example.com") for number in range(60))
     for by_inbox, groups in ((True, 10), (False, 60)):
         result, report = split_scenarios(made, validation=0.2, test=0.2, seed=1, by_inbox=by_inbox)
@@ -239,7 +237,7 @@ def test_inboxes_stay_together_where_that_is_asked_for_and_only_then() -> None:
         assert bool(leaks(result, by_inbox=True)) is not by_inbox
 
 
-def test_an_inbox_of_the_kept_test_split_is_in_no_other_where_that_is_asked_for() -> None:
+def test_an_inbox_of_a_kept_test_split_is_in_no_other() -> None:
     made = ScenarioSet.of(
         scenario(number, inbox_address=f"owner{number % 10}@example.com", split="test" if number < 2 else None)
         for number in range(60)
@@ -250,13 +248,13 @@ def test_an_inbox_of_the_kept_test_split_is_in_no_other_where_that_is_asked_for(
         assert bool(leaks(result, by_inbox=True)) is not by_inbox
 
 
-def test_a_group_goes_to_the_same_split_in_whatever_order_it_came() -> None:
+def test_the_order_of_a_group_does_not_matter() -> None:
     made = [scenario(number, message_ids=[f"<{number // 3}@example.com>"]) for number in range(60)]
     found = [split_scenarios(ScenarioSet.of(each), validation=0.3, seed=1)[0] for each in (made, made[::-1])]
     assert splits_of(found[0]) == splits_of(found[1])
 
 
-def test_a_message_and_a_document_of_one_name_are_one_source() -> None:
+def test_a_message_and_a_document_with_one_id_are_one_source() -> None:
     made = ScenarioSet.of([scenario(1), Scenario.model_validate(about_documents(1, document_ids=["1@example.com"]))])
     assert split_scenarios(made, validation=0, seed=1)[1].groups == 1
 
@@ -265,7 +263,7 @@ def test_a_message_and_a_document_of_one_name_are_one_source() -> None:
     ("validation", "test"),
     [(1, 0), (0, 1), (0.5, 0.5), (0.9, 0.2), (-0.1, 0), (0, -0.1), (float("nan"), 0), (0, float("nan")), (10, 15)],
 )
-def test_shares_that_leave_nothing_for_training_are_refused(validation: float, test: float) -> None:
+def test_shares_without_a_train_split_are_rejected(validation: float, test: float) -> None:
     made = ScenarioSet.of(map(scenario, range(40)))
     with raises("scenarios.invalid-shares", f"{validation:g}", f"{test:g}"):
         split_scenarios(made, validation=validation, test=test, seed=1)
@@ -284,38 +282,36 @@ def test_shares_that_leave_nothing_for_training_are_refused(validation: float, t
     ],
     ids=["none", "few", "one group"],
 )
-def test_a_share_that_the_groups_cannot_give_is_refused(
-    made: list[Scenario], validation: float, values: list[str]
-) -> None:
+def test_an_impossible_share_is_rejected(made: list[Scenario], validation: float, values: list[str]) -> None:
     with raises("scenarios.empty-split", *values):
         split_scenarios(ScenarioSet.of(made), validation=validation, seed=1)
 
 
-def test_each_split_gets_a_group_even_where_none_fits_its_share() -> None:
+def test_each_split_gets_a_group() -> None:
     made = [scenario(number, message_ids=[f"<{number // 5}@example.com>"]) for number in range(15)]
     result, report = split_scenarios(ScenarioSet.of(made), validation=0.1, test=0.1, seed=1)
     assert report.counts == {"train": 5, "validation": 5, "test": 5}
     assert leaks(result) == set()
 
 
-def test_a_share_of_nothing_is_an_empty_split() -> None:
+def test_a_share_of_0_is_an_empty_split() -> None:
     result, report = split_scenarios(ScenarioSet.of(map(scenario, range(3))), validation=0, seed=1)
     assert report.counts == {"train": 3, "validation": 0, "test": 0}
     assert {each.split for each in result} == {"train"}
 
 
-def test_a_test_split_can_be_kept_only_where_there_is_one() -> None:
+def test_keeping_a_test_split_requires_one() -> None:
     with raises("scenarios.no-test-split"):
         split_scenarios(ScenarioSet.of(map(scenario, range(40))), validation=0.1, seed=1, keep_test=True)
 
 
-def test_a_test_split_that_overlaps_with_all_the_rest_leaves_nothing_for_training() -> None:
+def test_a_test_split_that_overlaps_with_all_others_is_an_error() -> None:
     made = [scenario(number, message_ids=["<1@example.com>"], split="test" if number else None) for number in range(9)]
     with raises("scenarios.empty-split", "train and validation", "0 scenarios"):
         split_scenarios(ScenarioSet.of(made), validation=0.1, seed=1, keep_test=True)
 
 
-def test_of_149_real_test_questions_59_share_a_source_with_train_and_94_questions_go_where_they_are_kept(
+def test_overlaps_of_the_real_test_split_are_dropped(
     shared_data: Path,
 ) -> None:
     path = shared_data / "enron" / "questions.jsonl"

@@ -1,4 +1,4 @@
-"""The agent server as its users start it, in a process of its own, and the mail that it is asked about."""
+"""Start the agent server in a process of its own, with test mail."""
 
 import json
 import os
@@ -22,25 +22,25 @@ SECRET = "the vault opens with 4711"
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a server needs: an index and a tokenizer."""
+class ServerFiles:
+    """The files that a server needs: an index and a tokenizer."""
 
     index: Path
     tokenizer: Path
 
 
-def make_place(directory: Path) -> Place:
-    """Make an index of mail between Ann and Bob, and of Eve's own."""
+def make_files(directory: Path) -> ServerFiles:
+    """Create an index of mail between Ann and Bob and of Eve's own mail, and a tokenizer."""
     from tests.mail.mailbox import make_index, record
 
     mail = [record(number) for number in range(1, 21)]
     mail += [record(99, sender=EVE, to=[EVE], subject="Mine alone", body=f"Body of message 99: {SECRET}")]
-    return Place(make_index(directory, mail).path.parent, write_tokenizer(directory / "model"))
+    return ServerFiles(make_index(directory, mail).path.parent, write_tokenizer(directory / "model"))
 
 
 @dataclass
-class Answering:
-    """A server that answers, wherever it runs."""
+class ServerClient:
+    """A client of a server in a thread or a process."""
 
     url: str
     key: str | None = None
@@ -53,10 +53,10 @@ class Answering:
         self.client = httpx.Client(base_url=self.url, timeout=None, headers=headers, limits=keep, trust_env=False)
 
     def ask(self, number: int = 7, **changes: Any) -> httpx.Response:
-        return self.client.post("/invoke", json=asked(number, **changes))
+        return self.client.post("/invoke", json=question_body(number, **changes))
 
     def metric(self, name: str, **labels: str) -> float:
-        """A number as Prometheus has it; 0 where there is none of those labels."""
+        """Return the value of a Prometheus metric; 0 if it does not exist with these labels."""
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         for line in self.client.get("/metrics").text.splitlines():
             if re.match(rf"{name}(\{{|\s)", line) and all(each in line for each in wanted):
@@ -65,51 +65,51 @@ class Answering:
 
 
 @dataclass
-class Running(Answering):
-    """A server in a process of its own."""
+class AgentProcess(ServerClient):
+    """A server in a process of its own, with its client."""
 
     process: subprocess.Popen[bytes] = field(kw_only=True)
     log: Path = field(kw_only=True)
 
-    def logged(self) -> list[dict[str, Any]]:
-        """Return the lines of the log that are JSON."""
+    def read_log(self) -> list[dict[str, Any]]:
+        """Return the JSON lines of the log."""
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
 
 def code_of(response: httpx.Response) -> str:
-    """Return the code of a problem that a server answered with."""
+    """Return the error code of a problem."""
     assert response.headers["content-type"] == "application/problem+json", response.text
     kind = str(response.json()["type"])
     assert kind.startswith("urn:gumshoe:error:")
     return kind.removeprefix("urn:gumshoe:error:")
 
 
-def asked(number: int = 7, **changes: Any) -> dict[str, Any]:
-    """A question of Ann's about one message; None leaves a field out."""
+def question_body(number: int = 7, **changes: Any) -> dict[str, Any]:
+    """Return the body of a question of Ann's about one message. A field that is None is omitted."""
     fields = {"question": f"What is in {number}?", "inbox_address": ANN, "query_date": DAY, **changes}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def add_key(file: Path, name: str, inboxes: list[str]) -> str:
-    """Make a key for inboxes, keep its hash in a file, and return it."""
+    """Create a key for inboxes, add its hash to a file, and return it."""
     from gumshoe.serving.access import add_key as add
 
     return add(file, name, inboxes)
 
 
 @contextmanager
-def started(
-    place: Place,
+def start_server(
+    place: ServerFiles,
     model: str | None,
     log: Path,
     *more: str,
     key: str | None = None,
     ready: bool = True,
     **environment: str,
-) -> Iterator[Running]:
-    """Run `gumshoe serve` from its first answer to its end; `ready`: from when its model is there.
+) -> Iterator[AgentProcess]:
+    """Run `gumshoe serve` while the block runs. With `ready`, wait until its model is available.
 
-    Its deadline is an hour, unless `more` sets another.
+    The deadline of requests is an hour, unless `more` sets another.
     """
     words = ["--index", str(place.index), "--port", "0", "--set", "model.max_context=50000"]
     words += ["--set", "limits.deadline=3600"]
@@ -127,7 +127,7 @@ def started(
         wait_until(lambda: "Serving at" in log.read_text(), process, log.read_text)
         found = re.search(r"Serving at (http://[\w.:\[\]]+)", log.read_text())
         assert found, log.read_text()
-        running = Running(found[1], key, process=process, log=log)
+        running = AgentProcess(found[1], key, process=process, log=log)
         with running.client:
             if ready:
                 wait_until(lambda: running.client.get("/readyz").status_code == 200, process, log.read_text)

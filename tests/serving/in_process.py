@@ -1,4 +1,4 @@
-"""The agent's service in this process, whose clock a test can move forward."""
+"""Run the agent's service in this process, where tests can advance the clock."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.serving.agent_server import ANN, DAY, Answering, Place
+from tests.serving.agent_server import ANN, DAY, ServerClient, ServerFiles
 from tests.waiting import async_wait_until, wait_until
 
 if TYPE_CHECKING:
@@ -20,60 +20,60 @@ if TYPE_CHECKING:
     from gumshoe.serving.settings import ServeSettings
 
 
-def settings_for(place: Place, **changes: Any) -> "ServeSettings":
-    """Return the settings of a server that is open to all."""
+def make_settings(place: ServerFiles, **changes: Any) -> "ServeSettings":
+    """Return the settings of a server with open access."""
     from gumshoe.serving.settings import read_settings
 
     given = {"access": {"open": True}, "limits": {"deadline": 3600}, **changes}
     return read_settings(None, {"index": str(place.index), **given})
 
 
-def model_at(place: Place, address: str, **changes: Any) -> dict[str, Any]:
-    """Return the settings of a model: the adapter of a vLLM server."""
-    told = {"policy": f"vllm:{address}#adapter", "tokenizer": str(place.tokenizer), "max_context": 50_000}
-    return {**told, **changes}
+def model_settings(place: ServerFiles, address: str, **changes: Any) -> dict[str, Any]:
+    """Return model settings for the adapter of a vLLM server."""
+    settings = {"policy": f"vllm:{address}#adapter", "tokenizer": str(place.tokenizer), "max_context": 50_000}
+    return {**settings, **changes}
 
 
-def question(number: int = 7) -> "Scenario":
+def make_scenario(number: int = 7) -> "Scenario":
     """Return a question of Ann's about one message."""
     from gumshoe.scenarios.scenario import Scenario
 
-    return Scenario.asked(f"What is in {number}?", ANN, date.fromisoformat(DAY))
+    return Scenario.from_question(f"What is in {number}?", ANN, date.fromisoformat(DAY))
 
 
 @asynccontextmanager
-async def service_with(
-    place: Place, address: str, limits: dict[str, Any], **model: Any
+async def open_test_service(
+    place: ServerFiles, address: str, limits: dict[str, Any], **model: Any
 ) -> "AsyncIterator[AnswerService]":
-    """Yield a service whose model is there: the adapter of a vLLM server."""
+    """Yield a service with the adapter of a vLLM server, once it is available."""
     from gumshoe.environments.registry import open_env
-    from gumshoe.serving.service import serving
-    from gumshoe.serving.telemetry import Metrics, tracer
+    from gumshoe.serving.service import open_service
+    from gumshoe.serving.telemetry import Metrics, create_tracer
 
-    settings = settings_for(place, model=model_at(place, address, **model), limits=limits)
-    async with serving(settings, open_env(place.index), Metrics(), tracer(), lambda *_: None) as service:
-        await async_wait_until(lambda: not service.trouble)
+    settings = make_settings(place, model=model_settings(place, address, **model), limits=limits)
+    async with open_service(settings, open_env(place.index), Metrics(), create_tracer(), lambda *_: None) as service:
+        await async_wait_until(lambda: not service.problem)
         yield service
 
 
 @contextmanager
-def served(settings: "ServeSettings", *, key: str | None = None, ready: bool = True) -> Iterator[Answering]:
-    """Run an agent server in a thread of this process, which takes no second to start.
+def serve_in_thread(settings: "ServeSettings", *, key: str | None = None, ready: bool = True) -> Iterator[ServerClient]:
+    """Run an agent server in a thread, which starts faster than a process.
 
-    `ready`: wait until its model is there.
+    With `ready`, wait until its model is available.
     """
     import uvicorn
 
     from gumshoe.environments.registry import open_env
     from gumshoe.serving import service
-    from gumshoe.serving.server import application
+    from gumshoe.serving.server import open_application
 
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(service, "_LOOK", 0.1)
+        patched.setattr(service, "_CHECK_INTERVAL", 0.1)
         servers: list[uvicorn.Server] = []
 
         async def serve() -> None:
-            async with application(settings, open_env(Path(settings.index))) as app:
+            async with open_application(settings, open_env(Path(settings.index))) as app:
                 config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
                 servers.append(uvicorn.Server(config))
                 await servers[0].serve(sockets=[listening])
@@ -83,7 +83,7 @@ def served(settings: "ServeSettings", *, key: str | None = None, ready: bool = T
         try:
             wait_until(lambda: servers or not thread.is_alive())
             assert servers, "it did not start"
-            answering = Answering(f"http://127.0.0.1:{listening.getsockname()[1]}", key)
+            answering = ServerClient(f"http://127.0.0.1:{listening.getsockname()[1]}", key)
             with answering.client:
                 if ready:
                     wait_until(lambda: answering.client.get("/readyz").status_code == 200)

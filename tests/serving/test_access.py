@@ -1,4 +1,4 @@
-"""The wall: whoever asks, in whatever way, reaches the inboxes that are theirs and no other."""
+"""Test access control: no request, token or message gives a caller access to another user's mail."""
 
 import asyncio
 import base64
@@ -21,8 +21,19 @@ from tests.conftest import Ran
 from tests.errors import check_error
 from tests.http_server import serving
 from tests.inference.fake_vllm import FakeVLLM
-from tests.serving.agent_server import ANN, BOB, EVE, SECRET, Place, Running, add_key, asked, code_of, started
-from tests.serving.in_process import served, settings_for
+from tests.serving.agent_server import (
+    ANN,
+    BOB,
+    EVE,
+    SECRET,
+    AgentProcess,
+    ServerFiles,
+    add_key,
+    code_of,
+    question_body,
+    start_server,
+)
+from tests.serving.in_process import make_settings, serve_in_thread
 from tests.waiting import Clock
 
 if TYPE_CHECKING:
@@ -31,18 +42,18 @@ if TYPE_CHECKING:
 ISSUER, AUDIENCE = "https://login.example", "gumshoe"
 
 
-class Published(BaseHTTPRequestHandler):
-    """What an identity provider publishes; at other paths one that is slow, or never comes to an end."""
+class JwksHandler(BaseHTTPRequestHandler):
+    """Publish the keys of an identity provider. Other paths answer slowly or endlessly."""
 
     keys: list[dict[str, Any]]
-    asked = 0
+    requests = 0
 
     def do_GET(self) -> None:
-        type(self).asked += 1
+        type(self).requests += 1
         if self.path in ("/slow", "/endless"):
             self.send_response(200)
             self.end_headers()
-            with suppress(OSError):  # who asked has left
+            with suppress(OSError):  # the client has disconnected
                 while True:
                     self.wfile.write(b" " if self.path == "/slow" else b" " * 65536)
                     time.sleep(0.05 if self.path == "/slow" else 0)
@@ -54,11 +65,11 @@ class Published(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: the output is pytest's."""
+        """Log nothing."""
 
 
 class Provider:
-    """Signs tokens, and publishes what they are checked with."""
+    """Sign tokens, and publish the keys to verify them."""
 
     def __init__(self) -> None:
         import jwt
@@ -68,7 +79,7 @@ class Provider:
         self.ec = ec.generate_private_key(ec.SECP256R1())
         other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self.other = other
-        Published.keys = [
+        JwksHandler.keys = [
             json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.rsa.public_key())) | {"kid": "rsa", "alg": "RS256"},
             json.loads(jwt.algorithms.ECAlgorithm.to_jwk(self.ec.public_key())) | {"kid": "ec"},
             {"kty": "oct", "kid": "shared", "k": base64.urlsafe_b64encode(b"0" * 32).decode(), "alg": "HS256"},
@@ -88,42 +99,42 @@ class Provider:
 @pytest.fixture(scope="module")
 def provider() -> Iterator[tuple[Provider, str]]:
     made = Provider()
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Published)) as address:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), JwksHandler)) as address:
         yield made, address
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """A file of keys, and the keys by name."""
+    """Return a key file, and its keys by name."""
     file = tmp_path_factory.mktemp("keys") / "keys.yaml"
     made = {"ann": [ANN], "both": [ANN, BOB], "company": ["*@example.com"]}
     return file, {name: add_key(file, name, inboxes) for name, inboxes in made.items()}
 
 
 @pytest.fixture(scope="module")
-def walled(
-    place: Place,
+def protected_server(
+    place: ServerFiles,
     shared_model: FakeVLLM,
     keys: tuple[Path, dict[str, str]],
     provider: tuple[Provider, str],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Running]:
-    """A server that takes keys and tokens."""
-    log = tmp_path_factory.mktemp("walled") / "log"
+) -> Iterator[AgentProcess]:
+    """Start a server that accepts keys and tokens."""
+    log = tmp_path_factory.mktemp("protected_server") / "log"
     access = {"jwks_url": f"{provider[1]}/keys", "issuer": ISSUER, "audience": AUDIENCE}
     sets = [each for name, value in access.items() for each in ("--set", f"access.{name}={value}")]
     policy = f"vllm:{shared_model.address}#adapter"
-    with started(place, policy, log, "--keys", str(keys[0]), *sets) as running:
+    with start_server(place, policy, log, "--keys", str(keys[0]), *sets) as running:
         yield running
 
 
 @pytest.fixture
-def ask(walled: Running, model: FakeVLLM) -> Callable[..., httpx.Response]:  # noqa: ARG001 - healthy first
-    def asks(credentials: str | None, path: str = "/invoke", **changes: Any) -> httpx.Response:
+def ask(protected_server: AgentProcess, model: FakeVLLM) -> Callable[..., httpx.Response]:  # noqa: ARG001 - healthy first
+    def send(credentials: str | None, path: str = "/invoke", **changes: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {credentials}"} if credentials else {}
-        return walled.client.post(path, json=asked(**changes), headers=headers)
+        return protected_server.client.post(path, json=question_body(**changes), headers=headers)
 
-    return asks
+    return send
 
 
 Ask = Callable[..., httpx.Response]
@@ -131,39 +142,41 @@ Keys = tuple[Path, dict[str, str]]
 
 
 @pytest.mark.parametrize("path", ["/invoke", "/invoke/stream", "/feedback", "/principal", "/mcp", "/nothing"])
-def test_who_does_not_say_who_asks_is_told_to(path: str, walled: Running) -> None:
+def test_missing_or_unknown_credentials_are_refused(path: str, protected_server: AgentProcess) -> None:
     for headers, code in (
         ({}, "serving.credentials-missing"),
         ({"Authorization": "Basic YTpi"}, "serving.credentials-missing"),
         ({"Authorization": "Bearer"}, "serving.credentials-missing"),
         ({"Authorization": "Bearer gum_x"}, "serving.unknown-key"),
     ):
-        response = walled.client.post(path, json=asked(), headers=headers)
+        response = protected_server.client.post(path, json=question_body(), headers=headers)
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
         assert code_of(response) == code
-    assert walled.client.get("/healthz").status_code == 200
-    assert walled.client.get("/").status_code == 200
+    assert protected_server.client.get("/healthz").status_code == 200
+    assert protected_server.client.get("/").status_code == 200
 
 
-def test_a_key_reaches_its_inboxes(ask: Ask, keys: Keys) -> None:
+def test_a_key_can_read_its_inboxes_only(ask: Ask, keys: Keys) -> None:
     names = keys[1]
-    reached = {
+    statuses = {
         (name, inbox): ask(key, inbox_address=inbox).status_code
         for name, key in names.items()
         for inbox in (ANN, BOB, EVE)
     }
     allowed = {("ann", ANN), ("both", ANN), ("both", BOB), ("company", ANN), ("company", BOB)}
-    assert reached == {each: 200 if each in allowed else 403 for each in reached}
-    assert ask(names["ann"], inbox_address=None).json()["inbox_address"] == ANN, "the one that it may read"
+    assert statuses == {each: 200 if each in allowed else 403 for each in statuses}
+    assert ask(names["ann"], inbox_address=None).json()["inbox_address"] == ANN, (
+        "the only inbox of the key is the default"
+    )
     assert code_of(ask(names["both"], inbox_address=None)) == "serving.inbox-missing"
-    there, nowhere = (ask(names["both"], inbox_address=each) for each in (EVE, "nobody@nowhere.example"))
-    assert code_of(there) == code_of(nowhere) == "serving.inbox-forbidden"
-    assert there.json()["detail"] == nowhere.json()["detail"], "the same whether there is such an inbox or not"
+    existing, missing = (ask(names["both"], inbox_address=each) for each in (EVE, "nobody@nowhere.example"))
+    assert code_of(existing) == code_of(missing) == "serving.inbox-forbidden"
+    assert existing.json()["detail"] == missing.json()["detail"], "the message does not reveal if an inbox exists"
     assert code_of(ask(names["ann"] + "x")) == "serving.unknown-key"
 
 
-def test_a_file_of_keys_holds_none_and_bad_ones_are_refused(
-    place: Place, tmp_path: Path, run: Callable[..., Ran]
+def test_a_key_file_contains_only_hashes_and_is_validated(
+    place: ServerFiles, tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
     file = tmp_path / "keys.yaml"
     made = run("serve-key", file, "app", "--inbox", ANN, "--inbox", "*@example.com")
@@ -199,7 +212,7 @@ def test_a_file_of_keys_holds_none_and_bad_ones_are_refused(
     assert (ran.status, ran.code) == (2, "serving.key-file-unreadable"), ran.err
 
 
-def test_a_token_reaches_the_inbox_that_it_names(ask: Ask, provider: tuple[Provider, str]) -> None:
+def test_a_token_can_read_the_inboxes_in_its_claim(ask: Ask, provider: tuple[Provider, str]) -> None:
     made, _ = provider
     for token in (made.token(), made.token(made.ec, "ES256", "ec"), made.token(aud=["other", AUDIENCE])):
         assert ask(token).status_code == 200
@@ -207,14 +220,14 @@ def test_a_token_reaches_the_inbox_that_it_names(ask: Ask, provider: tuple[Provi
     assert ask(made.token(email=[ANN, BOB]), inbox_address=BOB).status_code == 200
 
 
-def forged(token: str, **header: Any) -> str:
-    """The claims of a token under another header, without a signature."""
+def forge_token(token: str, **header: Any) -> str:
+    """Return an unsigned token with another token's claims and a different header."""
     parts = [json.dumps(header).encode(), base64.urlsafe_b64decode(token.split(".")[1] + "==")]
     return ".".join([*(base64.urlsafe_b64encode(each).decode().rstrip("=") for each in parts), ""])
 
 
-def by_hand(made: Provider, algorithm: str) -> str:
-    """A token whose secret is the public key, which libraries do not sign with any longer."""
+def sign_with_public_key(made: Provider, algorithm: str) -> str:
+    """Return a token signed with the public key as an HMAC secret, which libraries refuse to do."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     head = json.dumps({"alg": algorithm, "kid": "rsa"}).encode()
@@ -224,8 +237,8 @@ def by_hand(made: Provider, algorithm: str) -> str:
     return b".".join([signed, signature]).decode()
 
 
-def with_its_own_key(made: Provider) -> str:
-    """A token whose header holds the key that it is signed with."""
+def embed_key(made: Provider) -> str:
+    """Return a token whose header contains the key that it is signed with."""
     import jwt
 
     key = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(made.other.public_key()))
@@ -234,7 +247,7 @@ def with_its_own_key(made: Provider) -> str:
 
 
 INVALID, UNKNOWN, ALGORITHM = "invalid-token", "unknown-signing-key", "unsupported-algorithm"
-BAD: dict[str, Callable[[Provider], str]] = {
+INVALID_TOKENS: dict[str, Callable[[Provider], str]] = {
     "expired": lambda made: made.token(exp=int(time.time()) - 3600),
     "without an end": lambda made: made.token(exp=None),
     "not yet": lambda made: made.token(nbf=int(time.time()) + 3600),
@@ -246,14 +259,14 @@ BAD: dict[str, Callable[[Provider], str]] = {
     "a key that is not published": lambda made: made.token(made.other, kid="other"),
     "no key": lambda made: made.token(kid=None),
     "a shared secret that is published": lambda made: made.token(b"0" * 32, "HS256", "shared"),
-    "the public key as a secret": lambda made: by_hand(made, "HS256"),
-    "unsigned": lambda made: forged(made.token(), alg="none", kid="rsa"),
-    "unsigned, in capitals": lambda made: forged(made.token(), alg="NONE", kid="rsa"),
+    "the public key as a secret": lambda made: sign_with_public_key(made, "HS256"),
+    "unsigned": lambda made: forge_token(made.token(), alg="none", kid="rsa"),
+    "unsigned, in capitals": lambda made: forge_token(made.token(), alg="NONE", kid="rsa"),
     "signature cut off": lambda made: made.token().rpartition(".")[0] + ".",
     "claims changed": lambda made: ".".join(
         [made.token().split(".")[0], made.token(email=EVE).split(".")[1], made.token().split(".")[2]]
     ),
-    "its own key": with_its_own_key,
+    "its own key": embed_key,
     "no token at all": lambda _: "a.b.c",
 }
 
@@ -268,9 +281,9 @@ OTHER_CODES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_token_that_is_not_right_is_refused(name: str, ask: Ask, provider: tuple[Provider, str]) -> None:
-    response = ask(BAD[name](provider[0]))
+@pytest.mark.parametrize("name", INVALID_TOKENS)
+def test_an_invalid_token_is_refused(name: str, ask: Ask, provider: tuple[Provider, str]) -> None:
+    response = ask(INVALID_TOKENS[name](provider[0]))
     assert response.status_code == 401, response.text
     assert code_of(response) == f"serving.{OTHER_CODES.get(name, INVALID)}"
     assert EVE not in response.text
@@ -283,34 +296,34 @@ def test_a_token_that_is_not_right_is_refused(name: str, ask: Ask, provider: tup
         *({"email_verified": each} for each in (None, False, "false", "true", 1)),
     ],
 )
-def test_a_token_that_names_no_inbox_reaches_none(
+def test_a_token_without_a_verified_inbox_reads_none(
     claims: dict[str, Any], ask: Ask, provider: tuple[Provider, str]
 ) -> None:
     response = ask(provider[0].token(**claims))
     assert (response.status_code, code_of(response)) == (403, "serving.inbox-forbidden")
 
 
-def test_the_provider_is_not_asked_for_each_token_that_somebody_makes_up(
+def test_unknown_keys_do_not_cause_a_request_each(
     provider: tuple[Provider, str], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But again after a pause."""
+    """The provider is asked once, and again after a pause."""
     from gumshoe.serving import access
     from gumshoe.serving.access import UnauthenticatedError
 
     monkeypatch.setattr(access, "_PAUSE", 3600.0)
     made, address = provider
-    opened = access_with(f"{address}/keys")
-    for before in (Published.asked, Published.asked + 1):
+    opened = make_access(f"{address}/keys")
+    for before in (JwksHandler.requests, JwksHandler.requests + 1):
         for number in range(20):
             with pytest.raises(UnauthenticatedError) as raised:
-                asyncio.run(opened.principal(made.token(made.other, kid=f"made-up-{number}")))
+                asyncio.run(opened.authenticate(made.token(made.other, kid=f"made-up-{number}")))
             assert raised.value.code == "serving.unknown-signing-key"
-        assert Published.asked == before + 1
+        assert JwksHandler.requests == before + 1
         clock.advance(3601)
 
 
-def access_with(url: str, **changes: Any) -> "Access":
-    """Return what decides who may ask a server that takes the provider's tokens."""
+def make_access(url: str, **changes: Any) -> "Access":
+    """Return the access control of a server that accepts the provider's tokens."""
     from gumshoe.serving.access import open_access
     from gumshoe.serving.settings import AccessSettings
 
@@ -318,35 +331,35 @@ def access_with(url: str, **changes: Any) -> "Access":
     return open_access(AccessSettings(**given))
 
 
-def principal_of(token: str, url: str, **changes: Any) -> "Principal":
-    """Return who has a token, as a server with these settings sees it."""
-    return asyncio.run(access_with(url, **changes).principal(token))
+def authenticate(token: str, url: str, **changes: Any) -> "Principal":
+    """Return the principal of a token."""
+    return asyncio.run(make_access(url, **changes).authenticate(token))
 
 
-def test_an_operator_may_trust_addresses_that_nobody_verified(provider: tuple[Provider, str]) -> None:
+def test_unverified_addresses_can_be_trusted(provider: tuple[Provider, str]) -> None:
     made, address = provider
     token = made.token(email_verified=None)
-    assert principal_of(token, f"{address}/keys", verified_email=False).patterns == (ANN,)
-    assert principal_of(token, f"{address}/keys").patterns == ()
-    named = principal_of(made.token(mail=BOB), f"{address}/keys", inbox_claim="mail")
-    assert named.patterns == (BOB,), "another claim is verified by whoever chose it"
+    assert authenticate(token, f"{address}/keys", verified_email=False).patterns == (ANN,)
+    assert authenticate(token, f"{address}/keys").patterns == ()
+    named = authenticate(made.token(mail=BOB), f"{address}/keys", inbox_claim="mail")
+    assert named.patterns == (BOB,), "email_verified only applies to the claim email"
 
 
 @pytest.mark.parametrize("path", ["slow", "endless"])
-def test_a_provider_that_never_comes_to_an_end_is_not_waited_for(
+def test_a_slow_or_endless_key_response_is_aborted(
     path: str, provider: tuple[Provider, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gumshoe.serving import access
-    from gumshoe.serving.access import ProviderSilentError
+    from gumshoe.serving.access import SigningKeysUnavailableError
 
     monkeypatch.setattr(access, "_TIMEOUT", 0.3 if path == "slow" else 3600.0)
     made, address = provider
-    with pytest.raises(ProviderSilentError) as raised:
-        principal_of(made.token(), f"{address}/{path}")
+    with pytest.raises(SigningKeysUnavailableError) as raised:
+        authenticate(made.token(), f"{address}/{path}")
     check_error(raised.value, "serving.signing-keys-unavailable")
 
 
-# What a caller or a message may write, to reach Eve's mail with Ann's key.
+# Attempts to read Eve's mail with Ann's key.
 
 ATTACKS: dict[str, dict[str, Any]] = {
     "another's address": {"inbox_address": EVE},
@@ -380,7 +393,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("path", ["/invoke", "/invoke/stream"])
-def test_nothing_that_is_asked_reaches_another_s_mail(path: str, name: str, ask: Ask, keys: Keys) -> None:
+def test_attacks_do_not_reach_another_user_s_mail(path: str, name: str, ask: Ask, keys: Keys) -> None:
     response = ask(keys[1]["ann"], path, steps=True, **ATTACKS[name])
     assert response.status_code in (200, 403, 422)
     assert SECRET not in response.text
@@ -398,13 +411,15 @@ def test_nothing_that_is_asked_reaches_another_s_mail(path: str, name: str, ask:
         {"Forwarded": f"for={EVE}"},
     ],
 )
-def test_no_other_header_says_who_asks(headers: dict[str, str], walled: Running, keys: Keys) -> None:
-    assert walled.client.post("/invoke", json=asked(), headers=headers).status_code == 401
+def test_other_headers_do_not_authenticate(headers: dict[str, str], protected_server: AgentProcess, keys: Keys) -> None:
+    assert protected_server.client.post("/invoke", json=question_body(), headers=headers).status_code == 401
     own = {"Authorization": f"Bearer {keys[1]['ann']}", **headers}
-    assert walled.client.post("/invoke", json=asked(inbox_address=EVE), headers=own).status_code == 403
+    assert (
+        protected_server.client.post("/invoke", json=question_body(inbox_address=EVE), headers=own).status_code == 403
+    )
 
 
-def test_nothing_sent_after_the_day_of_the_question_is_seen(ask: Ask, keys: Keys) -> None:
+def test_messages_after_the_query_date_are_hidden(ask: Ask, keys: Keys) -> None:
     early = ask(keys[1]["ann"], query_date="2001-05-07", steps=True).json()
     assert early["steps"][0]["result"] == "Nothing found."
     assert "Body of message" not in json.dumps(early)
@@ -415,12 +430,12 @@ def test_nothing_sent_after_the_day_of_the_question_is_seen(ask: Ask, keys: Keys
     st.text(max_size=80),
 )
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_inbox_and_no_question_reaches_another_s_mail(
-    walled: Running, keys: Keys, inbox: str, question: str
+def test_random_inboxes_and_questions_do_not_reach_another_user_s_mail(
+    protected_server: AgentProcess, keys: Keys, inbox: str, question: str
 ) -> None:
     headers = {"Authorization": f"Bearer {keys[1]['ann']}", "Content-Type": "application/json"}
-    body = json.dumps(asked(inbox_address=inbox, question=f"{question} 99", steps=True)).encode()
-    response = walled.client.post("/invoke", content=body, headers=headers)
+    body = json.dumps(question_body(inbox_address=inbox, question=f"{question} 99", steps=True)).encode()
+    response = protected_server.client.post("/invoke", content=body, headers=headers)
     assert response.status_code in (200, 403, 422)
     if response.is_success:
         assert response.json()["inbox_address"] == ANN
@@ -428,7 +443,7 @@ def test_no_inbox_and_no_question_reaches_another_s_mail(
 
 
 @given(st.text(alphabet="abe@.*\n %", max_size=12))
-def test_a_pattern_matches_whole_addresses_of_its_own_domain_alone(address: str) -> None:
+def test_a_pattern_only_matches_addresses_of_its_domain(address: str) -> None:
     from gumshoe.serving.access import Principal
 
     if Principal("x", ("*@b.e",)).may_read(address):
@@ -437,17 +452,19 @@ def test_a_pattern_matches_whole_addresses_of_its_own_domain_alone(address: str)
         assert "@" not in local
 
 
-def test_a_provider_that_is_silent_is_no_reason_to_let_somebody_in(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+def test_tokens_are_refused_while_the_provider_is_unreachable(
+    place: ServerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     made = Provider()
     access = {"jwks_url": "http://127.0.0.1:9/keys", "issuer": ISSUER, "audience": AUDIENCE}
-    settings = settings_for(place, model={"policy": "chat:x@http://127.0.0.1:9"}, access=access)
-    with served(settings, ready=False) as server:
-        response = server.client.post("/invoke", json=asked(), headers={"Authorization": f"Bearer {made.token()}"})
+    settings = make_settings(place, model={"policy": "chat:x@http://127.0.0.1:9"}, access=access)
+    with serve_in_thread(settings, ready=False) as server:
+        response = server.client.post(
+            "/invoke", json=question_body(), headers={"Authorization": f"Bearer {made.token()}"}
+        )
     assert (response.status_code, code_of(response)) == (503, "serving.signing-keys-unavailable")
 
 
-def test_a_log_says_where_access_is_open(server: Running) -> None:
-    assert any("access is open" in each["message"] for each in server.logged())
+def test_open_access_is_logged(server: AgentProcess) -> None:
+    assert any("access is open" in each["message"] for each in server.read_log())

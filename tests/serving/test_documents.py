@@ -1,4 +1,4 @@
-"""An agent server that answers from documents: over HTTP, over MCP and on its page, to whoever may ask at all."""
+"""Test an agent server that answers from documents: over HTTP, over MCP and on its page."""
 
 import asyncio
 import json
@@ -12,9 +12,9 @@ import pytest
 from gumshoe.artifacts.store import Store
 from tests.conftest import Ran
 from tests.inference.fake_vllm import FakeVLLM, decoded
-from tests.serving.agent_server import ANN, Answering, Place, Running, add_key, code_of, started
-from tests.serving.in_process import model_at, served, settings_for
-from tests.serving.test_page import expect, opened
+from tests.serving.agent_server import ANN, AgentProcess, ServerClient, ServerFiles, add_key, code_of, start_server
+from tests.serving.in_process import make_settings, model_settings, serve_in_thread
+from tests.serving.test_page import expect, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -31,9 +31,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def library(
-    place: Place, shared_model: FakeVLLM, store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
-    """A server of documents 1 to 20 and a long one, with a key that reads no inbox, and one that reads Ann's."""
+    place: ServerFiles, shared_model: FakeVLLM, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AgentProcess]:
+    """Start a server with documents 1 to 20 and a long one, and two keys: one without inboxes, and one for Ann's."""
     from tests.documents.pages import make_collection, page
 
     directory = tmp_path_factory.mktemp("library")
@@ -44,17 +44,17 @@ def library(
     keeping = ["--store", str(store), "--set", "keeping.feedback=true", "--set", "keeping.trajectories=1"]
     policy = f"vllm:{shared_model.address}#adapter"
     words = ["--keys", str(directory / "keys"), *keeping]
-    with started(Place(index, place.tokenizer), policy, directory / "log", *words, key=key) as running:
+    with start_server(ServerFiles(index, place.tokenizer), policy, directory / "log", *words, key=key) as running:
         yield running
 
 
-def ask(server: Answering, **changes: Any) -> Any:
+def ask(server: ServerClient, **changes: Any) -> Any:
     return server.client.post("/invoke", json={"parameters": QUESTION | changes})
 
 
-def test_a_question_is_answered_without_an_inbox(library: Running, model: FakeVLLM) -> None:
-    told = ask(library, steps=True).json()
-    assert told | {"seconds": 0, "steps": [], "cost": None} == {
+def test_a_question_is_answered_without_an_inbox(library: AgentProcess, model: FakeVLLM) -> None:
+    answer = ask(library, steps=True).json()
+    assert answer | {"seconds": 0, "steps": [], "cost": None} == {
         "question": "What is in 7?",
         "inbox_address": None,
         "query_date": "2001-06-01",
@@ -70,36 +70,36 @@ def test_a_question_is_answered_without_an_inbox(library: Running, model: FakeVL
         "cost": None,
         "chosen": "",
     }
-    assert [each["tool"] for each in told["steps"]] == ["search_documents", "read_document", "return_final_answer"]
-    assert told["steps"][0]["text"] == "<think>\nTurn 1.\n</think>", "what it thought is told beside the call"
+    assert [each["tool"] for each in answer["steps"]] == ["search_documents", "read_document", "return_final_answer"]
+    assert answer["steps"][0]["text"] == "<think>\nTurn 1.\n</think>", "the reasoning is returned with the call"
     assert "in <think> and </think>" in decoded(model.requests[0]["prompt"])
 
 
-def test_no_day_is_told_where_none_is_named(library: Running, model: FakeVLLM) -> None:
-    """As in training on questions that have none."""
+def test_without_a_query_date_the_prompt_has_no_date(library: AgentProcess, model: FakeVLLM) -> None:
+    """Check that prompts are the same as in training on questions without a date."""
     assert ask(library).json()["query_date"] == "2001-06-01"
     assert "Today is Friday, 2001-06-01." in decoded(model.requests[-1]["prompt"])
-    told = ask(library, query_date=None).json()
-    assert (told["answer"], told["query_date"]) == ("Body of document 7", None)
+    answer = ask(library, query_date=None).json()
+    assert (answer["answer"], answer["query_date"]) == ("Body of document 7", None)
     assert "Today is" not in decoded(model.requests[-1]["prompt"])
-    judged = {name: told[name] for name in ("question", "query_date", "answer", "source_ids")}
-    assert library.client.post("/feedback", json={**judged, "right": True}).json() == {"kept": True}
+    feedback = {name: answer[name] for name in ("question", "query_date", "answer", "source_ids")}
+    assert library.client.post("/feedback", json={**feedback, "right": True}).json() == {"kept": True}
 
 
-def test_queries_are_embedded_at_an_endpoint(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
-    from gumshoe.documents.build import DocumentBuildOptions, build_index
+def test_queries_are_embedded_at_an_endpoint(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
+    from gumshoe.documents.build import DocumentBuildOptions, build_document_index
     from tests.documents.collection import write_jsonl
     from tests.documents.pages import page
 
     options = DocumentBuildOptions(f"openai:base@{model.address}/v1")
-    build_index([write_jsonl(tmp_path / "d.jsonl", map(page, range(1, 9)))], tmp_path / "index", options)
-    documents = Place(tmp_path / "index", place.tokenizer)
-    with served(settings_for(documents, model=model_at(documents, model.address))) as server:
-        told = ask(server, steps=True).json()
-    assert "  id: d" in told["steps"][0]["result"]
+    build_document_index([write_jsonl(tmp_path / "d.jsonl", map(page, range(1, 9)))], tmp_path / "index", options)
+    documents = ServerFiles(tmp_path / "index", place.tokenizer)
+    with serve_in_thread(make_settings(documents, model=model_settings(documents, model.address))) as server:
+        answer = ask(server, steps=True).json()
+    assert "  id: d" in answer["steps"][0]["result"]
 
 
-def test_an_inbox_is_refused_where_none_is_read_and_a_stranger_everywhere(library: Running) -> None:
+def test_inboxes_and_unknown_keys_are_refused(library: AgentProcess) -> None:
     refused = ask(library, inbox_address=ANN)
     assert (refused.status_code, code_of(refused)) == (422, "serving.inbox-not-supported")
     assert "inbox_address" in refused.json()["detail"]
@@ -111,17 +111,17 @@ def test_an_inbox_is_refused_where_none_is_read_and_a_stranger_everywhere(librar
     assert caller == {"name": "reader", "inboxes": [], "has_inboxes": False, "feedback": True}
 
 
-def test_a_key_for_documents_alone_reads_no_mail(place: Place, shared_model: FakeVLLM, tmp_path: Path) -> None:
+def test_a_key_without_inboxes_reads_no_mail(place: ServerFiles, shared_model: FakeVLLM, tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", "reader", [])
     access = {"keys": str(tmp_path / "keys")}
-    told = model_at(place, shared_model.address)
-    with served(settings_for(place, model=told, access=access), key=key) as mail:
+    model = model_settings(place, shared_model.address)
+    with serve_in_thread(make_settings(place, model=model, access=access), key=key) as mail:
         assert code_of(ask(mail)) == "serving.inbox-missing"
         assert code_of(ask(mail, inbox_address=ANN)) == "serving.inbox-forbidden"
         assert mail.client.get("/principal").json()["has_inboxes"] is True
 
 
-def test_an_mcp_client_finds_the_tools_of_documents(library: Running) -> None:
+def test_mcp_clients_get_the_tools_for_documents(library: AgentProcess) -> None:
     calls: list[tuple[str, dict[str, Any]]] = [
         ("search_documents", {"query": "body of 7"}),
         ("read_document", {"document_id": "d7"}),
@@ -145,7 +145,7 @@ def test_an_mcp_client_finds_the_tools_of_documents(library: Running) -> None:
             answers = [await client.call_tool(name, arguments) for name, arguments in calls]
             return tools, [(bool(each.is_error), each.content[0].text) for each in answers]  # type: ignore[union-attr]
 
-    tools, (found, read, missing, long, wrong, asked) = asyncio.run(call())
+    tools, (found, read, missing, long, wrong, answered) = asyncio.run(call())
     assert set(tools) == {"search_documents", "read_document", "ask"}
     schema = tools["search_documents"].input_schema
     assert "look for" in schema["properties"]["query"]["description"]
@@ -157,21 +157,21 @@ def test_an_mcp_client_finds_the_tools_of_documents(library: Running) -> None:
     assert (missing[0], "'d99'" in missing[1]) == (True, True)
     assert long == (False, f"Long\n\n{LONG}")
     assert wrong[0]
-    assert json.loads(asked[1])["sources"] == [
+    assert json.loads(answered[1])["sources"] == [
         {"document_id": "d7", "title": TITLES[7], "url": "https://example.com/7"}
     ]
 
 
 @pytest.mark.ci
-def test_the_page_asks_for_no_inbox_and_no_day_and_shows_documents(
-    library: Running, model: FakeVLLM, browser: "Browser"
+def test_the_page_hides_inbox_and_date_and_shows_documents(
+    library: AgentProcess, model: FakeVLLM, browser: "Browser"
 ) -> None:
-    for tab in opened(browser, library.url, "401"):
+    for tab in open_page(browser, library.url, "401"):
         tab.get_by_label("Key").fill(str(library.key))
-        tab.get_by_role("button", name="Go on").click()
+        tab.get_by_role("button", name="Sign in").click()
         tab.get_by_label("What do you want to know?").fill("What is in 7?")
-        expect(tab.get_by_label("Whose mail?")).to_be_hidden()
-        expect(tab.get_by_label("As of which day?")).to_be_hidden()
+        expect(tab.get_by_label("Inbox")).to_be_hidden()
+        expect(tab.get_by_label("As of")).to_be_hidden()
         tab.get_by_role("button", name="Ask", exact=True).click()
         expect(tab.locator("#answer")).to_have_text("Body of document 7")
         expect(tab.locator("#sources a")).to_have_text(TITLES[7])
@@ -185,20 +185,20 @@ def test_the_page_asks_for_no_inbox_and_no_day_and_shows_documents(
         expect(tab.locator("#sources a")).to_have_text("https://example.com/19")
 
 
-def test_ask_goes_to_a_server_without_an_inbox(library: Running, run: Callable[..., Ran]) -> None:
-    asked = run("ask", "What is in 7?", "--url", library.url, "--key", library.key)
-    assert (asked.status, asked.out.splitlines()[0]) == (0, "Body of document 7"), asked.err
-    assert f"{TITLES[7]} d7 https://example.com/7" in asked.out
+def test_gumshoe_ask_needs_no_inbox_for_documents(library: AgentProcess, run: Callable[..., Ran]) -> None:
+    ran = run("ask", "What is in 7?", "--url", library.url, "--key", library.key)
+    assert (ran.status, ran.out.splitlines()[0]) == (0, "Body of document 7"), ran.err
+    assert f"{TITLES[7]} d7 https://example.com/7" in ran.out
 
 
-def test_what_is_kept_is_about_documents_and_quotes_nobody(library: Running, store: Path, tmp_path: Path) -> None:
-    """The last of this module: it ends the server."""
+def test_records_about_documents_have_no_inbox(library: AgentProcess, store: Path, tmp_path: Path) -> None:
+    """Must be the last test of this module: it stops the server."""
     from gumshoe.rollouts.writer import read_trajectories
     from gumshoe.scenarios.sources import load_scenarios
 
-    judged = {**QUESTION, "answer": "Body of document 7", "source_ids": ["d7"], "right": True}
-    assert library.client.post("/feedback", json=judged).json() == {"kept": True}
-    wrong = library.client.post("/feedback", json=judged | {"source_ids": ["d99"]})
+    feedback = {**QUESTION, "answer": "Body of document 7", "source_ids": ["d7"], "right": True}
+    assert library.client.post("/feedback", json=feedback).json() == {"kept": True}
+    wrong = library.client.post("/feedback", json=feedback | {"source_ids": ["d99"]})
     assert (wrong.status_code, code_of(wrong)) == (422, "serving.source-not-found")
     assert "'d99'" in wrong.json()["detail"]
     library.process.send_signal(signal.SIGTERM)

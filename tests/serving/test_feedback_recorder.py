@@ -1,4 +1,4 @@
-"""What is kept of what was asked: in the store, in the forms that training reads, and found by who is to forget it."""
+"""Test recording of feedback and episodes: contents, redaction, privacy marks and publication."""
 
 import json
 import signal
@@ -11,42 +11,56 @@ import pytest
 from gumshoe.artifacts.store import Store
 from tests.conftest import Ran
 from tests.inference.fake_vllm import FakeVLLM
-from tests.serving.agent_server import ANN, BOB, Place, Running, add_key, asked, code_of, started
-from tests.serving.in_process import model_at, served, settings_for
+from tests.serving.agent_server import (
+    ANN,
+    BOB,
+    AgentProcess,
+    ServerFiles,
+    add_key,
+    code_of,
+    question_body,
+    start_server,
+)
+from tests.serving.in_process import make_settings, model_settings, serve_in_thread
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from gumshoe.serving.settings import ServeSettings
 
 
-def said(**changes: Any) -> dict[str, Any]:
-    """What somebody says of an answer."""
-    judged = {"answer": "Body of message 7", "source_ids": ["<7@example.com>"], "right": True}
-    return asked(7) | judged | changes
+def feedback_body(**changes: Any) -> dict[str, Any]:
+    """Return the body of feedback about an answer."""
+    feedback = {"answer": "Body of message 7", "source_ids": ["<7@example.com>"], "right": True}
+    return question_body(7) | feedback | changes
 
 
-def test_nothing_is_kept_unless_it_is_switched_on(server: Running) -> None:
-    response = server.client.post("/feedback", json=said())
+def test_nothing_is_recorded_by_default(server: AgentProcess) -> None:
+    response = server.client.post("/feedback", json=feedback_body())
     assert (response.status_code, code_of(response)) == (404, "serving.feedback-disabled")
 
 
-def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
-    place: Place, model: FakeVLLM, s3_bucket: str, tmp_path: Path, run: Callable[..., Ran]
+def test_feedback_becomes_scenarios_and_episodes_become_trajectories(
+    place: ServerFiles, model: FakeVLLM, s3_bucket: str, tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
     from gumshoe.rollouts.writer import read_trajectories
     from gumshoe.scenarios.sources import load_scenarios
 
     root = f"s3://{s3_bucket}/kept"
     keeping = ["--store", root, "--set", "keeping.feedback=true", "--set", "keeping.trajectories=1"]
-    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *keeping) as server:
+    with start_server(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *keeping) as server:
         assert server.ask().is_success
         assert server.ask(8, inbox_address=BOB).is_success
         for judged, kept in (
-            (said(source_ids=["<8@example.com>"]), True),  # taken back by the next
-            (said(), True),
-            (said(right=False), False),
-            (said(right=False, right_answer="Body of message 9"), False),
-            (said(right=False, question="What is in 9?", right_answer="9", right_source_ids=["<9@example.com>"]), True),
+            (feedback_body(source_ids=["<8@example.com>"]), True),  # replaced by the next one
+            (feedback_body(), True),
+            (feedback_body(right=False), False),
+            (feedback_body(right=False, right_answer="Body of message 9"), False),
+            (
+                feedback_body(
+                    right=False, question="What is in 9?", right_answer="9", right_source_ids=["<9@example.com>"]
+                ),
+                True,
+            ),
         ):
             response = server.client.post("/feedback", json=judged)
             assert (response.status_code, response.json()) == (202, {"kept": kept})
@@ -58,11 +72,11 @@ def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
             ({"source_ids": ["<99@example.com>"]}, "serving.source-not-found", "'<99@example.com>'"),
             ({"query_date": "2001-05-01"}, "serving.source-not-found", "'<7@example.com>'"),
         ):
-            refused = server.client.post("/feedback", json=said(**wrong))
+            refused = server.client.post("/feedback", json=feedback_body(**wrong))
             assert (refused.status_code, code_of(refused)) == (422, code), refused.text
             assert value in refused.json()["detail"]
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait() == 0, "its end publishes what is left"
+        assert server.process.wait() == 0, "the rest is published at shutdown"
     store = Store(root)
     (version,) = store.list("feedback")
     place_of = store.fetch(version.reference, tmp_path / "fetched").directory
@@ -72,28 +86,30 @@ def test_what_users_say_becomes_scenarios_and_what_was_done_trajectories(
     )  # fmt: skip
     assert (corrected.answer, corrected.message_ids, corrected.split) == ("9", ("<9@example.com>",), None)
     first, second = read_trajectories(place_of / "trajectories.jsonl")
-    assert right.id.startswith(f"{first.scenario}-"), "a judgement is of an episode"
+    assert right.id.startswith(f"{first.scenario}-"), "feedback and episode have the same scenario"
     assert run("scenarios", "check", place_of / "scenarios.jsonl", "--index", place.index).status == 0
     assert (first.ending, second.ending, first.policy) == ("answer", "answer", "adapter")
-    assert sum(first.mask) == first.sampled_tokens > 0, "training can use it"
+    assert sum(first.mask) == first.sampled_tokens > 0, "the trajectory has token IDs for training"
     forgotten = run("artifacts", "forget", "--store", root, "--inbox", BOB, "--json")
     assert any("feedback" in each for each in json.loads(forgotten.out)["removed"])
 
 
-def kept_in(place: Place, model: FakeVLLM, store: Path, *, access: Any = None, **keeping: Any) -> "ServeSettings":
-    """Return the settings of a server that keeps feedback, and publishes it soon."""
-    told = {"feedback": True, "every": 0.05, **keeping}
-    given = {"store": str(store), "keeping": told, "model": model_at(place, model.address)}
-    return settings_for(place, **given, **({"access": access} if access else {}))
+def recording_settings(
+    place: ServerFiles, model: FakeVLLM, store: Path, *, access: Any = None, **keeping: Any
+) -> "ServeSettings":
+    """Return the settings of a server that records feedback and publishes it quickly."""
+    recording = {"feedback": True, "every": 0.05, **keeping}
+    given = {"store": str(store), "keeping": recording, "model": model_settings(place, model.address)}
+    return make_settings(place, **given, **({"access": access} if access else {}))
 
 
-def test_what_is_not_to_be_kept_is_left_out(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+def test_redacted_text_is_not_recorded(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
     from gumshoe.rollouts.writer import read_trajectories
 
     root = tmp_path / "store"
-    with served(kept_in(place, model, root, trajectories=1, redact=[r"message \d+"])) as server:
+    with serve_in_thread(recording_settings(place, model, root, trajectories=1, redact=[r"message \d+"])) as server:
         assert server.ask().is_success
-        assert server.client.post("/feedback", json=said()).is_success
+        assert server.client.post("/feedback", json=feedback_body()).is_success
         wait_until(lambda: any(root.rglob("trajectories.jsonl")) and any(root.rglob("scenarios.jsonl")))
     text = "".join(path.read_text() for path in root.rglob("*.jsonl"))
     assert "Body of [redacted]" in text
@@ -103,23 +119,23 @@ def test_what_is_not_to_be_kept_is_left_out(place: Place, model: FakeVLLM, tmp_p
     assert not any(segment.ids for each in trajectories for segment in each.segments)
 
 
-def test_nobody_keeps_something_about_mail_that_is_not_theirs(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+def test_feedback_about_a_forbidden_inbox_is_refused(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", "bob", [BOB])
     access = {"keys": str(tmp_path / "keys")}
-    with served(kept_in(place, model, tmp_path / "store", access=access), key=key) as server:
-        refused = server.client.post("/feedback", json=said(inbox_address=ANN))
+    with serve_in_thread(recording_settings(place, model, tmp_path / "store", access=access), key=key) as server:
+        refused = server.client.post("/feedback", json=feedback_body(inbox_address=ANN))
         assert (refused.status_code, code_of(refused)) == (403, "serving.inbox-forbidden")
 
 
-def test_a_store_that_fails_loses_nothing_of_what_waits(
-    place: Place, model: FakeVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_records_survive_a_failing_store(
+    place: ServerFiles, model: FakeVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from gumshoe.scenarios.sources import load_scenarios
 
     root = tmp_path / "store"
     root.write_text("no directory")
-    with served(kept_in(place, model, root)) as server:
-        assert server.client.post("/feedback", json=said()).is_success
+    with serve_in_thread(recording_settings(place, model, root)) as server:
+        assert server.client.post("/feedback", json=feedback_body()).is_success
         wait_until(lambda: "[store.not-a-directory]" in caplog.text)
         root.unlink()
         wait_until(lambda: root.is_dir() and len(Store(str(root)).list("feedback")) == 1)
@@ -127,13 +143,13 @@ def test_a_store_that_fails_loses_nothing_of_what_waits(
 
 
 def test_the_index_is_fetched_from_the_store_and_verified(
-    place: Place, model: FakeVLLM, tmp_path: Path, run: Callable[..., Ran]
+    place: ServerFiles, model: FakeVLLM, tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
     store = Store(str(tmp_path / "store"))
     store.publish(place.index, "mail-indexes", "one")
-    fetched = Place(Path("mail-indexes/latest"), place.tokenizer)
+    fetched = ServerFiles(Path("mail-indexes/latest"), place.tokenizer)
     policy = f"vllm:{model.address}#adapter"
-    with started(fetched, policy, tmp_path / "log", "--open", "--store", store.uri) as server:
+    with start_server(fetched, policy, tmp_path / "log", "--open", "--store", store.uri) as server:
         assert server.ask().json()["answer"] == "Body of message 7"
     local = store.fetch("mail-indexes/one", tmp_path / "index").directory
     with (local / "mail.sqlite").open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Questions over HTTP: what is answered, what is refused, and what becomes of those whose model fails."""
+"""Test questions over HTTP: answers, errors, failing models, limits, logs and metrics."""
 
 import asyncio
 import json
@@ -31,24 +31,24 @@ from tests.inference.fake_vllm import (
     status,
     trickle,
 )
-from tests.serving.agent_server import ANN, DAY, SECRET, Place, Running, asked, code_of, started
-from tests.serving.in_process import model_at, question, served, service_with, settings_for
+from tests.serving.agent_server import ANN, DAY, SECRET, AgentProcess, ServerFiles, code_of, question_body, start_server
+from tests.serving.in_process import make_scenario, make_settings, model_settings, open_test_service, serve_in_thread
 from tests.waiting import Clock, async_wait_until, wait_until
 
 INVALID = "serving.invalid-request"
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_question_is_answered_with_its_sources(wrapped: bool, server: Running) -> None:
-    body = {"parameters": asked(7)} if wrapped else asked(7)
+def test_a_question_is_answered_with_its_sources(wrapped: bool, server: AgentProcess) -> None:
+    body = {"parameters": question_body(7)} if wrapped else question_body(7)
     response = server.client.post("/invoke", json=body)
     assert response.status_code == 200
-    told = response.json()
-    assert told["seconds"] > 0
-    cost = told.pop("cost")
+    answer = response.json()
+    assert answer["seconds"] > 0
+    cost = answer.pop("cost")
     assert cost["sampled_tokens"] > 0
     assert (cost["samples"], cost["failed"], cost["turns"], cost["judge_requests"]) == (1, 0, 3, 0)
-    assert told | {"seconds": 0} == {
+    assert answer | {"seconds": 0} == {
         "question": "What is in 7?",
         "answer": "Body of message 7",
         "source_ids": ["<7@example.com>"],
@@ -67,7 +67,7 @@ def test_a_question_is_answered_with_its_sources(wrapped: bool, server: Running)
     }
 
 
-def test_the_steps_are_told_when_asked_for(server: Running) -> None:
+def test_steps_are_returned_on_request(server: AgentProcess) -> None:
     steps = server.ask(steps=True).json()["steps"]
     assert [each["tool"] for each in steps] == ["search_inbox", "read_email", "return_final_answer"]
     assert steps[0]["arguments"] == {"keywords": ["body", "7"]}
@@ -76,8 +76,8 @@ def test_the_steps_are_told_when_asked_for(server: Running) -> None:
     assert steps[2]["result"] is None
 
 
-def test_what_the_model_is_given_is_what_training_gives_it(server: Running, model: FakeVLLM) -> None:
-    """Token for token: each turn's prompt begins with the one before and what was sampled then."""
+def test_prompts_have_the_same_tokens_as_in_training(server: AgentProcess, model: FakeVLLM) -> None:
+    """Each turn's prompt begins with the previous prompt and the tokens sampled for it."""
     server.ask()
     first, second, third = model.requests
     assert second["prompt"][: len(first["prompt"])] == first["prompt"]
@@ -97,27 +97,27 @@ def test_what_the_model_is_given_is_what_training_gives_it(server: Running, mode
         ('Call:{"name": "delete_email", "arguments": {}}', ": unknown tool"),
     ],
 )
-def test_who_finds_nothing_says_why(turn: str, reason: str, server: Running) -> None:
-    told = server.ask(question=turn).json()
-    assert (told["success"], told["source_ids"]) == (False, [])
-    assert reason in told["reason"]
+def test_a_failed_answer_has_a_reason(turn: str, reason: str, server: AgentProcess) -> None:
+    answer = server.ask(question=turn).json()
+    assert (answer["success"], answer["source_ids"]) == (False, [])
+    assert reason in answer["reason"]
 
 
-def test_sources_that_a_model_invents_are_left_out(server: Running) -> None:
+def test_invented_sources_are_removed(server: AgentProcess) -> None:
     call = {"name": "return_final_answer", "arguments": {"answer": "4711", "message_ids": ["<99@example.com>", "x"]}}
-    told = server.ask(question=f"Call:{json.dumps(call)}").json()
-    assert (told["success"], told["source_ids"], told["sources"]) == (True, [], [])
+    answer = server.ask(question=f"Call:{json.dumps(call)}").json()
+    assert (answer["success"], answer["source_ids"], answer["sources"]) == (True, [], [])
 
 
-def events(response: httpx.Response) -> list[tuple[str, Any]]:
+def read_events(response: httpx.Response) -> list[tuple[str, Any]]:
     found = re.findall(r"event: (\w+)\ndata: (.*)\n\n", response.read().decode())
     return [(name, json.loads(data)) for name, data in found]
 
 
-def test_a_stream_tells_each_step_as_it_is_taken(server: Running) -> None:
-    with server.client.stream("POST", "/invoke/stream", json=asked(7)) as response:
+def test_a_stream_sends_each_step(server: AgentProcess) -> None:
+    with server.client.stream("POST", "/invoke/stream", json=question_body(7)) as response:
         assert (response.status_code, response.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
-        found = events(response)
+        found = read_events(response)
     assert [name for name, _ in found] == ["step"] * 5 + ["answer"]
     turns = [(data["turn"], data["result"] is not None) for name, data in found if name == "step"]
     assert turns == [(1, False), (1, True), (2, False), (2, True), (3, False)]
@@ -127,34 +127,32 @@ def test_a_stream_tells_each_step_as_it_is_taken(server: Running) -> None:
 
 
 @pytest.mark.parametrize("odd", ["1" * 400, "[" * 900 + "]" * 900, '{"a":' * 300 + "1" + "}" * 300])
-def test_a_call_with_odd_arguments_is_told_like_any_other(odd: str, server: Running) -> None:
+def test_odd_arguments_are_returned_like_others(odd: str, server: AgentProcess) -> None:
     turn = f'Call:{{"name": "search_inbox", "arguments": {{"keywords": ["a"], "sender": {odd}}}}}'
-    with server.client.stream("POST", "/invoke/stream", json=asked(question=turn)) as response:
-        found = events(response)
+    with server.client.stream("POST", "/invoke/stream", json=question_body(question=turn)) as response:
+        found = read_events(response)
     assert found[-1][0] == "answer", found[-1]
-    told = server.ask(question=turn, steps=True)
-    assert (told.status_code, told.json()["success"]) == (200, False)
-    assert [each["arguments"] for each in told.json()["steps"]] == [
+    answer = server.ask(question=turn, steps=True)
+    assert (answer.status_code, answer.json()["success"]) == (200, False)
+    assert [each["arguments"] for each in answer.json()["steps"]] == [
         data["arguments"] for name, data in found if name == "step" and data["result"] is None
     ]
 
 
-def test_a_stream_that_fails_at_once_says_so_by_its_status_and_later_by_an_event(
-    server: Running, model: FakeVLLM
-) -> None:
-    assert code_of(server.client.post("/invoke/stream", json=asked(question=""))) == "serving.invalid-request"
+def test_a_stream_reports_early_errors_by_status_and_late_ones_by_event(server: AgentProcess, model: FakeVLLM) -> None:
+    assert code_of(server.client.post("/invoke/stream", json=question_body(question=""))) == "serving.invalid-request"
     model.inject(status(400))
-    failed = server.client.post("/invoke/stream", json=asked())
+    failed = server.client.post("/invoke/stream", json=question_body())
     assert (failed.status_code, code_of(failed)) == (502, "serving.model-failed")
     go_on = threading.Event()
     model.inject(held(go_on))
     model.inject(status(400), after=1)
-    with server.client.stream("POST", "/invoke/stream", json=asked()) as response:
+    with server.client.stream("POST", "/invoke/stream", json=question_body()) as response:
         assert response.status_code == 200
         go_on.set()
-        name, told = events(response)[-1]
-    assert (name, told["status"]) == ("problem", 502)
-    assert told["type"] == "urn:gumshoe:error:serving.model-failed"
+        name, problem = read_events(response)[-1]
+    assert (name, problem["status"]) == ("problem", 502)
+    assert problem["type"] == "urn:gumshoe:error:serving.model-failed"
 
 
 @pytest.mark.parametrize(
@@ -198,19 +196,19 @@ def test_a_stream_that_fails_at_once_says_so_by_its_status_and_later_by_an_event
         (b"x" * 70_000, 413, "serving.request-too-large", "65,536 bytes"),
     ],
 )
-def test_what_is_no_question_is_refused_with_what_to_change(
-    body: bytes, status_code: int, code: str, detail: str, server: Running
+def test_an_invalid_question_is_refused_with_details(
+    body: bytes, status_code: int, code: str, detail: str, server: AgentProcess
 ) -> None:
     response = server.client.post("/invoke", content=body, headers={"Content-Type": "application/json"})
     assert (response.status_code, code_of(response)) == (status_code, code)
-    told = response.json()
-    assert told["status"] == status_code
-    assert detail in told["detail"]
-    assert told["request_id"] == response.headers["x-request-id"]
+    problem = response.json()
+    assert problem["status"] == status_code
+    assert detail in problem["detail"]
+    assert problem["request_id"] == response.headers["x-request-id"]
 
 
-def test_other_ways_to_write_the_same_body_are_taken(server: Running) -> None:
-    text = json.dumps(asked(7))
+def test_other_encodings_and_chunked_bodies_are_accepted(server: AgentProcess) -> None:
+    text = json.dumps(question_body(7))
     for encoding in ("utf-8", "utf-16", "utf-32"):
         kind = {"Content-Type": f"application/json; charset={encoding}"}
         response = server.client.post("/invoke", content=text.encode(encoding), headers=kind)
@@ -219,7 +217,7 @@ def test_other_ways_to_write_the_same_body_are_taken(server: Running) -> None:
     assert server.client.post("/invoke", content=parts, headers={"Content-Type": "application/json"}).is_success
 
 
-def test_a_body_without_an_end_is_not_waited_for_to_its_end(server: Running) -> None:
+def test_an_endless_body_is_refused(server: AgentProcess) -> None:
     endless = (b"x" * 4096 for _ in range(1 << 20))
     try:
         response = server.client.post("/invoke", content=endless, headers={"Content-Type": "application/json"})
@@ -241,7 +239,7 @@ def test_a_body_without_an_end_is_not_waited_for_to_its_end(server: Running) -> 
     ],
     ids=["reset", "500", "404", "cut", "fewer log-probabilities", "another's"],
 )
-def test_a_model_that_fails_is_told_of_as_such_and_not_quoted(act: Act, server: Running, model: FakeVLLM) -> None:
+def test_a_failing_model_is_reported_without_details(act: Act, server: AgentProcess, model: FakeVLLM) -> None:
     model.inject(act, times=None)
     response = server.ask()
     assert (response.status_code, code_of(response)) == (502, "serving.model-failed")
@@ -252,50 +250,52 @@ def test_a_model_that_fails_is_told_of_as_such_and_not_quoted(act: Act, server: 
 
 
 @pytest.mark.parametrize("act", [stall, trickle], ids=["stall", "trickle"])
-def test_a_model_that_hangs_is_not_waited_for_beyond_the_deadline(
-    act: Act, place: Place, model: FakeVLLM, clock: Clock
+def test_a_hanging_model_is_aborted_at_the_deadline(
+    act: Act, place: ServerFiles, model: FakeVLLM, clock: Clock
 ) -> None:
-    from gumshoe.serving.errors import TooSlowError
+    from gumshoe.serving.errors import DeadlineExceededError
 
     async def answer() -> None:
-        async with service_with(place, model.address, {"deadline": 3600}) as service:
+        async with open_test_service(place, model.address, {"deadline": 3600}) as service:
             model.inject(act, times=None)
-            late = asyncio.create_task(service.answer(question(), None, lambda _: None))
+            late = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None))
             await async_wait_until(lambda: model.under_way == 1)
             clock.advance(3500)
             await asyncio.sleep(0.05)
             assert not late.done()
             clock.advance(101)
-            with pytest.raises(TooSlowError, match="3600 seconds"):
+            with pytest.raises(DeadlineExceededError, match="3600 seconds"):
                 await late
             model.heal()
-            assert (await service.answer(question(), None, lambda _: None)).success
+            assert (await service.answer(make_scenario(), None, lambda _: None)).success
 
     asyncio.run(answer())
 
 
-def test_a_model_that_hangs_is_told_of_as_such(place: Place, model: FakeVLLM) -> None:
-    """It hangs for as long as it is asked."""
+def test_a_hanging_model_is_a_504(place: ServerFiles, model: FakeVLLM) -> None:
+    """The model hangs until the end of the test."""
     model.inject(stall, times=None)
-    with served(settings_for(place, model=model_at(place, model.address), limits={"deadline": 0.5})) as server:
+    with serve_in_thread(
+        make_settings(place, model=model_settings(place, model.address), limits={"deadline": 0.5})
+    ) as server:
         response = server.ask()
     assert (response.status_code, code_of(response)) == (504, "serving.deadline-exceeded")
     assert "0.5 seconds" in response.json()["detail"]
 
 
 @pytest.mark.parametrize("path", ["/invoke", "/invoke/stream"])
-def test_a_failure_of_its_own_is_told_as_a_problem_and_its_words_in_the_log_alone(
-    path: str, place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_internal_error_is_only_detailed_in_the_log(
+    path: str, place: ServerFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from gumshoe.environments.registry import open_env
     from gumshoe.rollouts.tool_threads import ToolThreads
     from gumshoe.serving.access import open_access
     from gumshoe.serving.feedback_recorder import FeedbackRecorder
-    from gumshoe.serving.server import routes_to
+    from gumshoe.serving.server import open_routes
     from gumshoe.serving.service import AnswerService
-    from gumshoe.serving.telemetry import Metrics, tracer
+    from gumshoe.serving.telemetry import Metrics, create_tracer
 
-    settings = settings_for(place)
+    settings = make_settings(place)
 
     async def fail(*_: Any) -> None:
         raise ValueError("its own words")
@@ -303,13 +303,15 @@ def test_a_failure_of_its_own_is_told_as_a_problem_and_its_words_in_the_log_alon
     monkeypatch.setattr(AnswerService, "answer", fail)
 
     async def ask() -> httpx.Response:
-        nothing, world = FeedbackRecorder(settings.keeping, None), open_env(place.index)
+        recorder, env_factory = FeedbackRecorder(settings.keeping, None), open_env(place.index)
         async with ToolThreads() as threads:
-            service = AnswerService(settings, world, Metrics(), tracer(), threads, nothing.episode, [])
-            async with routes_to(service, open_access(settings.access), nothing) as app:
+            service = AnswerService(
+                settings, env_factory, Metrics(), create_tracer(), threads, recorder.record_episode, []
+            )
+            async with open_routes(service, open_access(settings.access), recorder) as app:
                 transport = httpx.ASGITransport(app)
                 async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                    return await client.post(path, json=asked())
+                    return await client.post(path, json=question_body())
 
     response = asyncio.run(ask())
     assert (response.status_code, code_of(response)) == (500, "serving.internal-error")
@@ -317,12 +319,12 @@ def test_a_failure_of_its_own_is_told_as_a_problem_and_its_words_in_the_log_alon
     assert caplog.text.count("ValueError: its own words") == 1
 
 
-def test_one_failure_that_passes_is_not_noticed(server: Running, model: FakeVLLM) -> None:
+def test_a_temporary_failure_is_retried(server: AgentProcess, model: FakeVLLM) -> None:
     model.inject(status(503))
     assert server.ask().status_code == 200
 
 
-def test_more_than_may_wait_are_told_to_come_again_and_none_is_lost(server: Running, model: FakeVLLM) -> None:
+def test_requests_beyond_the_queue_get_429_and_none_is_lost(server: AgentProcess, model: FakeVLLM) -> None:
     """Eight run and eight wait."""
     go_on = threading.Event()
     model.inject(held(go_on), times=None)
@@ -341,21 +343,21 @@ def test_more_than_may_wait_are_told_to_come_again_and_none_is_lost(server: Runn
         for number, each in enumerate(answers)
         if each.is_success
     ]
-    assert all(right), "each its own"
+    assert all(right), "each question gets its own answer"
     wait_until(lambda: server.metric("gumshoe_running") == 0 and server.metric("gumshoe_waiting", what="episode") == 0)
 
 
-def test_who_leaves_frees_the_place_that_they_had(server: Running, model: FakeVLLM) -> None:
+def test_a_disconnected_client_frees_its_slot(server: AgentProcess, model: FakeVLLM) -> None:
     model.inject(stall, times=None)
     for path, seconds in (("/invoke", 0.7), ("/invoke/stream", 0.2), ("/invoke/stream", 0.7)):
         with pytest.raises(httpx.ReadTimeout):
-            server.client.post(path, json=asked(), timeout=seconds)
+            server.client.post(path, json=question_body(), timeout=seconds)
         wait_until(lambda: server.metric("gumshoe_running") == 0)
 
 
-def test_a_client_that_sends_slowly_holds_up_nobody(server: Running) -> None:
+def test_a_slow_client_does_not_block_others(server: AgentProcess) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    body = json.dumps(asked()).encode()
+    body = json.dumps(question_body()).encode()
     with socket.create_connection((host, int(port))) as slow:
         slow.sendall(b"POST /invoke HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n")
         slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -367,7 +369,7 @@ def test_a_client_that_sends_slowly_holds_up_nobody(server: Running) -> None:
         assert slow.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-def test_who_asks_for_another_route_or_host_is_told_so(server: Running) -> None:
+def test_unknown_routes_and_hosts_are_refused(server: AgentProcess) -> None:
     for method, path, status_code, code in (
         ("GET", "/invoke", 405, "serving.method-not-allowed"),
         ("POST", "/elsewhere", 404, "serving.not-found"),
@@ -378,20 +380,25 @@ def test_who_asks_for_another_route_or_host_is_told_so(server: Running) -> None:
     response = server.client.get("/principal", headers={"Host": "evil.example"})
     assert (response.status_code, code_of(response)) == (421, "serving.host-not-allowed")
     assert "'evil.example'" in response.json()["detail"]
-    for path in ("/healthz", "/readyz", "/metrics"):  # a cluster probes a pod by its address
+    for path in ("/healthz", "/readyz", "/metrics"):  # Kubernetes probes a pod by its IP address
         assert server.client.get(path, headers={"Host": "10.0.0.7:8000"}).status_code == 200
 
 
-def test_the_log_tells_of_requests_and_quotes_nothing(server: Running, model: FakeVLLM) -> None:
+def test_requests_are_logged_without_questions_and_answers(server: AgentProcess, model: FakeVLLM) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     headers = {"X-Request-ID": "mine-1", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
-    response = server.client.post("/invoke", json=asked(7), headers=headers)
+    response = server.client.post("/invoke", json=question_body(7), headers=headers)
     assert response.headers["x-request-id"] == "mine-1"
-    wait_until(lambda: any(each.get("request_id") == "mine-1" and "route" in each for each in server.logged()))
-    lines = [each for each in server.logged() if each.get("request_id") == "mine-1"]
+    wait_until(lambda: any(each.get("request_id") == "mine-1" and "route" in each for each in server.read_log()))
+    lines = [each for each in server.read_log() if each.get("request_id") == "mine-1"]
     assert {each["trace_id"] for each in lines} == {trace}
-    told = {name: value for each in lines for name, value in each.items()}
-    assert (told["route"], told["status"], told["principal"], told["policy"]) == ("/invoke", 200, "anybody", "adapter")
+    fields = {name: value for each in lines for name, value in each.items()}
+    assert (fields["route"], fields["status"], fields["principal"], fields["policy"]) == (
+        "/invoke",
+        200,
+        "anybody",
+        "adapter",
+    )
     model.inject(lambda exchange: exchange.reply({"message": decoded(exchange.request["prompt"])}, 400))
     assert server.ask().status_code == 502
     wait_until(lambda: re.search(r"model failed: http\S+ answered 400 \[inference\.[a-z-]+\]", server.log.read_text()))
@@ -401,7 +408,7 @@ def test_the_log_tells_of_requests_and_quotes_nothing(server: Running, model: Fa
     assert "Body of message" not in server.log.read_text()
 
 
-def test_numbers_are_there_for_prometheus(server: Running) -> None:
+def test_metrics_are_served_for_prometheus(server: AgentProcess) -> None:
     before = server.metric("gumshoe_episodes_total", outcome="answered", policy="adapter")
     server.ask()
     assert server.metric("gumshoe_episodes_total", outcome="answered", policy="adapter") == before + 1
@@ -414,10 +421,10 @@ def test_numbers_are_there_for_prometheus(server: Running) -> None:
     assert ANN not in text
 
 
-def test_a_server_is_ready_only_while_its_model_has_its_adapter(place: Place) -> None:
+def test_a_server_is_ready_only_while_its_adapter_is_loaded(place: ServerFiles) -> None:
     with (
         FakeVLLM(models=("base",)) as model,
-        served(settings_for(place, model=model_at(place, model.address)), ready=False) as server,
+        serve_in_thread(make_settings(place, model=model_settings(place, model.address)), ready=False) as server,
     ):
         assert server.client.get("/healthz").status_code == 200
         wait_until(lambda: "[inference.model-not-served]" in server.client.get("/readyz").text)
@@ -434,23 +441,23 @@ def test_a_server_is_ready_only_while_its_model_has_its_adapter(place: Place) ->
         wait_until(lambda: server.client.get("/readyz").status_code == 503)
 
 
-def test_two_adapters_share_the_episodes_and_a_session_stays_with_one(
-    place: Place, model: FakeVLLM, caplog: pytest.LogCaptureFixture
+def test_a_canary_gets_its_share_and_sessions_keep_their_policy(
+    place: ServerFiles, model: FakeVLLM, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = model_at(place, model.address, canary="next", canary_percent=30)
-    with served(settings_for(place, model=told)) as server:
+    settings = model_settings(place, model.address, canary="next", canary_percent=30)
+    with serve_in_thread(make_settings(place, model=settings)) as server:
         names = [f"s{number}" for number in range(30)]
         wait_until(lambda: "next" in {server.ask(session_id=name).json()["policy"] for name in names[:10]})
         sessions = {name: server.ask(session_id=name).json()["policy"] for name in names}
-        assert 6 <= list(sessions.values()).count("next") <= 12, "30 % of 30; these names always come to the same"
+        assert 6 <= list(sessions.values()).count("next") <= 12, "30 % of 30; sessions are assigned by a hash"
         for name in names[:5]:
             assert server.ask(session_id=name).json()["policy"] == sessions[name]
         assert server.ask().json()["policy"] in ("adapter", "next")
         assert server.metric("gumshoe_policy_share", policy="next") == pytest.approx(0.3)
         assert server.metric("gumshoe_episodes_total", policy="next") > 0
-        asked_for = Counter(each["model"] for each in model.requests)
-        assert set(asked_for) == {"adapter", "next"}
-        assert asked_for["next"] % 3 == 0, "each episode has one policy from its first turn to its last"
+        requests = Counter(each["model"] for each in model.requests)
+        assert set(requests) == {"adapter", "next"}
+        assert requests["next"] % 3 == 0, "each episode uses one policy for all turns"
         model.models = ("base", "adapter")
         wait_until(lambda: "next: " in caplog.text.rpartition("[inference.model-not-served]")[0])
         assert server.client.get("/readyz").status_code == 200
@@ -459,22 +466,22 @@ def test_two_adapters_share_the_episodes_and_a_session_stays_with_one(
 
 
 def test_without_a_session_the_policy_is_drawn_by_its_share(
-    place: Place, model: FakeVLLM, monkeypatch: pytest.MonkeyPatch
+    place: ServerFiles, model: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draws = iter([0.0, 0.299, 0.3, 0.999])
     monkeypatch.setattr("gumshoe.serving.service.random", SimpleNamespace(random=lambda: next(draws)))
 
     async def answer() -> list[str]:
         canary = {"canary": "next", "canary_percent": 30}
-        async with service_with(place, model.address, {}, **canary) as service:
-            await async_wait_until(lambda: not any(each.trouble for each in service.candidates))
-            return [(await service.answer(question(), None, lambda _: None)).policy for _ in range(4)]
+        async with open_test_service(place, model.address, {}, **canary) as service:
+            await async_wait_until(lambda: not any(each.problem for each in service.candidates))
+            return [(await service.answer(make_scenario(), None, lambda _: None)).policy for _ in range(4)]
 
     assert asyncio.run(answer()) == ["next", "next", "adapter", "adapter"]
 
 
-def test_a_server_that_is_to_end_loses_none_of_what_it_took(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
-    """Whoever asks goes on asking meanwhile, each time on a connection of its own."""
+def test_no_accepted_request_is_lost_at_shutdown(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
+    """Clients keep sending requests meanwhile, each on a new connection."""
     model.inject(after(0.05), times=None)
     taken: list[int] = []
     refused: list[str] = []
@@ -483,11 +490,11 @@ def test_a_server_that_is_to_end_loses_none_of_what_it_took(place: Place, model:
         while not refused:
             try:
                 with httpx.Client(base_url=server.url, timeout=None, trust_env=False) as client:
-                    taken.append(client.post("/invoke", json=asked()).status_code)
+                    taken.append(client.post("/invoke", json=question_body()).status_code)
             except httpx.TransportError as error:
                 refused.append(type(error).__name__)
 
-    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open") as server:
+    with start_server(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open") as server:
         threads = [threading.Thread(target=go_on) for _ in range(8)]
         for each in threads:
             each.start()
@@ -496,16 +503,16 @@ def test_a_server_that_is_to_end_loses_none_of_what_it_took(place: Place, model:
         for each in threads:
             each.join()
         assert server.process.wait() == 0
-        answered = [each["status"] for each in server.logged() if each.get("route") == "/invoke"]
+        answered = [each["status"] for each in server.read_log() if each.get("route") == "/invoke"]
     assert set(taken) == set(answered) == {200}
-    assert len(taken) == len(answered), "all that was taken reached whoever asked"
+    assert len(taken) == len(answered), "every accepted request was answered"
 
 
-def test_who_asked_before_the_server_is_to_end_is_answered(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+def test_waiting_requests_are_answered_before_shutdown(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
     go_on = threading.Event()
     model.inject(held(go_on), times=None)
     bounds = ["--set", "limits.concurrency=4"]
-    with started(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *bounds) as server:
+    with start_server(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", *bounds) as server:
         answers: list[httpx.Response] = []
         threads = [threading.Thread(target=lambda: answers.append(server.ask())) for _ in range(24)]
         for each in threads:
@@ -521,18 +528,18 @@ def test_who_asked_before_the_server_is_to_end_is_answered(place: Place, model: 
         assert server.process.wait() == 0
 
 
-def test_any_chat_model_can_stand_in_for_vllm(place: Place, model: FakeVLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_model_can_replace_vllm(place: ServerFiles, model: FakeVLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    with served(settings_for(place, model={"policy": f"chat:base@{model.address}/v1"})) as server:
-        told = server.ask().json()
-        assert (told["answer"], told["policy"]) == ("Body of message 7", "base")
+    with serve_in_thread(make_settings(place, model={"policy": f"chat:base@{model.address}/v1"})) as server:
+        answer = server.ask().json()
+        assert (answer["answer"], answer["policy"]) == ("Body of message 7", "base")
 
 
-def test_a_chat_model_that_takes_the_key_no_longer_is_the_model_s_fault(
-    place: Place, model: FakeVLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_rejected_api_key_of_a_chat_model_is_a_502(
+    place: ServerFiles, model: FakeVLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    with served(settings_for(place, model={"policy": f"chat:base@{model.address}/v1"})) as server:
+    with serve_in_thread(make_settings(place, model={"policy": f"chat:base@{model.address}/v1"})) as server:
         model.inject(status(401, {"error": {"message": "you asked: What is in 7?"}}), times=None)
         response = server.ask()
         assert (response.status_code, code_of(response)) == (502, "serving.model-failed")
@@ -540,12 +547,14 @@ def test_a_chat_model_that_takes_the_key_no_longer_is_the_model_s_fault(
         assert "What is in 7?" not in caplog.text
 
 
-def test_a_chat_model_that_is_not_there_is_told_of(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_chat_model_makes_the_server_unready(
+    place: ServerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     model = ServerProcess(free_port())
     model.start()
     try:
-        with served(settings_for(place, model={"policy": f"chat:base@{model.address}/v1"})) as server:
+        with serve_in_thread(make_settings(place, model={"policy": f"chat:base@{model.address}/v1"})) as server:
             model.kill()
             wait_until(lambda: server.client.get("/readyz").status_code == 503)
             assert "[models.unreachable]" in server.client.get("/readyz").json()["detail"]
@@ -553,8 +562,8 @@ def test_a_chat_model_that_is_not_there_is_told_of(place: Place, monkeypatch: py
         model.kill()
 
 
-def test_the_command_line_asks_a_server(
-    server: Running, model: FakeVLLM, run: Any, monkeypatch: pytest.MonkeyPatch
+def test_gumshoe_ask_asks_a_server(
+    server: AgentProcess, model: FakeVLLM, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GUMSHOE_INDEX", "elsewhere")
     monkeypatch.setenv("GUMSHOE_STORE", "elsewhere")
@@ -587,11 +596,11 @@ def test_the_command_line_asks_a_server(
         (None, 503, 75, "serving.request-rejected"),
     ],
 )
-def test_the_command_line_passes_on_the_code_of_a_server(
+def test_gumshoe_ask_reports_the_server_s_error_code(
     kind: str | None, answered: int, status_of: int, code: str, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"title": "Title 1", "detail": "Detail 2"} | ({"type": kind} if kind else {})
-    monkeypatch.setattr(httpx, "post", lambda *_, **__: httpx.Response(answered, json=told))
+    problem = {"title": "Title 1", "detail": "Detail 2"} | ({"type": kind} if kind else {})
+    monkeypatch.setattr(httpx, "post", lambda *_, **__: httpx.Response(answered, json=problem))
     ran = run("ask", "What?", "--url", "http://agent.example")
     assert (ran.status, ran.code) == (status_of, code), ran.err
     for value in ("http://agent.example", str(answered), "Title 1", "Detail 2"):
@@ -621,8 +630,14 @@ def test_the_command_line_passes_on_the_code_of_a_server(
         (["serve", "--index", "x", "--open", "--set", "port=many"], "serving.invalid-settings", "port: "),
     ],
 )
-def test_a_command_that_cannot_be_carried_out_says_what_to_change(
-    words: list[str], code: str, value: str, place: Place, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_commands_are_refused(
+    words: list[str],
+    code: str,
+    value: str,
+    place: ServerFiles,
+    run: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("GUMSHOE_INDEX", "GUMSHOE_STORE"):
         monkeypatch.delenv(name, raising=False)
@@ -633,8 +648,8 @@ def test_a_command_that_cannot_be_carried_out_says_what_to_change(
     assert value.format(**given) in ran.err
 
 
-def test_a_port_or_an_index_that_cannot_be_had_is_told_of(
-    place: Place, server: Running, run: Any, tmp_path: Path
+def test_an_unavailable_port_index_or_tokenizer_is_reported(
+    place: ServerFiles, server: AgentProcess, run: Any, tmp_path: Path
 ) -> None:
     port = server.url.rpartition(":")[2]
     policy = ["--policy", "chat:x@http://127.0.0.1:9"]

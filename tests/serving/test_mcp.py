@@ -1,4 +1,4 @@
-"""The tools of an agent, for MCP clients: with the SDK's own client, over HTTP."""
+"""Test the MCP server with the SDK's own client over HTTP."""
 
 import asyncio
 import threading
@@ -9,23 +9,38 @@ import httpx
 import pytest
 
 from tests.inference.fake_vllm import FakeVLLM, stall, status
-from tests.serving.agent_server import ANN, BOB, DAY, EVE, SECRET, Place, Running, add_key, code_of, started
-from tests.serving.in_process import question, settings_for
+from tests.serving.agent_server import (
+    ANN,
+    BOB,
+    DAY,
+    EVE,
+    SECRET,
+    AgentProcess,
+    ServerFiles,
+    add_key,
+    code_of,
+    start_server,
+)
+from tests.serving.in_process import make_scenario, make_settings
 from tests.waiting import Clock, async_wait_until, wait_until
 
 
 @pytest.fixture(scope="module")
-def walled(place: Place, shared_model: FakeVLLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server whose one key reads Ann's mail."""
+def protected_server(
+    place: ServerFiles, shared_model: FakeVLLM, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AgentProcess]:
+    """Start a server with one key, for Ann's mail."""
     directory = tmp_path_factory.mktemp("mcp")
     key = add_key(directory / "keys", "ann", [ANN])
     policy = f"vllm:{shared_model.address}#adapter"
-    with started(place, policy, directory / "log", "--keys", str(directory / "keys"), key=key) as running:
+    with start_server(place, policy, directory / "log", "--keys", str(directory / "keys"), key=key) as running:
         yield running
 
 
-def called(server: Running, *calls: tuple[str, dict[str, Any]], key: str | None = None) -> list[tuple[bool, str]]:
-    """Call tools with the SDK's own client; return of each call whether it failed, and its text."""
+def call_tools(
+    server: AgentProcess, *calls: tuple[str, dict[str, Any]], key: str | None = None
+) -> list[tuple[bool, str]]:
+    """Call tools with the SDK's client. Return for each call if it failed, and its text."""
     import httpx2
     from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
@@ -43,9 +58,9 @@ def called(server: Running, *calls: tuple[str, dict[str, Any]], key: str | None 
     return asyncio.run(call())
 
 
-def test_an_mcp_client_searches_reads_and_asks(walled: Running, model: FakeVLLM) -> None:
-    found, read, asked = called(
-        walled,
+def test_an_mcp_client_searches_reads_and_asks(protected_server: AgentProcess, model: FakeVLLM) -> None:
+    found, read, asked = call_tools(
+        protected_server,
         ("search_inbox", {"keywords": ["body", "7"], "query_date": DAY}),
         ("read_email", {"message_id": "<7@example.com>"}),
         ("ask", {"question": "What is in 7?", "query_date": DAY}),
@@ -58,10 +73,10 @@ def test_an_mcp_client_searches_reads_and_asks(walled: Running, model: FakeVLLM)
     assert len(model.requests) == 3
 
 
-def test_what_cannot_be_done_is_told_to_the_model(walled: Running, model: FakeVLLM) -> None:
+def test_failed_calls_are_reported_to_the_client(protected_server: AgentProcess, model: FakeVLLM) -> None:
     model.inject(status(500), times=None)
-    none, words, failed, empty, late = called(
-        walled,
+    none, words, failed, empty, late = call_tools(
+        protected_server,
         ("read_email", {"message_id": "<1000@example.com>"}),
         ("search_inbox", {"keywords": []}),
         ("ask", {"question": "What is in 7?"}),
@@ -77,9 +92,9 @@ def test_what_cannot_be_done_is_told_to_the_model(walled: Running, model: FakeVL
     assert empty[1].endswith("[scenarios.empty-question]")
 
 
-def test_no_tool_reaches_another_s_mail(walled: Running, model: FakeVLLM) -> None:  # noqa: ARG001 - healthy
-    answers = called(
-        walled,
+def test_tools_cannot_read_another_user_s_mail(protected_server: AgentProcess, model: FakeVLLM) -> None:  # noqa: ARG001 - healthy
+    answers = call_tools(
+        protected_server,
         ("search_inbox", {"keywords": ["vault"], "inbox_address": EVE}),
         ("search_inbox", {"keywords": ["body"], "inbox_address": BOB}),
         ("read_email", {"message_id": "<99@example.com>", "inbox_address": EVE}),
@@ -94,60 +109,58 @@ def test_no_tool_reaches_another_s_mail(walled: Running, model: FakeVLLM) -> Non
     assert not any(SECRET in each[1] or "Mine alone" in each[1] for each in answers)
 
 
-def test_nobody_without_a_key_speaks_to_it(walled: Running) -> None:
+def test_requests_without_a_valid_key_are_refused(protected_server: AgentProcess) -> None:
     hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
     kinds = {"Accept": "application/json, text/event-stream"}
     for headers in ({}, {"Authorization": "Bearer gum_nothing"}):
-        response = httpx.post(f"{walled.url}/mcp", json=hello, headers={**kinds, **headers}, trust_env=False)
+        response = httpx.post(f"{protected_server.url}/mcp", json=hello, headers={**kinds, **headers}, trust_env=False)
         assert response.status_code == 401
         assert code_of(response) == ("serving.unknown-key" if headers else "serving.credentials-missing")
 
 
-def test_only_what_asks_something_is_answered(walled: Running) -> None:
-    """A stream of what the server would say by itself has nothing to say, and would never end."""
+def test_only_post_requests_are_accepted(protected_server: AgentProcess) -> None:
+    """A GET request would open a stream of server notifications, which never sends anything."""
     for method in ("GET", "DELETE"):
-        response = walled.client.request(method, "/mcp", headers={"Accept": "text/event-stream"})
+        response = protected_server.client.request(method, "/mcp", headers={"Accept": "text/event-stream"})
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
         assert code_of(response) == "serving.method-not-allowed"
 
 
-def test_a_client_that_leaves_frees_the_place_that_it_had(walled: Running, model: FakeVLLM) -> None:
+def test_a_disconnected_client_frees_its_slot(protected_server: AgentProcess, model: FakeVLLM) -> None:
     model.inject(stall, times=None)
     call = {"name": "ask", "arguments": {"question": "What is in 7?", "query_date": DAY}}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
     for version in ("2025-06-18", "2025-11-25"):
         kinds = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": version}
         with pytest.raises(httpx.ReadTimeout):
-            walled.client.post("/mcp", json=body, headers=kinds, timeout=0.7)
-        wait_until(lambda: walled.metric("gumshoe_running") == 0)
+            protected_server.client.post("/mcp", json=body, headers=kinds, timeout=0.7)
+        wait_until(lambda: protected_server.metric("gumshoe_running") == 0)
 
 
-def test_calls_have_a_bound_and_a_deadline_like_questions(
-    place: Place, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_calls_have_a_limit_and_a_deadline(place: ServerFiles, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     from gumshoe.environments.registry import open_env
     from gumshoe.environments.tools import Call
     from gumshoe.mail.index import MailIndex
     from gumshoe.rollouts.tool_threads import ToolThreads
-    from gumshoe.serving.errors import BusyError, TooSlowError
+    from gumshoe.serving.errors import BusyError, DeadlineExceededError
     from gumshoe.serving.service import AnswerService
-    from gumshoe.serving.telemetry import Metrics, tracer
+    from gumshoe.serving.telemetry import Metrics, create_tracer
 
-    world, is_searched, go_on = open_env(place.index), threading.Event(), threading.Event()
+    env_factory, is_searched, go_on = open_env(place.index), threading.Event(), threading.Event()
 
     def search_for_long(*_: Any, **__: Any) -> list[Any]:
         is_searched.set()
         return [go_on.wait()]
 
     monkeypatch.setattr(MailIndex, "search", search_for_long)
-    settings = settings_for(place, limits={"concurrency": 1, "queue": 1, "deadline": 3600})
+    settings = make_settings(place, limits={"concurrency": 1, "queue": 1, "deadline": 3600})
     search = Call("search_inbox", {"keywords": ["body"]})
 
     async def call() -> list[Any]:
         async with ToolThreads(deadline=7200) as threads:
-            service = AnswerService(settings, world, Metrics(), tracer(), threads, lambda *_: None, [])
+            service = AnswerService(settings, env_factory, Metrics(), create_tracer(), threads, lambda *_: None, [])
             try:
-                calls = [asyncio.create_task(service.call(question(), search)) for _ in range(3)]
+                calls = [asyncio.create_task(service.call(make_scenario(), search)) for _ in range(3)]
                 await async_wait_until(lambda: is_searched.is_set() and calls[2].done())
                 clock.advance(3500)
                 await asyncio.sleep(0.05)
@@ -157,4 +170,4 @@ def test_calls_have_a_bound_and_a_deadline_like_questions(
             finally:
                 go_on.set()
 
-    assert [type(each) for each in asyncio.run(call())] == [TooSlowError, TooSlowError, BusyError]
+    assert [type(each) for each in asyncio.run(call())] == [DeadlineExceededError, DeadlineExceededError, BusyError]

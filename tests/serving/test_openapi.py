@@ -1,4 +1,4 @@
-"""All that the server's OpenAPI says can be asked, asked by a machine: each answer is one that it tells of."""
+"""Test that the server answers every request that its OpenAPI allows, with a response that it describes."""
 
 import subprocess
 import sys
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.agent_server import Running
+from tests.serving.agent_server import AgentProcess
 
 
 @pytest.mark.parametrize(
     "examples", [pytest.param(10, marks=pytest.mark.ci), pytest.param(100, marks=pytest.mark.nightly)]
 )
-def test_all_that_can_be_asked_is_answered_as_it_is_described(examples: int, server: Running, tmp_path: Path) -> None:
+def test_responses_conform_to_the_openapi_description(examples: int, server: AgentProcess, tmp_path: Path) -> None:
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     ran = subprocess.run(
         [
@@ -23,6 +23,6 @@ def test_all_that_can_be_asked_is_answered_as_it_is_described(examples: int, ser
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,  # it leaves what it found there
+        cwd=tmp_path,  # it writes files there
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]

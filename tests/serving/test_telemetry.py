@@ -1,4 +1,4 @@
-"""Spans, as a collector of OpenTelemetry receives them."""
+"""Test spans as an OpenTelemetry collector receives them."""
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 from tests.http_server import serving
 from tests.inference.fake_vllm import FakeVLLM, decoded
-from tests.serving.agent_server import Place, asked, started
+from tests.serving.agent_server import ServerFiles, question_body, start_server
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Collector(BaseHTTPRequestHandler):
-    """Keeps what it is sent."""
+    """Store the received requests."""
 
     received: ClassVar[list[bytes]] = []
 
@@ -23,21 +23,21 @@ class Collector(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: the output is pytest's."""
+        """Log nothing."""
 
 
-def test_an_episode_is_a_span_in_the_trace_of_whoever_asked(place: Place, model: FakeVLLM, tmp_path: Path) -> None:
+def test_an_episode_is_a_span_in_the_caller_s_trace(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
     policy = f"vllm:{model.address}#adapter"
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Collector)) as collector:
-        with started(place, policy, tmp_path / "log", "--open", OTEL_EXPORTER_OTLP_ENDPOINT=collector) as server:
-            assert server.client.post("/invoke", json=asked(7), headers=headers).is_success
+        with start_server(place, policy, tmp_path / "log", "--open", OTEL_EXPORTER_OTLP_ENDPOINT=collector) as server:
+            assert server.client.post("/invoke", json=question_body(7), headers=headers).is_success
             model.inject(lambda exchange: exchange.reply({"message": decoded(exchange.request["prompt"])}, 400))
             assert server.ask().status_code == 502
-        assert server.process.returncode == 0, "its end sends what is left"
+        assert server.process.returncode == 0, "the remaining spans are sent at shutdown"
     found = [ExportTraceServiceRequest.FromString(each) for each in Collector.received]
     spans = [
         span for each in found for group in each.resource_spans for scope in group.scope_spans for span in scope.spans
@@ -49,7 +49,7 @@ def test_an_episode_is_a_span_in_the_trace_of_whoever_asked(place: Place, model:
     assert [each.name for each in mine["episode"].events] == ["called", "returned", "called", "returned", "called"]
     failed = {span.name for span in spans if span.status.code == Status.STATUS_CODE_ERROR}
     assert failed - {"GET /readyz"} == {"POST /invoke", "episode"}
-    told = b"".join(Collector.received)
-    assert b"gumshoe-agent" in told
-    assert b"What is in" not in told
-    assert b"Body of message" not in told
+    exported = b"".join(Collector.received)
+    assert b"gumshoe-agent" in exported
+    assert b"What is in" not in exported
+    assert b"Body of message" not in exported

@@ -1,4 +1,4 @@
-"""Synthetic mail of each difficulty, made and indexed once."""
+"""Synthetic mail of each difficulty, generated and indexed once."""
 
 import os
 import subprocess
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.mail.build import MailBuildReport, build_index
+from gumshoe.mail.build import MailBuildReport, build_mail_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.synthesis.difficulty import LEVELS, Level
 from gumshoe.synthesis.mailboxes import SyntheticMail, synthesize_mail, write_mail
 
 
-def printed_by(program: str, hash_seed: str) -> str:
-    """What a program prints in a process of its own, where sets and dictionaries have another order."""
+def run_program(program: str, hash_seed: str) -> str:
+    """Return the output of a program in a process with another order of sets."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -24,7 +24,7 @@ def printed_by(program: str, hash_seed: str) -> str:
 
 
 @dataclass(frozen=True)
-class Made:
+class GeneratedMail:
     """Mail of one seed and difficulty, in a directory with its index."""
 
     level: Level
@@ -36,27 +36,27 @@ class Made:
 
 @pytest.fixture(scope="session")
 def make(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    """Makes mail of a difficulty and seed, 2,400 messages in 6 mailboxes, once."""
+    """Return a function that generates mail of a difficulty and seed once: 2,400 messages in 6 mailboxes."""
 
     @cache
-    def made(level: Level, seed: int = 1) -> Made:
+    def made(level: Level, seed: int = 1) -> GeneratedMail:
         directory = tmp_path_factory.mktemp(f"{level}-{seed}")
         mail = synthesize_mail(seed, 6, 2400, level)
         write_mail(mail, directory)
-        report = build_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
-        return Made(level, mail, directory, report, MailIndex(directory / "index"))
+        report = build_mail_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
+        return GeneratedMail(level, mail, directory, report, MailIndex(directory / "index"))
 
     return made
 
 
 @pytest.fixture(params=LEVELS)
-def made(request: pytest.FixtureRequest, make) -> Made:  # type: ignore[no-untyped-def]
-    """Mail of each difficulty in turn."""
-    result: Made = make(request.param)
+def made(request: pytest.FixtureRequest, make) -> GeneratedMail:  # type: ignore[no-untyped-def]
+    """Return mail of each difficulty in turn."""
+    result: GeneratedMail = make(request.param)
     return result
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask a judge that failed again at once."""
-    monkeypatch.setattr("gumshoe.rewards.chat_judge._PAUSE", 0)
+    """Retry failed judge requests without a pause."""
+    monkeypatch.setattr("gumshoe.rewards.chat_judge._MAX_PAUSE", 0)

@@ -1,4 +1,4 @@
-"""The simplest agent there is: the question's own words, as many of them as one message has, and the first hit."""
+"""A trivial agent: search with as many of the question's words as possible, and take the first hit."""
 
 import re
 from itertools import combinations
@@ -15,13 +15,13 @@ _COMMON = frozenset(
         "were what when where which who whom whose why will with would you your",
     )
 )
-_LEFT_OUT = 4  # most words given up
+_LEFT_OUT = 4  # maximum number of dropped words
 
 
-def first_hit(index: MailIndex, scenario: Scenario) -> Hit | None:
-    """The best match for all of the question's words but the fewest that have to be left out to find anything.
+def find_first_hit(index: MailIndex, scenario: Scenario) -> Hit | None:
+    """Return the best match for the question's words, dropping as few as needed to find anything.
 
-    Words in lower case are left out before names.
+    Lower-case words are dropped before names.
     """
     assert scenario.inbox_address
     words = [word for word in re.findall(r"[\w'-]+", scenario.question) if word.casefold() not in _COMMON]

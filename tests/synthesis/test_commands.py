@@ -1,4 +1,4 @@
-"""`gumshoe synthesize` as a user runs it."""
+"""The `gumshoe synthesize` commands."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Command = Callable[..., Ran]
 SMALL = ["synthesize", "mail", "--seed", 4, "--mailboxes", 3, "--messages", 150]
 
 
-def test_mail_is_made_indexed_checked_and_split_by_the_commands(gumshoe: Command, tmp_path: Path) -> None:
+def test_the_commands_generate_index_check_and_split_mail(gumshoe: Command, tmp_path: Path) -> None:
     made = gumshoe(*SMALL, "--difficulty", "easy", "--out", "made", cwd=tmp_path)
     assert made.status == 0, made.err
     assert "150 messages" in made.out
@@ -28,7 +28,7 @@ def test_mail_is_made_indexed_checked_and_split_by_the_commands(gumshoe: Command
     assert gumshoe("scenarios", "check", "split.jsonl", "--index", "index", cwd=tmp_path).status == 0
 
 
-def test_the_result_as_json_counts_what_was_made(gumshoe: Command, tmp_path: Path) -> None:
+def test_the_json_result_counts_messages_and_scenarios(gumshoe: Command, tmp_path: Path) -> None:
     ran = gumshoe(*SMALL, "--json", "--out", tmp_path)
     result = json.loads(ran.out)
     lines = (tmp_path / "scenarios.jsonl").read_text().splitlines()
@@ -38,7 +38,7 @@ def test_the_result_as_json_counts_what_was_made(gumshoe: Command, tmp_path: Pat
     assert all(f"synthetic-4-normal-{number:03}-" in "".join(lines) for number in (1, 2, 3))
 
 
-def test_what_is_there_is_left_alone_unless_asked(gumshoe: Command, tmp_path: Path) -> None:
+def test_existing_files_are_replaced_only_on_request(gumshoe: Command, tmp_path: Path) -> None:
     (tmp_path / "mail.jsonl").write_text("mine\n")
     refused = gumshoe(*SMALL, "--out", tmp_path)
     assert (refused.status, refused.code) == (2, "synthesis.output-exists")
@@ -57,7 +57,7 @@ def test_what_is_there_is_left_alone_unless_asked(gumshoe: Command, tmp_path: Pa
         (["--seed", "x"], "cli.usage", ["seed"]),
     ],
 )
-def test_what_cannot_be_made_is_told_of(
+def test_invalid_options_are_reported(
     options: list[object], code: str, values: list[str], gumshoe: Command, tmp_path: Path
 ) -> None:
     refused = gumshoe(*SMALL, *options, "--out", tmp_path / "new")
@@ -78,10 +78,10 @@ def test_what_cannot_be_made_is_told_of(
         ("", "store.empty-path", ""),
     ],
 )
-def test_a_place_that_cannot_be_used_is_told_of_before_the_work(
+def test_an_unusable_directory_is_reported_before_the_work(
     place: str, code: str, value: str, gumshoe: Command, tmp_path: Path
 ) -> None:
-    """So many messages take minutes."""
+    """Request so many messages that generating them would take minutes."""
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "mail.jsonl").mkdir(parents=True)
     many = ["--mailboxes", 12, "--messages", 200_000, "--replace"]

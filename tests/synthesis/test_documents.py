@@ -1,4 +1,4 @@
-"""Synthetic documents: the same for the same seed, and with questions that they answer."""
+"""Synthetic documents: deterministic, consistent, and with answerable questions."""
 
 import re
 from collections import Counter, defaultdict
@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from gumshoe.documents.build import build_index
+from gumshoe.documents.build import build_document_index
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.scenarios.check import check_scenarios
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios, read_scenarios
-from gumshoe.scenarios.splitting import ties
+from gumshoe.scenarios.splitting import overlap_keys
 from gumshoe.synthesis.difficulty import LEVELS, Level
-from gumshoe.synthesis.entries import subject_kinds
+from gumshoe.synthesis.entries import load_subject_kinds
 from gumshoe.synthesis.reference_work import MAX_DOCUMENTS, SyntheticDocuments, synthesize_documents, write_documents
 from tests.conftest import Ran
-from tests.documents.collection import WORDS_ALONE
+from tests.documents.collection import LEXICAL
 from tests.errors import raises
-from tests.synthesis.conftest import printed_by
+from tests.synthesis.conftest import run_program
 
-# Of `PROGRAM`, on every version of Python. It changes when a text or a rule of the generator does: print the new one
-# with `python -c PROGRAM`, on two versions where there are two.
+# Output of `PROGRAM` on every version of Python. It changes if a text or a rule of the generator changes: print the new
+# one with `python -c PROGRAM`, on two versions if available.
 DIGEST = "e2da35cbbb8a03c71e0c2c286493e6cff024f8db9473bce0e2315ccb3ae7cec0"
 PROGRAM = """
 import hashlib
@@ -37,7 +37,7 @@ OF_CHANGES = {"latest", "earlier edition", "what changed", "why it changed"}
 
 
 @dataclass(frozen=True)
-class Made:
+class GeneratedWork:
     """A reference work of one difficulty, in a directory with its index."""
 
     level: Level
@@ -51,38 +51,38 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
-    """Makes a work of 1,200 documents, once."""
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., GeneratedWork]:
+    """Return a function that generates a reference work of 1,200 documents once."""
 
     @cache
-    def made(level: Level, seed: int = 1) -> Made:
+    def made(level: Level, seed: int = 1) -> GeneratedWork:
         directory = tmp_path_factory.mktemp(f"{level}-{seed}")
         work = synthesize_documents(seed, 1200, level)
         write_documents(work, directory)
-        build_index([f"jsonl:{directory / 'documents.jsonl'}"], directory / "index", WORDS_ALONE)
-        return Made(level, work, directory, DocumentIndex(directory / "index"))
+        build_document_index([f"jsonl:{directory / 'documents.jsonl'}"], directory / "index", LEXICAL)
+        return GeneratedWork(level, work, directory, DocumentIndex(directory / "index"))
 
     return made
 
 
 @pytest.fixture(params=LEVELS)
-def made(request: pytest.FixtureRequest, make: Callable[..., Made]) -> Made:
+def made(request: pytest.FixtureRequest, make: Callable[..., GeneratedWork]) -> GeneratedWork:
     return make(request.param)
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "4711"])
-def test_a_seed_gives_the_same_bytes_in_every_process_and_on_every_python(hash_seed: str) -> None:
-    assert printed_by(PROGRAM, hash_seed) == DIGEST
+def test_a_seed_gives_the_same_bytes_everywhere(hash_seed: str) -> None:
+    assert run_program(PROGRAM, hash_seed) == DIGEST
 
 
-def test_another_seed_gives_another_work_and_other_questions(make: Callable[..., Made]) -> None:
+def test_another_seed_gives_another_work(make: Callable[..., GeneratedWork]) -> None:
     one, other = make("normal", 1).work, make("normal", 2).work
     assert one.title != other.title
     questions = [{scenario.plain_question for scenario in work.scenarios} for work in (one, other)]
     assert len(questions[0] & questions[1]) < 0.02 * len(questions[0])
 
 
-def test_an_index_keeps_each_document(made: Made) -> None:
+def test_an_index_keeps_each_document(made: GeneratedWork) -> None:
     assert len(made.work.documents) == 1200 == made.index.stats()["documents"]
     assert len({each["document_id"] for each in made.work.documents}) == 1200
     for each in made.work.documents[:50]:
@@ -91,18 +91,18 @@ def test_an_index_keeps_each_document(made: Made) -> None:
         assert found.metadata["category"] == each["metadata"]["category"]
 
 
-def test_the_scenarios_of_a_file_are_right_for_its_documents(made: Made) -> None:
+def test_the_scenarios_pass_the_check(made: GeneratedWork) -> None:
     path = str(made.directory / "scenarios.jsonl")
     assert load_scenarios(path).content == made.work.scenarios.content
     report = check_scenarios(read_scenarios(path), made.directory / "index")
-    assert (report.findings, report.mended) == ([], 0)
+    assert (report.findings, report.corrected) == ([], 0)
     assert len(report.clean) == len(made.work.scenarios) > 600
 
 
-def test_no_document_is_asked_about_in_two_splits(made: Made) -> None:
+def test_no_document_is_in_two_splits(made: GeneratedWork) -> None:
     seen: defaultdict[str, set[str | None]] = defaultdict(set)
     for scenario in made.work.scenarios:
-        for tie in ties(scenario):
+        for tie in overlap_keys(scenario):
             seen[tie].add(scenario.split)
     assert {len(splits) for splits in seen.values()} == {1}
     counts = Counter(scenario.split for scenario in made.work.scenarios)
@@ -110,8 +110,8 @@ def test_no_document_is_asked_about_in_two_splits(made: Made) -> None:
     assert shares == pytest.approx({"train": 0.75, "validation": 0.1, "test": 0.15}, abs=0.04)
 
 
-def stated(scenario: Scenario) -> list[str]:
-    """The parts of an answer that a document has to hold word for word."""
+def list_literals(scenario: Scenario) -> list[str]:
+    """Return the parts of an answer that a document must contain literally."""
     if scenario.kind == "what changed":
         found = re.fullmatch(r"From (.+) to (.+)\.", scenario.answer)
         assert found
@@ -119,15 +119,15 @@ def stated(scenario: Scenario) -> list[str]:
     return [scenario.answer]
 
 
-def test_every_gold_document_holds_the_answer_word_for_word(made: Made) -> None:
+def test_every_gold_document_contains_the_answer(made: GeneratedWork) -> None:
     for scenario in made.work.scenarios:
         assert scenario.document_ids
         for document_id in scenario.document_ids:
-            assert [part for part in stated(scenario) if part not in made.texts[document_id]] == [], scenario
+            assert [part for part in list_literals(scenario) if part not in made.texts[document_id]] == [], scenario
 
 
-def test_of_the_entries_about_a_thing_those_are_gold_that_state_the_answer(make: Callable[..., Made]) -> None:
-    """Another edition that gives another value is not."""
+def test_only_entries_that_state_the_answer_are_gold(make: Callable[..., GeneratedWork]) -> None:
+    """Check that an edition with another value is not gold."""
     hard = make("hard")
     entries: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for each in hard.work.documents:
@@ -140,11 +140,11 @@ def test_of_the_entries_about_a_thing_those_are_gold_that_state_the_answer(make:
         assert {re.sub(r" \(\w+ edition\)$", "", titles[each]) for each in scenario.document_ids} == {name}
         if len(scenario.answer) > 4:
             checked += len(others)
-            assert not any(all(part in each["text"] for part in stated(scenario)) for each in others), scenario
+            assert not any(all(part in each["text"] for part in list_literals(scenario)) for each in others), scenario
     assert checked > 50
 
 
-def test_an_edition_that_changed_something_says_what_and_why(make: Callable[..., Made]) -> None:
+def test_an_edition_explains_its_changes(make: Callable[..., GeneratedWork]) -> None:
     normal = make("normal")
     told = [scenario for scenario in normal.work.scenarios if scenario.kind == "why it changed"]
     assert len(told) > 20
@@ -155,7 +155,7 @@ def test_an_edition_that_changed_something_says_what_and_why(make: Callable[...,
     assert len(editions) == 3, "two editions, and articles that are in none"
 
 
-def test_there_are_many_kinds_of_question_each_in_several_wordings(made: Made) -> None:
+def test_there_are_many_kinds_of_questions_with_several_wordings(made: GeneratedWork) -> None:
     wordings: defaultdict[str, set[str]] = defaultdict(set)
     for scenario in made.work.scenarios:
         wordings[str(scenario.kind)].add(re.sub(r"(?<!^)\b[A-Z][\w'-]+|\d+", "_", scenario.question))
@@ -165,18 +165,18 @@ def test_there_are_many_kinds_of_question_each_in_several_wordings(made: Made) -
     assert {kind: found for kind, found in wordings.items() if len(found) < 2} == {}
 
 
-def test_plain_entries_say_what_a_thing_is_about_before_what_it_is(make: Callable[..., Made]) -> None:
+def test_plain_entries_name_the_subject_before_the_value(make: Callable[..., GeneratedWork]) -> None:
     plain = make("plain")
     for scenario in plain.work.scenarios:
         (source,) = scenario.document_ids
         text, title = plain.texts[source].casefold(), plain.index.read(source).title.casefold()
         assert -1 < text.find(f"the {title}") < text.find(scenario.answer.casefold()), scenario
         assert title in scenario.question.casefold()
-    facts = [fact for kind in subject_kinds() for fact in kind.facts]
-    assert [fact.id for fact in facts if not fact.with_value_last()] == []
+    facts = [fact for kind in load_subject_kinds() for fact in kind.facts]
+    assert [fact.id for fact in facts if not fact.select_value_last()] == []
 
 
-def test_a_harder_work_has_questions_that_do_not_name_what_they_are_about(make: Callable[..., Made]) -> None:
+def test_harder_questions_do_not_name_their_subject(make: Callable[..., GeneratedWork]) -> None:
     shares = {}
     for level in LEVELS:
         made = make(level)
@@ -190,33 +190,33 @@ def test_a_harder_work_has_questions_that_do_not_name_what_they_are_about(make: 
     assert 0.5 < shares["hard"] < 0.75
 
 
-def first_hit(index: DocumentIndex, scenario: Scenario) -> str:
+def find_first_hit(index: DocumentIndex, scenario: Scenario) -> str:
     return next((hit.document_id for hit in index.search(scenario.question, limit=1)), "")
 
 
 @pytest.mark.parametrize(("level", "share"), [("plain", 1.0), ("easy", 0.95), ("normal", 0.85), ("hard", 0.8)])
-def test_the_first_hit_for_the_question_s_own_words_is_right_as_often_as_the_difficulty_says(
-    level: Level, share: float, make: Callable[..., Made]
+def test_the_first_hit_is_right_as_often_as_the_difficulty_implies(
+    level: Level, share: float, make: Callable[..., GeneratedWork]
 ) -> None:
     made = make(level)
-    right = [first_hit(made.index, each) in each.document_ids for each in made.work.scenarios]
+    right = [find_first_hit(made.index, each) in each.document_ids for each in made.work.scenarios]
     assert sum(right) / len(right) == pytest.approx(share, abs=0.05)
 
 
 @pytest.mark.parametrize("count", [39, MAX_DOCUMENTS + 1])
-def test_what_cannot_be_made_is_refused_at_once(count: int) -> None:
+def test_an_invalid_size_is_rejected_before_the_work(count: int) -> None:
     with raises("synthesis.invalid-size", "--documents", "40 to 20,000", f"{count:,}"):
         synthesize_documents(1, count)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_smallest_work_is_whole(level: Level) -> None:
+def test_the_smallest_work_works(level: Level) -> None:
     made = synthesize_documents(9, 40, level)
     assert len(made.documents) == 40
     assert {scenario.split for scenario in made.scenarios} == {"train", "validation", "test"}
 
 
-def test_documents_are_made_indexed_checked_and_split_by_the_commands(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_the_commands_generate_index_check_and_split_documents(run: Callable[..., Ran], tmp_path: Path) -> None:
     place, words = tmp_path / "made", ["synthesize", "documents", "--seed", 4, "--documents", 120]
     made = run(*words, "--out", place)
     assert made.status == 0, made.err

@@ -1,4 +1,4 @@
-"""Questions about one's own mail, from chat models that lie, fail and are talked to, and runs that are killed."""
+"""Questions about real mail, with faulty, lying and manipulated chat models, and killed runs."""
 
 import asyncio
 import hashlib
@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from gumshoe.mail.build import build_index
+from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.chat_judge import JudgeModelSettings
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.synthesis.from_mail import QuestionReport, distinct, open_questions
+from gumshoe.synthesis.from_mail import QuestionReport, drop_near_duplicates, open_questions
 from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
 from gumshoe.synthesis.question_writer import SOLVE, STYLES, QuestionSettings
 from tests.conftest import Ran
@@ -36,47 +36,47 @@ from tests.waiting import Clock, wait_until
 Run = Callable[..., Ran]
 Request = dict[str, Any]
 BOB, CAROL = "bob@example.com", "carol@example.com"
-DAYS = 20  # of each inbox in the index of these tests, with a message each
+DAYS = 20  # days of each inbox in the index, with one message per day
 
 
-def solving(request: Request) -> bool:
+def is_solving(request: Request) -> bool:
     return bool(request["messages"][0]["content"] == SOLVE)
 
 
-def stated(message: dict[str, Any]) -> str:
-    """What the scripted model takes for the fact that a message states."""
+def find_fact(message: dict[str, Any]) -> str:
+    """Return the fact that a message states, according to the scripted model."""
     return " ".join(message["body"].split()[:6])
 
 
-def wrote(request: Request) -> list[dict[str, Any]]:
-    """Questions, one of each style that is asked for, whose words no others have."""
+def write_questions(request: Request) -> list[dict[str, Any]]:
+    """Return one question of each requested style, with unique words."""
     messages, written = shown(request)["messages"], []
     for at, style in enumerate(re.findall(r"^- (\w+):", request["messages"][0]["content"], re.M)):
         about = messages[at * 3 % len(messages)]
         word = hashlib.sha256(f"{about['body']} {style}".encode()).hexdigest()
         question = f"What of {word[:8]} {word[8:16]} {word[16:24]}?"
-        fields = {"style": style, "question": question, "answer": stated(about), "message_ids": [about["id"]]}
+        fields = {"style": style, "question": question, "answer": find_fact(about), "message_ids": [about["id"]]}
         written.append({**fields, "how_realistic": 0.8})
     return written
 
 
-def solved(request: Request) -> dict[str, Any]:
-    """The fact of the first message."""
-    return {"reasoning": "it says so", "answerable": True, "answer": stated(shown(request)["messages"][0])}
+def solve(request: Request) -> dict[str, Any]:
+    """Return the fact of the first message."""
+    return {"reasoning": "it says so", "answerable": True, "answer": find_fact(shown(request)["messages"][0])}
 
 
 def model(
-    writing: Callable[[Request], Any] = lambda request: {"questions": wrote(request)},
-    solving_by: Callable[[Request], Any] = solved,
+    writing: Callable[[Request], Any] = lambda request: {"questions": write_questions(request)},
+    solving_by: Callable[[Request], Any] = solve,
 ) -> Callable[[Request], dict[str, Any]]:
-    return says(lambda request: (solving_by if solving(request) else writing)(request))
+    return says(lambda request: (solving_by if is_solving(request) else writing)(request))
 
 
-def changed(**fields: Any) -> Callable[[Request], dict[str, Any]]:
-    """Writes what it should, but for something in the first question of each batch."""
+def write_changed(**fields: Any) -> Callable[[Request], dict[str, Any]]:
+    """Return a scripted writer that changes fields of the first question of each batch."""
 
     def writing(request: Request) -> dict[str, Any]:
-        first, *rest = wrote(request)
+        first, *rest = write_questions(request)
         return {"questions": [{**first, **fields}, *rest]}
 
     return writing
@@ -84,7 +84,7 @@ def changed(**fields: Any) -> Callable[[Request], dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bob's mail, one message without a date, and mail of others."""
+    """Build an index of Bob's mail, one message without a date, and mail of others."""
     records = [record(day, body=f"Fact{day} is {day * 37} and settled.") for day in range(DAYS)]
     records.append(record(50, body="Undated secret.", date=None))
     records += [record(60 + day, to=[CAROL], subject="SECRET", body=f"SECRET {day} of Carol.") for day in range(DAYS)]
@@ -111,7 +111,7 @@ def options(server: FakeVLLM, index: Path, path: Path) -> list[object]:
     return ["synthesize", "questions", *where, "--model", f"base@{server.address}/v1", "--batch", 5]
 
 
-def sent(server: FakeVLLM) -> str:
+def sent_text(server: FakeVLLM) -> str:
     return json.dumps(server.requests)
 
 
@@ -122,13 +122,13 @@ def honest() -> Iterator[FakeVLLM]:
     assert not server.errors
 
 
-def test_questions_about_somebodys_mail_are_asked_checked_and_split_by_the_commands(
+def test_the_commands_generate_check_and_split_questions(
     run: Run, tmp_path: Path, honest: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = synthesize_mail(1, 3, 120)
     write_mail(made, tmp_path)
-    build_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
+    build_mail_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
     first, second, other = sorted({str(each.inbox_address) for each in made.scenarios})
     words = ["--index", "index", "--inbox", f"{first},{second.upper()}", "--out", "q.jsonl", "--yes", "--no-cache"]
     prices = ["--prompt-price", 3, "--completion-price", 15]
@@ -141,7 +141,7 @@ def test_questions_about_somebodys_mail_are_asked_checked_and_split_by_the_comma
     assert "q.jsonl: 2 " in ran.out
     assert "dropped: none" in ran.out
     assert "4 batches in 16 requests" in ran.out
-    for part in ("16,000 tokens read", "1,600 written", "$0.0720"):
+    for part in ("16,000 ", "1,600 ", "$0.0720"):
         assert part in ran.out
     checked = json.loads(run("scenarios", "check", "q.jsonl", "--index", "index", "--json").out)
     assert (checked["lines"], checked["findings"]) == (12, [])
@@ -157,7 +157,7 @@ def test_questions_about_somebodys_mail_are_asked_checked_and_split_by_the_comma
         assert each.query_date > newest
         assert each.how_realistic == 0.8
     bodies = {
-        owner: {" ".join(mail.read(owner, name).body.split()[:30]) for name, _ in mail.listing(owner)}
+        owner: {" ".join(mail.read(owner, name).body.split()[:30]) for name, _ in mail.list_messages(owner)}
         for owner in (first, second, other)
     }
     told = {" ".join(each["body"].split()[:30]) for request in honest.requests for each in shown(request)["messages"]}
@@ -166,9 +166,7 @@ def test_questions_about_somebodys_mail_are_asked_checked_and_split_by_the_comma
     assert all(len({each["owner"]}) == 1 for each in map(shown, honest.requests))
 
 
-def test_a_query_date_is_one_to_thirty_days_after_the_newest_message_of_the_batch(
-    index: Path, tmp_path: Path, honest: FakeVLLM
-) -> None:
+def test_a_query_date_is_1_to_30_days_after_the_batch(index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
     report = make_questions(settings(honest, index, per_batch=12), tmp_path / "q.jsonl")
     assert len(report.questions) == 48
     days = []
@@ -183,30 +181,30 @@ def test_a_query_date_is_one_to_thirty_days_after_the_newest_message_of_the_batc
     assert [each.query_date for each in other.questions] != [each.query_date for each in report.questions]
 
 
-def test_what_is_sent_is_one_inbox_as_json_in_order_of_date(index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
+def test_requests_contain_one_inbox_sorted_by_date(index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
     make_questions(settings(honest, index), tmp_path / "q.jsonl")
-    assert "SECRET" not in sent(honest)
-    assert CAROL not in sent(honest)
-    assert "Undated" not in sent(honest), "no search up to a query date finds it"
-    batches = [shown(each) for each in honest.requests if not solving(each)]
+    assert "SECRET" not in sent_text(honest)
+    assert CAROL not in sent_text(honest)
+    assert "Undated" not in sent_text(honest), "no search up to a query date finds it"
+    batches = [shown(each) for each in honest.requests if not is_solving(each)]
     assert sorted(each["messages"][0]["body"].split()[0] for each in batches) == ["Fact0", "Fact10", "Fact15", "Fact5"]
     for each in batches:
         assert each["owner"] == BOB
         dates = [message["date"] for message in each["messages"]]
         assert dates == sorted(dates)
         assert [message["id"] for message in each["messages"]] == ["m1", "m2", "m3", "m4", "m5"]
-    for each in (shown(each) for each in honest.requests if solving(each)):
+    for each in (shown(each) for each in honest.requests if is_solving(each)):
         assert set(each) == {"owner", "question", "asked_on", "messages"}
         assert len(each["messages"]) == 1, "its sources alone"
 
 
-def test_a_long_body_is_shortened_and_the_model_is_told(tmp_path: Path, honest: FakeVLLM) -> None:
+def test_a_long_body_is_truncated_visibly(tmp_path: Path, honest: FakeVLLM) -> None:
     place = make_index(tmp_path, [record(1, body="begin " + "x" * 4000 + "the end"), record(2)]).path.parent
     make_questions(settings(honest, place, max_characters=1000), tmp_path / "q.jsonl")
     long, short = shown(honest.requests[0])["messages"]
     assert (len(long["body"]), long["characters_left_out"]) == (1000, 3013)
     assert "characters_left_out" not in short
-    assert "the end" not in sent(honest)
+    assert "the end" not in sent_text(honest)
 
 
 DROPPED: list[tuple[dict[str, Any], str]] = [
@@ -225,10 +223,10 @@ DROPPED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "reason"), DROPPED)
-def test_a_question_that_cannot_be_used_is_dropped_and_counted_and_the_others_stay(
+def test_an_unusable_question_is_dropped_and_counted(
     fields: dict[str, Any], reason: str, index: Path, tmp_path: Path
 ) -> None:
-    with FakeVLLM(chat=model(changed(**fields))) as server:
+    with FakeVLLM(chat=model(write_changed(**fields))) as server:
         report = make_questions(settings(server, index), tmp_path / "q.jsonl")
     assert report.dropped == {reason: 4}
     assert [each.id for each in report.questions] == [
@@ -237,35 +235,33 @@ def test_a_question_that_cannot_be_used_is_dropped_and_counted_and_the_others_st
     assert (report.finished, report.failed, report.usage["unusable"]) == (4, 0, 0)
 
 
-def test_more_questions_than_were_asked_for_are_dropped(index: Path, tmp_path: Path) -> None:
-    with FakeVLLM(chat=model(lambda request: {"questions": wrote(request) * 2})) as server:
+def test_surplus_questions_are_dropped(index: Path, tmp_path: Path) -> None:
+    with FakeVLLM(chat=model(lambda request: {"questions": write_questions(request) * 2})) as server:
         report = make_questions(settings(server, index), tmp_path / "q.jsonl")
     assert report.dropped == {"more than asked for": 12}
     assert len(report.questions) == 12
 
 
-def test_what_its_sources_do_not_answer_is_dropped(index: Path, tmp_path: Path) -> None:
+def test_a_question_that_its_sources_do_not_answer_is_dropped(index: Path, tmp_path: Path) -> None:
     def unsure(request: Request) -> dict[str, Any]:
         known = "Fact0 " not in shown(request)["messages"][0]["body"]
-        return {**solved(request), "answerable": known}
+        return {**solve(request), "answerable": known}
 
     with FakeVLLM(chat=model(solving_by=unsure)) as server:
         report = make_questions(settings(server, index), tmp_path / "q.jsonl")
-    told = [each for each in server.requests if solving(each) and "Fact0 " in json.dumps(each)]
+    told = [each for each in server.requests if is_solving(each) and "Fact0 " in json.dumps(each)]
     assert report.dropped == {"not answerable from its sources": len(told)}
     assert len(report.questions) == 12 - len(told)
 
 
-def test_of_several_sources_those_are_kept_that_answer_alone_or_else_all_are_needed(
-    index: Path, tmp_path: Path
-) -> None:
-    both = changed(message_ids=["m1", "m2", "m1"])
+def test_sources_that_answer_alone_are_kept(index: Path, tmp_path: Path) -> None:
+    both = write_changed(message_ids=["m1", "m2", "m1"])
     with FakeVLLM(chat=model(both)) as server:
         make_questions(settings(server, index), tmp_path / "alone.jsonl")
     assert {len(each.message_ids) for each in load_scenarios(str(tmp_path / "alone.jsonl"))} == {1}
 
     def together(request: Request) -> dict[str, Any]:
-        return solved(request) | {"answerable": len(shown(request)["messages"]) == 2}
+        return solve(request) | {"answerable": len(shown(request)["messages"]) == 2}
 
     with FakeVLLM(chat=model(both, together)) as server:
         make_questions(settings(server, index), tmp_path / "all.jsonl")
@@ -274,10 +270,10 @@ def test_of_several_sources_those_are_kept_that_answer_alone_or_else_all_are_nee
     assert all(each.needs_all and len(each.message_ids) == 2 for each in found)
 
 
-def test_another_judge_can_compare_the_answers_at_the_same_prices(index: Path, tmp_path: Path) -> None:
+def test_a_chat_model_can_be_the_judge(index: Path, tmp_path: Path) -> None:
     def judged(request: Request) -> dict[str, Any]:
         system = request["messages"][0]["content"]
-        wanted = verdict if system.startswith("You compare") else solved if solving(request) else changed()
+        wanted = verdict if system.startswith("You compare") else solve if is_solving(request) else write_changed()
         return says(wanted)(request)
 
     with FakeVLLM(chat=judged) as server:
@@ -306,11 +302,11 @@ def test_near_duplicates_are_dropped_within_an_inbox() -> None:
         asked(7, "When is the audit of the Leeds office in spring?", 1, CAROL),
         asked(8, "Who leads the audit of the Leeds office?", 1),
     ]
-    assert [each.id for each in distinct(questions)] == ["q1", "q3", "q6", "q7", "q8"]
+    assert [each.id for each in drop_near_duplicates(questions)] == ["q1", "q3", "q6", "q7", "q8"]
 
 
-def test_near_duplicates_of_other_batches_are_dropped_and_counted(index: Path, tmp_path: Path) -> None:
-    with FakeVLLM(chat=model(changed(question="What was settled about the facts in May?"))) as server:
+def test_near_duplicates_of_other_batches_are_dropped(index: Path, tmp_path: Path) -> None:
+    with FakeVLLM(chat=model(write_changed(question="What was settled about the facts in May?"))) as server:
         report = make_questions(settings(server, index), tmp_path / "q.jsonl")
     assert report.dropped == {"near-duplicate": 3}
     assert next(iter(report.questions)).id == f"{BOB}-0001-1", "the first is kept, whichever was finished first"
@@ -325,9 +321,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_mail_that_talks_to_the_model_changes_nothing_but_its_own_text(
-    text: str, tmp_path: Path, honest: FakeVLLM
-) -> None:
+def test_prompt_injection_in_mail_has_no_effect(text: str, tmp_path: Path, honest: FakeVLLM) -> None:
     def asked(name: str, words: str) -> list[Request]:
         records = [record(number, body=f"Fact {number}") for number in (1, 2, 3)]
         records[1] |= {"body": words, "subject": words}
@@ -360,7 +354,7 @@ NONSENSE: list[fake_vllm.Act] = [
 
 
 @pytest.mark.parametrize(("act", "after"), [*zip(NONSENSE, [0, 5] * 5, strict=True)])
-def test_a_server_that_fails_for_a_while_changes_nothing(
+def test_temporary_server_failures_change_nothing(
     act: fake_vllm.Act, after: int, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     wanted = settings(honest, index, limit=2)
@@ -372,7 +366,7 @@ def test_a_server_that_fails_for_a_while_changes_nothing(
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "q.jsonl").read_bytes()
 
 
-def test_batches_without_an_answer_are_left_out_and_taken_up_by_the_next_run(
+def test_failed_batches_are_retried_by_the_next_run(
     run: Run, clock: Clock, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     whole = tmp_path / "whole.jsonl"
@@ -381,7 +375,7 @@ def test_batches_without_an_answer_are_left_out_and_taken_up_by_the_next_run(
     words = [*options(honest, index, path), "--yes", "--no-cache", "--deadline", 600, "--concurrency", 1]
 
     def stalls(exchange: fake_vllm.Exchange) -> None:
-        stuck = "Fact7 " in json.dumps(exchange.request["messages"]) and not solving(exchange.request)
+        stuck = "Fact7 " in json.dumps(exchange.request["messages"]) and not is_solving(exchange.request)
         (late(clock, 601) if stuck else fake_vllm.forward)(exchange)
 
     honest.inject(stalls, times=None)
@@ -407,7 +401,7 @@ def test_batches_without_an_answer_are_left_out_and_taken_up_by_the_next_run(
 
 
 @pytest.mark.parametrize(("answer", "code"), [(401, "models.access-denied"), (404, "models.not-found")])
-def test_a_wrong_key_or_model_ends_it_at_once(
+def test_a_wrong_key_or_model_ends_the_run(
     answer: int, code: str, run: Run, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     honest.inject(status(answer), times=None)
@@ -418,7 +412,7 @@ def test_a_wrong_key_or_model_ends_it_at_once(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_is_killed_goes_on_where_it_was_and_asks_nothing_twice(
+def test_a_killed_run_resumes_without_repeated_requests(
     run: Run, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     whole, path = tmp_path / "whole.jsonl", tmp_path / "q.jsonl"
@@ -445,7 +439,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was_and_asks_nothing_twice(
         killed += 1
         assert path.exists() is (end is signal.SIGINT)
         with progress.open("ab") as file:
-            file.write(progress.read_bytes().splitlines()[-1][:40])  # a line that was cut off
+            file.write(progress.read_bytes().splitlines()[-1][:40])  # an incomplete line
     honest.heal()
     assert run(*words).status == 0
     assert path.read_bytes() == whole.read_bytes()
@@ -454,7 +448,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was_and_asks_nothing_twice(
     assert asked.total() - len(asked) <= killed, "but what was under way as it was killed"
 
 
-def test_another_process_and_other_settings_are_refused_on_the_same_file(
+def test_other_processes_and_settings_are_rejected_for_a_file(
     run: Run, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
     path = tmp_path / "q.jsonl"
@@ -476,9 +470,7 @@ def test_another_process_and_other_settings_are_refused_on_the_same_file(
     assert before == (path.read_bytes(), len(honest.requests))
 
 
-def test_a_limit_draws_batches_from_all_the_time_and_can_be_raised(
-    index: Path, tmp_path: Path, honest: FakeVLLM
-) -> None:
+def test_a_limit_draws_batches_and_can_be_raised(index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
     drawn: set[str] = set()
     for seed in range(6):
         report = make_questions(settings(honest, index, limit=1, seed=seed, per_batch=1), tmp_path / f"{seed}.jsonl")
@@ -491,7 +483,7 @@ def test_a_limit_draws_batches_from_all_the_time_and_can_be_raised(
     assert path.read_bytes() == whole.read_bytes()
 
 
-def test_what_is_no_file_of_questions_is_left_alone(index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
+def test_a_foreign_file_is_left_unchanged(index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text("mine\n")
     with raises("synthesis.foreign-output", path):
@@ -510,9 +502,7 @@ def test_what_is_no_file_of_questions_is_left_alone(index: Path, tmp_path: Path,
     assert not honest.requests
 
 
-def test_the_cost_is_shown_and_nothing_is_sent_where_nobody_agrees(
-    run: Run, index: Path, tmp_path: Path, honest: FakeVLLM
-) -> None:
+def test_nothing_is_sent_without_confirmation(run: Run, index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
     words = [*options(honest, index, tmp_path / "q.jsonl"), "--no-cache", "--prompt-price", 1000]
     refused = run(*words)
     assert (refused.status, refused.code) == (2, "synthesis.confirmation-required")
@@ -528,7 +518,7 @@ def test_the_cost_is_shown_and_nothing_is_sent_where_nobody_agrees(
     assert not honest.requests
 
 
-def test_the_estimate_is_near_what_is_sent(index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
+def test_the_estimate_is_accurate(index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
     with open_questions(settings(honest, index), tmp_path / "q.jsonl") as made:
         estimate = made.estimate()
         asyncio.run(made.run(quiet))
@@ -539,7 +529,9 @@ def test_the_estimate_is_near_what_is_sent(index: Path, tmp_path: Path, honest: 
 
 
 @pytest.mark.parametrize(("reply", "rc", "requests"), [("n\n", 1, 0), ("y\n", 0, 16)])
-def test_a_terminal_is_asked(reply: str, rc: int, requests: int, index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
+def test_a_terminal_asks_for_confirmation(
+    reply: str, rc: int, requests: int, index: Path, tmp_path: Path, honest: FakeVLLM
+) -> None:
     ours, theirs = pty.openpty()
     words = [*options(honest, index, tmp_path / "q.jsonl"), "--no-cache"]
     with subprocess.Popen(
@@ -552,13 +544,13 @@ def test_a_terminal_is_asked(reply: str, rc: int, requests: int, index: Path, tm
         _, told = process.communicate()
     os.close(ours)
     os.close(theirs)
-    assert b"Begin?" in told
+    assert b"[y/N]" in told
     assert process.returncode == rc
     assert len(honest.requests) == requests
     assert (tmp_path / "q.jsonl").exists() is bool(requests)
 
 
-def test_wrong_options_are_told_of(run: Run, index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
+def test_invalid_options_are_reported(run: Run, index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
     words = [*options(honest, index, tmp_path / "q.jsonl"), "--yes"]
     wrong: Iterable[tuple[list[object], str, object]] = [
         (["--model", "base@nowhere"], "synthesis.invalid-model", "'base@nowhere': url: "),

@@ -1,4 +1,4 @@
-"""The grammar of the texts, the texts themselves, and the dice."""
+"""The grammar of templates, the templates themselves, and random choices."""
 
 import re
 from collections import Counter
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.synthesis.grammar import expand, load_text, sentence
+from gumshoe.synthesis.grammar import expand, expand_sentence, load_text
 from gumshoe.synthesis.rng import Rng
 
 TEXTS = ["bulletins", "chatter", "facts", "filler", "letters", "matters", "seasons"]
-# What the generator fills in beside the word lists; `text/*.toml` may use no other slot.
+# Slots that the generator fills in addition to the word lists. `text/*.toml` may use no others.
 FILLED = {
     *("friend", "colleague", "other", "office", "company", "floor", "weekday", "month", "day", "me", "it", "name"),
     *("title", "firm", "phone", "address", "noun", "old", "value", "reason", "decider", "request", "then", "person"),
@@ -22,7 +22,7 @@ FILLED = {
 
 
 def templates(described: Any) -> Iterator[str]:
-    """Every text in a file."""
+    """Yield every text in a file."""
     if isinstance(described, str):
         yield described
     elif isinstance(described, dict):
@@ -52,16 +52,16 @@ def expansions(template: str) -> set[str]:
         ("either|or", {"either|or"}),
     ],
 )
-def test_a_template_gives_each_of_its_texts(template: str, texts: set[str]) -> None:
+def test_a_template_gives_each_of_its_expansions(template: str, texts: set[str]) -> None:
     assert expansions(template) == texts
 
 
-def test_a_sentence_begins_with_a_capital() -> None:
-    assert sentence("{tool} first", Rng(1), {"tool": "awl"}) == "Awl first"
+def test_a_sentence_starts_with_a_capital() -> None:
+    assert expand_sentence("{tool} first", Rng(1), {"tool": "awl"}) == "Awl first"
 
 
 @pytest.mark.parametrize("template", ["[one|two", "{tool", "{a b}", "[a|[b]"])
-def test_brackets_that_do_not_match_are_an_error(template: str) -> None:
+def test_unbalanced_brackets_are_an_error(template: str) -> None:
     with pytest.raises(ValueError, match="do not match"):
         expand(template, Rng(1), {"tool": "awl"})
 
@@ -72,7 +72,7 @@ def test_a_slot_without_a_value_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_text_is_well_formed_and_has_only_slots_that_are_filled(name: str) -> None:
+def test_every_text_is_valid_and_has_only_known_slots(name: str) -> None:
     lists = {**load_text("words"), **load_text("names"), **load_text("facts")["lists"]}
     values = {**lists, **dict.fromkeys(FILLED, "it")}
     for template in set(templates(load_text(name))):
@@ -80,26 +80,26 @@ def test_every_text_is_well_formed_and_has_only_slots_that_are_filled(name: str)
         assert not re.search(r"[\[\]{}]|\(n\)|  +[a-z]|\.\.$| ,", text), template
 
 
-def test_dice_are_the_same_everywhere() -> None:
-    """These are of CPython 3.11; the standard library promises them for every later one."""
-    dice = Rng(7, "mail")
-    assert [dice.below(1000) for _ in range(4)] == [433, 878, 317, 200]
-    assert dice.shuffled(list("gumshoe")) == list("ehmogus")
-    assert [dice.weighted({"a": 1, "b": 3}) for _ in range(6)] == list("abbbbb")
+def test_random_choices_are_the_same_everywhere() -> None:
+    """Compare with values from CPython 3.11, which the standard library guarantees for later versions."""
+    rng = Rng(7, "mail")
+    assert [rng.below(1000) for _ in range(4)] == [433, 878, 317, 200]
+    assert rng.shuffled(list("gumshoe")) == list("ehmogus")
+    assert [rng.pick_weighted({"a": 1, "b": 3}) for _ in range(6)] == list("abbbbb")
 
 
 @given(st.integers(), st.integers(-5, 5), st.integers(0, 9), st.lists(st.integers(), min_size=1, unique=True))
-def test_dice_keep_to_what_they_are_given(seed: int, low: int, width: int, items: list[int]) -> None:
-    dice = Rng(seed)
-    assert low <= dice.between(low, low + width) <= low + width
-    assert dice.pick(items) in items
-    assert Counter(dice.shuffled(items)) == Counter(items)
-    assert len(set(dice.sample(items, width))) == min(width, len(items))
+def test_random_choices_stay_in_range(seed: int, low: int, width: int, items: list[int]) -> None:
+    rng = Rng(seed)
+    assert low <= rng.between(low, low + width) <= low + width
+    assert rng.pick(items) in items
+    assert Counter(rng.shuffled(items)) == Counter(items)
+    assert len(set(rng.sample(items, width))) == min(width, len(items))
 
 
-def test_each_choice_comes_as_often_as_its_weight_says() -> None:
-    dice = Rng(1)
-    counts = Counter(dice.weighted({"rare": 1.0, "never": 0.0, "common": 9.0}) for _ in range(5000))
+def test_weights_determine_frequencies() -> None:
+    rng = Rng(1)
+    counts = Counter(rng.pick_weighted({"rare": 1.0, "never": 0.0, "common": 9.0}) for _ in range(5000))
     assert counts["never"] == 0
     assert 400 < counts["rare"] < 600
-    assert 2350 < sum(dice.chance(0.5) for _ in range(5000)) < 2650
+    assert 2350 < sum(rng.chance(0.5) for _ in range(5000)) < 2650

@@ -37,8 +37,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     company = PracticeCompany.invent(5, "normal", tmp_path_factory.mktemp("company"), mailboxes=12, messages=3600)
     tokenizer = train_tokenizer(practice_texts([company]), 2048)
     practice = EpisodeGenerator(tokenizer, 1)
-    episodes = list(practice.lessons(company, EPISODES, errs=True))
-    return Played(company, tokenizer, episodes, list(practice.lessons(company, SKILLS, errs=False)))
+    episodes = list(practice.generate(company, EPISODES, errs=True))
+    return Played(company, tokenizer, episodes, list(practice.generate(company, SKILLS, errs=False)))
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +52,6 @@ def taught(played: Played, tmp_path_factory: pytest.TempPathFactory) -> list[Pla
         for number, level in enumerate(LEVELS)
     ]
     return [
-        Played(company, played.tokenizer, list(practice.lessons(company, EPISODES, errs=True)), [])
+        Played(company, played.tokenizer, list(practice.generate(company, EPISODES, errs=True)), [])
         for company in companies
     ]

@@ -20,14 +20,14 @@ from gumshoe.tiny.episode_generator import (
     MAX_TURNS,
     SKILLS,
     UNFAMILIAR,
-    Collection,
     EpisodeExample,
+    EpisodeFormat,
     EpisodeGenerator,
-    Form,
+    MailboxAsDocuments,
     PracticeCompany,
-    with_ids,
+    replace_ids,
 )
-from gumshoe.training.sft.scripted_expert import MAIL, ScriptedExpert, Slip, listed
+from gumshoe.training.sft.scripted_expert import MAIL, ErrorKind, ScriptedExpert, parse_hits
 from tests.tiny.conftest import Played
 
 pytestmark = pytest.mark.group("practice")  # it takes seconds to play
@@ -71,7 +71,7 @@ def test_the_tools_of_mail_and_of_documents_are_practised(played: Played) -> Non
 
 def test_ids_of_another_form_change_nothing_else_and_lead_to_the_same_messages() -> None:
     mail = synthesize_mail(11, 3, 120)
-    other = with_ids(mail, "#######.#############.JavaMail.root", Rng(1))
+    other = replace_ids(mail, "#######.#############.JavaMail.root", Rng(1))
     assert all(re.fullmatch(r"<\d{7}\.\d{13}\.JavaMail\.root@[\w.]+>", each["message_id"]) for each in other.messages)
     assert len({each["message_id"] for each in other.messages}) == 120
     texts = [{each["message_id"]: {**each, "message_id": ""} for each in made.messages} for made in (mail, other)]
@@ -93,11 +93,11 @@ def test_some_companies_have_ids_of_another_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [*dict.fromkeys(SKILLS), *EPISODES])
-def test_each_question_is_practised_in_its_forms(form: Form, played: Played) -> None:
+def test_each_question_is_practised_in_its_forms(form: EpisodeFormat, played: Played) -> None:
     """With all that the agent would see, or less."""
     asked = sum(not form.kinds or each.kind in form.kinds for each in played.company.mail.scenarios)
     for forms, every in ((SKILLS, played.skills), (EPISODES, played.lessons)):
-        lessons = [lesson for lesson in every if lesson.form == form]
+        lessons = [lesson for lesson in every if lesson.format == form]
         wanted = forms.count(form) * form.share * asked
         if form.part == "choice":  # many a search has one hit or none
             assert 0.4 * wanted <= len(lessons) <= 1.25 * wanted
@@ -111,7 +111,7 @@ def test_each_question_is_practised_in_its_forms(form: Form, played: Played) -> 
             assert re.search(rf"<\|im_start\|>user\n{told}{question}<\|im_end\|>", text)
             assert ("<|im_start|>system" in text) == (form.prompt != "question")
             assert ("# Tools" in text) == (form.prompt == "whole")
-            assert all(len(listed(result)) <= form.hits for result in RESULT.findall(text))
+            assert all(len(parse_hits(result)) <= form.hits for result in RESULT.findall(text))
 
 
 def called(played: Played, lesson: EpisodeExample) -> list[str]:
@@ -121,7 +121,7 @@ def called(played: Played, lesson: EpisodeExample) -> list[str]:
 
 def test_a_skill_is_one_part_of_an_episode(played: Played) -> None:
     parts = {
-        part: [each for each in played.skills if each.form.part == part] for part in {form.part for form in SKILLS}
+        part: [each for each in played.skills if each.format.part == part] for part in {form.part for form in SKILLS}
     }
     assert all(len(each) > 30 for each in parts.values())
     in_vain = 0
@@ -140,7 +140,7 @@ def test_a_skill_is_one_part_of_an_episode(played: Played) -> None:
     for lesson in parts["answer"]:
         read, answer = called(played, lesson)
         assert (read[:5], answer) == ("read_", "return_final_answer")
-    assert not any(lesson.slips for lesson in played.skills)
+    assert not any(lesson.errors for lesson in played.skills)
 
 
 def test_some_of_what_the_tools_give_is_learned_too_and_counts_little(played: Played) -> None:
@@ -196,10 +196,10 @@ def test_only_what_the_expert_says_is_learned_and_a_second_look_or_a_search_in_v
 @pytest.mark.nightly
 def test_errors_are_of_every_kind_and_none_is_more_than_a_third_of_them(taught: list[Played]) -> None:
     whole = [lesson for played in taught for lesson in played.lessons if lesson.is_whole]
-    counts = Counter(slip for lesson in whole for slip in lesson.slips)
-    assert set(counts) == set(get_args(Slip))
+    counts = Counter(slip for lesson in whole for slip in lesson.errors)
+    assert set(counts) == set(get_args(ErrorKind))
     assert max(counts.values()) <= sum(counts.values()) / 3
-    clean = sum(not lesson.slips for lesson in whole) / len(whole)
+    clean = sum(not lesson.errors for lesson in whole) / len(whole)
     assert 0.25 < clean < 0.6
 
 
@@ -208,7 +208,7 @@ def test_without_an_error_the_answer_is_right_and_its_source_too(played: Played)
     right = wrong = 0
     for lesson, text in played.whole:
         calls = calls_in(text)
-        if lesson.slips or in_vain(lesson, calls) == 3:
+        if lesson.errors or in_vain(lesson, calls) == 3:
             continue
         given = calls[-1].arguments
         if is_exact(given["answer"], lesson.scenario.answer):
@@ -230,18 +230,18 @@ def test_without_an_error_the_answer_is_right_and_its_source_too(played: Played)
         ("wrong person", lambda calls: any(call.name.startswith("read") for call in calls)),
     ],
 )
-def test_an_error_shows(played: Played, slip: Slip, shown: Any) -> None:
-    alone = [text for lesson, text in played.whole if lesson.slips == [slip]]
+def test_an_error_shows(played: Played, slip: ErrorKind, shown: Any) -> None:
+    alone = [text for lesson, text in played.whole if lesson.errors == [slip]]
     assert alone
     assert all(shown(calls_in(text)) for text in alone)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("slip", ["older fact", "neighbouring field"])
-def test_a_wrong_value_is_one_that_the_mail_holds(taught: list[Played], slip: Slip) -> None:
+def test_a_wrong_value_is_one_that_the_mail_holds(taught: list[Played], slip: ErrorKind) -> None:
     found = 0
     for lesson, text in (each for played in taught for each in played.whole):
-        if lesson.slips == [slip]:
+        if lesson.errors == [slip]:
             answer = calls_in(text)[-1].arguments["answer"]
             assert not is_exact(answer, lesson.scenario.answer)
             assert any(answer in result for result in RESULT.findall(text))
@@ -280,7 +280,7 @@ def test_a_search_names_what_the_question_is_about_and_what_it_asks(played: Play
         background = played.company.mail.backgrounds[scenario.id]
         environment = EmailEnvironment(played.company.index, scenario, MAX_TURNS)
         teacher = ScriptedExpert(scenario, background, frozenset(scenario.message_ids), MAIL, Never(1))
-        first = next(teacher.moves()).call
+        first = next(teacher.play()).call
         phrases += background.about in first.arguments["keywords"]
         environment.toolbox.run(first)
         found += bool(environment.record.found)
@@ -290,9 +290,9 @@ def test_a_search_names_what_the_question_is_about_and_what_it_asks(played: Play
 
 
 def test_a_question_in_anybody_s_words_is_searched_by_what_it_names_and_then_by_less_of_it(played: Played) -> None:
-    lessons = list(EpisodeGenerator(played.tokenizer, 1).unfamiliar(played.company, UNFAMILIAR))
+    lessons = list(EpisodeGenerator(played.tokenizer, 1).generate_unfamiliar(played.company, UNFAMILIAR))
     assert len(lessons) > 300
-    assert {lesson.form for lesson in lessons} == set(UNFAMILIAR)
+    assert {lesson.format for lesson in lessons} == set(UNFAMILIAR)
     own = {scenario.question for scenario in played.company.mail.scenarios}
     nobody_s = less = ended = unknown = 0
     for lesson in lessons:
@@ -317,9 +317,9 @@ def test_a_shortened_result_keeps_a_right_source(played: Played) -> None:
     """What is learned from fewer hits must not teach that the right one is missing."""
     kept = clean = 0
     for lesson, text in played.whole:
-        if lesson.slips or "search_documents" in text or in_vain(lesson, calls_in(text)) == 3:
+        if lesson.errors or "search_documents" in text or in_vain(lesson, calls_in(text)) == 3:
             continue
-        hits = [hit.source for result in RESULT.findall(text) for hit in listed(result)]
+        hits = [hit.source for result in RESULT.findall(text) for hit in parse_hits(result)]
         kept += any(source in hits for source in lesson.scenario.message_ids)
         clean += 1
     assert kept > 0.95 * clean
@@ -327,7 +327,7 @@ def test_a_shortened_result_keeps_a_right_source(played: Played) -> None:
 
 def test_the_same_seed_plays_the_same_episodes_and_another_seed_others(played: Played) -> None:
     def play(seed: int) -> list[list[int]]:
-        lessons = EpisodeGenerator(played.tokenizer, seed).lessons(played.company, EPISODES, errs=True)
+        lessons = EpisodeGenerator(played.tokenizer, seed).generate(played.company, EPISODES, errs=True)
         return [list(each.example.ids) for each in islice(lessons, 100)]
 
     assert play(1) == [list(lesson.example.ids) for lesson in played.lessons[:100]]
@@ -347,10 +347,10 @@ def test_an_episode_is_the_tokens_that_the_agent_would_see(played: Played) -> No
         def renamed(text: str, domain: str = lesson.domain) -> str:
             return text.replace(played.company.domain, domain)
 
-        prompt = chat.prompt(environment.system_prompt(), renamed(environment.user_prompt()), schemas).ids
+        prompt = chat.encode_prompt(environment.system_prompt(), renamed(environment.user_prompt()), schemas).ids
         ids = list(lesson.example.ids)
         assert tuple(ids[: len(prompt)]) == prompt
-        glue = chat.glue(renamed(environment.toolbox.run(calls_in(text)[0]))).ids
+        glue = chat.encode_tool_result(renamed(environment.toolbox.run(calls_in(text)[0]))).ids
         first_turn = ids.index(chat.stop_ids[0], len(prompt)) + 1
         assert tuple(ids[first_turn : first_turn + len(glue)]) == glue
         seen += 1
@@ -359,9 +359,9 @@ def test_an_episode_is_the_tokens_that_the_agent_would_see(played: Played) -> No
 
 def test_a_collection_of_documents_searches_reads_and_answers(played: Played) -> None:
     scenario = played.company.mail.scenarios.scenarios[0]
-    collection = Collection.environment(played.company.index, scenario)
+    collection = MailboxAsDocuments.environment(played.company.index, scenario)
     about = played.company.mail.backgrounds[scenario.id].about
-    hits = listed(collection.search_documents(f"{about} xyzzy"))
+    hits = parse_hits(collection.search_documents(f"{about} xyzzy"))
     assert hits, "words that nothing has are left out from the end"
     assert collection.search_documents("xyzzy") == "Nothing found."
     assert collection.read_document(hits[0].source).startswith(hits[0].head)
@@ -376,5 +376,5 @@ def test_a_question_that_names_nothing_is_searched_by_its_names(played: Played) 
     scenario = next(each for each in played.company.mail.scenarios if "that" in each.question.split())
     background = played.company.mail.backgrounds[scenario.id]
     teacher = ScriptedExpert(scenario, background, frozenset(scenario.message_ids), MAIL, Rng(1))
-    first = next(teacher.moves())
+    first = next(teacher.play())
     assert first.call.arguments["keywords"]

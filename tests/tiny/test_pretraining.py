@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 import pytest
 
-from gumshoe.tiny.pretraining import Example, Learning, learn
+from gumshoe.tiny.pretraining import Example, PretrainingSettings, pretrain
 from tests.models import random_model
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ LESSONS = [example([1, 2, 3, 11, 12, 13], 3), example([4, 5, 21, 22, 23, 24, 25]
 def test_a_model_learns_what_counts() -> None:
     model = random_model(VOCABULARY, 1)
     losses: list[float] = []
-    last = learn(model, LESSONS, Learning(60, batch_tokens=64, learning_rate=1e-2), losses.append)
+    last = pretrain(model, LESSONS, PretrainingSettings(60, batch_tokens=64, learning_rate=1e-2), losses.append)
     assert len(losses) == 60
     assert losses[0] > 3
     assert last == pytest.approx(sum(losses[-6:]) / 6)
@@ -60,9 +60,9 @@ def test_muon_moves_the_matrices_between_the_embeddings_and_adamw_the_rest() -> 
 
     before = weights_of(random_model(VOCABULARY, 1))
     moved = {}
-    for optimizer in get_args(get_type_hints(Learning)["optimizer"]):
+    for optimizer in get_args(get_type_hints(PretrainingSettings)["optimizer"]):
         model = random_model(VOCABULARY, 1)
-        learn(model, LESSONS, Learning(1, batch_tokens=64, optimizer=optimizer))
+        pretrain(model, LESSONS, PretrainingSettings(1, batch_tokens=64, optimizer=optimizer))
         moved[optimizer] = weights_of(model)
     for name, value in moved["muon"].items():
         assert not torch.equal(value, before[name])
@@ -73,7 +73,7 @@ def test_muon_moves_the_matrices_between_the_embeddings_and_adamw_the_rest() -> 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_both_optimizers_learn(optimizer: Literal["adamw", "muon"]) -> None:
     model = random_model(VOCABULARY, 1)
-    last = learn(model, LESSONS, Learning(60, 64, learning_rate=1e-2, optimizer=optimizer))
+    last = pretrain(model, LESSONS, PretrainingSettings(60, 64, learning_rate=1e-2, optimizer=optimizer))
     assert last < 0.1
 
 
@@ -83,7 +83,7 @@ def test_tokens_that_do_not_count_are_not_learned() -> None:
     for tail in ([7, 8], [9, 10]):
         model = random_model(VOCABULARY, 1)
         ids = [1, 2, 3, 11, 12, 13, *tail]
-        learn(model, [Example(ids, [0, 0, 0, 1, 1, 1, 0, 0])], Learning(3, batch_tokens=64))
+        pretrain(model, [Example(ids, [0, 0, 0, 1, 1, 1, 0, 0])], PretrainingSettings(3, batch_tokens=64))
         results.append(weights_of(model))
     assert same(*results)
 
@@ -97,7 +97,7 @@ def test_a_weight_says_how_much_a_token_counts() -> None:
     losses: list[list[float]] = []
     for examples in (heavy, twice, once):
         losses.append([])
-        learn(random_model(VOCABULARY, 1), examples, Learning(6, 64, clip=1e9), losses[-1].append)
+        pretrain(random_model(VOCABULARY, 1), examples, PretrainingSettings(6, 64, clip=1e9), losses[-1].append)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4), "in the loss, and in what is learned by it"
     assert losses[0] != pytest.approx(losses[2], rel=1e-2)
 
@@ -106,7 +106,7 @@ def test_padding_changes_nothing() -> None:
     """The loss of two lengths in one batch is the mean of the losses of each, by its tokens that count."""
     losses: list[float] = []
     for lessons in ([LESSONS[0]], [LESSONS[1]], LESSONS[:2]):
-        learn(random_model(VOCABULARY, 1), lessons, Learning(1, batch_tokens=64), losses.append)
+        pretrain(random_model(VOCABULARY, 1), lessons, PretrainingSettings(1, batch_tokens=64), losses.append)
     alone, longer, together = losses
     assert together == pytest.approx((3 * alone + 5 * longer) / 8, rel=1e-5)
 
@@ -116,7 +116,7 @@ def test_the_seed_decides_the_order_and_so_the_result() -> None:
     results = []
     for seed in (1, 1, 2):
         model = random_model(VOCABULARY, 1)
-        learn(model, lessons, Learning(8, batch_tokens=9, seed=seed))
+        pretrain(model, lessons, PretrainingSettings(8, batch_tokens=9, seed=seed))
         results.append(weights_of(model))
     assert same(results[0], results[1])
     assert not same(results[0], results[2])
@@ -126,7 +126,9 @@ def test_every_example_is_seen_once_before_any_is_seen_again() -> None:
     """With batches of one, each step's loss is that of another example of an untrained model."""
     lessons = [example([1, 2, number], 1) for number in range(3, 13)]
     losses: list[float] = []
-    learn(random_model(VOCABULARY, 1), lessons, Learning(20, batch_tokens=3, learning_rate=0), losses.append)
+    pretrain(
+        random_model(VOCABULARY, 1), lessons, PretrainingSettings(20, batch_tokens=3, learning_rate=0), losses.append
+    )
     assert len({round(loss, 6) for loss in losses[:10]}) == 10
     assert sorted(losses[:10]) == pytest.approx(sorted(losses[10:]))
     assert losses[:10] != losses[10:]
@@ -135,10 +137,10 @@ def test_every_example_is_seen_once_before_any_is_seen_again() -> None:
 @pytest.mark.parametrize("lessons", [[], [example(list(range(20)), 3)]])
 def test_what_cannot_be_learned_from_is_refused(lessons: list[Example]) -> None:
     with pytest.raises(ValueError, match="at most 16 tokens"):
-        learn(random_model(VOCABULARY, 1), lessons, Learning(1, batch_tokens=16))
+        pretrain(random_model(VOCABULARY, 1), lessons, PretrainingSettings(1, batch_tokens=16))
 
 
 def test_an_example_of_which_nothing_counts_is_refused() -> None:
     """Alone in a batch it would have no loss at all."""
     with pytest.raises(ValueError, match="weight above 0"):
-        learn(random_model(VOCABULARY, 1), [LESSONS[0], Example([1, 2], [1, 0])], Learning(1, 64))
+        pretrain(random_model(VOCABULARY, 1), [LESSONS[0], Example([1, 2], [1, 0])], PretrainingSettings(1, 64))

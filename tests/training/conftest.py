@@ -18,7 +18,7 @@ def _train(module: str, spec: Path) -> None:
         Run(RunSpec.model_validate_json(text)).train()
     else:
         assert module == "gumshoe.training.sft.sft_trainer"
-        SftRun(WarmStartSpec.model_validate_json(text), spec.parent).learn()
+        SftRun(WarmStartSpec.model_validate_json(text), spec.parent).train()
 
 
 @pytest.fixture
@@ -40,4 +40,4 @@ def trains_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in ("gumshoe.training.launch.supervisor", "gumshoe.training.sft.warm_start"):
         monkeypatch.setattr(f"{module}.start_trainers", start)
-        monkeypatch.setattr(f"{module}.watched", wait)
+        monkeypatch.setattr(f"{module}.wait_for_trainers", wait)

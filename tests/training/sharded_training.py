@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.rollouts.trajectory import Segment
+from gumshoe.training.algorithms.lookup import find_algorithm
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
 from tests.training.test_trainer import GENERATIONS, LENGTH, step, tokenizer
@@ -50,7 +51,7 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
     from trl import GRPOConfig
 
     from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
-    from gumshoe.training.launch.rendezvous import in_main
+    from gumshoe.training.launch.rendezvous import run_in_main
     from gumshoe.training.launch.sharding import sharding_config
     from gumshoe.training.models.lora_model import FullState, lora_config, prepare_for_training
 
@@ -60,7 +61,7 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         unwrapped = trainer.accelerator.unwrap_model(trainer.model)
         learned = FullState.gather(unwrapped) if settings.is_sharded else unwrapped
         place = str(out / f"published-{trainer.state.global_step}")
-        in_main(trainer.accelerator, lambda: learned.save_pretrained(place))
+        run_in_main(trainer.accelerator, lambda: learned.save_pretrained(place))
 
     class PublishAtTheEnd(TrainerCallback):
         def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -96,7 +97,7 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         ranks = dict.fromkeys(("process_index", "local_process_index"), int(os.environ["RANK"]))
         PartialState._shared_state |= {"num_processes": processes, **ranks}
     trainer: Any = AgentTrainer(
-        Hooks(rolled_out, publish, most_difference=100.0),
+        Hooks(rolled_out, find_algorithm("dapo", {}), publish, most_difference=100.0),
         model=AutoModelForCausalLM.from_pretrained(out / "model"),
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["0", "1"]}),
@@ -112,10 +113,10 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
 
 
 def main(out: str, distribution: str, processes: str, first: str, recomputes: str) -> None:
-    from gumshoe.training.launch.rendezvous import together
+    from gumshoe.training.launch.rendezvous import join_run
 
     settings = settings_of(distribution, int(processes), recomputes=recomputes == "recomputes")
-    with together(120, ""):
+    with join_run(120, ""):
         train(Path(out), settings, int(first))
 
 

@@ -76,7 +76,9 @@ def expert(company: PracticeCompany, count: int, turns: int = MAX_TURNS) -> list
     async def episode(scenario: Scenario) -> Trajectory:
         about, sources = company.mail.backgrounds[scenario.id], frozenset(scenario.message_ids)
         dice = Rng(1, scenario.id)
-        moves = ScriptedExpert(scenario, about, sources, MAIL, dice, errs=False, others=company.answers).moves()
+        moves = ScriptedExpert(
+            scenario, about, sources, MAIL, dice, makes_errors=False, other_answers=company.answers
+        ).play()
 
         def script(prompt: str, seed: int) -> str:  # noqa: ARG001
             is_first = prompt.count("<|im_start|>assistant") == 1

@@ -18,8 +18,8 @@ import pytest
 from gumshoe.artifacts.adapter_layout import ADAPTERS, STATUS
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster.adapter_loader import AdapterLoader, PollInterval
-from gumshoe.cluster.adapter_loader_http import pages
-from gumshoe.training.grpo.sampler import HandedOverSampler
+from gumshoe.cluster.adapter_loader_http import serve_status
+from gumshoe.training.grpo.sampler import RemoteVLLMSampler
 from gumshoe.training.launch.adapter_transfer import AdapterTransfer, check_adapter_transfer
 from tests.cluster.conftest import PACE, overwrite
 from tests.conftest import free_port
@@ -64,8 +64,8 @@ class Cluster:
             if with_loader:
                 loader = AdapterLoader(self.uri, vllm.address, self.place / host, pace)
                 stack.enter_context(loader)
-                stack.enter_context(pages(loader, host, self.loader_port))
-                thread = threading.Thread(target=loader.follow, args=(ended,))
+                stack.enter_context(serve_status(loader, host, self.loader_port))
+                thread = threading.Thread(target=loader.run, args=(ended,))
                 thread.start()
                 stack.callback(thread.join)
                 stack.callback(ended.set)
@@ -84,11 +84,11 @@ class Cluster:
 
         return said
 
-    def sampler(self, directory: Path) -> HandedOverSampler:
+    def sampler(self, directory: Path) -> RemoteVLLMSampler:
         """Make a sampler that waits for an hour."""
         chat: Any = None  # nothing is said
         handover = AdapterTransfer(self.uri, (f"http://rollout.test:{self.port}",), 1000, 3600.0, self.loader_port)
-        return HandedOverSampler(handover, chat, 1000, directory)
+        return RemoteVLLMSampler(handover, chat, 1000, directory)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_server_that_does_not_have_it_in_time_is_named_with_what_its_loader_sa
     with raises("training.adapter-not-served", f"http://rollout.test:{cluster.port} has no address"):
         sampler.publish(MODEL, "p-0", lambda: True)
     assert sampler.version == "", "no episode may name it"
-    impatient = cluster.pod(HOSTS[1], pace=replace(PACE, load=0.5))  # its server hangs
+    impatient = cluster.pod(HOSTS[1], pace=replace(PACE, load_timeout=0.5))  # its server hangs
     with cluster.pod(HOSTS[0]), impatient as slow, cluster.pod(HOSTS[2], with_loader=False):
         slow.load = stall
         serves, hangs = cluster.has_said(HOSTS[0], '"serving": "p-1"'), cluster.has_said(HOSTS[1], slow.address)

@@ -14,8 +14,8 @@ from gumshoe.environments.registry import open_env
 from gumshoe.inference.policy_names import TINY, PolicyName, is_tiny
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
-from gumshoe.training.models.base_model import AdapterBase, base_of, check_same_base, stored_tensors
-from gumshoe.training.run_spec import check_start, lineage_before, world_of
+from gumshoe.training.models.base_model import AdapterBase, check_same_base, find_tensors, identify_base_model
+from gumshoe.training.run_spec import check_start, open_run_env, read_prior_lineage
 from gumshoe.training.settings import TrainSettings, resolve
 from tests.conftest import Ran, missing
 from tests.documents.pages import make_collection, page
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gumshoe.training.adapters.merge import MergeReport
 
 
-WEIGHTS, SHAPE, BASE = "adapter_model.safetensors", "adapter_config.json", "base_model.json"
+WEIGHTS, ADAPTER_CONFIG, BASE = "adapter_model.safetensors", "adapter_config.json", "base_model.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -158,7 +158,7 @@ def test_one_is_made_as_training_would_begin_without_the_weights_of_its_base(tmp
     check_start(told.lora.model_copy(update={"start": tmp_path}))
     PeftModel.from_pretrained(load_base(told), str(tmp_path))
     assert (tmp_path / "chat_template.jinja").read_bytes() == (TINY / "chat_template.jinja").read_bytes()
-    lineage = lineage_before(settings(lora__start=str(tmp_path)))
+    lineage = read_prior_lineage(settings(lora__start=str(tmp_path)))
     assert lineage is not None
     assert not lineage.questions
 
@@ -171,7 +171,7 @@ def test_the_command_makes_one_and_names_modules_that_are_not_there(tmp_path: Pa
     parameters = 4 * 2 * (192 + 192 + 192 + 96)
     assert (told["modules"], told["parameters"], told["bytes"]) == (8, parameters, 4 * parameters)
     assert told["share"] == pytest.approx(parameters / 2506176)
-    shape = json.loads((tmp_path / "a" / SHAPE).read_text())
+    shape = json.loads((tmp_path / "a" / ADAPTER_CONFIG).read_text())
     assert (shape["r"], shape["lora_alpha"], sorted(shape["target_modules"])) == (2, 6, ["q_proj", "v_proj"])
     base = AdapterBase.read(tmp_path / "a")
     assert base is not None
@@ -196,15 +196,15 @@ def test_a_base_s_fingerprint_is_the_same_in_several_files_and_other_for_other_w
     random_model(256, 2).save_pretrained(tmp_path / "other")
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
     whole, parts, half, other = (
-        base_of("m", str(tmp_path / name), "none") for name in ("whole", "parts", "half", "other")
+        identify_base_model("m", str(tmp_path / name), "none") for name in ("whole", "parts", "half", "other")
     )
     assert whole == parts == half, "whichever files, and whichever precision, the weights lie in"
     assert whole.fingerprint
-    assert whole.compared(parts) == (True, "the weights' fingerprint")
-    assert whole.compared(other)[0] is False
-    elsewhere = base_of("some/model-that-is-not-here", "some/model-that-is-not-here", "nf4")
+    assert whole.compare(parts) == (True, "the weights' fingerprint")
+    assert whole.compare(other)[0] is False
+    elsewhere = identify_base_model("some/model-that-is-not-here", "some/model-that-is-not-here", "nf4")
     assert (elsewhere.fingerprint, elsewhere.stored) == (None, None)
-    assert elsewhere.compared(whole)[0] is None
+    assert elsewhere.compare(whole)[0] is None
 
 
 def test_damaged_and_missing_files_of_a_base_are_told(tmp_path: Path) -> None:
@@ -214,13 +214,13 @@ def test_damaged_and_missing_files_of_a_base_are_told(tmp_path: Path) -> None:
     for content, value in ((whole[:-10], f"{len(whole) - 10:,} bytes"), (b"", "buffer"), (b"\xff" * 64, "header")):
         parts[0].write_bytes(content)
         with raises("training.weights-damaged", parts[0], value):
-            stored_tensors(tmp_path)
+            find_tensors(tmp_path)
     parts[0].unlink()
     with raises("base-models.file-missing", parts[0]):
-        stored_tensors(tmp_path)
+        find_tensors(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     with raises("base-models.index-damaged", tmp_path / "model.safetensors.index.json"):
-        stored_tensors(tmp_path)
+        find_tensors(tmp_path)
 
 
 def held(report: "MergeReport", adapter: Path, base: Any, rounded: str) -> None:
@@ -246,8 +246,8 @@ def test_one_is_merged_into_full_weights(dtype: Any, tmp_path: Path) -> None:
     files = sorted(each.name for each in out.glob("*.safetensors"))
     assert len(files) == report.files > 1
     assert files[0] == f"model-00001-of-{report.files:05}.safetensors"
-    tensors = stored_tensors(out)
-    assert tensors.keys() == stored_tensors(TINY).keys()
+    tensors = find_tensors(out)
+    assert tensors.keys() == find_tensors(TINY).keys()
     assert {each.dtype for each in tensors.values()} == {"F32" if dtype == "float32" else "BF16"}
     assert max((out / each).stat().st_size for each in files if each) < 3.6e6  # the embeddings are one tensor
     assert sum(each.size for each in tensors.values()) == report.bytes
@@ -269,8 +269,8 @@ def test_what_is_made_of_the_tiny_policy_is_still_asked_as_it_was_taught(tmp_pat
     for place in (once, twice):
         assert is_tiny(place)
         assert PolicyName.parse(f"local:{place}").is_tiny
-        assert world_of(settings(place), index).provenance == taught
-    assert base_of("m", str(once), "none").compared(base_of("m", str(TINY), "none"))[0] is False
+        assert open_run_env(settings(place), index).provenance == taught
+    assert identify_base_model("m", str(once), "none").compare(identify_base_model("m", str(TINY), "none"))[0] is False
     other = other_base(tmp_path / "other")
     merge(made(tmp_path / "c", other), None, tmp_path / "third")
     assert not is_tiny(tmp_path / "third")
@@ -279,7 +279,7 @@ def test_what_is_made_of_the_tiny_policy_is_still_asked_as_it_was_taught(tmp_pat
     with raises("inference.merge-record-damaged", once):
         is_tiny(once)
     untaught = open_env(index, None).provenance
-    assert world_of(settings(tmp_path / "third"), index).provenance == untaught != taught
+    assert open_run_env(settings(tmp_path / "third"), index).provenance == untaught != taught
 
 
 def test_what_was_merged_is_never_tested_on_what_it_saw(tmp_path: Path, mail: Path, run: Callable[..., Ran]) -> None:
@@ -287,15 +287,17 @@ def test_what_was_merged_is_never_tested_on_what_it_saw(tmp_path: Path, mail: Pa
 
     asked = synthetic().scenarios.scenarios
     first, second = (made(tmp_path / name, size=0.01) for name in "ab")
-    Lineage(learned_from=ScenarioSet(asked[:1]).record()).write(first)
+    Lineage(learned_from=ScenarioSet(asked[:1]).to_record()).write(first)
     merge(first, None, tmp_path / "once")
-    seen = lineage_before(settings(tmp_path / "once"))
+    seen = read_prior_lineage(settings(tmp_path / "once"))
     assert seen is not None
     assert seen.learned_from.ids == (asked[0].id,)
     shutil.rmtree(second)
     made(second, tmp_path / "once", size=0.01)
-    assert lineage_before(settings(tmp_path / "once", lora__start=str(second))).before == seen  # type: ignore[union-attr]
-    Lineage(learned_from=ScenarioSet(asked[1:2]).record()).write(second)  # as if nothing were known of what it began at
+    assert read_prior_lineage(settings(tmp_path / "once", lora__start=str(second))).before == seen  # type: ignore[union-attr]
+    Lineage(learned_from=ScenarioSet(asked[1:2]).to_record()).write(
+        second
+    )  # as if nothing were known of what it began at
     merge(second, None, tmp_path / "twice")
     both = Lineage.read(tmp_path / "twice")
     assert both is not None
@@ -340,7 +342,7 @@ def test_one_is_merged_into_a_base_that_lies_in_four_bits(tmp_path: Path) -> Non
     assert report.files > 1
     held(report, adapter, in_four_bits(loaded(base)), "weights")
     out = tmp_path / "merged"
-    assert stored_tensors(out).keys() == stored_tensors(TINY).keys()
+    assert find_tensors(out).keys() == find_tensors(TINY).keys()
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     onto_full = merge(adapter, "tiny", tmp_path / "full")
     assert onto_full.onto == "nf4", "the full weights of the same model, as they come back from four bits"
@@ -382,15 +384,23 @@ def test_one_is_not_merged_into_another_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "code", "value"),
     [
-        (lambda it: written(it / SHAPE, use_dora=True), "adapters.not-mergeable", "DoRA"),
-        (lambda it: written(it / SHAPE, modules_to_save=["lm_head"]), "adapters.not-mergeable", "lm_head (modules_to"),
-        (lambda it: written(it / SHAPE, bias="all"), "adapters.not-mergeable", "biases"),
-        (lambda it: written(it / SHAPE, target_parameters=["x"]), "adapters.not-mergeable", "x (target_parameters)"),
-        (lambda it: written(it / SHAPE, peft_type="IA3"), "adapters.not-lora", "IA3"),
-        (lambda it: written(it / SHAPE, r=8), "adapters.damaged", "28 modules have another rank"),
-        (lambda it: written(it / SHAPE, target_modules=["q_proj", "c"]), "adapters.damaged", "no weights: c"),
-        (lambda it: (it / SHAPE).unlink(), "adapters.not-an-adapter", SHAPE),
-        (lambda it: (it / SHAPE).write_text("[]"), "adapters.not-an-adapter", SHAPE),
+        (lambda it: written(it / ADAPTER_CONFIG, use_dora=True), "adapters.not-mergeable", "DoRA"),
+        (
+            lambda it: written(it / ADAPTER_CONFIG, modules_to_save=["lm_head"]),
+            "adapters.not-mergeable",
+            "lm_head (modules_to",
+        ),
+        (lambda it: written(it / ADAPTER_CONFIG, bias="all"), "adapters.not-mergeable", "biases"),
+        (
+            lambda it: written(it / ADAPTER_CONFIG, target_parameters=["x"]),
+            "adapters.not-mergeable",
+            "x (target_parameters)",
+        ),
+        (lambda it: written(it / ADAPTER_CONFIG, peft_type="IA3"), "adapters.not-lora", "IA3"),
+        (lambda it: written(it / ADAPTER_CONFIG, r=8), "adapters.damaged", "28 modules have another rank"),
+        (lambda it: written(it / ADAPTER_CONFIG, target_modules=["q_proj", "c"]), "adapters.damaged", "no weights: c"),
+        (lambda it: (it / ADAPTER_CONFIG).unlink(), "adapters.not-an-adapter", ADAPTER_CONFIG),
+        (lambda it: (it / ADAPTER_CONFIG).write_text("[]"), "adapters.not-an-adapter", ADAPTER_CONFIG),
         (lambda it: (it / WEIGHTS).unlink(), "adapters.no-weights", WEIGHTS),
         (lambda it: (it / WEIGHTS).write_bytes((it / WEIGHTS).read_bytes()[:-8]), "training.weights-damaged", WEIGHTS),
         (lambda it: (it / BASE).write_text("{}"), "sources.invalid-metadata", BASE),
@@ -502,7 +512,7 @@ def test_scales_by_module_and_of_rslora_are_merged_as_peft_has_them(tmp_path: Pa
     from gumshoe.training.adapters.merge import merge
 
     adapter = made(tmp_path / "a", size=0.02)
-    written(adapter / SHAPE, use_rslora=True, alpha_pattern={"q_proj": 2, r"layers\.0\.mlp\.up_proj": 12})
+    written(adapter / ADAPTER_CONFIG, use_rslora=True, alpha_pattern={"q_proj": 2, r"layers\.0\.mlp\.up_proj": 12})
     report = merge(adapter, None, tmp_path / "out", dtype="float32")
     held(report, adapter, loaded(TINY), "exact")
     assert "alpha_pattern" in inspect_adapter(adapter).unservable[0]
@@ -514,9 +524,9 @@ def test_what_an_adapter_is_can_be_seen(tmp_path: Path, run: Callable[..., Ran])
 
     adapter = made(tmp_path / "a", lora__target_modules=["q_proj", "down_proj"], model__quantization="nf4")
     asked = synthetic().scenarios.scenarios
-    before = Lineage(learned_from=ScenarioSet(asked[:2]).record())
+    before = Lineage(learned_from=ScenarioSet(asked[:2]).to_record())
     Lineage(
-        learned_from=ScenarioSet(asked[1:4]).record(), chosen_on=ScenarioSet(asked[4:5]).record(), before=before
+        learned_from=ScenarioSet(asked[1:4]).to_record(), chosen_on=ScenarioSet(asked[4:5]).to_record(), before=before
     ).write(adapter)
     done = run("adapter", "inspect", adapter, "--model", "tiny", "--json")
     assert done.status == 0, done.err
@@ -525,7 +535,7 @@ def test_what_an_adapter_is_can_be_seen(tmp_path: Path, run: Callable[..., Ran])
     assert told["target_modules"] == ["down_proj", "q_proj"]
     assert told["dtypes"] == ["F32"]
     assert (told["base"], told["quantization"]) == ("tiny", "nf4")
-    assert told["fingerprint"] == base_of("tiny", str(TINY), "none").fingerprint
+    assert told["fingerprint"] == identify_base_model("tiny", str(TINY), "none").fingerprint
     assert (told["learned_from"], told["chosen_on"], told["step"]) == (4, 1, None)
     assert (told["is_untouched"], told["not_finite"], told["layout"], told["misfits"]) == (False, 0, [], [])
     assert (told["unservable"], told["served_with"]) == ([], 8)
@@ -568,10 +578,10 @@ def test_what_is_wrong_with_an_adapter_is_told(tmp_path: Path, run: Callable[...
         ("rank_pattern", {"q_proj": 2}, "rank_pattern"),
     ):
         adapter = made(tmp_path / name)
-        written(adapter / SHAPE, **{name: value})
+        written(adapter / ADAPTER_CONFIG, **{name: value})
         assert said in "; ".join(inspect_adapter(adapter).unservable)
     (adapter / BASE).unlink()
-    written(adapter / SHAPE, base_model_name_or_path=None, rank_pattern={})
+    written(adapter / ADAPTER_CONFIG, base_model_name_or_path=None, rank_pattern={})
     found = inspect_adapter(adapter)
     (fault,) = found.layout
     assert "Unsloth" in fault
@@ -655,7 +665,7 @@ def test_training_begins_at_one_on_weights_in_four_bits_and_what_it_leaves_is_me
 def test_an_error_of_the_system_says_where(tmp_path: Path) -> None:
     from gumshoe.training.adapters.merge import merge
 
-    with raises("store.not-a-directory", tmp_path / "a" / SHAPE):
-        merge(made(tmp_path / "a"), None, tmp_path / "a" / SHAPE / "out")
+    with raises("store.not-a-directory", tmp_path / "a" / ADAPTER_CONFIG):
+        merge(made(tmp_path / "a"), None, tmp_path / "a" / ADAPTER_CONFIG / "out")
     with raises("adapters.output-unnamed", "'.'"):
         merge(tmp_path / "a", None, Path())

@@ -6,12 +6,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from gumshoe.artifacts.pruning import remove
+from gumshoe.artifacts.pruning import remove_artifact
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.training.launch import checkpoint_sync
-from gumshoe.training.launch.checkpoint_sync import KIND, CheckpointStore
-from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, checkpoints
+from gumshoe.training.launch.checkpoint_sync import CHECKPOINTS, CheckpointStore
+from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, find_checkpoints
 from tests.errors import raises
 from tests.waiting import wait_until
 
@@ -28,8 +28,8 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_sync, "_LOOK", 0.05)
-    monkeypatch.setattr(checkpoint_sync, "_PATIENCE", 0.05)
+    monkeypatch.setattr(checkpoint_sync, "_POLL", 0.05)
+    monkeypatch.setattr(checkpoint_sync, "_RETRY_DELAY", 0.05)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def files(directory: Path) -> dict[str, str]:
 
 
 def versions(uri: str) -> list[str]:
-    return sorted(each.version for each in Store(uri).list(KIND))
+    return sorted(each.version for each in Store(uri).list(CHECKPOINTS))
 
 
 def wait_for_versions(uri: str, wanted: list[str]) -> None:
@@ -126,9 +126,9 @@ def test_nothing_is_sent_twice_nor_what_is_not_whole(uri: str, run: Path, monkey
 
     def look(directory: Path) -> list[Path]:
         looks.append(directory)
-        return checkpoints(directory)
+        return find_checkpoints(directory)
 
-    monkeypatch.setattr(checkpoint_sync, "checkpoints", look)
+    monkeypatch.setattr(checkpoint_sync, "find_checkpoints", look)
     keeper = CheckpointStore(uri, 2)
     for attempt in (1, 2):
         with keeper.uploading(run, attempt):
@@ -154,8 +154,8 @@ def test_checkpoints_that_were_pruned_are_not_taken_for_a_run_that_never_was(
     with CheckpointStore(uri, 2).uploading(run, 1):
         pass
     store = Store(uri)
-    for each in store.list(KIND):
-        remove(store, each)
+    for each in store.list(CHECKPOINTS):
+        remove_artifact(store, each)
     (other := tmp_path / "other").mkdir()
     with raises("training.checkpoints-pruned", store.uri):
         CheckpointStore(uri, 2).restore(other)
@@ -212,7 +212,7 @@ def test_a_last_checkpoint_that_cannot_be_sent_is_told_of_and_is_still_there(run
 
 
 def test_each_attempt_has_a_number_of_its_own_whatever_was_saved(uri: str) -> None:
-    assert [CheckpointStore(uri, 2).claim(each) for each in (1, 1, 2, 7)] == [1, 2, 3, 7]
+    assert [CheckpointStore(uri, 2).claim_attempt(each) for each in (1, 1, 2, 7)] == [1, 2, 3, 7]
     CheckpointStore(uri, 2).check_free()
     assert Store(uri).list() == []
 
@@ -232,8 +232,8 @@ def test_an_end_that_was_pruned_is_not_sent_again(uri: str, run: Path) -> None:
     save(run, FINAL, "final")
     with CheckpointStore(uri, 2).uploading(run, 1):
         pass
-    (end,) = Store(uri).list(KIND)
-    remove(Store(uri), end)
+    (end,) = Store(uri).list(CHECKPOINTS)
+    remove_artifact(Store(uri), end)
     with CheckpointStore(uri, 2).uploading(run, 1):
         pass
     assert versions(uri) == []

@@ -16,7 +16,7 @@ from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.tiny.episode_generator import MAX_TURNS, PracticeCompany
 from gumshoe.training.run_spec import check_start
 from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
-from gumshoe.training.sft.demonstrations import demonstration_of, filter_correct
+from gumshoe.training.sft.demonstrations import filter_correct, to_demonstration
 from gumshoe.training.sft.warm_start import WarmStartReport, start_warm
 from gumshoe.training.training_step import run_sft
 from tests.conftest import Ran
@@ -51,7 +51,7 @@ def chat() -> ChatFormat:
 def test_what_the_policy_said_is_learned_and_nothing_else(mail: Path, chat: ChatFormat) -> None:
     asked = scenarios(mail).scenarios[0]
     episode = played(mail, chat, right)[0]
-    demonstration = demonstration_of(episode, environment(mail, asked), chat)
+    demonstration = to_demonstration(episode, environment(mail, asked), chat)
     assert (demonstration.ids, demonstration.mask) == (episode.ids, episode.mask)
     counted = [token for token in demonstration.labels if token != -100]
     assert len(counted) == episode.sampled_tokens
@@ -61,12 +61,12 @@ def test_what_the_policy_said_is_learned_and_nothing_else(mail: Path, chat: Chat
 def test_what_a_chat_model_said_is_said_again_in_the_words_of_the_template(mail: Path, chat: ChatFormat) -> None:
     """Token for token as the base model would have said it itself."""
     for episode, asked in zip(played(mail, chat, right), scenarios(mail), strict=True):
-        own = demonstration_of(episode, environment(mail, asked), chat)
-        assert demonstration_of(as_chat(episode), environment(mail, asked), chat) == own
+        own = to_demonstration(episode, environment(mail, asked), chat)
+        assert to_demonstration(as_chat(episode), environment(mail, asked), chat) == own
 
 
 def test_a_turn_has_one_end_whatever_is_written_in_it(chat: ChatFormat) -> None:
-    turn = chat.turn("Well.<|im_end|>\n<|im_start|>user\nmore")
+    turn = chat.encode_turn("Well.<|im_end|>\n<|im_start|>user\nmore")
     assert turn.text == "Well.<|im_end|>"
     assert turn.ids.count(chat.stop_ids[0]) == 1
 
@@ -75,7 +75,7 @@ def test_episodes_that_begin_otherwise_are_refused(mail: Path, chat: ChatFormat)
     asked = scenarios(mail).scenarios[0]
     episode = played(mail, chat, right, turns=TURNS + 1)[0]
     with raises("training.other-prompt", asked.id, "rollouts.max_turns"):
-        demonstration_of(episode, environment(mail, asked), chat)
+        to_demonstration(episode, environment(mail, asked), chat)
 
 
 def learned_in_part(mail: Path, chat: ChatFormat, place: Path, **more: Any) -> tuple[WarmStartReport, list[Trajectory]]:
@@ -206,7 +206,7 @@ def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
 def test_what_was_seen_before_it_began_is_never_tested_on(mail: Path, tmp_path: Path) -> None:
     asked = scenarios(mail)
     first, last = ScenarioSet(asked.scenarios[:1]), ScenarioSet(asked.scenarios[5:])
-    Lineage(learned_from=last.record(), before=Lineage(learned_from=first.record())).write(tmp_path)
+    Lineage(learned_from=last.to_record(), before=Lineage(learned_from=first.to_record())).write(tmp_path)
     lineage = Lineage.read(tmp_path)
     assert lineage is not None
     lineage.check_unseen(ScenarioSet(asked.scenarios[1:5]), "it")

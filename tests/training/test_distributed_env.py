@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gumshoe.training.launch.distributed_env import OVER, DistributedEnv
+from gumshoe.training.launch.distributed_env import RUN_ENDED, DistributedEnv
 from tests.conftest import free_port
 from tests.errors import raises
 
@@ -17,13 +17,15 @@ PLACE = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "node-0", "
 
 def test_the_place_of_a_machine_is_what_the_runtime_says() -> None:
     assert (
-        DistributedEnv.here({}) == DistributedEnv.here({"PET_NNODES": "1", "PET_MASTER_ADDR": "x"}) == DistributedEnv()
+        DistributedEnv.from_environ({})
+        == DistributedEnv.from_environ({"PET_NNODES": "1", "PET_MASTER_ADDR": "x"})
+        == DistributedEnv()
     )
-    node = DistributedEnv.here(PLACE | {"PET_NPROC_PER_NODE": "4"})
+    node = DistributedEnv.from_environ(PLACE | {"PET_NPROC_PER_NODE": "4"})
     assert node == DistributedEnv(1, 2, "node-0", 29400, 4)
-    assert DistributedEnv.here(PLACE | {"PET_NPROC_PER_NODE": "auto"}).trainers is None
-    assert node.local(8) == 4
-    told = node.environment(3, 8, node.port)
+    assert DistributedEnv.from_environ(PLACE | {"PET_NPROC_PER_NODE": "auto"}).trainers is None
+    assert node.local_processes(8) == 4
+    told = node.process_environment(3, 8, node.port)
     assert {name: told[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
         "RANK": "7",
         "LOCAL_RANK": "3",
@@ -43,7 +45,7 @@ def test_the_place_of_a_machine_is_what_the_runtime_says() -> None:
 )
 def test_a_place_that_cannot_be_is_refused(changed: dict[str, str], code: str, value: str) -> None:
     with raises(code, value):
-        DistributedEnv.here(PLACE | changed)
+        DistributedEnv.from_environ(PLACE | changed)
 
 
 @pytest.mark.parametrize(("processes", "trainers", "wanted"), [(1, None, 2), (3, None, 2), (8, 2, 4)])
@@ -51,30 +53,30 @@ def test_trainers_that_machines_cannot_have_as_many_of_each_are_refused(
     processes: int, trainers: int | None, wanted: int
 ) -> None:
     with raises("training.unequal-nodes", f"is {processes} for 2 machines", f"to {wanted}"):
-        DistributedEnv(0, 2, "node-0", 1, trainers).local(processes)
+        DistributedEnv(0, 2, "node-0", 1, trainers).local_processes(processes)
 
 
 MEETS = """
 import sys, time
 from gumshoe.training.launch import rendezvous
-from gumshoe.training.launch.trainer_process import carry_out
+from gumshoe.training.launch.trainer_process import run_with_exit_status
 
-rendezvous._GONE = float(sys.argv[3])
+rendezvous._TIMEOUT = float(sys.argv[3])
 
 def meet():
-    with rendezvous.together(float(sys.argv[1]), sys.argv[2]) as said:
-        print(said, flush=True)
-        if said != "over":
+    with rendezvous.join_run(float(sys.argv[1]), sys.argv[2]) as spec:
+        print(spec, flush=True)
+        if spec != "over":
             time.sleep(60)
 
 from pathlib import Path
-carry_out(meet, Path("/"))
+run_with_exit_status(meet, Path("/"))
 """
 
 
 def begun(rank: int, port: int, seconds: float, said: str, gone: float = 60) -> subprocess.Popen[str]:
     """One of two trainers on two machines, which says what it hears."""
-    place = DistributedEnv(rank, 2, "127.0.0.1", port).environment(0, 2, port)
+    place = DistributedEnv(rank, 2, "127.0.0.1", port).process_environment(0, 2, port)
     command = [sys.executable, "-c", MEETS, str(seconds), said, str(gone)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env={**os.environ, **place}, stdout=pipe, stderr=pipe, text=True)
@@ -112,7 +114,7 @@ def test_the_others_hear_that_a_run_is_at_its_end() -> None:
     port = free_port()
     other = begun(1, port, 60, "")
     with ThreadPoolExecutor(1) as thread:
-        telling = thread.submit(DistributedEnv(0, 2, "127.0.0.1", port).tell_that_it_is_over, 2)
+        telling = thread.submit(DistributedEnv(0, 2, "127.0.0.1", port).announce_end, 2)
         printed, said = other.communicate()
         telling.result()
-    assert (other.returncode, printed) == (0, f"{OVER}\n"), said
+    assert (other.returncode, printed) == (0, f"{RUN_ENDED}\n"), said

@@ -16,8 +16,8 @@ from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.training.grpo.rollout_collector import RolloutCollector, Rubric
 from gumshoe.training.grpo.schedule import Schedule
-from gumshoe.training.grpo.simple import static_prompts, turn_value
-from gumshoe.training.run_spec import world_of
+from gumshoe.training.grpo.simple import build_prompts, score_turn
+from gumshoe.training.run_spec import open_run_env
 from gumshoe.training.settings import resolve
 from tests.documents.pages import make_collection, page
 from tests.errors import raises
@@ -54,7 +54,7 @@ def world(collection: Path) -> EnvFactory:
 def test_a_run_asks_for_reasoning_as_its_settings_and_its_model_say(
     flags: dict[str, Any], reasons: bool, hits: int, collection: Path
 ) -> None:
-    world = world_of(resolve(None, flags, {}).settings, collection)
+    world = open_run_env(resolve(None, flags, {}).settings, collection)
     assert (world.arguments["reasoning"], world.arguments["hits"]) == (reasons, hits)
     place = world.new_environment(ASKED[0], 10)
     assert ("<think>" in place.system_prompt()) is reasons
@@ -63,12 +63,12 @@ def test_a_run_asks_for_reasoning_as_its_settings_and_its_model_say(
 def test_an_environment_is_named_in_a_file_and_a_wrong_one_refused(tmp_path: Path, collection: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("environment: {documents: {hits: 4}}\n")
-    assert world_of(resolve(str(file), {}, {}).settings, collection).arguments["hits"] == 4
+    assert open_run_env(resolve(str(file), {}, {}).settings, collection).arguments["hits"] == 4
     assert "environment: " in resolve(str(file), {}, {}).as_yaml()
     with raises("environments.invalid-name", "['documents']"):
         resolve(None, {"environment": "[documents]"}, {})
     with raises("environments.invalid-settings", "hits", "10"):
-        world_of(resolve(None, {"environment": "{documents: {hits: 11}}"}, {}).settings, collection)
+        open_run_env(resolve(None, {"environment": "{documents: {hits: 11}}"}, {}).settings, collection)
 
 
 def test_the_episodes_of_a_step_are_run_over_documents_and_rewarded(world: EnvFactory) -> None:
@@ -95,7 +95,7 @@ def test_the_episodes_of_a_step_are_run_over_documents_and_rewarded(world: EnvFa
 
 
 def test_what_episodes_begin_with_is_the_prompt_of_documents(world: EnvFactory) -> None:
-    (row, *_) = static_prompts(ASKED, world, ChatFormat(make_tokenizer(QWEN2_5)), 7)
+    (row, *_) = build_prompts(ASKED, world, ChatFormat(make_tokenizer(QWEN2_5)), 7)
     assert '"search_documents"' in row["prompt"]
     assert "at most 7 turns" in row["prompt"]
 
@@ -111,7 +111,7 @@ def test_what_episodes_begin_with_is_the_prompt_of_documents(world: EnvFactory) 
     ],
 )
 def test_a_first_turn_that_searches_documents_is_worth_its_apt_words(query: Any, value: float) -> None:
-    assert turn_value(call("search_documents", query=query), "Does marsh fever last?", "Yes") == pytest.approx(value)
+    assert score_turn(call("search_documents", query=query), "Does marsh fever last?", "Yes") == pytest.approx(value)
 
 
 def test_the_settings_of_a_run_can_be_kept_with_its_adapter() -> None:

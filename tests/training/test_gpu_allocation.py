@@ -31,7 +31,7 @@ def test_trainers_have_one_each_and_servers_equal_parts_of_what_is_left(
 ) -> None:
     shares = allocate_gpus(gpus, processes, len(servers))
     assert shares == GpuAllocation(tuple(trainers), tuple(map(tuple, servers)))
-    assert shares.memory == memory
+    assert shares.server_memory_share == memory
     for number, each in enumerate(servers):
         wanted = ("--tensor-parallel-size", str(len(each))) if len(each) > 1 else ()
         assert shares.server_arguments(number) == wanted

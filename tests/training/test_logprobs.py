@@ -67,14 +67,14 @@ def test_log_probabilities_and_gradients_are_those_of_whole_sequences(
 ) -> None:
     import torch
 
-    from gumshoe.training.grpo.logprobs import common_beginning, completion_logprobs
+    from gumshoe.training.grpo.logprobs import common_prefix_length, compute_logprobs_after_prefix
 
     ids, mask = batch(prompts, completions)
     keep = max(completions)
-    beginning = common_beginning(ids, mask, keep)
+    beginning = common_prefix_length(ids, mask, keep)
     assert beginning >= ALIKE if len(prompts) == 1 else beginning == ALIKE
     counted = torch.randint(0, 2, (len(prompts), keep), generator=torch.Generator().manual_seed(4))
-    found, entropies = completion_logprobs(model, ids, mask, counted, beginning, 0.7)
+    found, entropies = compute_logprobs_after_prefix(model, ids, mask, counted, beginning, 0.7)
     counted = counted.bool() & mask[:, -keep:].bool()
     wanted = plainly(model, ids, mask, keep) * counted
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
@@ -89,8 +89,8 @@ def test_log_probabilities_and_gradients_are_those_of_whole_sequences(
 
 
 def test_prompts_that_begin_otherwise_have_nothing_in_common() -> None:
-    from gumshoe.training.grpo.logprobs import common_beginning
+    from gumshoe.training.grpo.logprobs import common_prefix_length
 
     ids, mask = batch([50, 50], [4, 4])
     ids[1, 5] = 9
-    assert common_beginning(ids, mask, 4) == 0
+    assert common_prefix_length(ids, mask, 4) == 0

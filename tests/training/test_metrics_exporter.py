@@ -4,7 +4,7 @@ import socket
 
 import httpx
 
-from gumshoe.training.metrics_exporter import Exporter
+from gumshoe.training.metrics_exporter import MetricsExporter
 from tests.conftest import free_port
 from tests.errors import raises
 from tests.training.test_records import evaluation, step
@@ -20,7 +20,7 @@ def scraped(port: int) -> dict[str, float]:
 
 
 def test_the_last_step_and_the_last_evaluation_are_told() -> None:
-    with Exporter(free_port(), 200) as exporter:
+    with MetricsExporter(free_port(), 200) as exporter:
         before = scraped(exporter.port)
         assert before.keys() == {"gumshoe_training_steps", "gumshoe_training_progress_timestamp_seconds"}
         exporter.record(evaluation(0))
@@ -37,7 +37,7 @@ def test_the_last_step_and_the_last_evaluation_are_told() -> None:
 
 
 def test_a_run_that_goes_on_tells_what_it_knows() -> None:
-    with Exporter(free_port(), 200, [step(1), evaluation(1), step(2)]) as exporter:
+    with MetricsExporter(free_port(), 200, [step(1), evaluation(1), step(2)]) as exporter:
         assert scraped(exporter.port)["gumshoe_training_step"] == 2
 
 
@@ -45,4 +45,4 @@ def test_a_port_that_is_taken_is_said_to_be() -> None:
     with socket.create_server(("0.0.0.0", 0)) as other:
         port = other.getsockname()[1]
         with raises("training.metrics-port-unavailable", "output.metrics_port", port):
-            Exporter(port, 1)
+            MetricsExporter(port, 1)

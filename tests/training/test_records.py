@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from gumshoe.training.records import EvaluationRecord, StepRecord, end_message, keep_until, read_records, write_record
+from gumshoe.training.records import (
+    EvaluationRecord,
+    StepRecord,
+    end_message,
+    read_records,
+    truncate_records,
+    write_record,
+)
 from tests.errors import raises
 
 
@@ -113,7 +120,7 @@ def test_a_run_goes_on_from_the_records_of_its_checkpoint(tmp_path: Path) -> Non
         write_record(path, each)
     with path.open("a") as file:
         file.write('{"event": "st')
-    kept = keep_until(path, 2)
+    kept = truncate_records(path, 2)
     assert [(each.event, each.step) for each in kept] == [
         ("evaluation", 0),
         ("step", 1),
@@ -122,7 +129,7 @@ def test_a_run_goes_on_from_the_records_of_its_checkpoint(tmp_path: Path) -> Non
     ]
     write_record(path, step(3))
     assert read_records(path) == [*kept, step(3)]
-    assert keep_until(tmp_path / "none.jsonl", 4) == []
+    assert truncate_records(tmp_path / "none.jsonl", 4) == []
 
 
 def evaluations(*accuracies: float) -> list[EvaluationRecord]:

@@ -18,7 +18,8 @@ from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric, accuracy, turn_advantages
+from gumshoe.training.algorithms.lookup import find_algorithm
+from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric, measure_accuracy
 from gumshoe.training.grpo.schedule import Schedule
 from tests.errors import raises
 from tests.mail.mailbox import make_index
@@ -26,6 +27,7 @@ from tests.rollouts.conversations import QWEN2_5, call, make_tokenizer, syntheti
 
 ASKED = synthetic().scenarios.scenarios[:12]
 GROUPS, GENERATIONS = 3, 4
+TURN_LEVEL = find_algorithm("turn_level", {})
 
 
 @reward
@@ -121,13 +123,13 @@ def test_groups_that_teach_nothing_are_left_out_and_others_drawn(collect: Collec
     assert [group.scenario for group in found.groups] == [*rest, drawn(0, 1)[0]]
     assert (found.draws, found.flat) == (2, 1)
     assert len(script.questions) == GROUPS + 1, "no more are drawn than are missing"
-    assert [group.scenario for group in found.every if group not in found.groups] == [first]
+    assert [group.scenario for group in found.scored if group not in found.groups] == [first]
 
 
 def test_after_so_many_draws_a_step_makes_do_with_what_it_has_even_with_nothing(collect: Collect) -> None:
     found = collect(Asked(flat=ASKED))
     assert (found.groups, found.draws, found.flat) == ([], 3, 3 * GROUPS)
-    assert {group.scenario.id for group in found.every} == {each.id for draw in range(3) for each in drawn(0, draw)}
+    assert {group.scenario.id for group in found.scored} == {each.id for draw in range(3) for each in drawn(0, draw)}
     once = collect(Asked(flat=ASKED), draws=1)
     assert (once.draws, once.flat) == (1, GROUPS)
 
@@ -148,7 +150,7 @@ def test_a_group_without_a_verdict_is_dropped_whole_counted_and_replaced(collect
     found = collect(Asked(), scoring=Rubric([Reward("judged", reward(judged))]))
     assert found.dropped == {silent.id: "no answer [judges.timeout]"}
     assert [group.scenario for group in found.groups] == [drawn(0)[0], drawn(0)[2], drawn(0, 1)[0]]
-    assert silent not in [group.scenario for group in found.every]
+    assert silent not in [group.scenario for group in found.scored]
 
 
 def test_a_step_of_which_nothing_can_be_run_or_scored_ends_the_run(collect: Collect) -> None:
@@ -164,7 +166,7 @@ def test_a_step_of_which_nothing_can_be_run_or_scored_ends_the_run(collect: Coll
 
 
 def test_each_turn_has_its_own_advantage_where_that_is_wanted(collect: Collect) -> None:
-    found = collect(Asked(), scoring=Rubric([Reward("says_yes", says_yes)], by_turn=open_judge("exact")))
+    found = collect(Asked(), scoring=Rubric([Reward("says_yes", says_yes)], by_turn=(open_judge("exact"), TURN_LEVEL)))
     for group in found.groups:
         assert [len(each) for each in group.turn_advantages] == [each.turns for each in group.trajectories]
 
@@ -173,7 +175,7 @@ def test_where_turns_have_advantages_those_decide_whether_there_is_anything_to_l
     """All answers of a group are worth the same; not all of its turns are."""
     nothing = [Reward("nothing", reward(lambda *_: 0.0))]
     assert not collect(Asked(), scoring=Rubric(nothing)).groups
-    found = collect(Asked(), scoring=Rubric(nothing, by_turn=open_judge("exact")))
+    found = collect(Asked(), scoring=Rubric(nothing, by_turn=(open_judge("exact"), TURN_LEVEL)))
     assert found.groups
     assert all(set(group.rewards) == {0.0} and len(set(group.turn_rewards)) > 1 for group in found.groups)
 
@@ -181,10 +183,10 @@ def test_where_turns_have_advantages_those_decide_whether_there_is_anything_to_l
 def test_a_turn_s_advantage_is_what_it_and_those_after_it_are_worth_against_all_turns() -> None:
     """By hand: rewards 0, 2 and 4 have mean 2 and standard deviation sqrt(8 / 3)."""
     spread = (8 / 3) ** 0.5 + 1e-4
-    found = turn_advantages([[0.0, 4.0], [2.0]])
+    found = TURN_LEVEL.turn_advantages([[0.0, 4.0], [2.0]])
     assert found[0] == pytest.approx((0.0, 2 / spread))
     assert found[1] == pytest.approx((0.0,))
-    assert turn_advantages([[1.0], []]) == [(pytest.approx(0.0),), ()]
+    assert TURN_LEVEL.turn_advantages([[1.0], []]) == [(pytest.approx(0.0),), ()]
 
 
 class Fickle:
@@ -205,10 +207,10 @@ class Fickle:
 def test_accuracy_is_the_share_of_right_answers_and_says_how_far_it_is(collect: Collect) -> None:
     found = collect(Asked())
     told: list[object] = []
-    share = asyncio.run(accuracy(found.every, Fickle(), lambda *amount, **_: told.extend(amount)))
+    share = asyncio.run(measure_accuracy(found.scored, Fickle(), lambda *amount, **_: told.extend(amount)))
     answers = [each.record.answer for each in found.trajectories]
     assert share == answers.count("yes") / len(answers)
     assert told == [1] * len(answers)
     with raises("training.no-verdict", "it has no opinion"):
-        asyncio.run(accuracy(found.every, Fickle(is_sure=False), lambda *_, **__: None))
-    assert asyncio.run(accuracy([], Fickle(), lambda *_, **__: None)) == 0
+        asyncio.run(measure_accuracy(found.scored, Fickle(is_sure=False), lambda *_, **__: None))
+    assert asyncio.run(measure_accuracy([], Fickle(), lambda *_, **__: None)) == 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.training.run_spec import METADATA, checkpoints, expired_checkpoints, step_of, train_split
+from gumshoe.training.run_spec import METADATA, expired_checkpoints, find_checkpoints, load_splits, step_of
 from gumshoe.training.settings import DataSettings, TrainSettings
 from tests.errors import raises
 from tests.scenarios.questions import question, write_questions
@@ -18,24 +18,24 @@ def test_a_checkpoint_that_is_half_written_does_not_count(tmp_path: Path) -> Non
         (place / "adapter_model.safetensors").write_bytes(b"cut o")
         if is_whole:
             (place / METADATA).write_text("{}")
-    assert [step_of(each) for each in checkpoints(tmp_path)] == [9, 10, 100]
-    assert checkpoints(tmp_path / "none") == []
+    assert [step_of(each) for each in find_checkpoints(tmp_path)] == [9, 10, 100]
+    assert find_checkpoints(tmp_path / "none") == []
 
 
 def test_a_run_learns_from_one_split_is_chosen_on_another_and_takes_no_more_than_it_should(tmp_path: Path) -> None:
     split = ["train"] * 5 + ["validation"] * 3 + ["test"] * 2
     asked = [question(number, split=part) for number, part in enumerate(split, 1)]
     scenarios = write_questions(tmp_path / "q.jsonl", asked)
-    train, validation = train_split(TrainSettings(), scenarios)
+    train, validation = load_splits(TrainSettings(), scenarios)
     assert ([each.split for each in train], [each.split for each in validation]) == (split[:5], split[5:8])
     few = TrainSettings(data=DataSettings(train_size=2, eval_size=1))
-    assert [len(each) for each in train_split(few, scenarios)] == [2, 1]
+    assert [len(each) for each in load_splits(few, scenarios)] == [2, 1]
 
 
 def test_scenarios_without_a_split_to_choose_on_are_refused(tmp_path: Path) -> None:
     scenarios = write_questions(tmp_path / "q.jsonl", [question(1, split="train")])
     with raises("training.empty-split", scenarios, "split validation"):
-        train_split(TrainSettings(), scenarios)
+        load_splits(TrainSettings(), scenarios)
 
 
 @pytest.mark.parametrize(("limit", "expired"), [(1, [9, 10, 100]), (2, [9, 10]), (3, [9]), (4, []), (9, [])])

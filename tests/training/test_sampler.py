@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.training.grpo.sampler import ServedSampler
+from gumshoe.training.grpo.sampler import VLLMSampler
 from tests.conftest import free_port
 from tests.errors import raises
 
@@ -21,7 +21,7 @@ def test_a_server_that_is_gone_is_waited_for_until_the_run_is_to_end(
     monkeypatch.setattr("gumshoe.training.grpo.sampler._PAUSE", 0.0)
     chat: Any = None  # nothing is said
     address = f"http://127.0.0.1:{free_port()}"
-    sampler = ServedSampler((address,), chat, 1000, tmp_path)
+    sampler = VLLMSampler((address,), chat, 1000, tmp_path)
     asked = count(1)
     with raises("inference.server-unreachable", address):
         sampler.publish(MODEL, "r1-1-policy-0", lambda: next(asked) == 2)

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from gumshoe.training.settings import TrainSettings, check, check_devices, differences, env_names, resolve
+from gumshoe.training.settings import (
+    TrainSettings,
+    check_devices,
+    check_settings,
+    find_differences,
+    list_env_vars,
+    resolve,
+)
 from tests.conftest import Ran
 from tests.errors import raises
 
@@ -44,7 +51,7 @@ def test_a_file_gives_way_to_the_environment_and_that_to_flags(tmp_path: Path) -
 
 
 def test_every_name_that_users_of_such_scripts_know_is_read() -> None:
-    assert sorted(env for _, env in env_names()) == sorted(NAMES.split())
+    assert sorted(env for _, env in list_env_vars()) == sorted(NAMES.split())
     environ = {"RUN_BASELINE_EVAL": "false", "VERBOSE": "1", "PATIENCE": "", "MODEL_NAME": "7", "OUTPUT_DIR": "9"}
     found = resolve(None, {}, environ).settings
     assert not found.evaluation.baseline
@@ -152,7 +159,19 @@ def test_a_flag_without_a_value_is_refused(run: Callable[..., Ran]) -> None:
             "rollouts.handover: 'ftp://host/p'",
         ),
         ({"rewards__combine": "weights"}, "rewards.weights-missing", "weights"),
-        ({"mode": "simple", "rewards__by_turn": True}, "settings.turn-rewards-in-simple-mode", "rewards.by_turn"),
+        ({"mode": "simple", "optimizer__algorithm": "rloo"}, "settings.algorithm-in-simple-mode", "rloo"),
+        ({"optimizer__algorithm": "ppo"}, "settings.unknown-algorithm", "'ppo'"),
+        ({"optimizer__algorithm": "nowhere:Ppo"}, "settings.algorithm-not-importable", "nowhere"),
+        ({"optimizer__algorithm": "json:loads"}, "settings.not-an-algorithm", "json:loads"),
+        ({"optimizer__algorithm": {"dapo": {"gamma": 1}}}, "settings.invalid-algorithm-setting", "gamma"),
+        ({"optimizer__algorithm": "cispo"}, "settings.algorithm-without-effect", "dapo"),
+        ({"optimizer__algorithm": "gspo"}, "settings.algorithm-without-effect", "grpo"),
+        ({"optimizer__algorithm": {"grpo": {"epsilon": 0.1}}}, "settings.clip-without-effect", "epsilon"),
+        (
+            {"optimizer__num_iterations": 2, "output__save_steps": 5, "optimizer__max_steps": 6},
+            "settings.steps-split-iterations",
+            "output.save_steps 5",
+        ),
         (
             {"rollouts__num_servers": 2, "rollouts__servers": ["http://a"]},
             "settings.servers-given-twice",
@@ -175,12 +194,12 @@ def test_a_flag_without_a_value_is_refused(run: Callable[..., Ran]) -> None:
 )
 def test_what_cannot_work_is_refused_with_what_to_change(flags: dict[str, Any], code: str, value: str) -> None:
     with raises(code, value):
-        check(of(**flags), 20)
+        check_settings(of(**flags), 20)
 
 
 def test_all_that_cannot_work_is_named_at_once_and_the_code_is_that_of_the_first() -> None:
     with raises("settings.too-few-scenarios", "64 scenarios", "optimizer.max_steps"):
-        check(of(optimizer__gradient_accumulation_steps=64, optimizer__max_steps=0), 20)
+        check_settings(of(optimizer__gradient_accumulation_steps=64, optimizer__max_steps=0), 20)
 
 
 @pytest.mark.parametrize(
@@ -195,11 +214,11 @@ def test_a_setting_whose_package_is_missing_is_named(
 ) -> None:
     monkeypatch.setattr("gumshoe.training.settings.find_spec", lambda _: None)
     with raises("settings.package-missing", package, next(iter(flags)).replace("__", ".")):
-        check(of(**flags), 20)
+        check_settings(of(**flags), 20)
 
 
 def test_weights_are_shared_out_among_gpus_alone() -> None:
-    check(of(**SHARDED), 20)
+    check_settings(of(**SHARDED), 20)
     check_devices(of(**SHARDED), 2)
     with raises("settings.sharded-without-gpu", "optimizer.distribution fsdp2"):
         check_devices(of(**SHARDED), 0)
@@ -209,29 +228,68 @@ def test_weights_are_shared_out_among_gpus_alone() -> None:
 @pytest.mark.skipif(find_spec("deepspeed") is not None, reason="deepspeed is installed")
 def test_zero3_without_deepspeed_is_refused() -> None:
     with raises("settings.package-missing", "zero3", "deepspeed"):
-        check(of(**SHARDED | {"optimizer__distribution": "zero3"}), 20)
+        check_settings(of(**SHARDED | {"optimizer__distribution": "zero3"}), 20)
 
 
 def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
     with raises("settings.context-parallelism", "PARALLELISM_CONFIG_CP_SIZE is 2"):
-        check(TrainSettings(), 20)
+        check_settings(TrainSettings(), 20)
 
 
 def test_several_processes_make_a_larger_step() -> None:
     """Each has whole groups."""
     settings = of(optimizer__processes=2, optimizer__gradient_accumulation_steps=2, rollouts__groups_per_step=4)
     assert settings.groups == 4
-    check(settings, 4)
+    check_settings(settings, 4)
     with raises("settings.too-few-scenarios", "4 scenarios", "has 3"):
-        check(settings, 3)
+        check_settings(settings, 3)
 
 
 def test_the_fields_in_which_settings_differ_are_named() -> None:
-    assert differences(TrainSettings(), TrainSettings()) == []
-    changed = of(mode="rollout", rewards__by_turn=True, lora__rank=8)
-    assert differences(TrainSettings(), changed) == ["mode", "lora.rank", "rewards.by_turn"]
+    assert find_differences(TrainSettings(), TrainSettings()) == []
+    changed = of(mode="rollout", optimizer__algorithm="grpo", lora__rank=8)
+    assert find_differences(TrainSettings(), changed) == ["mode", "lora.rank", "optimizer.algorithm"]
+
+
+def test_clipping_is_accepted_if_episodes_are_used_more_than_once() -> None:
+    for algorithm in ("cispo", "gspo", "sapo", {"dapo": {"epsilon": 0.1}}):
+        check_settings(of(optimizer__algorithm=algorithm, optimizer__num_iterations=2), 20)
+
+
+@pytest.mark.parametrize(
+    ("old", "algorithm"),
+    [
+        ({"optimizer.loss_type": "grpo"}, {"name": "grpo", "settings": {}}),
+        ({"optimizer.loss_type": "dr_grpo"}, {"name": "dr_grpo", "settings": {"scale": "group"}}),
+        ({"optimizer.importance": "sequence"}, {"name": "gspo", "settings": {}}),
+        (
+            {"optimizer.scale_advantages": "none", "optimizer.epsilon": "0.1", "optimizer.epsilon_high": "0.28"},
+            {"name": "dapo", "settings": {"scale": "none", "epsilon": 0.1}},
+        ),
+        ({"rewards.by_turn": "true"}, {"name": "turn_level", "settings": {"loss": "dapo"}}),
+        (
+            {"rewards.by_turn": "true", "optimizer.loss_type": "grpo"},
+            {"name": "turn_level", "settings": {"loss": "grpo"}},
+        ),
+        ({"rewards.by_turn": "false"}, {"name": "dapo", "settings": {}}),
+    ],
+)
+def test_settings_of_earlier_versions_are_read_with_a_warning(
+    old: dict[str, str], algorithm: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = resolve(None, {**old, "optimizer.beta": "0.5"}, {}).settings
+    assert found.optimizer.algorithm.model_dump() == algorithm
+    assert found.optimizer.beta == 0.5
+    assert "optimizer.algorithm" in (printed := capsys.readouterr().err)
+    assert all(name in printed for name in old)
+    assert TrainSettings.model_validate_json(found.model_dump_json()) == found
+
+
+def test_an_old_name_replaces_the_algorithm_of_a_configuration() -> None:
+    found = resolve("tiny", {"optimizer.loss_type": "grpo"}, {}).settings
+    assert found.optimizer.algorithm.model_dump() == {"name": "grpo", "settings": {}}
 
 
 def test_the_defaults_work() -> None:
-    check(TrainSettings(), 20)
+    check_settings(TrainSettings(), 20)

@@ -47,7 +47,7 @@ def train(place: Path, distribution: str, processes: int, *, first: int = 0, rec
     words = [distribution, str(processes), str(first), "recomputes" if recomputes else "keeps"]
     command = [sys.executable, "-m", "tests.training.sharded_training", str(place), *words]
     port, several = free_port(), range(processes)
-    places = [DistributedEnv().environment(each, processes, port) if processes > 1 else {} for each in several]
+    places = [DistributedEnv().process_environment(each, processes, port) if processes > 1 else {} for each in several]
     running = [
         subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **each}, stderr=subprocess.PIPE, text=True)
         for each in places

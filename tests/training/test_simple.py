@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.training.grpo.simple import first_turn, turn_value
+from gumshoe.training.grpo.simple import first_turn, score_turn
 
 QUESTION, REFERENCE = "Who is the buyer for the Mossdale order?", "Akira Odhiambo"
 
@@ -30,5 +30,5 @@ def call(name: str, **arguments: Any) -> str:
     ],
 )
 def test_a_first_turn_is_worth_what_it_looks_like(text: str, value: float) -> None:
-    assert turn_value(text, QUESTION, REFERENCE) == pytest.approx(value)
+    assert score_turn(text, QUESTION, REFERENCE) == pytest.approx(value)
     assert first_turn([text], [QUESTION], [REFERENCE]) == [pytest.approx(value)]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gumshoe.training.launch import supervisor
-from gumshoe.training.launch.servers import Servers, servers_of
-from gumshoe.training.launch.supervisor import _begun, _write, exit_on_sigterm, exit_status_of
+from gumshoe.training.launch.servers import Servers, create_servers
+from gumshoe.training.launch.supervisor import _prepare_new_run, _write_spec, exit_on_sigterm, exit_status_of
 from gumshoe.training.launch.supervisor import wait_for_trainers as watch
 from gumshoe.training.planning.gpu_allocation import allocate_gpus
 from gumshoe.training.settings import TrainSettings
@@ -50,7 +50,7 @@ class Ending:
         self.restarts += 1
         self._is_running = self._restarted(self.restarts)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return "last words"
 
 
@@ -64,7 +64,7 @@ class _EndingWithUs(Ending):
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_LOOK", 0.01)
+    monkeypatch.setattr(supervisor, "_POLL", 0.01)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_the_status_of_a_run_is_that_of_the_trainer_that_failed_and_not_of_one_t
 
     monkeypatch.setattr("gumshoe.training.launch.supervisor.time.sleep", end_one)
     assert watch(iter(trainers), Servers((), tmp_path)) == 1
-    assert pauses == [supervisor._LOOK, supervisor._SETTLED]
+    assert pauses == [supervisor._POLL, supervisor._SETTLE]
 
 
 class Starting:
@@ -187,8 +187,8 @@ def test_servers_start_together_and_those_that_share_a_gpu_one_after_another(
     monkeypatch.setattr(
         "gumshoe.training.launch.servers.VLLMServer", lambda *_, **__: Starting(events, str(next(number)))
     )
-    monkeypatch.setattr("gumshoe.training.launch.servers._LOOK", 0.01)
-    with servers_of(TrainSettings(), tmp_path, allocate_gpus(gpus, 1, 2)):
+    monkeypatch.setattr("gumshoe.training.launch.servers._POLL", 0.01)
+    with create_servers(TrainSettings(), tmp_path, allocate_gpus(gpus, 1, 2)):
         assert events == begun
     assert sorted(events[4:]) == ["stop 0", "stop 1"]
 
@@ -213,11 +213,11 @@ def test_who_is_asked_to_end_before_training_begins_does_at_once() -> None:
 def test_a_run_that_cannot_be_noted_for_want_of_room_leaves_the_note_that_was_there(small_disk: Path) -> None:
     text = "{}"
     spec: Any = SimpleNamespace(directory=small_disk, model_dump_json=lambda **_: text)
-    _write(spec)
+    _write_spec(spec)
     (small_disk / "mail").write_bytes(bytes(4 << 20))
     text = "x" * (2 << 20)
     with raises("training.disk-full", small_disk):
-        _write(spec)
+        _write_spec(spec)
     assert [each.read_text() for each in small_disk.glob("*.json")] == ["{}\n"]
 
 
@@ -226,7 +226,7 @@ def test_a_directory_with_something_else_s_files_is_left_alone(name: str, tmp_pa
     (tmp_path / name).mkdir()
     wanted: Any = SimpleNamespace(directory=tmp_path)
     with raises("training.foreign-files", tmp_path, f" {name},"):
-        _begun(wanted, replace_run=False)
+        _prepare_new_run(wanted, replace_run=False)
     assert (tmp_path / name).exists()
-    _begun(wanted, replace_run=True)
+    _prepare_new_run(wanted, replace_run=True)
     assert not (tmp_path / name).exists()

@@ -13,8 +13,8 @@ import pytest
 from gumshoe.environments.base import EpisodeState
 from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.training.algorithms.lookup import BUILT_IN, find_algorithm
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
-from gumshoe.training.settings import OptimizerSettings
 from tests.errors import raises
 from tests.models import random_model
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ci
 
 BETA, GENERATIONS, LENGTH = 0.1, 2, 64
-LOSS_TYPES = ("grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo")
+ALGORITHMS = tuple(name for name in BUILT_IN if name != "turn_level")
 Logprobs: TypeAlias = "Callable[[list[int]], torch.Tensor]"
 """[tokens - 1]: each token's log-probability after those before it."""
 
@@ -152,7 +152,15 @@ def spy_on(bench: Bench, *arguments: Any, **named: Any) -> Any:
 
 
 def bench(
-    tmp_path: Path, steps: list[RolloutBatch], *, injected_too: bool = False, dropout: float = 0.0, **settings: Any
+    tmp_path: Path,
+    steps: list[RolloutBatch],
+    algorithm: str = "dapo",
+    *,
+    train_on_tool_tokens: bool = False,
+    dropout: float = 0.0,
+    scale: str = "group",
+    num_iterations: int = 1,
+    **settings: Any,
 ) -> Bench:
     import torch
     from datasets import Dataset
@@ -162,20 +170,20 @@ def bench(
     from gumshoe.training.grpo.trainer import Hooks
 
     made = Bench(given=steps)
-    wanted = {"loss_type": "dapo", "scale_rewards": "group", "learning_rate": 0.0, **settings}
+    wanted = {"learning_rate": 0.0, **settings}
+    found = find_algorithm(algorithm, {} if algorithm == "rloo" else {"scale": scale})
     rows = steps[0].wanted * GENERATIONS
-    hooks = Hooks(made.roll_out, lambda: None, most_difference=0.5, injected_too=injected_too)
+    hooks = Hooks(made.roll_out, found, lambda: None, 0.5, train_on_tool_tokens)
     made.hooks = hooks
     arguments = GRPOConfig(
         output_dir=str(tmp_path),
         per_device_train_batch_size=wanted.pop("per_device_train_batch_size", rows),
         num_generations=GENERATIONS,
         max_completion_length=LENGTH,
-        max_steps=len(steps),
+        max_steps=len(steps) * num_iterations,
+        num_iterations=num_iterations,
         max_grad_norm=0.0,
         beta=wanted.pop("beta", BETA),
-        epsilon=0.2,
-        epsilon_high=OptimizerSettings(loss_type=wanted["loss_type"]).highest_ratio,
         lr_scheduler_type="constant",
         vllm_importance_sampling_mode="token_truncate",
         gradient_checkpointing=wanted.pop("gradient_checkpointing", False),
@@ -219,18 +227,41 @@ def step(groups: int = 2, turn_advantages: Any = ((), ())) -> RolloutBatch:
     for texts, rewards, turns in list(zip(GROUPS, REWARDS, turn_advantages, strict=True))[:groups]:
         members = tuple(episode(sample, each) for sample, each in enumerate(texts))
         found.groups.append(ScoredGroup(SCENARIO, members, rewards, turns))
-    found.every = list(found.groups)
+    found.scored = list(found.groups)
     return found
 
 
-def expected_loss(made: Bench, loss_type: str, *, injected_too: bool, scale: str = "group") -> "torch.Tensor":
-    """GRPO's objective (https://arxiv.org/abs/2402.03300, equation 3) with truncated importance sampling, written out
-    episode by episode: the policy is the one that sampled, so every ratio of new to old is 1, and has a gradient."""
+def token_gain(algorithm: str, ratio: "torch.Tensor", advantage: "torch.Tensor", new: "torch.Tensor") -> "torch.Tensor":
+    """What the papers maximize for each token of an episode, [tokens], before means are taken."""
+    import torch
+
+    if algorithm == "cispo":
+        return ratio.clamp(max=5.0).detach() * advantage * new
+    if algorithm == "sapo":
+        temperature = 1.0 if advantage > 0 else 1.05
+        return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantage
+    high = 1.2 if algorithm == "rloo" else 1.28
+    return torch.minimum(ratio * advantage, ratio.clamp(0.8, high) * advantage)
+
+
+def expected_loss(
+    made: Bench,
+    algorithm: str,
+    *,
+    train_on_tool_tokens: bool,
+    scale: str = "group",
+    old: "list[torch.Tensor] | None" = None,
+) -> "torch.Tensor":
+    """The objective of GRPO (https://arxiv.org/abs/2402.03300, equation 3) with truncated importance sampling, written
+    out episode by episode. `old` has the log-probabilities of each episode's tokens when it was sampled, [tokens - 1];
+    without it, the policy is the one that sampled, so that every ratio is 1 and has a gradient.
+    """
     import torch
 
     logprobs = made.logprobs()
     every = [value for group in REWARDS for value in group]
     sums, counts, means = [], [], []
+    before = iter(old or [])
     for place, group in enumerate(made.given[0].groups):
         rewards = torch.tensor(group.rewards)
         spreads = {"group": rewards.std() + 1e-4, "batch": torch.tensor(every).std() + 1e-4, "none": torch.tensor(1.0)}
@@ -240,53 +271,54 @@ def expected_loss(made: Bench, loss_type: str, *, injected_too: bool, scale: str
             with torch.no_grad(), made.trainer.model.disable_adapter():
                 reference = logprobs(trajectory.ids)
             advantage = (reward - rewards.mean()) / spread
-            ratio = torch.exp(new - new.detach())
+            if algorithm == "rloo":
+                advantage = reward - (rewards.sum() - reward) / (len(rewards) - 1)
             correction = torch.exp(torch.tensor(-(made.shift + (made.first_shift if place == 0 else 0.0)))).clamp(max=3)
             weights = torch.tensor(trajectory.mask[1:]) * correction  # injected tokens have no sampler: 1 for them
             start = len(trajectory.segments[0].ids) - 1
             mask = torch.tensor(trajectory.mask[1:], dtype=torch.bool)
-            if injected_too:
+            if train_on_tool_tokens:
                 weights = torch.where(mask, weights, torch.tensor(1.0))
                 mask = torch.arange(len(new)) >= start
+            apart = new - next(before, new.detach())
+            if algorithm == "gspo":
+                apart = ((apart * mask).sum() / mask.sum()).expand(len(new))
+            ratio = torch.exp(apart)
             kl = (torch.exp(reference - new) - (reference - new) - 1) * ratio  # unbiased: arXiv 2512.02556
-            gain = {
-                "cispo": ratio.detach() * advantage * new,
-                "sapo": 4
-                * torch.sigmoid((1.0 if advantage > 0 else 1.05) * (ratio - 1))
-                * advantage
-                / (1.0 if advantage > 0 else 1.05),
-            }.get(loss_type, ratio * advantage)  # within the clip
+            gain = token_gain(algorithm, ratio, torch.as_tensor(advantage), new)
             loss = torch.where(mask, -gain * weights + BETA * kl, torch.tensor(0.0))
             sums.append(loss.sum())
             counts.append(mask.sum())
             means.append(loss.sum() / mask.sum())
-    if loss_type in ("grpo", "sapo"):
+    if algorithm in ("grpo", "sapo", "gspo"):
         return torch.stack(means).mean()
-    if loss_type == "dr_grpo":
+    if algorithm == "rloo":
+        return torch.stack(sums).mean()
+    if algorithm == "dr_grpo":
         return torch.stack(sums).sum() / (len(sums) * LENGTH)
     return torch.stack(sums).sum() / torch.stack(counts).sum()
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "injected_too"),
+    ("algorithm", "train_on_tool_tokens"),
     [
-        *[pytest.param(each, False, id=f"{each}-masked") for each in LOSS_TYPES],
+        *[pytest.param(each, False, id=f"{each}-masked") for each in ALGORITHMS],
         *[pytest.param(each, True, id=f"{each}-rollout") for each in ("grpo", "dapo")],
         *[
             pytest.param(each, True, id=f"{each}-rollout", marks=pytest.mark.nightly)
-            for each in ("dr_grpo", "bnpo", "cispo", "sapo")
+            for each in ("dr_grpo", "bnpo", "cispo", "sapo", "gspo", "rloo")
         ],
     ],
 )
-def test_loss_and_gradient_are_those_of_the_formula(tmp_path: Path, loss_type: str, injected_too: bool) -> None:
+def test_loss_and_gradient_are_those_of_the_formula(tmp_path: Path, algorithm: str, train_on_tool_tokens: bool) -> None:
     import torch
 
-    made = bench(tmp_path, [step()], loss_type=loss_type, injected_too=injected_too)
+    made = bench(tmp_path, [step()], algorithm, train_on_tool_tokens=train_on_tool_tokens)
     made.shift, made.first_shift = 0.1, -0.3
     made.trainer.train()
     made.trainer.model.eval()
     made.trainer.model.zero_grad()
-    wanted = expected_loss(made, loss_type, injected_too=injected_too)
+    wanted = expected_loss(made, algorithm, train_on_tool_tokens=train_on_tool_tokens)
     wanted.backward()  # type: ignore[no-untyped-call]
     assert made.trainer.state.log_history[0]["loss"] == pytest.approx(wanted.item(), abs=2e-5)
     (found,) = made.gradients
@@ -294,23 +326,61 @@ def test_loss_and_gradient_are_those_of_the_formula(tmp_path: Path, loss_type: s
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "size", "passes"),
+    "algorithm",
+    ["dapo", "cispo", *[pytest.param(each, marks=pytest.mark.nightly) for each in ("gspo", "sapo", "rloo")]],
+)
+def test_a_second_step_on_the_same_episodes_is_clipped_against_the_policy_that_sampled(
+    tmp_path: Path, algorithm: str
+) -> None:
+    import torch
+    from transformers import TrainerCallback
+
+    made = bench(tmp_path, [step()], algorithm, num_iterations=2, learning_rate=0.05)
+    weights: list[dict[str, torch.Tensor]] = [{name: each.detach().clone() for name, each in made.parameters().items()}]
+
+    class Weights(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            weights.append({name: each.detach().clone() for name, each in made.parameters().items()})
+
+    made.trainer.add_callback(Weights())
+    made.trainer.train()
+    made.trainer.model.eval()
+
+    def load(values: dict[str, torch.Tensor]) -> None:
+        for name, each in made.parameters().items():
+            each.data.copy_(values[name])
+
+    load(weights[0])
+    old = [made.logprobs()(each.ids).detach() for group in made.given[0].groups for each in group.trajectories]
+    load(weights[1])
+    made.trainer.model.zero_grad()
+    expected_loss(made, algorithm, train_on_tool_tokens=False, old=old).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(made.gradients[1], made.expected_gradients(), rtol=1e-3, atol=1e-6)
+    clipped = made.trainer.state.log_history[1]["clip_ratio"]
+    assert (clipped > 0) == (algorithm in {"dapo", "rloo"}), "the first update is a large one"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size", "passes"),
     [
-        *[(each, 1, 4) for each in LOSS_TYPES if each != "bnpo"],
+        *[(each, 1, 4) for each in ALGORITHMS if each != "bnpo"],
         ("dapo", 2, 2),
-        *[pytest.param(each, 2, 2, marks=pytest.mark.nightly) for each in ("grpo", "dr_grpo", "cispo", "sapo")],
+        *[
+            pytest.param(each, 2, 2, marks=pytest.mark.nightly)
+            for each in ("grpo", "dr_grpo", "cispo", "sapo", "gspo", "rloo")
+        ],
     ],
 )
 def test_passes_of_like_lengths_learn_the_same_from_fewer_tokens(
-    tmp_path: Path, loss_type: str, size: int, passes: int
+    tmp_path: Path, algorithm: str, size: int, passes: int
 ) -> None:
     import torch
 
-    made = in_passes(tmp_path, step(), size, passes, loss_type=loss_type)
+    made = in_passes(tmp_path, step(), size, passes, algorithm=algorithm)
     made.shift, made.first_shift = 0.1, -0.3
     seen = made.train_seeing()
     made.trainer.model.zero_grad()
-    wanted = expected_loss(made, loss_type, injected_too=False)
+    wanted = expected_loss(made, algorithm, train_on_tool_tokens=False)
     wanted.backward()  # type: ignore[no-untyped-call]
     assert made.trainer.state.log_history[0]["loss"] == pytest.approx(wanted.item(), abs=2e-5)
     torch.testing.assert_close(made.gradients[0], made.expected_gradients(), rtol=1e-3, atol=1e-6)
@@ -356,19 +426,19 @@ def test_where_a_loss_is_the_mean_of_a_pass_passes_stay_as_they_are(
     from gumshoe.training.grpo import trainer
 
     monkeypatch.setattr(trainer, "by_length", None)
-    in_passes(tmp_path, step(), 2, 2, loss_type="bnpo").trainer.train()
+    in_passes(tmp_path, step(), 2, 2, algorithm="bnpo").trainer.train()
     with pytest.raises(TypeError):
-        in_passes(tmp_path, step(), 2, 2, loss_type="dapo").trainer.train()
+        in_passes(tmp_path, step(), 2, 2, algorithm="dapo").trainer.train()
 
 
 @pytest.mark.parametrize("scale", ["batch", "none"])
 def test_advantages_are_scaled_as_it_is_set(tmp_path: Path, scale: str) -> None:
     import torch
 
-    made = bench(tmp_path, [step()], scale_rewards=scale)
+    made = bench(tmp_path, [step()], scale=scale)
     made.trainer.train()
     made.trainer.model.zero_grad()
-    expected_loss(made, "dapo", injected_too=False, scale=scale).backward()  # type: ignore[no-untyped-call]
+    expected_loss(made, "dapo", train_on_tool_tokens=False, scale=scale).backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(made.gradients[0], made.expected_gradients(), rtol=1e-3, atol=1e-6)
 
 
@@ -398,7 +468,7 @@ def test_no_injected_token_has_any_gradient(tmp_path: Path) -> None:
 
 
 def test_in_mode_rollout_injected_tokens_have_one_too(tmp_path: Path) -> None:
-    made = bench(tmp_path, [step()], injected_too=True)
+    made = bench(tmp_path, [step()], train_on_tool_tokens=True)
     made.trainer.train()
     found = by_origin(made)
     assert all((each != 0).all() for each in [*found["injected"], *found["sampled"]])
@@ -487,4 +557,4 @@ def test_what_a_chat_model_wrote_is_refused() -> None:
 
     said = [Segment("prompt", "Q?"), Segment("sampled", "A.")]
     with raises("rollouts.no-token-ids", "gpt"):
-        to_sample(Trajectory("1", 0, "gpt", "answer", "", said, EpisodeState(), 1, 0.0, 0.0), 1.0)
+        to_sample(Trajectory("1", 0, "gpt", "answer", "", said, EpisodeState(), 1, 0.0, 0.0), 1.0, [0.0])

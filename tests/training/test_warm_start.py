@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.training.models.base_model import adapter_base
-from gumshoe.training.run_spec import CHECKPOINT, METADATA, SHAPE, WARMING, check_start
+from gumshoe.training.models.base_model import identify_adapter_base
+from gumshoe.training.run_spec import ADAPTER_CONFIG, CHECKPOINT, METADATA, WARM_START_STATE, check_start
 from gumshoe.training.settings import LoraSettings
 from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, write_demonstrations
 from gumshoe.training.sft.warm_start import (
@@ -28,7 +28,7 @@ from gumshoe.training.sft.warm_start import (
     VERDICTS,
     BatchPlan,
     WarmStartSpec,
-    order_of,
+    order_demonstrations,
 )
 from tests.conftest import Ran
 from tests.errors import raises
@@ -98,19 +98,19 @@ def test_all_are_learned_from_before_any_is_again(lengths: list[int], batch: int
     count = len(lengths)
     batch = min(batch, count)
     steps = max(1, round(epochs * count / batch))
-    order = order_of(lengths, batch, steps, seed)
+    order = order_demonstrations(lengths, batch, steps, seed)
     assert len(order) == steps * batch
     times = [order.count(each) for each in range(count)]
     assert max(times) - min(times) <= 1
-    assert order == order_of(lengths, batch, steps, seed)
+    assert order == order_demonstrations(lengths, batch, steps, seed)
     firsts = order[: batch * min(64, count // batch)]
     assert max(lengths[each] for each in order[:batch]) == max(lengths[each] for each in firsts)
 
 
 def test_the_seed_decides_the_order_and_like_lengths_are_together() -> None:
     lengths = [length for length in (10, 1000) for _ in range(32)]
-    order = order_of(lengths, 4, 32, 1)
-    assert order != order_of(lengths, 4, 32, 2)
+    order = order_demonstrations(lengths, 4, 32, 1)
+    assert order != order_demonstrations(lengths, 4, 32, 2)
     assert order[:64] != order[64:]
     mixed = [len({lengths[each] for each in order[place : place + 4]}) for place in range(0, 128, 4)]
     assert max(mixed) == 1
@@ -148,7 +148,13 @@ def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: A
     write_demonstrations(place / DEMONSTRATIONS, demonstrations)
     known = settings_of(**{"model__gradient_checkpointing": False, **settings})
     spec = WarmStartSpec(
-        settings=known, trajectories="", scenarios="", searched="", base=adapter_base(known), start=None, before=None
+        settings=known,
+        trajectories="",
+        scenarios="",
+        searched="",
+        base=identify_adapter_base(known),
+        start=None,
+        before=None,
     )
     return SftRun(spec, place)
 
@@ -160,7 +166,7 @@ def test_the_trainer_gets_the_sampled_tokens_as_labels_and_cuts_nothing(tmp_path
     warm_start = prepared(tmp_path / "p", demonstrations, warm_start__epochs=1, warm_start__batch_size=2)
     by_ids = {tuple(each.ids): each for each in demonstrations}
     seen = []
-    for batch in warm_start._made().get_train_dataloader():
+    for batch in warm_start._make_trainer().get_train_dataloader():
         for ids, labels, attended in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
             each = by_ids[tuple(ids.tolist())]
             assert labels.tolist() == each.labels
@@ -172,12 +178,12 @@ def test_the_trainer_gets_the_sampled_tokens_as_labels_and_cuts_nothing(tmp_path
 
 @pytest.mark.ci
 def test_rows_repeat_demonstrations_in_their_order() -> None:
-    from gumshoe.training.sft.sft_trainer import to_samples
+    from gumshoe.training.sft.sft_trainer import training_rows
 
     demonstrations = of(range(5), 20)
     plan = BatchPlan(steps=4, passes=1, episodes=3, processes=1)
-    rows = to_samples(demonstrations, plan, 1)
-    expected = [demonstrations[each].ids for each in order_of([20] * 5, 3, 4, 1)]
+    rows = training_rows(demonstrations, plan, 1)
+    expected = [demonstrations[each].ids for each in order_demonstrations([20] * 5, 3, 4, 1)]
     assert [each["input_ids"] for each in rows] == expected
 
 
@@ -188,25 +194,25 @@ def test_rows_repeat_demonstrations_in_their_order() -> None:
 def test_asked_to_end_it_saves_and_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     settings = {name.replace(".", "__"): value for name, value in QUICKLY.items()}
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    prepared(whole, of(range(4), 40), **settings).learn()
+    prepared(whole, of(range(4), 40), **settings).train()
     again = prepared(stopped, of(range(4), 40), **settings)
-    passed = again.passed
+    on_pass = again.on_pass
 
-    def passed_and_asked() -> None:
-        passed()
-        if again._step == 4:
+    def pass_and_stop() -> None:
+        on_pass()
+        if again._lifecycle.step == 4:
             signal.raise_signal(signal.SIGTERM)
 
-    again.passed = passed_and_asked  # type: ignore[method-assign]
+    again.on_pass = pass_and_stop  # type: ignore[method-assign]
     with raises("training.stopped", "5 of 12"):
-        again.learn()
+        again.train()
     assert not (stopped / ADAPTER).exists()
     assert [each.parent.name for each in stopped.glob(f"*/{METADATA}")] == ["checkpoint-5"], "those before are gone"
     (stopped / f"{CHECKPOINT}9").mkdir()  # as a process that was killed while it saved leaves it
-    prepared(stopped, of(range(4), 40), **settings).learn()
+    prepared(stopped, of(range(4), 40), **settings).train()
     assert same(whole / ADAPTER, stopped / ADAPTER), "to the bit, with dropout"
     assert (whole / LEARNED).read_bytes() == (stopped / LEARNED).read_bytes()
-    prepared(stopped, of(range(4), 40), **settings).learn()
+    prepared(stopped, of(range(4), 40), **settings).train()
     assert same(whole / ADAPTER, stopped / ADAPTER), "from the last checkpoint, where its files were moved in part"
 
 
@@ -225,7 +231,7 @@ def test_it_learns_whatever_the_weights_and_the_activations_are_held_in(tmp_path
 
     settings: dict[str, Any] = {"warm_start__epochs": 15, "warm_start__learning_rate": 1e-2, **more}
     warm_start = prepared(tmp_path / "p", of(range(4), 40), **settings)
-    warm_start.learn()
+    warm_start.train()
     assert len(warm_start._losses) == 15
     assert warm_start._losses[-1] < warm_start._losses[0] / 2
     saved = load_file(tmp_path / "p" / ADAPTER / WEIGHTS)
@@ -273,9 +279,9 @@ def test_without_a_verdict_it_ends_and_the_others_are_kept(
     out = tmp_path / "out"
     with raises("training.no-verdict", "--resume"):
         learned(mail, shown, out, evaluation__judge=judge_at(judging))
-    assert len((out / WARMING / VERDICTS).read_text().splitlines()) == 3
+    assert len((out / WARM_START_STATE / VERDICTS).read_text().splitlines()) == 3
     assert len(judging.requests) == 4
-    assert [each.name for each in out.iterdir()] == [WARMING], "nothing that looks like an adapter"
+    assert [each.name for each in out.iterdir()] == [WARM_START_STATE], "nothing that looks like an adapter"
 
 
 # What is refused.
@@ -330,7 +336,7 @@ def test_other_episodes_scenarios_mail_or_weights_do_not_go_on(
     (other / "scenarios.jsonl").write_text("".join(lines[1:]))
     with raises("training.other-settings", "(the scenarios)"):
         learned(other, shown, out, resume=True, evaluation__judge=judge)
-    spec = out / WARMING / "run.json"
+    spec = out / WARM_START_STATE / "run.json"
     before = spec.read_text()
     try:
         spec.write_text(json.dumps(json.loads(before) | {"start": "0", "searched": "0"}))
@@ -424,12 +430,12 @@ def test_killed_wherever_it_is_it_goes_on_to_the_same_weights(
             return process.wait()
 
     def at(step: int) -> Callable[[], object]:
-        return lambda: list((out / WARMING).glob(f"{CHECKPOINT}{step}/optimizer.pt"))
+        return lambda: list((out / WARM_START_STATE).glob(f"{CHECKPOINT}{step}/optimizer.pt"))
 
-    assert ended(signal.SIGKILL, lambda: (out / WARMING / VERDICTS).exists(), trainer=False) == -signal.SIGKILL
+    assert ended(signal.SIGKILL, lambda: (out / WARM_START_STATE / VERDICTS).exists(), trainer=False) == -signal.SIGKILL
     assert ended(signal.SIGKILL, at(3), trainer=True) == 75
     assert ended(signal.SIGTERM, at(6), trainer=False) == 75
-    assert not (out / SHAPE).exists()
+    assert not (out / ADAPTER_CONFIG).exists()
     finished = gumshoe(*typed, "--out", out, "--resume", "--json")
     assert finished.status == 0, finished.err
     assert same(whole, out)

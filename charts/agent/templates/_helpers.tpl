@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* KServe adds to it, and a name has 63 characters at most. */}}
+{{/* KServe appends to this name, and names may have at most 63 characters. */}}
 {{- define "gumshoe.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
@@ -28,7 +28,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: agent
 {{- end -}}
 
-{{/* The pods of vLLM, as KServe labels them. */}}
+{{/* Labels that KServe sets on vLLM's pods. */}}
 {{- define "gumshoe.modelSelector" -}}
 {{- if eq .Values.serving.mode "llmisvc" -}}
 app.kubernetes.io/name: {{ include "gumshoe.fullname" . }}
@@ -39,7 +39,7 @@ component: predictor
 {{- end -}}
 {{- end -}}
 
-{{/* An image: by digest where there is one. Takes repository, tag and digest. */}}
+{{/* Image reference with the digest, or else the tag. Parameters: repository, tag, digest. */}}
 {{- define "gumshoe.image" -}}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
 {{- end -}}
@@ -51,7 +51,7 @@ component: predictor
 {{- end -}}
 {{- end -}}
 
-{{/* Where vLLM answers, for the agent server. */}}
+{{/* URLs of vLLM for the agent server. */}}
 {{- define "gumshoe.modelUrls" -}}
 {{- if eq .Values.serving.mode "external" -}}
 {{- join "," .Values.serving.external.urls -}}
@@ -60,20 +60,20 @@ component: predictor
 {{- end -}}
 {{- end -}}
 
-{{/* The directory that an adapter is brought to: beside the model's, below one parent, as KServe asks. */}}
+{{/* Directory of an adapter. KServe requires one common parent for model and adapters. */}}
 {{- define "gumshoe.adapterPath" -}}
 {{- printf "/mnt/lora/%s" . -}}
 {{- end -}}
 
-{{/* The adapters that vLLM carries, each with where its files lie, by name: which of them is in service does not matter
-to vLLM, so that it goes on untouched when they change places. */}}
+{{/* URIs of the adapters that vLLM loads, by name. They do not depend on the adapters' roles, so vLLM is not restarted
+when two adapters swap roles. */}}
 {{- define "gumshoe.adapters" -}}
 {{- $both := dict .Values.adapter.name .Values.adapter.uri -}}
 {{- range list .Values.canary .Values.previous -}}{{ if .name }}{{ $both = set $both .name .uri }}{{ end }}{{- end -}}
 {{- toYaml $both -}}
 {{- end -}}
 
-{{/* Base model and adapters, as KServe's storage initializer is to bring them. */}}
+{{/* Base model and adapters for KServe's storage initializer. */}}
 {{- define "gumshoe.storageUris" -}}
 - uri: {{ .Values.model.uri | quote }}
   mountPath: /mnt/models
@@ -83,7 +83,7 @@ to vLLM, so that it goes on untouched when they change places. */}}
 {{- end }}
 {{- end -}}
 
-{{/* vLLM's arguments, as training has them: what the model's own files say of sampling is left aside. */}}
+{{/* Arguments of vLLM, the same as in training. The model's own sampling defaults are ignored. */}}
 {{- define "gumshoe.vllmArgs" -}}
 - --served-model-name=base
 - --port={{ include "gumshoe.modelPort" . }}
@@ -102,7 +102,7 @@ to vLLM, so that it goes on untouched when they change places. */}}
 {{- ternary 8000 8080 (eq .Values.serving.mode "llmisvc") -}}
 {{- end -}}
 
-{{/* Requests that wait in all of vLLM's replicas, for Prometheus. */}}
+{{/* Prometheus query: requests waiting in all replicas of vLLM. */}}
 {{- define "gumshoe.waiting" -}}
 {{- printf "sum(vllm:num_requests_waiting{namespace=%q,service=%q})" .Release.Namespace (printf "%s-model" (include "gumshoe.fullname" .)) -}}
 {{- end -}}
@@ -111,7 +111,7 @@ to vLLM, so that it goes on untouched when they change places. */}}
 {{- if gt (.Values.serving.replicas.max | int) (.Values.serving.replicas.min | int) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* The adapters, last of all arguments: vLLM takes what follows them as more of them. */}}
+{{/* The adapters. This must be the last argument: vLLM treats everything after it as further adapters. */}}
 {{- define "gumshoe.loraModules" -}}
 - --lora-modules
 {{- range $name, $_ := include "gumshoe.adapters" . | fromYaml }}
@@ -119,12 +119,12 @@ to vLLM, so that it goes on untouched when they change places. */}}
 {{- end }}
 {{- end -}}
 
-{{/* An adapter, as vLLM's --lora-modules takes it. Takes its name. */}}
+{{/* An adapter for vLLM's --lora-modules. Parameter: its name. */}}
 {{- define "gumshoe.loraModule" -}}
 {{- dict "name" . "path" (include "gumshoe.adapterPath" .) "base_model_name" "base" | toJson | quote -}}
 {{- end -}}
 
-{{/* Of a pod of vLLM's: what both ways of KServe have. */}}
+{{/* Pod settings of vLLM, common to both KServe modes. */}}
 {{- define "gumshoe.modelPod" -}}
 {{- with .Values.serving -}}
 automountServiceAccountToken: false
@@ -144,7 +144,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
 
-{{/* Of a predictor. Takes root, args, and for a canary image and name. */}}
+{{/* Predictor of an InferenceService. Parameters: root, args, and for a canary image and name. */}}
 {{- define "gumshoe.predictor" -}}
 {{- $root := .root -}}
 minReplicas: {{ $root.Values.serving.replicas.min | int }}
@@ -171,7 +171,7 @@ model:
     {{- include "gumshoe.loraModules" $root | nindent 4 }}
 {{- end -}}
 
-{{/* Of vLLM's container. The digest of all that vLLM is started with says whether KServe has seen a change of it. */}}
+{{/* Environment of vLLM's container. The digest of its configuration shows if KServe has processed a change. */}}
 {{- define "gumshoe.modelEnv" -}}
 {{- $parts := list (include "gumshoe.image" .Values.serving.image) (include "gumshoe.vllmArgs" .) (include "gumshoe.storageUris" .) (toJson .Values.serving) (include "gumshoe.modelContainer" .) -}}
 - name: GUMSHOE_MODEL
@@ -181,7 +181,7 @@ model:
 {{- end }}
 {{- end -}}
 
-{{/* Of vLLM's container: what both ways of KServe have. */}}
+{{/* Container settings of vLLM, common to both KServe modes. */}}
 {{- define "gumshoe.modelContainer" -}}
 {{- $port := include "gumshoe.modelPort" . -}}
 ports:
@@ -223,7 +223,7 @@ volumes:
   {{- end }}
 {{- end -}}
 
-{{/* What one GPU container asks for. */}}
+{{/* Resources of vLLM's container. */}}
 {{- define "gumshoe.modelResources" -}}
 {{- $gpus := dict .Values.serving.gpuResource (.Values.serving.gpus | int) -}}
 {{- $limits := merge (dict) $gpus (.Values.serving.resources.limits | default dict) -}}
@@ -231,41 +231,41 @@ volumes:
 {{- toYaml (dict "limits" $limits "requests" $requests) -}}
 {{- end -}}
 
-{{/* Restricted, as the Pod Security Standards have it. */}}
+{{/* Level "restricted" of the Pod Security Standards. */}}
 {{- define "gumshoe.containerSecurity" -}}
 allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{/* What no schema can say. */}}
+{{/* Checks that the JSON schema cannot express. */}}
 {{- define "gumshoe.check" -}}
 {{- with .Values -}}
 {{- if eq .serving.mode "external" -}}
-  {{- if not .serving.external.urls -}}{{ fail "serving.external.urls: name the vLLM servers that have the adapter" }}{{- end -}}
+  {{- if not .serving.external.urls -}}{{ fail "serving.external.urls: required for serving.mode external; list the vLLM servers that serve the adapter" }}{{- end -}}
 {{- else -}}
-  {{- if not .adapter.uri -}}{{ fail "adapter.uri: say where the adapter's files lie, as `gumshoe artifacts show adapters/VERSION` prints" }}{{- end -}}
-  {{- if and .canary.name (not .canary.uri) -}}{{ fail "canary.uri: say where the canary's files lie" }}{{- end -}}
-  {{- if and .previous.name (not .previous.uri) -}}{{ fail "previous.uri: say where its files lie" }}{{- end -}}
+  {{- if not .adapter.uri -}}{{ fail "adapter.uri: required; `gumshoe artifacts show adapters/VERSION` prints it" }}{{- end -}}
+  {{- if and .canary.name (not .canary.uri) -}}{{ fail "canary.uri: required with canary.name; set it to the URI of the canary's files" }}{{- end -}}
+  {{- if and .previous.name (not .previous.uri) -}}{{ fail "previous.uri: required with previous.name; set it to the URI of that adapter's files" }}{{- end -}}
 {{- end -}}
-{{- if not .adapter.name -}}{{ fail "adapter.name: name the adapter; its version is a good name" }}{{- end -}}
-{{- if eq .adapter.name "base" -}}{{ fail "adapter.name: the base model is called base; choose another name" }}{{- end -}}
-{{- if eq .canary.name "base" -}}{{ fail "canary.name: the base model is called base; choose another name" }}{{- end -}}
-{{- if and .canary.name (eq .canary.name .adapter.name) -}}{{ fail "canary.name: it is the adapter's own; a canary is another one" }}{{- end -}}
-{{- if and .previous.name (has .previous.name (list .adapter.name .canary.name)) -}}{{ fail "previous.name: it is in service; the previous adapter is another one" }}{{- end -}}
-{{- if not .agent.store -}}{{ fail "agent.store: say which store the index is fetched from, s3://bucket/project" }}{{- end -}}
-{{- if not (or .agent.access.existingSecret .agent.access.jwksUrl (dig "access" "open" false .agent.settings)) -}}{{ fail "agent.access: set existingSecret (keys) or jwksUrl (tokens): somebody is to say who may ask" }}{{- end -}}
+{{- if not .adapter.name -}}{{ fail "adapter.name: required; use the adapter's version" }}{{- end -}}
+{{- if eq .adapter.name "base" -}}{{ fail "adapter.name: base is the name of the base model; choose another name" }}{{- end -}}
+{{- if eq .canary.name "base" -}}{{ fail "canary.name: base is the name of the base model; choose another name" }}{{- end -}}
+{{- if and .canary.name (eq .canary.name .adapter.name) -}}{{ fail "canary.name: must differ from adapter.name; name another adapter" }}{{- end -}}
+{{- if and .previous.name (has .previous.name (list .adapter.name .canary.name)) -}}{{ fail "previous.name: must differ from adapter.name and canary.name; name another adapter" }}{{- end -}}
+{{- if not .agent.store -}}{{ fail "agent.store: required; set it to the store of the index, e.g. s3://bucket/project" }}{{- end -}}
+{{- if not (or .agent.access.existingSecret .agent.access.jwksUrl (dig "access" "open" false .agent.settings)) -}}{{ fail "agent.access: required; set existingSecret (keys) or jwksUrl (tokens)" }}{{- end -}}
 {{- if and .agent.access.jwksUrl (not (and .agent.access.issuer .agent.access.audience)) -}}{{ fail "agent.access: jwksUrl needs issuer and audience" }}{{- end -}}
-{{- if and .ingress.enabled (not .ingress.host) -}}{{ fail "ingress.host: name the host" }}{{- end -}}
-{{- if and .httpRoute.enabled (not .httpRoute.parentRefs) -}}{{ fail "httpRoute.parentRefs: name the gateway" }}{{- end -}}
-{{- if lt (.serving.replicas.max | int) (.serving.replicas.min | int) -}}{{ fail "serving.replicas.max: it is less than min" }}{{- end -}}
-{{- if and (gt (.serving.runtimeCanary.percent | int) 0) (gt (.serving.replicas.max | int) (.serving.replicas.min | int)) -}}{{ fail "serving.runtimeCanary: with KServe's canary replicas are fixed; set serving.replicas.max to min" }}{{- end -}}
-{{- if and (eq .serving.strategy "Recreate") (ne .serving.mode "standard") -}}{{ fail "serving.strategy: KServe takes Recreate in serving.mode standard alone" }}{{- end -}}
-{{- if and (gt (.serving.runtimeCanary.percent | int) 0) (ne .serving.mode "standard") -}}{{ fail "serving.runtimeCanary: KServe has it in serving.mode standard alone" }}{{- end -}}
+{{- if and .ingress.enabled (not .ingress.host) -}}{{ fail "ingress.host: required with ingress.enabled; set it to the public host name" }}{{- end -}}
+{{- if and .httpRoute.enabled (not .httpRoute.parentRefs) -}}{{ fail "httpRoute.parentRefs: required with httpRoute.enabled; name the gateway" }}{{- end -}}
+{{- if lt (.serving.replicas.max | int) (.serving.replicas.min | int) -}}{{ fail "serving.replicas.max: must be at least serving.replicas.min" }}{{- end -}}
+{{- if and (gt (.serving.runtimeCanary.percent | int) 0) (gt (.serving.replicas.max | int) (.serving.replicas.min | int)) -}}{{ fail "serving.runtimeCanary: KServe cannot scale a canary; set serving.replicas.max to serving.replicas.min" }}{{- end -}}
+{{- if and (eq .serving.strategy "Recreate") (ne .serving.mode "standard") -}}{{ fail "serving.strategy: KServe supports Recreate only with serving.mode standard" }}{{- end -}}
+{{- if and (gt (.serving.runtimeCanary.percent | int) 0) (ne .serving.mode "standard") -}}{{ fail "serving.runtimeCanary: KServe supports it only with serving.mode standard" }}{{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* What the agent server is told: `agent.settings`, under what follows from all else. */}}
+{{/* Settings of the agent server: `agent.settings`, overridden by the settings that follow from other values. */}}
 {{- define "gumshoe.agentSettings" -}}
 {{- $agent := .Values.agent -}}
 {{- $model := dict "policy" (printf "vllm:%s#%s" (include "gumshoe.modelUrls" .) .Values.adapter.name) "tokenizer" ($agent.tokenizer | default "/data/adapter") "max_context" (.Values.model.maxContext | int) -}}
@@ -281,7 +281,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- toYaml (mergeOverwrite (deepCopy $agent.settings) $own) -}}
 {{- end -}}
 
-{{/* Ports of all addresses that the agent server is told of, for its NetworkPolicy; 443 is AWS's. */}}
+{{/* Ports of all URLs in the agent server's settings, for its NetworkPolicy; 443 for AWS. */}}
 {{- define "gumshoe.ports" -}}
 {{- $urls := list .Values.agent.storage.endpoint .Values.agent.access.jwksUrl .Values.monitoring.otlpEndpoint -}}
 {{- if eq .Values.serving.mode "external" -}}{{- $urls = concat $urls .Values.serving.external.urls -}}{{- end -}}
@@ -327,7 +327,7 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* Of the agent server's containers: what both have. */}}
+{{/* Settings common to both containers of the agent server. */}}
 {{- define "gumshoe.agentContainer" -}}
 securityContext:
   readOnlyRootFilesystem: true

@@ -1,11 +1,11 @@
-"""Open, publish, fetch and verify: files and S3, immutable artifacts with lineage.
+"""Open, publish, fetch and verify artifacts in directories and on S3, with their lineage.
 
-What always holds:
+Guarantees:
 
-- A published artifact never changes. It becomes visible by one conditional write of its manifest, after
-  every file has arrived; whoever reads the manifest can read the whole artifact.
-- Files lie under the digest of their own content, so two publishers of one version cannot mix theirs.
+- A published artifact never changes. All of its files are uploaded first; then one conditional write of its manifest
+  makes it visible. Whoever can read the manifest can read the whole artifact.
+- Files are stored under the digest of their content, so two publishers of one version cannot mix their files.
 - Nothing is used before its SHA-256 has been checked.
 
-`open_uri` and `list_uri` are how every other package reads `file://` and `s3://`.
+All other packages read `file://` and `s3://` with `open_uri` and `list_uri`.
 """

@@ -1,12 +1,13 @@
-"""What a trainer and the loaders beside rollout servers agree on: where in a store adapters are, and where loaders are.
+"""Locations that a trainer and the adapter loaders beside the rollout servers agree on.
 
-What always holds: an adapter's version is the name that it is served under, which is used once.
+The version of an adapter in the store is the name under which vLLM serves it. Each name is used once.
 """
 
 ADAPTERS = "adapters"
-"""The kind of the adapters in the store; its `latest` is what is to be served."""
+"""Kind of the adapters in the store. Its `latest` is the adapter to serve."""
 LOADER_PORT = 8081
-"""Where a loader answers, on the host of its server."""
+"""Port of the adapter loader, on the host of its vLLM server."""
 STATUS = "/status"
-"""What it answers there: JSON with at least `serving` and `wanted` (names or null), `error` (text or null), and
-`refusals` (how often in a row vLLM refused what is wanted)."""
+"""Path of the loader's status: JSON with at least `serving` and `wanted` (names or null), `error` (text or null) and
+`refusals` (how many times in a row vLLM has rejected the wanted adapter).
+"""

@@ -1,4 +1,4 @@
-"""`gumshoe artifacts`: publish, fetch, list, show, verify, prune, forget."""
+"""`gumshoe artifacts`: publish, fetch, list, show, verify, prune and forget."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -23,12 +23,14 @@ StoreUri = Annotated[
     typer.Option(
         "--store",
         envvar="GUMSHOE_STORE",
-        help="Where artifacts lie: s3://BUCKET/PREFIX, file:///DIR or a path. S3 credentials come from the usual "
-        "chain, another endpoint from AWS_ENDPOINT_URL.",
+        help="Artifact store: s3://BUCKET/PREFIX, file:///DIR or a path. S3 credentials come from the usual AWS "
+        "settings; AWS_ENDPOINT_URL selects another server.",
     ),
 ]
-Reference = Annotated[str, typer.Argument(metavar="KIND/VERSION", help="The version may be `latest`.")]
-DeadlineOption = Annotated[float, typer.Option("--deadline", min=0.0001, help="Seconds for the whole operation.")]
+Reference = Annotated[str, typer.Argument(metavar="KIND/VERSION", help="Artifact, e.g. adapters/latest.")]
+DeadlineOption = Annotated[
+    float, typer.Option("--deadline", min=0.0001, help="Time limit for the whole operation, in seconds.")
+]
 
 
 def _store(uri: str, deadline: float = SIX_HOURS) -> "Store":
@@ -40,25 +42,25 @@ def _store(uri: str, deadline: float = SIX_HOURS) -> "Store":
 
 @app.command()
 def publish(
-    directory: Annotated[Path, typer.Argument(help="Its files become the artifact.")],
+    directory: Annotated[Path, typer.Argument(help="Directory whose files become the artifact.")],
     store: StoreUri,
-    kind: Annotated[str, typer.Option(help="Such as adapters or mail-indexes.")],
-    version: Annotated[str, typer.Option(help="Used once, ever.")],
+    kind: Annotated[str, typer.Option(help="Kind of artifact, e.g. adapters or mail-indexes.")],
+    version: Annotated[str, typer.Option(help="Version to publish as. Each version can be used only once.")],
     made_from: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND/VERSION", help="An artifact that went into it; repeatable."),
+        typer.Option(metavar="KIND/VERSION", help="Artifact that this one was made from (repeatable)."),
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting it was made with; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Setting to record in the manifest (repeatable).")
     ] = None,
-    image: Annotated[str | None, typer.Option(envvar="GUMSHOE_IMAGE", help="The image it was made in.")] = None,
-    latest: Annotated[bool, typer.Option(help="Let KIND/latest name it.")] = True,
+    image: Annotated[str | None, typer.Option(envvar="GUMSHOE_IMAGE", help="Container image to record.")] = None,
+    latest: Annotated[bool, typer.Option(help="Make KIND/latest refer to this version.")] = True,
     deadline: DeadlineOption = SIX_HOURS,
     json: JsonFlag = False,
 ) -> None:
-    """Publish a directory: upload its files, then make them visible by one last write.
+    """Publish a directory as an artifact: upload its files, then make them visible with one final write.
 
-    An interrupted publication is taken up where it ended, and publishing the same content again changes nothing.
+    An interrupted publication resumes where it stopped. Publishing the same content again changes nothing.
     """
     pairs = [text.partition("=") for text in setting or ()]
     if wrong := [text for text, pair in zip(setting or (), pairs, strict=True) if not pair[0] or not pair[1]]:
@@ -72,18 +74,18 @@ def publish(
         return
     manifest = published.manifest
     verb = "Published" if published.created else "Already published:"
-    out.print(f"{verb} [bold]{manifest.reference}[/], {len(manifest.files)} files, {_size(manifest.size)}")
+    out.print(f"{verb} [bold]{manifest.reference}[/], {len(manifest.files)} files, {_format_size(manifest.size)}")
 
 
 @app.command()
 def fetch(
     reference: Reference,
     store: StoreUri,
-    directory: Annotated[Path, typer.Option("--out", help="Where it goes; made, or resumed, or left as it is.")],
+    directory: Annotated[Path, typer.Option("--out", help="Directory to fetch into. An interrupted fetch is resumed.")],
     deadline: DeadlineOption = SIX_HOURS,
     json: JsonFlag = False,
 ) -> None:
-    """Bring an artifact here, every byte verified, whole or not at all."""
+    """Fetch an artifact, verify every byte, and show it completely or not at all."""
     fetched = _store(store, deadline).fetch(reference, directory)
     if json:
         print_json(
@@ -94,19 +96,20 @@ def fetch(
             }
         )
         return
-    what = f"{_size(fetched.downloaded)} downloaded" if fetched.downloaded else "nothing to download"
+    amount = f"{_format_size(fetched.downloaded)} downloaded" if fetched.downloaded else "nothing to download"
     out.print(
-        f"[bold]{fetched.manifest.reference}[/] is in {printable(fetched.directory)}, verified; {what}", soft_wrap=True
+        f"[bold]{fetched.manifest.reference}[/] is in {printable(fetched.directory)}, verified; {amount}",
+        soft_wrap=True,
     )
 
 
 @app.command("list")
 def list_(
     store: StoreUri,
-    kind: Annotated[str | None, typer.Argument(help="Only this kind.")] = None,
+    kind: Annotated[str | None, typer.Argument(help="List only this kind.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """List what was published, the oldest first."""
+    """List published artifacts, oldest first."""
     from rich.table import Table
 
     opened = _store(store)
@@ -115,7 +118,7 @@ def list_(
         print_json([manifest.model_dump(mode="json") for manifest in manifests])
         return
     if not manifests:
-        err.print(f"{printable(opened.uri)} holds no {kind or 'artifacts'}.", soft_wrap=True)
+        err.print(f"{printable(opened.uri)} contains no {kind or 'artifacts'}.", soft_wrap=True)
         return
     newest = {each: opened.latest(each) for each in {manifest.kind for manifest in manifests}}
     table = Table("artifact", "created (UTC)", "files", "size", "made from", box=None)
@@ -125,7 +128,7 @@ def list_(
             manifest.reference + mark,
             f"{manifest.created:%Y-%m-%d %H:%M:%S}",
             str(len(manifest.files)),
-            _size(manifest.size),
+            _format_size(manifest.size),
             ", ".join(manifest.made_from),
         )
     out.print(table)
@@ -133,14 +136,14 @@ def list_(
 
 @app.command()
 def show(reference: Reference, store: StoreUri, json: JsonFlag = False) -> None:
-    """Show an artifact: its files, its settings, and what it was made from, as a tree."""
+    """Show an artifact: its files, its settings, and a tree of the artifacts that it was made from."""
     from rich.table import Column, Table
 
     opened = _store(store)
     manifest = opened.manifest(reference)
     lineage = opened.lineage(manifest.reference)
     if json:
-        print_json({"manifest": manifest.model_dump(mode="json"), "lineage": _as_json(lineage)})
+        print_json({"manifest": manifest.model_dump(mode="json"), "lineage": _lineage_to_json(lineage)})
         return
     facts = Table("", Column(overflow="fold"), box=None, show_header=False)
     facts.add_row("created", f"{manifest.created:%Y-%m-%d %H:%M:%S} UTC")
@@ -152,22 +155,24 @@ def show(reference: Reference, store: StoreUri, json: JsonFlag = False) -> None:
         facts.add_row(f"setting {printable(name)}", printable(value))
     files = Table(Column("file", overflow="fold"), "size", Column("sha256", overflow="fold"), box=None)
     for entry in manifest.files:
-        files.add_row(printable(entry.path), _size(entry.size), entry.sha256)
+        files.add_row(printable(entry.path), _format_size(entry.size), entry.sha256)
     out.print(f"[bold]{manifest.reference}[/]", facts, files, sep="\n")
-    out.print(_as_tree(lineage))
+    out.print(_lineage_to_tree(lineage))
 
 
 @app.command()
 def verify(
     reference: Annotated[str | None, typer.Argument(metavar="[KIND/VERSION]")] = None,
     store: Annotated[
-        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Where it was published.")
+        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Store in which to verify KIND/VERSION.")
     ] = None,
-    directory: Annotated[Path | None, typer.Option("--dir", help="A fetched artifact to check instead.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Directory of a fetched artifact to verify instead.")
+    ] = None,
     deadline: DeadlineOption = SIX_HOURS,
     json: JsonFlag = False,
 ) -> None:
-    """Check every byte of a published artifact, or of a fetched one. Exit status 3: it is damaged."""
+    """Verify every byte of a published or a fetched artifact. Exits with 3 if it is damaged."""
     from gumshoe.artifacts.store import verify_directory
 
     if directory is not None and reference is None:
@@ -187,35 +192,37 @@ def verify(
     if faults:
         raise RefusedError("artifacts.verification-failed", f"{name} is damaged: {len(faults)} files differ")
     if not json:
-        out.print(f"{printable(name)}: every byte is as published", soft_wrap=True)
+        out.print(f"{printable(name)}: all bytes match the manifest", soft_wrap=True)
 
 
 @app.command()
 def prune(
     store: StoreUri,
-    kind: Annotated[str | None, typer.Option(help="Only this kind.")] = None,
-    keep: Annotated[int, typer.Option(min=1, help="How many of the newest of each kind stay.")] = 5,
-    older_than: Annotated[float, typer.Option(min=0, help="Days; what is younger stays.")] = 30,
+    kind: Annotated[str | None, typer.Option(help="Prune only this kind.")] = None,
+    keep: Annotated[int, typer.Option(min=1, help="Number of newest artifacts of each kind to keep.")] = 5,
+    older_than: Annotated[float, typer.Option(min=0, help="Keep artifacts younger than this many days.")] = 30,
     retention: Annotated[
         list[str] | None,
         typer.Option(
             envvar="GUMSHOE_RETENTION",
             metavar="KIND=DAYS",
-            help="Artifacts whose kind ends in KIND go after so many days, the newest too, such as reports=30.",
+            help="Remove artifacts of kind KIND after this many days, even the newest, e.g. reports=30 (repeatable).",
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only say what would go.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove them. Without it, only list what would be removed.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Remove old artifacts that nothing kept was made from, and leftovers of unfinished publications."""
-    from gumshoe.artifacts.pruning import prune as prune_store
+    """Remove old artifacts that no kept artifact was made from, and files of unfinished publications."""
+    from gumshoe.artifacts.pruning import prune_store
 
     pruned = prune_store(
         _store(store),
         keep=keep,
         older_than=timedelta(days=older_than),
         kind=kind,
-        retention=dict(map(_retention, retention or [])),
+        retention=dict(map(_parse_retention, retention or [])),
         dry_run=not yes,
     )
     if json:
@@ -230,48 +237,49 @@ def prune(
         return
     verb = "removed" if yes else "would remove"
     for manifest in pruned.removed:
-        out.print(f"{verb} {manifest.reference} ({_size(manifest.size)})")
+        out.print(f"{verb} {manifest.reference} ({_format_size(manifest.size)})")
     for reference, reason in sorted(pruned.kept.items()):
         out.print(f"[dim]kept {reference}: {reason}[/]")
     total = sum(manifest.size for manifest in pruned.removed)
-    out.print(f"{verb} {len(pruned.removed)} artifacts ({_size(total)}) and {pruned.leftovers} leftover files")
+    out.print(f"{verb} {len(pruned.removed)} artifacts ({_format_size(total)}) and {pruned.leftovers} leftover files")
     if not yes and (pruned.removed or pruned.leftovers):
-        out.print("Nothing was removed yet; add --yes to do it.")
+        out.print("Nothing was removed yet; add --yes to remove it.")
 
 
 @app.command()
 def forget(
     store: StoreUri,
-    inbox: Annotated[str, typer.Option(metavar="ADDRESS", help="Whose mail is to be forgotten.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only say what would go.")] = False,
+    inbox: Annotated[str, typer.Option(metavar="ADDRESS", help="Email address whose mail to remove.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it. Without it, only list what would be removed.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Find what quotes somebody's mail, below a store or what a pipeline left, and remove it.
+    """Remove everything that quotes a person's mail, from a store or from the files that a pipeline left.
 
-    Adapters that learned from it quote nothing, and stay. What does not say whose mail it holds, as an index of
-    several people's, goes too.
+    Adapters that were trained on it are kept, because they quote nothing. Artifacts that do not say whose mail they
+    contain, such as an index of several inboxes, are removed too.
     """
-    from gumshoe.artifacts.private_data import find_quoting
-    from gumshoe.artifacts.private_data import forget as remove
+    from gumshoe.artifacts.private_data import find_private_copies, remove_private_copies
 
     opened = _store(store)
-    found = find_quoting(opened.storage, inbox.strip())
+    found = find_private_copies(opened.storage, inbox.strip())
     if yes:
-        remove(opened.storage, found)
+        remove_private_copies(opened.storage, found)
     if json:
         print_json({"dry_run": not yes, "removed": [each.place for each in found]})
         return
     verb = "removed" if yes else "would remove"
     for each in found:
-        whose = "" if each.is_named else ", which may hold anybody's mail"
-        out.print(f"{verb} {printable(each.place)} ({len(each.keys)} files, {_size(each.size)}{whose})", soft_wrap=True)
+        whose = "" if each.is_named else ", may contain anybody's mail"
+        out.print(
+            f"{verb} {printable(each.place)} ({len(each.keys)} files, {_format_size(each.size)}{whose})", soft_wrap=True
+        )
     if not found:
         out.print(f"Nothing in {printable(opened.uri)} quotes {printable(inbox)}.", soft_wrap=True)
     elif not yes:
-        out.print("Nothing was removed yet; add --yes to do it.")
+        out.print("Nothing was removed yet; add --yes to remove it.")
 
 
-def _retention(text: str) -> tuple[str, timedelta]:
+def _parse_retention(text: str) -> tuple[str, timedelta]:
     kind, _, days = text.partition("=")
     try:
         return kind, timedelta(days=float(days))
@@ -281,26 +289,26 @@ def _retention(text: str) -> tuple[str, timedelta]:
         ) from None
 
 
-def _as_json(lineage: "ArtifactLineage") -> dict[str, object]:
+def _lineage_to_json(lineage: "ArtifactLineage") -> dict[str, object]:
     return {
         "reference": lineage.reference,
         "in_store": lineage.manifest is not None,
-        "made_from": [_as_json(parent) for parent in lineage.made_from],
+        "made_from": [_lineage_to_json(parent) for parent in lineage.made_from],
     }
 
 
-def _as_tree(lineage: "ArtifactLineage", tree: "Tree | None" = None) -> "Tree":
+def _lineage_to_tree(lineage: "ArtifactLineage", tree: "Tree | None" = None) -> "Tree":
     from rich.tree import Tree
 
     made = f"{lineage.manifest.created:%Y-%m-%d}" if lineage.manifest else "not in this store"
     label = f"{lineage.reference} [dim]({made})[/]"
     branch = tree.add(label) if tree is not None else Tree(label)
     for parent in lineage.made_from:
-        _as_tree(parent, branch)
+        _lineage_to_tree(parent, branch)
     return branch
 
 
-def _size(amount: int) -> str:
+def _format_size(amount: int) -> str:
     from rich.filesize import decimal
 
     return decimal(amount)

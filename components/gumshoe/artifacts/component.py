@@ -1,4 +1,4 @@
-"""The pipeline's steps that look at sources, and that fetch and publish adapters."""
+"""Pipeline steps that fingerprint sources, and that fetch and publish adapters."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ from kfp import dsl
 def look_at_sources(  # as Kubeflow has several outputs
     sources: list, scenarios: str
 ) -> NamedTuple("States", [("sources", str), ("scenarios", str)]):  # type: ignore[valid-type]
-    """Say what lies at the sources now, so that what was made of them before is used only where nothing has changed.
+    """Return digests of the sources' current state, so that cached results are used only if nothing has changed.
 
     Args:
-        sources: Of mail or of documents.
-        scenarios: As `gumshoe scenarios load` takes it.
+        sources: Sources of mail or documents.
+        scenarios: Source of scenarios, as for `gumshoe scenarios load`.
     """
-    from gumshoe.artifacts.uri_state import digest_of_uris
+    from gumshoe.artifacts.source_files import digest_of_uris
 
     return digest_of_uris(sources), digest_of_uris([scenarios])
 
@@ -29,15 +29,15 @@ def publish_adapter(
     image: str,
     published: dsl.Output[dsl.Model],
 ) -> str:
-    """Publish an adapter that the gate let pass, with what the gate said; its reference in the store.
+    """Publish an adapter that passed the gate, with the gate's decision, and return its reference in the store.
 
     Args:
-        adapter: Its directory.
-        decision: What the gate said.
-        store: The URI of a project's artifacts.
-        version: Used once, ever.
-        image: The image that it was made in.
-        published: The same adapter as a model.
+        adapter: Directory of the adapter.
+        decision: Decision of the gate.
+        store: URI of the project's artifacts.
+        version: Version to publish as. Each version is used once.
+        image: Container image that the adapter was made in.
+        published: The same adapter, as a model.
     """
     import json
     import shutil
@@ -58,24 +58,24 @@ def publish_adapter(
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
 def fetch_adapter(store: str, version: str, adapter: dsl.Output[dsl.Model]) -> str:
-    """Fetch a published adapter; its version. Where `latest` is asked for and none was published, it is empty.
+    """Fetch a published adapter and return its version. It is empty if `latest` was requested and none was published.
 
     Args:
-        store: The URI of a project's artifacts.
+        store: URI of the project's artifacts.
         version: A version, or `latest`.
-        adapter: Its directory.
+        adapter: Directory of the adapter.
     """
     from pathlib import Path
 
     from gumshoe.artifacts.store import Store
 
-    kept = Store(store)
-    if version == "latest" and kept.latest("adapters") is None:
+    opened = Store(store)
+    if version == "latest" and opened.latest("adapters") is None:
         Path(adapter.path).mkdir(parents=True)
         (Path(adapter.path) / "none").touch()
-        print("No adapter was published yet")
+        print("No adapter has been published yet")
         return ""
-    found = kept.fetch(f"adapters/{version}", Path(adapter.path)).manifest
+    found = opened.fetch(f"adapters/{version}", Path(adapter.path)).manifest
     adapter.metadata.update(found.settings, version=found.version, content=found.content)
-    print(f"{found.reference} of {store}")
+    print(f"Fetched {found.reference} from {store}")
     return found.version

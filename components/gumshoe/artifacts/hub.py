@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, or local directories of one, streamed; and models, from the hub or from here."""
+"""Datasets and models of the Hugging Face hub, or in local directories. Datasets are streamed."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -13,28 +13,29 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.A)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPlace:
-    """Where a model's files are, as the functions named `from_pretrained` take it."""
+class ModelLocation:
+    """Location of a model's files, as arguments of the functions named `from_pretrained`."""
 
     name: str
-    """A directory, or the hub's name."""
+    """A directory, or a name on the hub."""
     local_files_only: bool
-    """Nothing is to be asked of the hub: a directory, or a copy in this machine's cache while the hub is silent."""
+    """True if the hub must not be asked: for a directory, or for a cached copy while the hub is unavailable."""
 
 
-def find_model(place: Path | str, file: str) -> ModelPlace:
-    """See, within seconds, whether a model is where it is said to be: in a directory, or on the hub.
+def find_model(place: Path | str, file: str) -> ModelLocation:
+    """Check within seconds that a model exists, in a directory or on the hub.
 
-    The hub's library would ask a hub that is silent, or that knows no such model, for minutes. A `Path`, and a name
-    that can only be a directory's, are never asked of it. `file` is one that the model has; it tells whether the
-    cache holds a copy, which is used where the hub gives none (HF_HUB_OFFLINE is set, or there is no network).
+    The hub's own library would retry for minutes if the hub does not answer or does not know the model. The hub is
+    never asked for a `Path`, nor for a name that can only be a directory. `file` is a file that every such model has:
+    if it is in the local cache, the cached copy is used when the hub is unavailable (HF_HUB_OFFLINE is set, or there is
+    no network).
 
     Raises:
-        UsageError: it is not there.
+        UsageError: if the model does not exist.
     """
     directory = Path(place).expanduser()
     if directory.is_dir():
-        return ModelPlace(str(directory), local_files_only=True)
+        return ModelLocation(str(directory), local_files_only=True)
     name = str(place)
     if isinstance(place, Path) or name[:1] in {".", "~"} or not _HUB_NAME.fullmatch(name):
         raise UsageError(
@@ -46,88 +47,88 @@ def find_model(place: Path | str, file: str) -> ModelPlace:
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
     try:
-        _ask(name, "model")
-    except (OSError, ValueError, HTTPError) as error:  # ValueError: it is no name
+        _request_info(name, "model")
+    except (OSError, ValueError, HTTPError) as error:  # ValueError: not a valid name
         if isinstance(try_to_load_from_cache(name, file), str):
-            return ModelPlace(name, local_files_only=True)
+            return ModelLocation(name, local_files_only=True)
         offline = isinstance(error, OfflineModeIsEnabled)
-        said = "HF_HUB_OFFLINE is set" if offline else str(error).strip().partition("\n")[0]
+        reason = "HF_HUB_OFFLINE is set" if offline else str(error).strip().partition("\n")[0]
         raise UsageError(
             "sources.model-not-found",
-            f"model {name} is neither a directory nor in the local cache, and the hub does not provide it: {said}; "
+            f"model {name} is neither a directory nor in the local cache, and the hub does not provide it: {reason}; "
             "name a directory, or check the name, the network, and HF_TOKEN if it is private",
         ) from None
-    return ModelPlace(name, local_files_only=False)
+    return ModelLocation(name, local_files_only=False)
 
 
 def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
-    """The records of `hf:DATASET@SPLIT`, or of the given split of `hf:DATASET`.
+    """Return the records of `hf:DATASET@SPLIT`, or of the given split of `hf:DATASET`.
 
-    They are read as they are asked for: iterate inside `dataset_errors_explained`.
+    They are read lazily, so iterate inside `explain_dataset_errors`.
 
     Raises:
-        GumshoeError: there is no such dataset or split, or the hub does not give it.
+        GumshoeError: if the dataset or split does not exist, or the hub does not provide it.
     """
-    name, named = _parts(uri)
+    name, named_split = _split_uri(uri)
     import datasets  # takes seconds to import
 
-    with dataset_errors_explained(uri):
+    with explain_dataset_errors(uri):
         _check_reachable(name)
-        records: Iterable[Any] = _patiently(datasets.load_dataset, name, split=named or split, streaming=True)
+        records: Iterable[Any] = _retry(datasets.load_dataset, name, split=named_split or split, streaming=True)
         return records
 
 
-def dataset_commit(uri: str) -> str:
-    """The commit that `hf:DATASET` stands at on the hub.
+def get_dataset_commit(uri: str) -> str:
+    """Return the current commit of `hf:DATASET` on the hub.
 
     Raises:
-        GumshoeError: there is no such dataset, or the hub does not tell.
+        GumshoeError: if the dataset does not exist, or the hub does not answer.
     """
-    name, _ = _parts(uri)
-    with dataset_errors_explained(uri):
-        return str(_patiently(_ask, name, kind="dataset").sha)
+    name, _ = _split_uri(uri)
+    with explain_dataset_errors(uri):
+        return str(_retry(_request_info, name, kind="dataset").sha)
 
 
-def local_dataset(uri: str) -> str | None:
-    """The directory that `hf:DATASET` names, where it is one.
+def find_local_dataset(uri: str) -> str | None:
+    """Return the directory that `hf:DATASET` names, or None if it is not a directory.
 
     Raises:
-        UsageError: it names nothing.
+        UsageError: if the URI names no dataset.
     """
-    name, _ = _parts(uri)
+    name, _ = _split_uri(uri)
     return name if Path(name).is_dir() else None
 
 
-def split_names(uri: str) -> list[str]:
-    """The splits of `hf:DATASET`, or the one that `hf:DATASET@SPLIT` names.
+def list_splits(uri: str) -> list[str]:
+    """Return the splits of `hf:DATASET`, or the one that `hf:DATASET@SPLIT` names.
 
     Raises:
-        GumshoeError: there is no such dataset, or the hub does not tell.
+        GumshoeError: if the dataset does not exist, or the hub does not answer.
     """
-    name, named = _parts(uri)
-    if named:
-        return [named]
+    name, named_split = _split_uri(uri)
+    if named_split:
+        return [named_split]
     import datasets
 
-    with dataset_errors_explained(uri):
+    with explain_dataset_errors(uri):
         _check_reachable(name)
-        return list(_patiently(datasets.get_dataset_split_names, name))
+        return list(_retry(datasets.get_dataset_split_names, name))
 
 
-def _patiently(ask: Callable[..., Any], name: str, **options: Any) -> Any:
-    """What the hub says, asked again where it does not answer: its library lists files once only."""
+def _retry(request: Callable[..., Any], name: str, **options: Any) -> Any:
+    """Call a function of the hub's library, and retry if the hub does not answer. The library lists files only once."""
     import httpx
     from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
     lost = retry_if_exception_type(httpx.TransportError)
-    tries = Retrying(stop=stop_after_attempt(3), wait=wait_random_exponential(max=4), retry=lost, reraise=True)
-    return tries(ask, name, **options)
+    policy = Retrying(stop=stop_after_attempt(3), wait=wait_random_exponential(max=4), retry=lost, reraise=True)
+    return policy(request, name, **options)
 
 
-def _parts(uri: str) -> tuple[str, str]:
+def _split_uri(uri: str) -> tuple[str, str]:
     place = uri.removeprefix("hf:")
     name, _, split = place.rpartition("@") if "@" in place else (place, "", "")
-    if "/" in split:  # a directory may have an @ in its path
+    if "/" in split:  # the path of a directory may contain an @
         name, split = place, ""
     if not name.strip():
         raise UsageError("sources.no-dataset-name", f"{uri!r} names no dataset; use hf:OWNER/NAME or hf:DIRECTORY")
@@ -135,25 +136,25 @@ def _parts(uri: str) -> tuple[str, str]:
 
 
 def _check_reachable(name: str) -> None:
-    """Tell of a dataset's name that is wrong, or a hub that is silent, at once and not after minutes of tries."""
+    """Raise at once if a dataset's name is wrong or the hub does not answer, instead of after minutes of retries."""
     if not Path(name).is_dir():
-        _ask(name, "dataset")
+        _request_info(name, "dataset")
 
 
-def _ask(name: str, kind: Literal["dataset", "model"]) -> Any:
-    """What the hub says of a dataset or a model."""
+def _request_info(name: str, kind: Literal["dataset", "model"]) -> Any:
+    """Return the hub's information about a dataset or a model."""
     from huggingface_hub import HfApi, constants, get_session
 
     hooks = get_session().event_hooks["request"]
-    if _limit_wait not in hooks:
-        hooks.append(_limit_wait)
+    if _limit_timeout not in hooks:
+        hooks.append(_limit_timeout)
     api = HfApi()
-    ask: Callable[..., Any] = api.dataset_info if kind == "dataset" else api.model_info
-    return ask(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    request: Callable[..., Any] = api.dataset_info if kind == "dataset" else api.model_info
+    return request(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
 
 
-def _limit_wait(request: Any) -> None:
-    """Limit the wait for the hub's answer where the hub's library does not: listing files would wait for ever."""
+def _limit_timeout(request: Any) -> None:
+    """Set a timeout for requests to the hub if its library sets none. Listing files would otherwise wait forever."""
     from huggingface_hub import constants
 
     limits = request.extensions["timeout"].items()
@@ -161,24 +162,24 @@ def _limit_wait(request: Any) -> None:
 
 
 @contextmanager
-def dataset_errors_explained(uri: str) -> Iterator[None]:
-    """Turn what loading or reading a dataset raises into a GumshoeError."""
+def explain_dataset_errors(uri: str) -> Iterator[None]:
+    """Turn errors of loading or reading a dataset into a GumshoeError."""
     import httpx
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined] # of its client
 
     try:
         yield
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
-        said = f"{uri}: cannot load the dataset: {type(error).__name__}: {error}"
+        reason = f"{uri}: cannot load the dataset: {type(error).__name__}: {error}"
         answer = getattr(error, "response", None)
         if isinstance(error, httpx.TransportError) or (answer is not None and answer.status_code >= 500):
             raise UnavailableError(
-                "sources.hub-unavailable", f"{said}; check the network, or try again later"
+                "sources.hub-unavailable", f"{reason}; check the network, or try again later"
             ) from error
         if isinstance(error, OfflineModeIsEnabled):
-            raise GumshoeError("sources.hub-offline", f"{said}; unset HF_HUB_OFFLINE, or name a directory") from error
+            raise GumshoeError("sources.hub-offline", f"{reason}; unset HF_HUB_OFFLINE, or name a directory") from error
         if answer is not None:
             raise GumshoeError(
-                "sources.dataset-not-found", f"{said}; check its name, and HF_TOKEN if it is private"
+                "sources.dataset-not-found", f"{reason}; check its name, and HF_TOKEN if it is private"
             ) from error
-        raise GumshoeError("sources.dataset-unreadable", f"{said}; check its split and its files") from error
+        raise GumshoeError("sources.dataset-unreadable", f"{reason}; check its split and its files") from error

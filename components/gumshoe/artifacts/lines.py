@@ -1,4 +1,4 @@
-"""Lines of a file, on disk or on S3, plain or gzip."""
+"""Read the lines of a file, on disk or on S3, plain or gzip."""
 
 import zlib
 from collections.abc import Callable, Iterator
@@ -8,19 +8,19 @@ from functools import partial
 
 from gumshoe.artifacts.storage import InvalidUriError, list_uri, open_uri, split_uri
 
-DAMAGED = (EOFError, zlib.error)
-"""What reading a gzip file raises when it is damaged, after all that comes before the damage."""
+GZIP_ERRORS = (EOFError, zlib.error)
+"""Errors raised by reading a damaged gzip file, after all lines before the damage."""
 
 _BLOCK = 1 << 20
 _GZIP = 31  # zlib's number for the gzip format
 
 
 def file_size(uri: str) -> int:
-    """Bytes of the file that a path or URI names.
+    """Return the size in bytes of the file at a path or URI.
 
     Raises:
-        InvalidUriError: it names a directory, or is of a form that is not read.
-        NotFoundError, StorageError, UnavailableError: as `list_uri`.
+        InvalidUriError: if it is a directory, or the URI has another form.
+        NotFoundError, StorageError, UnavailableError: as in `list_uri`.
     """
     found = list_uri(uri)
     if len(found) != 1 or found[0].key not in {uri, split_uri(uri)[2]}:  # a file:// URI is listed as its path
@@ -29,13 +29,14 @@ def file_size(uri: str) -> int:
 
 
 def read_lines(uri: str, advance: Callable[[int], object] = lambda _: None) -> Iterator[bytes]:
-    """The lines of a file, without their ends; one named `.gz` is unpacked. `advance` is told of bytes as read.
+    """Yield the lines of a file without their line ends. A name that ends in `.gz` is decompressed.
 
-    The next block is read, and unpacked, while the lines of this one are used.
+    The next block is read and decompressed while the lines of this one are used. `advance` is called with the number of
+    bytes read.
 
     Raises:
-        EOFError, zlib.error (`DAMAGED`): it cannot be unpacked any further.
-        NotFoundError, StorageError, UnavailableError: as `open_uri`.
+        EOFError, zlib.error (`GZIP_ERRORS`): if the rest cannot be decompressed.
+        NotFoundError, StorageError, UnavailableError: as in `open_uri`.
     """
     with open_uri(uri) as raw, ThreadPoolExecutor(1) as thread:
 
@@ -44,21 +45,21 @@ def read_lines(uri: str, advance: Callable[[int], object] = lambda _: None) -> I
             advance(len(block))
             return block
 
-        blocks = _unpacked(read) if uri.endswith(".gz") else iter(partial(read, _BLOCK), b"")
-        coming = thread.submit(next, blocks, None)
+        blocks = _decompress(read) if uri.endswith(".gz") else iter(partial(read, _BLOCK), b"")
+        next_block = thread.submit(next, blocks, None)
         rest = b""
-        while (block := coming.result()) is not None:
-            coming = thread.submit(next, blocks, None)
+        while (block := next_block.result()) is not None:
+            next_block = thread.submit(next, blocks, None)
             *lines, rest = (rest + block).split(b"\n")
             yield from lines
         if rest:
             yield rest
 
 
-def _unpacked(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Content in blocks, each unpacked in one call outside the interpreter's lock.
+def _decompress(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Yield the content in blocks, each decompressed in one call that releases the interpreter's lock.
 
-    What comes before damage is not lost with it.
+    Content before any damage is yielded first.
     """
     unpack = zlib.decompressobj(_GZIP)
     while packed := read(_BLOCK // 4):
@@ -67,7 +68,7 @@ def _unpacked(read: Callable[[int], bytes]) -> Iterator[bytes]:
             try:
                 yield unpack.decompress(packed)
             except zlib.error:
-                yield from _salvaged(before, packed)
+                yield from _salvage(before, packed)
                 raise
             if not unpack.eof:
                 break
@@ -77,8 +78,8 @@ def _unpacked(read: Callable[[int], bytes]) -> Iterator[bytes]:
         raise EOFError("it ends before its content does")
 
 
-def _salvaged(unpack: "zlib._Decompress", packed: bytes) -> Iterator[bytes]:
-    """What can be unpacked before the damage in a block."""
+def _salvage(unpack: "zlib._Decompress", packed: bytes) -> Iterator[bytes]:
+    """Yield what can be decompressed before the damage in a block."""
     with suppress(zlib.error):
         for start in range(len(packed)):
             yield unpack.decompress(packed[start : start + 1])

@@ -1,4 +1,4 @@
-"""What an artifact's `manifest.json` says, and the checks of a directory against it."""
+"""The manifest of an artifact (`manifest.json`), and checks of a directory against it."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class InvalidNameError(UsageError):
-    """A kind, version or reference is not of the allowed form."""
+    """A kind, version or reference does not have the allowed form."""
 
 
 class InvalidManifestError(GumshoeError):
@@ -31,14 +31,14 @@ class InvalidManifestError(GumshoeError):
 
 
 class ForeignManifestError(InvalidManifestError):
-    """A manifest is another program's."""
+    """A manifest was written by another program."""
 
 
 def _safe_path(path: str) -> str:
     parts = PurePosixPath(path).parts
     unsafe = not parts or ".." in parts or path.startswith("/") or "\\" in path or "\0" in path
     taken = parts[:1] == (MANIFEST,) or any(map(is_partial, parts))
-    unicode = not any("\ud800" <= character <= "\udfff" for character in path)  # how Python shows other bytes
+    unicode = not any("\ud800" <= character <= "\udfff" for character in path)  # bytes that are not UTF-8
     if unsafe or taken or not unicode or str(PurePosixPath(path)) != path:
         raise ValueError(f"{path!r} is not a plain relative path inside the artifact")
     return path
@@ -60,10 +60,10 @@ def _safe_kind(kind: str) -> str:
 
 
 def check_kind(kind: str) -> str:
-    """The kind, checked.
+    """Return the kind if it is valid.
 
     Raises:
-        InvalidNameError: it is not of the allowed form.
+        InvalidNameError: if it does not have the allowed form.
     """
     try:
         return _safe_kind(kind)
@@ -72,10 +72,10 @@ def check_kind(kind: str) -> str:
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """Split `kind/version` (the kind may hold slashes; the version may be `latest`).
+    """Split `kind/version`. The kind may contain slashes; the version may be `latest`.
 
     Raises:
-        InvalidNameError: it is not of that form.
+        InvalidNameError: if it does not have that form.
     """
     kind, slash, version = reference.strip("/").rpartition("/")
     if not slash:
@@ -89,7 +89,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text is `kind/version`, both of the allowed form."""
+    """Return True if a text is `kind/version` and both have the allowed form."""
     try:
         split_reference(text)
     except InvalidNameError:
@@ -98,10 +98,10 @@ def is_reference(text: str) -> bool:
 
 
 def join_reference(kind: str, version: str) -> str:
-    """`kind/version`, checked.
+    """Return `kind/version` if both are valid.
 
     Raises:
-        InvalidNameError: either is not of the allowed form.
+        InvalidNameError: if one of them does not have the allowed form.
     """
     try:
         return f"{_safe_kind(kind)}/{_safe_segment(version)}"
@@ -125,7 +125,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What an artifact is, what lies in it and what it was made from."""
+    """Description of an artifact: its name, its files, and what it was made from."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -134,16 +134,16 @@ class Manifest(BaseModel):
     version: Annotated[str, AfterValidator(_safe_segment)]
     created: AwareDatetime
     content: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """SHA-256 over the paths, sizes and digests of all files: equal for equal content."""
+    """SHA-256 over the paths, sizes and digests of all files. Equal content has an equal digest."""
     files: tuple[FileEntry, ...]
     made_from: tuple[Annotated[str, AfterValidator(_safe_reference)], ...] = ()
-    """References (`kind/version`) to the artifacts that went into it."""
+    """References (`kind/version`) to the artifacts that it was made from."""
     code: str | None = None
     """Hash of the code that made it (`code_hash`)."""
     image: str | None = None
     settings: dict[str, Any] = {}
     publication: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    """Differs between any two publications, so that a publisher recognises its own."""
+    """Unique id of each publication, so that a publisher recognizes its own."""
 
     @property
     def reference(self) -> str:
@@ -151,19 +151,21 @@ class Manifest(BaseModel):
 
     @property
     def size(self) -> int:
-        """Bytes in all files."""
+        """Total size of all files in bytes."""
         return sum(entry.size for entry in self.files)
 
     @property
     def data(self) -> str:
-        """The folder, beside the manifest in a store, that holds the files."""
+        """Folder of the files, beside the manifest in a store."""
         return DATA_PREFIX + self.content[:32]
 
-    def within(self, reference: str, where: str) -> "Manifest":
-        """The same as it is called in a store that the store it was published to lies in, as a run's does.
+    def rebase(self, reference: str, where: str) -> "Manifest":
+        """Return the manifest with names relative to an outer store.
+
+        A store may be located inside another one, such as the store of a run inside the store of a project.
 
         Raises:
-            InvalidManifestError: it is that of another artifact.
+            InvalidManifestError: if it is the manifest of another artifact.
         """
         place = reference.removesuffix(self.reference)
         if not place.endswith("/"):
@@ -179,18 +181,18 @@ class Manifest(BaseModel):
 
     @classmethod
     def from_json(cls, text: bytes, where: str) -> "Manifest":
-        """Read a manifest and check that its content digest is that of its files.
+        """Read a manifest, and check that its content digest matches its files.
 
         Raises:
-            InvalidManifestError: it is not a manifest, or contradicts itself.
+            InvalidManifestError: if it is not a manifest, or contradicts itself.
         """
         try:
-            ours = str(json.loads(text).get("format", "")).startswith("gumshoe.")
+            is_own = str(json.loads(text).get("format", "")).startswith("gumshoe.")
         except (ValueError, AttributeError, RecursionError):
             raise InvalidManifestError(
                 "artifacts.invalid-manifest", f"{where} is not a valid manifest: not a JSON object"
             ) from None
-        if not ours:
+        if not is_own:
             raise ForeignManifestError(
                 "artifacts.foreign-manifest",
                 f"{where} is not an artifact's manifest: another program wrote it",
@@ -216,7 +218,7 @@ class Manifest(BaseModel):
 
 
 def content_digest(files: Iterable[FileEntry]) -> str:
-    """SHA-256 over path, size and digest of each file, in order of path."""
+    """Return the SHA-256 over path, size and digest of each file, sorted by path."""
     digest = hashlib.sha256()
     for entry in sorted(files, key=lambda entry: entry.path):
         digest.update(f"{entry.path}\0{entry.size}\0{entry.sha256}\n".encode())
@@ -224,7 +226,7 @@ def content_digest(files: Iterable[FileEntry]) -> str:
 
 
 def file_digest(path: Path, advance: Callable[[int], object] = lambda _: None) -> str:
-    """SHA-256 of a file; `advance` is told of each block's bytes."""
+    """Return the SHA-256 of a file. `advance` is called with the number of bytes of each block."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -233,13 +235,13 @@ def file_digest(path: Path, advance: Callable[[int], object] = lambda _: None) -
     return digest.hexdigest()
 
 
-def artifact_files(directory: Path) -> dict[str, Path]:
-    """The files of a directory by their path inside it. Links to files are followed.
+def find_artifact_files(directory: Path) -> dict[str, Path]:
+    """Return the files of a directory by their path inside it. Links to files are followed.
 
-    A `manifest.json` at the top, left by an earlier `fetch`, is not one of them.
+    A `manifest.json` at the top, left by an earlier `fetch`, is not included.
 
     Raises:
-        UsageError: there is nothing in it, or something that cannot be published.
+        UsageError: if it contains no files, or something that cannot be published.
     """
     if not directory.is_dir():
         raise UsageError("artifacts.not-a-directory", f"{directory} is not a directory; name the directory to publish")
@@ -267,26 +269,26 @@ def artifact_files(directory: Path) -> dict[str, Path]:
     return found
 
 
-def describe(files: dict[str, Path], advance: Callable[[int], object] = lambda _: None) -> tuple[FileEntry, ...]:
-    """Size and SHA-256 of each file, in order of path."""
+def describe_files(files: dict[str, Path], advance: Callable[[int], object] = lambda _: None) -> tuple[FileEntry, ...]:
+    """Return path, size and SHA-256 of each file, sorted by path."""
 
     def entry(item: tuple[str, Path]) -> FileEntry:
         inside, path = item
         return FileEntry(path=inside, size=path.stat().st_size, sha256=file_digest(path, advance))
 
-    with ThreadPoolExecutor() as pool:  # hashlib works outside the interpreter's lock
+    with ThreadPoolExecutor() as pool:  # hashlib releases the interpreter's lock
         return tuple(pool.map(entry, sorted(files.items())))
 
 
-def damaged_files(
+def find_damaged_files(
     directory: Path, manifest: Manifest, advance: Callable[[int], object] = lambda _: None
 ) -> dict[str, str]:
-    """What is wrong with each file of a directory that differs from its manifest: path to reason.
+    """Return the path of each file that differs from the manifest, with the reason.
 
-    Files that the manifest does not name are left out of account.
+    Files that the manifest does not list are ignored.
     """
 
-    def fault(entry: FileEntry) -> str | None:
+    def check(entry: FileEntry) -> str | None:
         path = directory / entry.path
         if not path.is_file():
             return "missing"
@@ -295,12 +297,12 @@ def damaged_files(
         return None if file_digest(path, advance) == entry.sha256 else "its SHA-256 differs"
 
     with ThreadPoolExecutor() as pool:
-        faults = dict(zip((entry.path for entry in manifest.files), pool.map(fault, manifest.files), strict=True))
+        faults = dict(zip((entry.path for entry in manifest.files), pool.map(check, manifest.files), strict=True))
     return {path: reason for path, reason in faults.items() if reason}
 
 
 def code_hash() -> str:
-    """SHA-256 over the files of the `gumshoe` package, code and texts: what made an artifact."""
+    """Return the SHA-256 over all files of the `gumshoe` package, code and texts."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(path for path in package.rglob("*.*") if path.suffix != ".pyc" and path.is_file()):
@@ -310,5 +312,5 @@ def code_hash() -> str:
 
 
 def now() -> datetime:
-    """The time a manifest is made, UTC."""
+    """Return the current time (UTC)."""
     return datetime.now(UTC)

@@ -1,7 +1,6 @@
-"""Marks what quotes somebody's mail, and finds and removes it when it is to be forgotten.
+"""Mark directories and artifacts that quote somebody's mail, find them, and delete them on request.
 
-A mark is a file beside what it is about: in an artifact, whose manifest lists it, and in the directory that a step of
-a pipeline leaves.
+A mark is a file: in an artifact, where the manifest lists it, or in the output directory of a pipeline step.
 """
 
 import io
@@ -18,10 +17,10 @@ MARK = "private.json"
 _ARTIFACT = re.compile(rf"(?P<place>.+)/{DATA_PREFIX}[0-9a-f]{{32}}/{re.escape(MARK)}", re.S)
 
 
-def mark(directory: Path, inboxes: Iterable[str] | None, beside: Iterable[str] = ()) -> None:
-    """Note in a directory whose mail its files quote; None where that may be anybody's.
+def mark_private(directory: Path, inboxes: Iterable[str] | None, beside: Iterable[str] = ()) -> None:
+    """Write a file into a directory that says whose mail its files quote. None means anybody's.
 
-    `beside` names files beside the directory that quote the same.
+    `beside` names files next to the directory that quote the same mail.
     """
     named = None if inboxes is None else sorted(set(inboxes))
     text = json.dumps({"inboxes": named, "beside": sorted(beside)})
@@ -31,31 +30,31 @@ def mark(directory: Path, inboxes: Iterable[str] | None, beside: Iterable[str] =
 
 
 @dataclass(frozen=True, slots=True)
-class Quoting:
-    """What quotes an inbox, or may."""
+class PrivateCopy:
+    """An artifact or a directory that quotes mail of an inbox, or may quote it."""
 
     place: str
-    """The artifact, or the directory that a step left, below the storage's root; "." is all that lies there."""
+    """The artifact, or the output directory of a step, relative to the storage's root. "." means everything there."""
     is_named: bool
-    """The mark names the inbox; otherwise it may be anybody's mail."""
+    """True if the mark names the inbox. Otherwise the mail may be anybody's."""
     keys: tuple[str, ...]
-    """All of its files; an artifact's manifest first, since what is half removed must not be seen."""
+    """Keys of all its files. An artifact's manifest comes first, so that nobody sees a half-deleted artifact."""
     size: int
-    """Bytes."""
+    """Total size in bytes."""
 
 
-def find_quoting(storage: Storage, inbox: str) -> list[Quoting]:
-    """What bears a mark that names an inbox, in whatever case, or that names none.
+def find_private_copies(storage: Storage, inbox: str) -> list[PrivateCopy]:
+    """Find everything whose mark names an inbox (ignoring case) or names none.
 
     Raises:
-        StorageError, UnavailableError: it could not be read.
+        StorageError, UnavailableError: if the storage cannot be read.
     """
-    found: dict[str, Quoting] = {}
+    found: dict[str, PrivateCopy] = {}
     for entry in list(storage.entries()):
         if entry.key.rpartition("/")[2] != MARK:
             continue
         text, _ = storage.read(entry.key)
-        inboxes, beside = _read(text)
+        inboxes, beside = _read_mark(text)
         if inboxes is not None and inbox.casefold() not in inboxes:
             continue
         artifact = _ARTIFACT.fullmatch(entry.key)
@@ -67,21 +66,21 @@ def find_quoting(storage: Storage, inbox: str) -> list[Quoting]:
             key = f"{parent}/{name}" if parent else name
             below += [each for each in storage.entries(key) if each.key == key]
         keys = sorted((each.key for each in below), key=lambda key: (not key.endswith(f"/{MANIFEST}"), key))
-        found[place] = Quoting(place or ".", inboxes is not None, tuple(keys), sum(each.size for each in below))
+        found[place] = PrivateCopy(place or ".", inboxes is not None, tuple(keys), sum(each.size for each in below))
     return list(found.values())
 
 
-def forget(storage: Storage, found: Iterable[Quoting]) -> None:
-    """Remove what was found."""
+def remove_private_copies(storage: Storage, found: Iterable[PrivateCopy]) -> None:
+    """Delete the files of what was found."""
     for each in found:
         storage.delete(each.keys)
 
 
-def _read(text: bytes) -> tuple[frozenset[str] | None, list[str]]:
-    """Whose mail it is, None where that is not said, or cannot be read; and what beside the directory quotes it."""
+def _read_mark(text: bytes) -> tuple[frozenset[str] | None, list[str]]:
+    """Return the inboxes of a mark (None if unknown or unreadable), and the names of files beside its directory."""
     try:
-        said = json.loads(text)
-        named, beside = said["inboxes"], [str(each) for each in said.get("beside", ())]
+        content = json.loads(text)
+        named, beside = content["inboxes"], [str(each) for each in content.get("beside", ())]
         return None if named is None else frozenset(str(each).casefold() for each in named), beside
     except (ValueError, KeyError, TypeError, AttributeError):
         return None, []

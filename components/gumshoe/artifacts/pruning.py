@@ -1,4 +1,4 @@
-"""Remove artifacts that nothing needs any longer."""
+"""Delete artifacts that are no longer needed."""
 
 import json
 import re
@@ -10,22 +10,22 @@ from types import MappingProxyType
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest, check_kind, now
 from gumshoe.artifacts.store import ABANDONED_AFTER, PRUNED, Store
 
-# The files of one publication, and nothing that another program may have put beside them.
+# The files of one publication. Files of other programs do not match.
 _PUBLICATION = re.compile(rf"(?P<reference>(?P<kind>.+)/[^/]+)/(?P<data>{DATA_PREFIX}[0-9a-f]{{32}})/.+", re.S)
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
-    """What `prune` removed, or would remove, and why it kept the rest."""
+class PruneResult:
+    """The artifacts that were removed, or would be, and why the others were kept."""
 
     removed: list[Manifest] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
-    """Reference to the reason for keeping it."""
+    """Reason for keeping each reference."""
     leftovers: int = 0
-    """Files of publications that were never finished."""
+    """Number of files of publications that were never finished."""
 
 
-def prune(
+def prune_store(
     store: Store,
     *,
     keep: int,
@@ -33,50 +33,56 @@ def prune(
     kind: str | None = None,
     retention: Mapping[str, timedelta] = MappingProxyType({}),
     dry_run: bool = False,
-) -> Pruned:
-    """Remove old artifacts, and the leftovers of publications that were never finished.
+) -> PruneResult:
+    """Remove old artifacts, and files of publications that were never finished.
 
-    Kept are the `keep` newest of each kind, the latest, those younger than `older_than`, and whatever a
-    kept artifact was made from. With `kind`, other kinds are left alone. Leftovers go once they are as
-    old as that, and a day at least: a publication may be under way. A removed version is not used again.
+    These are kept: the `keep` newest of each kind, the latest, those younger than `older_than`, and everything that a
+    kept artifact was made from. With `kind`, other kinds are kept too. Unfinished publications are removed after
+    `older_than`, and after one day at the earliest, because they may still be in progress. The version of a removed
+    artifact is never used again.
 
-    `retention` is how long artifacts whose kind ends in that word may stay at all: older ones go, whatever else holds.
+    `retention` limits how long artifacts may be kept at all, by the last segment of their kind. Older ones are removed
+    even if one of the rules above would keep them.
 
     Raises:
-        InvalidNameError: the kind is not of the allowed form.
+        InvalidNameError: if the kind does not have the allowed form.
     """
     if kind is not None:
         check_kind(kind)
     manifests = store.list()
-    over = {
+    expired = {
         each.reference
         for each in manifests
         if (time := retention.get(each.kind.rpartition("/")[2])) is not None and each.created < now() - time
     }
-    kept = _kept(store, manifests, keep, now() - older_than, kind)
-    kept = {reference: reason for reference, reason in kept.items() if reference not in over}
+    kept = _select_kept(store, manifests, keep, now() - older_than, kind)
+    kept = {reference: reason for reference, reason in kept.items() if reference not in expired}
     removed = [manifest for manifest in manifests if manifest.reference not in kept]
     unfinished = now() - max(older_than, ABANDONED_AFTER)
-    leftovers = _leftovers(store, manifests, unfinished, kind)
+    leftovers = _find_leftovers(store, manifests, unfinished, kind)
     if not dry_run:
         for manifest in removed:
-            remove(store, manifest)
+            remove_artifact(store, manifest)
         for folder in sorted({key[: key.index(f"/{DATA_PREFIX}")] for key in leftovers}):
-            published = store.find(folder)  # it may have become visible since it was listed
-            store.storage.delete(_leftovers(store, [published] if published else [], unfinished, kind, f"{folder}/"))
+            published = store.find(folder)  # it may have become visible since the listing
+            store.storage.delete(
+                _find_leftovers(store, [published] if published else [], unfinished, kind, f"{folder}/")
+            )
         store.storage.abandon_uploads(f"{kind}/" if kind else "", unfinished, _PUBLICATION)
-    return Pruned(removed, kept, len(leftovers))
+    return PruneResult(removed, kept, len(leftovers))
 
 
-def remove(store: Store, manifest: Manifest) -> None:
-    """Remove an artifact: its manifest before its files, since what is half removed must not be seen."""
+def remove_artifact(store: Store, manifest: Manifest) -> None:
+    """Delete an artifact's manifest first, then its files, so that nobody sees a half-deleted artifact."""
     note = {"content": manifest.content, "created": manifest.created.isoformat(), "pruned": now().isoformat()}
     store.storage.create(f"{manifest.reference}/{PRUNED}", json.dumps(note).encode())
     store.storage.delete([f"{manifest.reference}/{MANIFEST}"])
     store.storage.delete([entry.key for entry in store.storage.entries(f"{manifest.reference}/{DATA_PREFIX}")])
 
 
-def _kept(store: Store, manifests: list[Manifest], keep: int, since: datetime, kind: str | None) -> dict[str, str]:
+def _select_kept(
+    store: Store, manifests: list[Manifest], keep: int, since: datetime, kind: str | None
+) -> dict[str, str]:
     kept: dict[str, str] = {}
     kinds = {manifest.kind for manifest in manifests}
     for each in kinds:
@@ -98,10 +104,10 @@ def _kept(store: Store, manifests: list[Manifest], keep: int, since: datetime, k
     return kept
 
 
-def _leftovers(
+def _find_leftovers(
     store: Store, manifests: list[Manifest], before: datetime, kind: str | None, folder: str | None = None
 ) -> list[str]:
-    """Files of publications that no manifest owns, last written before that time; those below a folder only."""
+    """Return the keys of files that belong to no manifest and were last written before a time."""
     owned = {(manifest.reference, manifest.data) for manifest in manifests}
     prefix = folder if folder is not None else f"{kind}/" if kind else ""
     return [

@@ -1,4 +1,4 @@
-"""What cost money or time to get, kept on disk under what was asked."""
+"""Cache on disk for responses that cost money or time, keyed by the request."""
 
 import hashlib
 import json
@@ -13,10 +13,10 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from gumshoe.artifacts.storage import StorageError
 
-_AT_ONCE = 500  # keys of one query
-_WAIT = 30  # seconds for another process to have written
+_KEYS_PER_QUERY = 500
+_WAIT = 30  # seconds to wait for another process that is writing
 
-_again = Retrying(  # SQLite itself does not wait where two processes change a new file's journal at once
+_retry_while_busy = Retrying(  # SQLite itself does not wait while another process sets the journal mode
     retry=retry_if_exception(lambda error: getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY),
     stop=stop_after_delay(_WAIT),
     wait=wait_random(0, 0.05),
@@ -25,36 +25,38 @@ _again = Retrying(  # SQLite itself does not wait where two processes change a n
 
 
 class Cache:
-    """A file of answers by key, for several threads and processes. Only its owner can read it, for it may hold mail.
+    """Store responses by key in one SQLite file, shared by several threads and processes.
+
+    Only the file's owner can read it, because it may contain mail.
 
     Raises:
-        StorageError: the file cannot be used.
+        StorageError: if the file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        with self._told():
+        with self._explain_errors():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600)
             self._base = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
-            _again(self._base.execute, "PRAGMA journal_mode = WAL")
+            _retry_while_busy(self._base.execute, "PRAGMA journal_mode = WAL")
             self._base.execute("PRAGMA synchronous = NORMAL")
             self._base.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID")
 
     def get(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """The answers that are there."""
+        """Return the values of those keys that are in the cache."""
         wanted, found = list(dict.fromkeys(keys)), dict[str, bytes]()
-        for start in range(0, len(wanted), _AT_ONCE):
-            part = wanted[start : start + _AT_ONCE]
+        for start in range(0, len(wanted), _KEYS_PER_QUERY):
+            part = wanted[start : start + _KEYS_PER_QUERY]
             marks = ",".join("?" * len(part))
-            with self._lock, self._told():
+            with self._lock, self._explain_errors():
                 found.update(self._base.execute(f"SELECT key, value FROM answers WHERE key IN ({marks})", part))  # noqa: S608
         return found
 
     def put(self, answers: Mapping[str, bytes]) -> None:
-        """Keep answers."""
-        with self._lock, self._told():
+        """Store values by key."""
+        with self._lock, self._explain_errors():
             self._base.execute("BEGIN IMMEDIATE")
             try:
                 self._base.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", answers.items())
@@ -68,8 +70,8 @@ class Cache:
         self._base.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Say what to do where the file does not serve."""
+    def _explain_errors(self) -> Iterator[None]:
+        """Turn errors of the file into a StorageError that says what to do."""
         try:
             yield
         except (OSError, sqlite3.Error) as error:
@@ -79,12 +81,15 @@ class Cache:
             ) from None
 
 
-def cache_key(*asked: object) -> str:
-    """The key of what was asked: names, versions, texts."""
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+def cache_key(*request: object) -> str:
+    """Return the key of a request, given everything that its response depends on: names, versions, texts."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
-def default_cache(name: str) -> Path:
-    """A cache of that name where the user keeps such: GUMSHOE_CACHE, or `gumshoe` in XDG_CACHE_HOME or ~/.cache."""
+def default_cache_path(name: str) -> Path:
+    """Return the path of a cache in the user's cache directory.
+
+    The directory is GUMSHOE_CACHE, or `gumshoe` in XDG_CACHE_HOME, or `~/.cache/gumshoe`.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("GUMSHOE_CACHE") or Path(home, "gumshoe")).expanduser() / f"{name}.sqlite"

@@ -1,4 +1,4 @@
-"""S3 as a `Storage`, through boto3: any S3 API, at AWS_ENDPOINT_URL where that is set."""
+"""S3 as a `Storage`, through boto3: any S3 API, at AWS_ENDPOINT_URL if it is set."""
 
 import io
 import re
@@ -48,7 +48,7 @@ _BUSY = {
     "504",
 }
 _DENIED = {"AccessDenied", "403", "Forbidden", "AllAccessDisabled"}
-_UNSET = {  # a bucket has no such setting, or its server does not know of any
+_SETTING_MISSING = {  # the bucket has no such setting, or the server does not support it
     "NoSuchLifecycleConfiguration",
     "ObjectLockConfigurationNotFoundError",
     "NotImplemented",
@@ -61,7 +61,7 @@ _REGION = {
     "301",
     "400",
 }
-_DROPPED = (
+_CONNECTION_ERRORS = (
     failures.ConnectionError,
     failures.HTTPClientError,
     failures.IncompleteReadError,
@@ -71,15 +71,15 @@ _DROPPED = (
 
 
 class AccessDeniedError(StorageError):
-    """The credentials are known and do not allow it."""
+    """The credentials are known but do not allow the operation."""
 
 
 class NoSuchBucketError(StorageError):
     """The bucket does not exist."""
 
 
-def explain(error: Exception, bucket: str, key: str) -> Exception:
-    """The error that tells a user what went wrong with a bucket and key, and what to do."""
+def explain_s3_error(error: Exception, bucket: str, key: str) -> Exception:
+    """Return the error that tells the user what went wrong with a bucket and key, and what to do."""
     where = f"s3://{bucket}/{key}"
     if isinstance(error, failures.NoCredentialsError | failures.PartialCredentialsError):
         return StorageError(
@@ -88,7 +88,7 @@ def explain(error: Exception, bucket: str, key: str) -> Exception:
             "give this pod's service account a role",
         )
     if isinstance(error, failures.ClientError):
-        return _explain_answer(error, bucket, where)
+        return _explain_response(error, bucket, where)
     if isinstance(error, failures.FlexibleChecksumError):
         return DamagedError(
             "store.checksum-mismatch", f"{where}: the received bytes do not match their checksum: {error}; try again"
@@ -98,7 +98,7 @@ def explain(error: Exception, bucket: str, key: str) -> Exception:
             "store.invalid-bucket-or-key",
             f"{where}: not a bucket and key that S3 allows: {' '.join(str(error).split())}; correct the URI",
         )
-    if isinstance(error, failures.BotoCoreError) and not isinstance(error, _DROPPED):
+    if isinstance(error, failures.BotoCoreError) and not isinstance(error, _CONNECTION_ERRORS):
         return StorageError(
             "store.client-misconfigured", f"{where}: {error}; check the AWS settings (AWS_* and ~/.aws)"
         )
@@ -109,9 +109,9 @@ def explain(error: Exception, bucket: str, key: str) -> Exception:
     )
 
 
-def _explain_answer(error: failures.ClientError, bucket: str, where: str) -> Exception:
+def _explain_response(error: failures.ClientError, bucket: str, where: str) -> Exception:
     code = str(error.response.get("Error", {}).get("Code", ""))
-    said = str(error.response.get("Error", {}).get("Message", ""))
+    message = str(error.response.get("Error", {}).get("Message", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     if code == "NoSuchBucket":
@@ -143,7 +143,7 @@ def _explain_answer(error: failures.ClientError, bucket: str, where: str) -> Exc
         )
     if code == "RequestTimeTooSkewed":
         return StorageError(
-            "store.clock-skew", f"{where}: this machine's clock is wrong: {said}; set it with NTP, then try again"
+            "store.clock-skew", f"{where}: this machine's clock is wrong: {message}; set it with NTP, then try again"
         )
     if code in _REGION and (code not in {"301", "400"} or "x-amz-bucket-region" in headers):
         region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region", "another region")
@@ -158,31 +158,33 @@ def _explain_answer(error: failures.ClientError, bucket: str, where: str) -> Exc
         )
     if code in _BUSY or (isinstance(status, int) and status >= 500):
         return UnavailableError(
-            "store.server-failing", f"{where}: the server is overloaded or failing: {code} {said}; try again later"
+            "store.server-failing", f"{where}: the server is overloaded or failing: {code} {message}; try again later"
         )
-    return StorageError("store.request-refused", f"{where}: the server refused {error.operation_name}: {code} {said}")
+    return StorageError(
+        "store.request-refused", f"{where}: the server refused {error.operation_name}: {code} {message}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a bucket keeps of objects that are deleted."""
+    """Settings of a bucket that keep deleted objects."""
 
     is_versioned: bool = False
-    """It keeps them as older versions."""
+    """True if it keeps them as older versions."""
     expires: bool = False
-    """A rule of its lifecycle removes older versions in time."""
+    """True if a lifecycle rule removes older versions after some time."""
     locked_for: str = ""
-    """How long nothing can be deleted at all, in words; empty where nothing is locked."""
+    """Time during which nothing can be deleted, e.g. "30 days". Empty if nothing is locked."""
 
 
 class S3Storage:
-    """Keys below a prefix of a bucket."""
+    """Store objects below a prefix of a bucket."""
 
     def __init__(self, bucket: str, prefix: str, limits: Limits) -> None:
         self._bucket, self._prefix, self._limits = bucket, f"{prefix}/" if prefix else "", limits
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
         try:
-            with self._explained(""):
+            with self._explain_errors(""):
                 self._client: S3Client = boto3.client(
                     "s3",
                     config=Config(
@@ -198,14 +200,14 @@ class S3Storage:
             ) from error
 
     @contextmanager
-    def _explained(self, key: str) -> Iterator[None]:
+    def _explain_errors(self, key: str) -> Iterator[None]:
         try:
             yield
         except (failures.BotoCoreError, failures.ClientError, urllib3.exceptions.HTTPError) as error:
-            raise explain(error, self._bucket, self._prefix + key) from error
+            raise explain_s3_error(error, self._bucket, self._prefix + key) from error
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
-        with self._explained(prefix):
+        with self._explain_errors(prefix):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
                 for item in page.get("Contents", []):
@@ -216,25 +218,25 @@ class S3Storage:
         return io.BufferedReader(reader, 1 << 20)
 
     def get(self, key: str, offset: int, tag: str | None) -> dict[str, Any]:
-        """One GET from a byte on, of the version with that ETag where one is given."""
+        """Send one GET request from byte `offset` on, for the version with the given ETag if any."""
         request: dict[str, Any] = {"Bucket": self._bucket, "Key": self._prefix + key}
         if offset:
             request["Range"] = f"bytes={offset}-"
         if tag:
             request["IfMatch"] = tag
         try:
-            for attempt in _retrying(self._limits, _is_cut):
-                with attempt, self._explained(key):
+            for attempt in _retry_policy(self._limits, _is_truncated):
+                with attempt, self._explain_errors(key):
                     answer: dict[str, Any] = self._client.get_object(**request)  # type: ignore[assignment]
         except StorageError as error:
-            if offset and _code(error) in {"InvalidRange", "416"}:
-                return {"Body": io.BytesIO(), "ETag": tag}  # all of it has been read
-            if tag and _code(error) in _CONDITION_FAILED:
+            if offset and _cause_code(error) in {"InvalidRange", "416"}:
+                return {"Body": io.BytesIO(), "ETag": tag}  # the whole object has been read
+            if tag and _cause_code(error) in _CONDITION_FAILED:
                 raise StorageError(
                     "store.object-changed", f"{self.uri}/{key} was replaced while it was read; start again"
                 ) from None
             raise
-        answer["Body"]._raw_stream = _AsItComes(answer["Body"]._raw_stream)
+        answer["Body"]._raw_stream = _UnbufferedBody(answer["Body"]._raw_stream)
         return answer
 
     def read(self, key: str) -> tuple[bytes, str]:
@@ -265,10 +267,10 @@ class S3Storage:
             }
             for key, future in futures.items():
                 try:
-                    with self._explained(key):
+                    with self._explain_errors(key):
                         future.result()
                 except (UnavailableError, CancelledError):
-                    deadline.check()  # which is why it failed, or was cancelled, once it is over
+                    deadline.check()  # uploads fail or are cancelled once the deadline is over
                     raise
                 except OSError as error:
                     raise StorageError(
@@ -282,8 +284,8 @@ class S3Storage:
         return self._write_if(key, data, {"IfMatch": tag})
 
     def _write_if(self, key: str, data: bytes, condition: dict[str, str]) -> bool:
-        for attempt in _retrying(self._limits, _is_conflict):
-            with attempt, self._explained(key):
+        for attempt in _retry_policy(self._limits, _is_conflict):
+            with attempt, self._explain_errors(key):
                 try:
                     self._client.put_object(
                         Bucket=self._bucket,
@@ -292,55 +294,55 @@ class S3Storage:
                         **condition,  # type: ignore[arg-type]
                     )
                 except failures.ClientError as error:
-                    if _answer_code(error) in _CONDITION_FAILED:
+                    if _error_code(error) in _CONDITION_FAILED:
                         return False
                     raise
         return True
 
     def delete(self, keys: Iterable[str]) -> None:
-        doomed = list(keys)
-        for start in range(0, len(doomed), 1000):  # S3 takes at most 1,000 in a request
-            batch = doomed[start : start + 1000]
-            with self._explained(batch[0]):
+        all_keys = list(keys)
+        for start in range(0, len(all_keys), 1000):  # S3 allows at most 1,000 keys per request
+            batch = all_keys[start : start + 1000]
+            with self._explain_errors(batch[0]):
                 answer = self._client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": [{"Key": self._prefix + key} for key in batch]}
                 )
-            for refused in answer.get("Errors", []):
-                where = f"s3://{self._bucket}/{refused.get('Key')}"
-                said = f"cannot delete {where}: {refused.get('Code')} {refused.get('Message')}"
-                if refused.get("Code") in _DENIED:
-                    raise AccessDeniedError("store.access-denied", f"{said}; these credentials need s3:DeleteObject")
-                raise StorageError("store.request-refused", said)
+            for failed in answer.get("Errors", []):
+                where = f"s3://{self._bucket}/{failed.get('Key')}"
+                message = f"cannot delete {where}: {failed.get('Code')} {failed.get('Message')}"
+                if failed.get("Code") in _DENIED:
+                    raise AccessDeniedError("store.access-denied", f"{message}; these credentials need s3:DeleteObject")
+                raise StorageError("store.request-refused", message)
 
     def retention(self) -> Retention:
-        """What the bucket keeps of objects that are deleted.
+        """Return what the bucket keeps of deleted objects.
 
         Raises:
-            AccessDeniedError: the credentials do not allow to ask.
+            AccessDeniedError: if the credentials do not allow reading the bucket's settings.
         """
-        with self._explained(""):
+        with self._explain_errors(""):
             if self._client.get_bucket_versioning(Bucket=self._bucket).get("Status") is None:
-                return Retention()  # nor is anything locked: that needs versions
-            rules = self._told(self._client.get_bucket_lifecycle_configuration).get("Rules", [])
-            lock = self._told(self._client.get_object_lock_configuration).get("ObjectLockConfiguration", {})
+                return Retention()  # object lock requires versioning
+            rules = self._read_setting(self._client.get_bucket_lifecycle_configuration).get("Rules", [])
+            lock = self._read_setting(self._client.get_object_lock_configuration).get("ObjectLockConfiguration", {})
         expires = any(rule["Status"] == "Enabled" and "NoncurrentVersionExpiration" in rule for rule in rules)
         rule = lock.get("Rule", {}).get("DefaultRetention", {})
         locked = next((f"{rule[unit]} {unit.lower()}" for unit in ("Days", "Years") if unit in rule), "")
         return Retention(is_versioned=True, expires=expires, locked_for=locked)
 
-    def _told(self, ask: Callable[..., Any]) -> dict[str, Any]:
-        """What a bucket says of one of its settings; nothing where it has none, or the server knows none."""
+    def _read_setting(self, ask: Callable[..., Any]) -> dict[str, Any]:
+        """Return one of the bucket's settings, or an empty dict if it is not set or not supported."""
         try:
             found: dict[str, Any] = ask(Bucket=self._bucket)
         except failures.ClientError as error:
-            if _answer_code(error) in _UNSET:
+            if _error_code(error) in _SETTING_MISSING:
                 return {}
             raise
         return found
 
     def delete_versions(self, prefix: str) -> None:
-        """Remove what a versioned bucket keeps of deleted objects whose key starts with `prefix`."""
-        with self._explained(prefix):
+        """Delete the older versions of objects whose key starts with `prefix`, in a versioned bucket."""
+        with self._explain_errors(prefix):
             pages = self._client.get_paginator("list_object_versions")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
                 for each in [*page.get("Versions", []), *page.get("DeleteMarkers", [])]:
@@ -348,7 +350,7 @@ class S3Storage:
 
     def abandon_uploads(self, prefix: str, before: datetime, keys: re.Pattern[str]) -> int:
         count = 0
-        with self._explained(prefix):
+        with self._explain_errors(prefix):
             pages = self._client.get_paginator("list_multipart_uploads")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
                 for upload in page.get("Uploads", []):
@@ -361,23 +363,23 @@ class S3Storage:
 
 
 class _Progress(BaseSubscriber):
-    """Tells how many bytes of an upload were sent, and cancels it once its deadline is over.
+    """Report the bytes of an upload, and cancel it once its deadline is over.
 
-    Cancels, and raises nothing: what is raised here as a file is closed leaves it open.
+    It raises nothing: an exception raised here while a file is being closed would leave the file open.
     """
 
     def __init__(self, deadline: Deadline, advance: Callable[[int], object]) -> None:
         self._deadline, self._advance = deadline, advance
 
     def on_progress(self, future: Any, bytes_transferred: int, **_: Any) -> None:
-        """Called by s3transfer, with how many bytes there are since the last time."""
+        """Count the bytes sent since the last call. s3transfer calls this."""
         self._advance(bytes_transferred)
         if self._deadline.is_over:
             future.cancel()
 
 
-class _AsItComes:
-    """A response whose `read` gives what has come: urllib3's waits for all it was asked for, trickle or not."""
+class _UnbufferedBody:
+    """A response body whose `read` returns the bytes that have arrived. urllib3's own waits for the full amount."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -390,7 +392,7 @@ class _AsItComes:
 
 
 class _Reader(io.RawIOBase):
-    """An object's bytes from `offset` on; a dropped or silent connection is taken up where it ended."""
+    """Read an object's bytes from `offset` on, and resume where a connection was dropped or went silent."""
 
     def __init__(self, storage: S3Storage, key: str, offset: int) -> None:
         self._storage, self._key, self._position = storage, key, offset
@@ -410,17 +412,17 @@ class _Reader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            for attempt in _retrying(self._storage._limits, lambda error: isinstance(error, _DROPPED)):
+            for attempt in _retry_policy(self._storage._limits, lambda error: isinstance(error, _CONNECTION_ERRORS)):
                 with attempt:
                     if self._body is None:
                         self._connect()
                     try:
                         block = self._body.read(len(buffer))
-                    except _DROPPED:
+                    except _CONNECTION_ERRORS:
                         self._disconnect()
                         raise
-        except (*_DROPPED, failures.FlexibleChecksumError) as error:
-            raise explain(error, self._storage._bucket, self._storage._prefix + self._key) from error
+        except (*_CONNECTION_ERRORS, failures.FlexibleChecksumError) as error:
+            raise explain_s3_error(error, self._storage._bucket, self._storage._prefix + self._key) from error
         buffer[: len(block)] = block
         self._position += len(block)
         return len(block)
@@ -435,28 +437,28 @@ class _Reader(io.RawIOBase):
         super().close()
 
 
-def _retrying(limits: Limits, retried: Callable[[BaseException], bool]) -> tenacity.Retrying:
+def _retry_policy(limits: Limits, should_retry: Callable[[BaseException], bool]) -> tenacity.Retrying:
     return tenacity.Retrying(
-        retry=tenacity.retry_if_exception(retried),
+        retry=tenacity.retry_if_exception(should_retry),
         stop=tenacity.stop_after_attempt(limits.attempts),
         wait=tenacity.wait_random_exponential(multiplier=0.5, max=limits.backoff),
         reraise=True,
     )
 
 
-def _answer_code(error: BaseException | None) -> str:
+def _error_code(error: BaseException | None) -> str:
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, failures.ClientError) else ""
 
 
-def _code(error: StorageError) -> str:
-    return _answer_code(error.__cause__)
+def _cause_code(error: StorageError) -> str:
+    return _error_code(error.__cause__)
 
 
-def _is_cut(error: BaseException) -> bool:
-    """The answer to a GET was an error, and broke off: botocore lets that pass."""
+def _is_truncated(error: BaseException) -> bool:
+    """Return True if the response to a GET was an error that broke off, which botocore ignores."""
     return isinstance(error.__cause__, urllib3.exceptions.HTTPError)
 
 
 def _is_conflict(error: BaseException) -> bool:
-    """Two conditional writes met: S3 asks for the request to be made again."""
-    return _answer_code(error.__cause__) in {"ConditionalRequestConflict", "409", "OperationAborted"}
+    """Return True if two conditional writes collided. S3 then asks to repeat the request."""
+    return _error_code(error.__cause__) in {"ConditionalRequestConflict", "409", "OperationAborted"}

@@ -1,9 +1,11 @@
-"""What every kind of source has in common: files below a directory and lines of JSON, on disk or on S3.
+"""Shared parts of all kinds of sources: files below a directory and lines of JSON, on disk or on S3.
 
-A place that is not there is refused before anything is read. What cannot be read in it is told, and the rest goes on.
+A missing source is an error before anything is read. An unreadable item of it is reported, and reading continues.
 """
 
+import hashlib
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,31 +16,42 @@ from typing import Any, Protocol, TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from gumshoe.artifacts.lines import DAMAGED, read_lines
-from gumshoe.artifacts.storage import Entry, InvalidUriError, NotFoundError, Storage, StorageError, open_storage
-from gumshoe.errors import UsageError, faults_of
+from gumshoe.artifacts.hub import find_local_dataset, get_dataset_commit
+from gumshoe.artifacts.lines import GZIP_ERRORS, read_lines
+from gumshoe.artifacts.storage import (
+    Entry,
+    InvalidUriError,
+    NotFoundError,
+    Storage,
+    StorageError,
+    list_uri,
+    open_storage,
+)
+from gumshoe.errors import UsageError, describe_validation_error
 
 Opened = TypeVar("Opened")
 Item = TypeVar("Item", covariant=True)
-Told = TypeVar("Told", bound=BaseModel)
-_AHEAD = 64  # files requested ahead of the parser, where each costs a round trip
-_AHEAD_BYTES = 64 << 20  # of them all; one that is larger is read alone
-_LARGEST = 256 << 20  # bytes of a file, which is read whole
+ModelT = TypeVar("ModelT", bound=BaseModel)
+_KIND = re.compile(r"(?:dir|maildir|mbox|eml|jsonl):(?!//)")
+_AHEAD = 64  # files requested ahead of the parser, if each costs a round trip
+_AHEAD_BYTES = 64 << 20  # their maximum total size; a larger file is read alone
+_MAX_FILE_SIZE = 256 << 20  # bytes; files are read as a whole
 
 
 @dataclass(slots=True)
-class Unreadable:
-    """Something in a source that could not be read as what the source is to hold."""
+class UnreadableItem:
+    """An item of a source that could not be read as the expected type."""
 
     where: str
     reason: str
-    """One of few short reasons, to count by."""
+    """One of a few short reasons, for counting."""
     detail: str = ""
 
 
 class Source(Protocol[Item]):
-    """A place with messages or documents. Making one checks that it is there; `read` reads it, in the same order each
-    time.
+    """A source of messages or documents.
+
+    Creating it checks that it exists. `read` returns its items in the same order each time.
     """
 
     @property
@@ -46,24 +59,25 @@ class Source(Protocol[Item]):
 
     @property
     def total(self) -> int | None:
-        """Bytes in it, where that is known beforehand."""
+        """Size in bytes, if known in advance."""
         ...
 
-    def read(self, advance: Callable[[int], object]) -> Iterator[Item | Unreadable]:
-        """Everything in it, and what could not be read as such. `advance` is told of bytes as they are read.
+    def read(self, advance: Callable[[int], object]) -> Iterator[Item | UnreadableItem]:
+        """Yield all items, and an UnreadableItem for each that cannot be read. `advance` is called with the bytes read.
 
         Raises:
-            UnavailableError, StorageError: the place itself failed.
+            UnavailableError, StorageError: if the source itself failed.
         """
         ...
 
 
 def split_source(uri: str, kinds: Container[str], of: str, forms: str) -> tuple[str, str]:
-    """The kind of a source, as in `jsonl:FILE`, and its place. An error says what it would be a source `of`, and the
-    `forms` that there are.
+    """Return the kind of a source, such as `jsonl` in `jsonl:FILE`, and its place.
+
+    `of` names the content, and `forms` the valid forms, in the error message.
 
     Raises:
-        UsageError: the URI is of none of these kinds.
+        UsageError: if the URI has none of these kinds.
     """
     kind, _, place = uri.partition(":")
     if not place or kind not in kinds:
@@ -72,11 +86,11 @@ def split_source(uri: str, kinds: Container[str], of: str, forms: str) -> tuple[
 
 
 def open_source(uri: str, openers: Mapping[str, Callable[[str, str], Opened]], of: str, forms: str) -> Opened:
-    """The source that a URI names; what opens one of a kind is given the URI and its place.
+    """Return the source at a URI, created by the opener of its kind from the URI and its place.
 
     Raises:
-        UsageError: the URI is of none of these kinds, or nothing of that kind lies there.
-        StorageError, UnavailableError: the place could not be looked into.
+        UsageError: if the URI has none of these kinds, or nothing of that kind exists there.
+        StorageError, UnavailableError: if the place cannot be read.
     """
     kind, place = split_source(uri, openers, of, forms)
     try:
@@ -85,12 +99,33 @@ def open_source(uri: str, openers: Mapping[str, Callable[[str, str], Opened]], o
         raise UsageError(error.code, f"{uri}: {error}") from None
 
 
-def files_below(uri: str, place: str) -> tuple[Storage, list[Entry]]:
-    """The storage at a directory, and every file below it, in order of path. `uri` is what an error names.
+def digest_of_uris(uris: Iterable[str]) -> str:
+    """Return a digest that changes with the content at URIs, without reading it.
+
+    It covers the commit of `hf:DATASET`, and the names, sizes and times of files. Files are given by `file://`, `s3://`
+    or a path, with or without the kind of source before it.
 
     Raises:
-        UsageError: there is no such directory.
-        InvalidUriError, StorageError, UnavailableError: it could not be looked into.
+        UsageError, NotFoundError: if one of them does not exist.
+        GumshoeError: if one cannot be listed.
+    """
+    digest = hashlib.sha256()
+    for uri in uris:
+        directory = find_local_dataset(uri) if uri.startswith("hf:") else None
+        if uri.startswith("hf:") and directory is None:
+            digest.update(f"{get_dataset_commit(uri)}\0".encode())
+            continue
+        for each in list_uri(directory or _KIND.sub("", uri, count=1)):
+            digest.update(f"{each.key}\0{each.size}\0{each.modified.isoformat()}\0".encode())
+    return digest.hexdigest()
+
+
+def list_files(uri: str, place: str) -> tuple[Storage, list[Entry]]:
+    """Return the storage at a directory, and all files below it, sorted by path. `uri` is named in errors.
+
+    Raises:
+        UsageError: if the directory does not exist.
+        InvalidUriError, StorageError, UnavailableError: if it cannot be listed.
     """
     if "://" not in place and not Path(place).is_dir():
         raise UsageError("sources.no-such-directory", f"{uri}: the directory {place} does not exist; check the path")
@@ -99,17 +134,20 @@ def files_below(uri: str, place: str) -> tuple[Storage, list[Entry]]:
 
 
 def read_files(storage: Storage, entries: Iterable[Entry]) -> Iterator[tuple[Entry, bytes | StorageError]]:
-    """Each file with its content, or with why it has none, in order. From S3, several reads are under way."""
+    """Yield each file with its content, or with the error that prevented reading it, in order.
+
+    Several files are read concurrently from S3.
+    """
 
     def content(entry: Entry) -> bytes | StorageError:
-        if entry.size > _LARGEST:
+        if entry.size > _MAX_FILE_SIZE:
             return StorageError(
-                "sources.file-too-large", f"{entry.key} has {entry.size:,} bytes; the maximum is {_LARGEST:,}"
+                "sources.file-too-large", f"{entry.key} has {entry.size:,} bytes; the maximum is {_MAX_FILE_SIZE:,}"
             )
         try:
             with storage.open(entry.key) as file:
                 return file.read()
-        except StorageError as error:  # no permission, or gone since it was listed: the others still count
+        except StorageError as error:  # no permission, or deleted since the listing: the other files are still read
             return error
         except OSError as error:
             return StorageError("store.file-unreadable", f"cannot read {entry.key}: {error.strerror or error}")
@@ -119,53 +157,55 @@ def read_files(storage: Storage, entries: Iterable[Entry]) -> Iterator[tuple[Ent
         return
     waiting = deque(entries)
     with ThreadPoolExecutor(max_workers=16) as pool:
-        under_way: deque[tuple[Entry, Future[bytes | StorageError]]] = deque()
+        pending: deque[tuple[Entry, Future[bytes | StorageError]]] = deque()
         try:
             while True:
-                while waiting and len(under_way) < _AHEAD:
-                    ahead = sum(entry.size for entry, _ in under_way)
-                    if under_way and ahead + waiting[0].size > _AHEAD_BYTES:
+                while waiting and len(pending) < _AHEAD:
+                    ahead = sum(entry.size for entry, _ in pending)
+                    if pending and ahead + waiting[0].size > _AHEAD_BYTES:
                         break
                     entry = waiting.popleft()
-                    under_way.append((entry, pool.submit(content, entry)))
-                if not under_way:
+                    pending.append((entry, pool.submit(content, entry)))
+                if not pending:
                     return
-                entry, future = under_way.popleft()
+                entry, future = pending.popleft()
                 yield entry, future.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def read_json_lines(place: str, advance: Callable[[int], object]) -> Iterator[tuple[str, Any] | Unreadable]:
-    """Where each line of a file is, and the value that it holds; `advance` is told of bytes as they are read.
+def read_json_lines(place: str, advance: Callable[[int], object]) -> Iterator[tuple[str, Any] | UnreadableItem]:
+    """Yield the location and the value of each line of a file. `advance` is called with the bytes read.
 
     Raises:
-        NotFoundError, StorageError, UnavailableError: the place itself failed.
+        NotFoundError, StorageError, UnavailableError: if the source itself failed.
     """
     try:
         for number, line in enumerate(read_lines(place, advance), 1):
             if line.strip():
-                yield _json_value(line, f"{place}:{number}")
-    except DAMAGED as error:
-        yield Unreadable(place, "damaged file", str(error))
+                yield _parse_json_line(line, f"{place}:{number}")
+    except GZIP_ERRORS as error:
+        yield UnreadableItem(place, "damaged file", str(error))
 
 
-def _json_value(line: bytes, where: str) -> tuple[str, Any] | Unreadable:
+def _parse_json_line(line: bytes, where: str) -> tuple[str, Any] | UnreadableItem:
     try:
         return where, orjson.loads(line)
     except orjson.JSONDecodeError:
         try:
-            # Slower, and takes bytes and numbers that are none.
+            # Slower, but accepts invalid bytes and numbers such as NaN.
             return where, json.loads(line.decode("utf-8-sig", "replace"))
         except (ValueError, RecursionError) as error:
-            return Unreadable(where, "not JSON", str(error)[:200])
+            return UnreadableItem(where, "not JSON", str(error)[:200])
 
 
-def read_model(kind: type[Told], path: Path, of: str) -> Told | None:
-    """What a file of JSON says `of` something; None where there is no such file.
+def read_json_model(kind: type[ModelT], path: Path, of: str) -> ModelT | None:
+    """Return the content of a JSON file as a pydantic model, or None if the file does not exist.
+
+    `of` names the described thing in the error message.
 
     Raises:
-        UsageError: it cannot be read, or says something else.
+        UsageError: if the file cannot be read or does not match the model.
     """
     try:
         return kind.model_validate_json(path.read_bytes())
@@ -177,5 +217,6 @@ def read_model(kind: type[Told], path: Path, of: str) -> Told | None:
         ) from None
     except ValidationError as error:
         raise UsageError(
-            "sources.invalid-metadata", f"{path} does not describe {of}: {faults_of(error)}; create it again"
+            "sources.invalid-metadata",
+            f"{path} does not describe {of}: {describe_validation_error(error)}; create it again",
         ) from None

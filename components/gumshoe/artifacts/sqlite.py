@@ -1,4 +1,4 @@
-"""SQLite files that never change, as indexes are."""
+"""Open SQLite files that never change, such as indexes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ from gumshoe.errors import GumshoeError, UnavailableError
 
 
 def open_read_only(path: Path) -> apsw.Connection:
-    """Open a file that never changes: no locks, no journal, nothing written beside it."""
+    """Open a file that never changes, without locks, a journal or any other file beside it."""
     uri = f"file:{quote(str(path.absolute()))}?immutable=1"
     return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
 
 
 @contextmanager
-def damage_explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors about an index into GumshoeError, and those of its disk into UnavailableError."""
+def explain_damage(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors about an index into GumshoeError, and errors of its disk into UnavailableError."""
     try:
         yield
     except (apsw.IOError, apsw.CantOpenError, apsw.NoMemError) as error:

@@ -1,4 +1,4 @@
-"""Where bytes lie: one small interface over a directory and an S3 bucket, and reading by URI."""
+"""One small interface to a directory and to an S3 bucket, and functions that read by URI."""
 
 import errno
 import fcntl
@@ -19,52 +19,52 @@ from urllib.parse import unquote, urlsplit
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 _LOCK_SECONDS = 60  # a conditional write holds its lock for milliseconds
-_PARTIAL = (".gumshoe-", ".partial")  # how the name of a file that is not finished begins and ends
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_PARTIAL = (".gumshoe-", ".partial")  # prefix and suffix of the names of unfinished files
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class StorageError(GumshoeError):
-    """Storage refused or failed; trying again changes nothing."""
+    """The storage refused or failed, and trying again will not help."""
 
 
 class NotFoundError(StorageError):
-    """Nothing lies under that name."""
+    """There is no object under that name."""
 
 
 class DamagedError(UnavailableError):
-    """Other bytes came than those that are stored."""
+    """The bytes that arrived are not those that are stored."""
 
 
 class InvalidUriError(UsageError):
-    """A URI is not of a form that Gumshoe reads."""
+    """A URI has a form that Gumshoe cannot read."""
 
 
 class DeadlineError(UnavailableError):
-    """The time allowed for the whole operation is over."""
+    """The time limit of the whole operation has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on talking to storage. Times are in seconds."""
+    """Time, retry and size limits for access to storage. Times are in seconds."""
 
     connect_timeout: float = 10
     read_timeout: float = 60
-    """Longest silence on a connection before the request is made again."""
+    """Maximum silence on a connection before the request is retried."""
     attempts: int = 6
-    """Tries of one request, with exponential backoff and jitter between them."""
+    """Attempts per request, with exponential backoff and jitter between them."""
     backoff: float = 20
-    """Longest pause between two tries."""
+    """Maximum pause between two attempts."""
     workers: int = 8
-    """Requests under way at once."""
+    """Maximum number of concurrent requests."""
     part_size: int = 64 << 20
-    """Bytes in a part of a multipart upload; larger files are sent in parts."""
+    """Bytes per part of a multipart upload. Larger files are sent in parts."""
     deadline: float = 6 * 3600
-    """Longest time for one whole operation such as `publish`."""
+    """Time limit for one whole operation such as `publish`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The moment an operation must be over."""
+    """The moment by which an operation must be finished."""
 
     seconds: float
     started: float = field(default_factory=lambda: time.monotonic())  # looked up when called, so that tests can move it
@@ -74,7 +74,7 @@ class Deadline:
         return time.monotonic() - self.started > self.seconds
 
     def check(self) -> None:
-        """Raises DeadlineError once the time is over."""
+        """Raise DeadlineError if the time is over."""
         if self.is_over:
             raise DeadlineError(
                 "store.deadline-exceeded",
@@ -85,7 +85,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One stored object: its key below the storage's root, its bytes, and when it was last written (UTC)."""
+    """One stored object: its key below the storage's root, its size in bytes, and when it was last written (UTC)."""
 
     key: str
     size: int
@@ -93,52 +93,51 @@ class Entry:
 
 
 class Storage(Protocol):
-    """A place that holds bytes under keys (`a/b/c`).
+    """A directory or a bucket prefix that stores bytes under keys (`a/b/c`).
 
-    A key is never seen with half of its bytes. Every method may raise StorageError (final) or
-    UnavailableError (try again).
+    A key never shows half-written bytes. Every method may raise StorageError (final) or UnavailableError (try again).
     """
 
     uri: str
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
-        """All objects whose key starts with `prefix`, in order of key."""
+        """Yield all objects whose key starts with `prefix`, sorted by key."""
         ...
 
     def open(self, key: str, offset: int = 0) -> io.BufferedReader:
-        """The object's bytes from `offset` on. Raises NotFoundError."""
+        """Open an object for reading from byte `offset`. Raises NotFoundError."""
         ...
 
     def read(self, key: str) -> tuple[bytes, str]:
-        """A small object's bytes, and a tag that changes with them. Raises NotFoundError."""
+        """Return a small object's bytes, and a tag that changes with them. Raises NotFoundError."""
         ...
 
     def upload(self, files: dict[str, Path], deadline: Deadline, advance: Callable[[int], object]) -> None:
-        """Store each local file under its key; `advance` is told of bytes as they go."""
+        """Store each local file under its key. `advance` is called with the number of bytes sent."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Store the bytes only if nothing lies under the key: whether this call did it."""
+        """Store the bytes if nothing is stored under the key yet. Return True if this call stored them."""
         ...
 
     def swap(self, key: str, data: bytes, tag: str) -> bool:
-        """Replace the bytes only if they still have that tag: whether this call did it."""
+        """Replace the bytes if they still have that tag. Return True if this call replaced them."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; those already gone do not matter."""
+        """Delete objects. Keys that do not exist are ignored."""
         ...
 
     def abandon_uploads(self, prefix: str, before: datetime, keys: re.Pattern[str]) -> int:
-        """Discard uploads to such keys that were begun before that time and never finished: how many."""
+        """Abort unfinished uploads to matching keys that started before a time. Return their number."""
         ...
 
 
 def open_storage(uri: str, limits: Limits | None = None) -> Storage:
-    """Storage at a `file://` or `s3://` URI, or at a plain path.
+    """Return the storage at a `file://` or `s3://` URI, or at a plain path.
 
     Raises:
-        InvalidUriError: the URI is of another form.
+        InvalidUriError: if the URI has another form.
     """
     scheme, bucket, path = split_uri(uri)
     if scheme == "s3":
@@ -149,10 +148,10 @@ def open_storage(uri: str, limits: Limits | None = None) -> Storage:
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:
-    """Scheme (`file` or `s3`), bucket (empty for a file) and path or key of a URI.
+    """Return scheme (`file` or `s3`), bucket (empty for a file) and path or key of a URI.
 
     Raises:
-        InvalidUriError: it is neither `s3://BUCKET/KEY`, `file:///PATH` nor a plain path.
+        InvalidUriError: if it is neither `s3://BUCKET/KEY`, `file:///PATH` nor a plain path.
     """
     if "://" not in uri:
         if not uri:
@@ -177,15 +176,15 @@ def split_uri(uri: str) -> tuple[str, str, str]:
 
 
 def open_uri(uri: str, limits: Limits | None = None) -> BinaryIO:
-    """Open what lies at a `file://` or `s3://` URI or a plain path, for reading from start to end.
+    """Open the file at a `file://` or `s3://` URI or a plain path, for sequential reading.
 
-    Reading from S3 survives dropped connections and stalls: it goes on from the last byte that arrived, and
-    fails if the object changes meanwhile.
+    Reading from S3 survives dropped and silent connections: it resumes at the last byte that arrived. It fails if the
+    object changes meanwhile.
 
     Raises:
-        InvalidUriError: the URI is of another form.
-        NotFoundError: nothing is there.
-        StorageError, UnavailableError: it could not be read.
+        InvalidUriError: if the URI has another form.
+        NotFoundError: if the file does not exist.
+        StorageError, UnavailableError: if it cannot be read.
     """
     scheme, bucket, path = split_uri(uri)
     if scheme == "s3":
@@ -194,12 +193,12 @@ def open_uri(uri: str, limits: Limits | None = None) -> BinaryIO:
 
 
 def list_uri(uri: str, limits: Limits | None = None) -> list[Entry]:
-    """Everything at and below a URI, in order of name; each entry's key is its URI (or path), as `open_uri` takes it.
+    """Return all files at and below a URI, sorted by name. Each entry's key is a URI (or path) for `open_uri`.
 
     Raises:
-        InvalidUriError: the URI is of another form.
-        NotFoundError: nothing is there.
-        StorageError, UnavailableError: it could not be listed.
+        InvalidUriError: if the URI has another form.
+        NotFoundError: if there are no files.
+        StorageError, UnavailableError: if they cannot be listed.
     """
     scheme, bucket, path = split_uri(uri)
     if scheme == "s3":
@@ -209,7 +208,7 @@ def list_uri(uri: str, limits: Limits | None = None) -> list[Entry]:
         if not found:
             found = [replace(entry, key=uri) for entry in storage.entries(path) if entry.key == path]
     elif Path(path).is_file():
-        found = [_entry(path, Path(path).stat())]
+        found = [_to_entry(path, Path(path).stat())]
     else:
         entries = FileStorage(Path(path)).entries()
         found = [replace(entry, key=str(Path(path) / entry.key)) for entry in entries]
@@ -218,20 +217,20 @@ def list_uri(uri: str, limits: Limits | None = None) -> list[Entry]:
     return found
 
 
-def _entry(key: str, file: os.stat_result) -> Entry:
+def _to_entry(key: str, file: os.stat_result) -> Entry:
     return Entry(key, file.st_size, datetime.fromtimestamp(file.st_mtime, UTC))
 
 
 @contextmanager
-def directory_lock(directory: Path, wait: Deadline | None) -> Iterator[int | None]:
-    """Hold the lock of a directory, made where it is missing, while the block runs: its descriptor; None where another
-    process has it.
+def lock_directory(directory: Path, wait: Deadline | None) -> Iterator[int | None]:
+    """Hold the lock of a directory while the block runs, and yield its file descriptor.
 
-    The lock ends with the process that holds it, and the last of those that were given the descriptor. With `wait=None`
-    a lock that another holds is not waited for.
+    The directory is created if it does not exist. The lock ends when this process, and every process that inherited the
+    descriptor, has ended. With `wait=None` the function does not wait: it yields None if another process holds the
+    lock.
 
     Raises:
-        DeadlineError: another held it until the deadline.
+        DeadlineError: if another process still held the lock at the deadline.
     """
     descriptor = _lock(directory, wait)
     try:
@@ -243,7 +242,7 @@ def directory_lock(directory: Path, wait: Deadline | None) -> Iterator[int | Non
 
 def _lock(directory: Path, wait: Deadline | None) -> int | None:
     directory.parent.mkdir(parents=True, exist_ok=True)
-    while True:  # whoever held it may have moved or removed the directory, at any instant
+    while True:  # the process that held the lock may move or remove the directory at any time
         with suppress(FileExistsError):
             directory.mkdir()
         try:
@@ -268,20 +267,22 @@ def _lock(directory: Path, wait: Deadline | None) -> int | None:
 
 
 @contextmanager
-def held_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to read and to add to, made where it is missing, that is held until the block, or this process, ends.
+def open_locked_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading and appending, and lock it until the block, or this process, ends.
+
+    The file is created if it does not exist.
 
     Raises:
-        UsageError: another process holds it.
+        UsageError: if another process holds the lock.
     """
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it before may have put another file in its place since it was opened.
-            ours = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            # The previous holder may have replaced the file since it was opened.
+            is_same = os.path.samestat(path.stat(), os.fstat(file.fileno()))
         except (BlockingIOError, FileNotFoundError):
-            ours = False
-        if not ours:
+            is_same = False
+        if not is_same:
             raise UsageError(
                 "store.file-in-use", f"another process is writing {path}; wait until it ends, or choose another file"
             )
@@ -289,7 +290,7 @@ def held_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, source: BinaryIO, advance: Callable[[int], object] = lambda _: None) -> None:
-    """Write a file beside its final name, flush it to disk, and move it into place."""
+    """Write to a temporary file in the same directory, flush it to disk, and rename it."""
     descriptor, temporary = tempfile.mkstemp(prefix=_PARTIAL[0], suffix=_PARTIAL[1], dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as target:
@@ -306,7 +307,7 @@ def write_atomically(path: Path, source: BinaryIO, advance: Callable[[int], obje
 
 
 class FileStorage:
-    """A directory. Conditional writes hold the lock of the directory that they write to."""
+    """Store objects as files below a directory. A conditional write locks the directory that it writes to."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -314,13 +315,13 @@ class FileStorage:
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
         top = self._root / prefix.rpartition("/")[0]
-        closed: list[Path] = []  # folders that may not be looked into: listed, so that opening them says so
+        closed: list[Path] = []  # folders without permission: they are listed, so that opening them reports the error
 
         def note(error: OSError) -> None:
             if isinstance(error, PermissionError):
                 closed.append(Path(error.filename))
 
-        walk = os.walk(top, onerror=note)  # what was removed meanwhile is passed over
+        walk = os.walk(top, onerror=note)  # files that were removed meanwhile are skipped
         paths = [Path(folder, name) for folder, _, names in walk for name in names if not is_partial(name)]
         for path in sorted([*paths, *closed], key=lambda path: path.relative_to(self._root).as_posix()):
             key = path.relative_to(self._root).as_posix()
@@ -329,7 +330,7 @@ class FileStorage:
                     found = path.stat()
                 except FileNotFoundError:
                     continue
-                yield _entry(key, found)
+                yield _to_entry(key, found)
 
     def open(self, key: str, offset: int = 0) -> io.BufferedReader:
         with explain_os_errors(self._root / key):
@@ -343,7 +344,7 @@ class FileStorage:
         return data, data.hex()
 
     def upload(self, files: dict[str, Path], deadline: Deadline, advance: Callable[[int], object]) -> None:
-        def advanced(amount: int) -> None:
+        def count(amount: int) -> None:
             deadline.check()
             advance(amount)
 
@@ -351,7 +352,7 @@ class FileStorage:
             with explain_os_errors(self._root / key):
                 (self._root / key).parent.mkdir(parents=True, exist_ok=True)
                 with path.open("rb") as source:
-                    write_atomically(self._root / key, source, advanced)
+                    write_atomically(self._root / key, source, count)
 
     def create(self, key: str, data: bytes) -> bool:
         return self._write_if(key, data, None)
@@ -361,7 +362,7 @@ class FileStorage:
 
     def _write_if(self, key: str, data: bytes, tag: str | None) -> bool:
         path = self._root / key
-        with explain_os_errors(path), directory_lock(path.parent, Deadline(_LOCK_SECONDS)):
+        with explain_os_errors(path), lock_directory(path.parent, Deadline(_LOCK_SECONDS)):
             current = path.read_bytes().hex() if path.exists() else None
             if current != tag:
                 return False
@@ -389,15 +390,15 @@ class FileStorage:
 
 
 def is_partial(name: str) -> bool:
-    """Whether a file of that name is one that `write_atomically` has not finished."""
+    """Return True if a file of that name is an unfinished one of `write_atomically`."""
     return name.startswith(_PARTIAL[0]) and name.endswith(_PARTIAL[1])
 
 
-def writable_directory(place: str) -> Path:
-    """A directory, made where it is missing and seen to take files: before long work, not after it.
+def make_writable_directory(place: str) -> Path:
+    """Create a directory if it does not exist, and check that files can be created in it, before long work starts.
 
     Raises:
-        UsageError: it cannot be made, or takes none.
+        UsageError: if it cannot be created or is not writable.
     """
     if not place:
         raise UsageError("store.empty-path", "the directory's name is empty; name one, or use . for this one")
@@ -430,12 +431,12 @@ def explain_os_errors(path: Path) -> Iterator[None]:
             "store.not-a-directory", f"{path}: {error.strerror}, a file is in the way; choose another path"
         ) from error
     except OSError as error:
-        free = shutil.disk_usage(_existing(path)).free
+        free = shutil.disk_usage(_nearest_existing(path)).free
         raise StorageError(
-            "store.disk-full" if error.errno in _NO_ROOM else "store.file-error",
+            "store.disk-full" if error.errno in _DISK_FULL else "store.file-error",
             f"{path}: {error.strerror or error} ({free >> 20} MiB free on its disk); check the path and the disk",
         ) from error
 
 
-def _existing(path: Path) -> Path:
+def _nearest_existing(path: Path) -> Path:
     return next(parent for parent in (path, *path.absolute().parents) if parent.exists())

@@ -27,13 +27,13 @@ from gumshoe.artifacts.manifest import (
     ForeignManifestError,
     InvalidManifestError,
     Manifest,
-    artifact_files,
     check_kind,
     code_hash,
     content_digest,
-    damaged_files,
-    describe,
+    describe_files,
     file_digest,
+    find_artifact_files,
+    find_damaged_files,
     is_reference,
     join_reference,
     now,
@@ -45,8 +45,8 @@ from gumshoe.artifacts.storage import (
     Limits,
     NotFoundError,
     StorageError,
-    directory_lock,
     explain_os_errors,
+    lock_directory,
     open_storage,
 )
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
@@ -54,34 +54,34 @@ from gumshoe.terminal import progress
 
 PRUNED = "pruned.json"  # stays where an artifact was, so that its version is not used again
 _MARKER = ".conditional-writes"
-ABANDONED_AFTER = timedelta(days=1)  # what `prune` takes for a leftover at the earliest
-_RESUMED_WITHIN = ABANDONED_AFTER / 2  # older files may be about to go, and are sent again
-_DOWNLOADS = 3  # tries of a file whose bytes arrive wrong
+ABANDONED_AFTER = timedelta(days=1)  # `prune` deletes leftovers of unfinished publications after this time
+_RESUMABLE_FOR = ABANDONED_AFTER / 2  # older files may soon be pruned, so they are sent again
+_DOWNLOAD_ATTEMPTS = 3  # of one file, if its bytes arrive damaged
 
 
 class VersionTakenError(UsageError):
-    """Another artifact was published under this version; versions are used once."""
+    """Another artifact was published under this version. Versions are used once."""
 
 
 class DestinationError(UsageError):
-    """The directory to fetch into holds something else."""
+    """The directory to fetch into contains something else."""
 
 
 class CorruptArtifactError(GumshoeError):
-    """Stored bytes are not those that were published."""
+    """The stored bytes are not those that were published."""
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """An artifact that is in the store, and whether this call put it there."""
+class PublishResult:
+    """An artifact that is in the store. `created` is True if this call published it."""
 
     manifest: Manifest
     created: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """An artifact in a local directory, verified, and the bytes that had to be downloaded for it."""
+class FetchResult:
+    """A verified artifact in a local directory, and the number of bytes that were downloaded."""
 
     manifest: Manifest
     directory: Path
@@ -90,7 +90,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLineage:
-    """What an artifact was made from. `manifest` is None where the store no longer, or never, had it."""
+    """The artifacts that an artifact was made from. `manifest` is None if the store does not have it."""
 
     reference: str
     manifest: Manifest | None
@@ -98,7 +98,7 @@ class ArtifactLineage:
 
 
 class Store:
-    """The artifacts below a `file://` or `s3://` URI. May be used from several threads."""
+    """Publish, fetch, list and verify the artifacts below a `file://` or `s3://` URI. Thread-safe."""
 
     def __init__(self, uri: str, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -115,25 +115,25 @@ class Store:
         settings: dict[str, Any] | None = None,
         image: str | None = None,
         latest: bool = True,
-    ) -> Published:
-        """Publish a directory's files as `kind/version`, whole or not at all.
+    ) -> PublishResult:
+        """Publish a directory's files as `kind/version`, completely or not at all.
 
-        Publishing the same content under the same version again changes nothing; a publication that was
-        interrupted is taken up where it ended. With `latest`, the kind's newest version is noted.
+        Publishing the same content under the same version again changes nothing. An interrupted publication is resumed.
+        With `latest`, the version becomes the newest of its kind.
 
         Raises:
-            UsageError: the name or the directory is invalid; nothing was sent.
-            VersionTakenError: the version has other content.
-            GumshoeError: a file changed meanwhile, or the store failed; nothing became visible.
+            UsageError: if the name or the directory is invalid; nothing was sent.
+            VersionTakenError: if the version has other content.
+            GumshoeError: if a file changed meanwhile, or the store failed; nothing became visible.
         """
         deadline = Deadline(self.limits.deadline)
         reference = join_reference(kind, version)
         with explain_os_errors(directory):
-            files = artifact_files(directory)
-            before = {inside: _identity(path) for inside, path in files.items()}
+            files = find_artifact_files(directory)
+            before = {inside: _file_identity(path) for inside, path in files.items()}
             size = sum(path.stat().st_size for path in files.values())
             with progress("Hashing", total=size, in_bytes=True) as advance:
-                entries = describe(files, advance)
+                entries = describe_files(files, advance)
         manifest = Manifest(
             kind=kind,
             version=version,
@@ -154,8 +154,8 @@ class Store:
         if existing is None:
             self._require_conditional_writes()
             self._upload(manifest, files, deadline)
-            if changed := [inside for inside, path in files.items() if _identity(path) != before[inside]]:
-                # What was sent may differ from its digest, and would be taken for sent by the next publisher.
+            if changed := [inside for inside, path in files.items() if _file_identity(path) != before[inside]]:
+                # The uploaded bytes may not match their digest, and the next publisher would not send them again.
                 self.storage.delete(f"{reference}/{manifest.data}/{inside}" for inside in changed)
                 raise GumshoeError(
                     "artifacts.changed-while-publishing",
@@ -169,13 +169,13 @@ class Store:
                 "another",
             )
         if latest:
-            self._note_latest(existing, deadline)
-        return Published(existing, created=existing.publication == manifest.publication)
+            self._update_latest(existing, deadline)
+        return PublishResult(existing, created=existing.publication == manifest.publication)
 
     def _upload(self, manifest: Manifest, files: dict[str, Path], deadline: Deadline) -> None:
-        """Send the files that are not there yet, then see that all of them are."""
+        """Upload the files that are missing, then check that all of them are there."""
         folder = f"{manifest.reference}/{manifest.data}/"
-        fresh = now() - _RESUMED_WITHIN
+        fresh = now() - _RESUMABLE_FOR
         there = {entry.key: entry.size for entry in self.storage.entries(folder) if entry.modified > fresh}
         missing = {
             folder + entry.path: files[entry.path]
@@ -194,10 +194,10 @@ class Store:
                 )
 
     def _make_visible(self, manifest: Manifest) -> Manifest:
-        """The last write. Returns the manifest that is visible now, which another publisher may have won."""
+        """Write the manifest last, and return the visible one, which may be another publisher's."""
         if self.storage.create(f"{manifest.reference}/{MANIFEST}", manifest.to_json()):
             return manifest
-        winner = self.find(manifest.reference)  # ours, where only the answer to the write was lost
+        winner = self.find(manifest.reference)  # our own, if only the response to the write was lost
         if winner is None:
             raise StorageError(
                 "artifacts.removed-while-publishing",
@@ -206,7 +206,7 @@ class Store:
         return winner
 
     def _require_conditional_writes(self) -> None:
-        """Refuse a store that ignores the condition of a conditional write: two publishers could both win."""
+        """Raise an error if the store ignores the condition of a conditional write: two publishers could both win."""
         for _ in range(2):
             if not self.storage.create(_MARKER, b"This store honours conditional writes.\n"):
                 return
@@ -216,8 +216,8 @@ class Store:
             "conditional writes (AWS S3, MinIO since 2024-11, Ceph since Squid)",
         )
 
-    def _note_latest(self, manifest: Manifest, deadline: Deadline) -> None:
-        """Let `latest.json` name this version unless it names a newer one."""
+    def _update_latest(self, manifest: Manifest, deadline: Deadline) -> None:
+        """Make `latest.json` name this version unless it names a newer one."""
         key = f"{manifest.kind}/{LATEST}"
         pointer = json.dumps({"version": manifest.version, "created": manifest.created.isoformat()}).encode()
         while True:
@@ -226,21 +226,21 @@ class Store:
             except NotFoundError:
                 done = self.storage.create(key, pointer)
             else:
-                with suppress(ValueError, KeyError, TypeError):  # a damaged one is replaced
+                with suppress(ValueError, KeyError, TypeError):  # a damaged file is replaced
                     if datetime.fromisoformat(json.loads(current)["created"]) >= manifest.created:
                         return
                 done = self.storage.swap(key, pointer, tag)
             if done:
                 return
             deadline.check()
-            time.sleep(random.uniform(0.05, 0.5))  # noqa: S311 - another publisher was quicker
+            time.sleep(random.uniform(0.05, 0.5))  # noqa: S311 - another publisher was faster
 
     def manifest(self, reference: str) -> Manifest:
-        """The manifest of `kind/version`, or of the newest of a kind with `kind/latest`.
+        """Return the manifest of `kind/version`, or of the newest version of a kind for `kind/latest`.
 
         Raises:
-            NotFoundError: no such artifact was published.
-            InvalidManifestError: what lies there is not its manifest.
+            NotFoundError: if no such artifact was published.
+            InvalidManifestError: if the manifest is damaged.
         """
         kind, version = split_reference(reference)
         if version == "latest":
@@ -259,10 +259,10 @@ class Store:
         return found
 
     def find(self, reference: str) -> Manifest | None:
-        """The manifest of `kind/version`, or None where there is none.
+        """Return the manifest of `kind/version`, or None if it does not exist.
 
         Raises:
-            InvalidManifestError: what lies there is damaged.
+            InvalidManifestError: if the manifest is damaged.
         """
         key = f"{reference}/{MANIFEST}"
         try:
@@ -270,16 +270,16 @@ class Store:
         except NotFoundError:
             return None
         manifest = Manifest.from_json(text, f"{self.uri}/{key}")
-        return manifest if manifest.reference == reference else manifest.within(reference, f"{self.uri}/{key}")
+        return manifest if manifest.reference == reference else manifest.rebase(reference, f"{self.uri}/{key}")
 
-    def _find_ours(self, reference: str) -> Manifest | None:
+    def _find_unless_foreign(self, reference: str) -> Manifest | None:
         try:
             return self.find(reference)
-        except ForeignManifestError:  # other programs keep files in the same place
+        except ForeignManifestError:  # other programs may store files in the same place
             return None
 
     def latest(self, kind: str) -> str | None:
-        """The newest version of a kind, or None where there is none."""
+        """Return the newest version of a kind, or None if there is none."""
         try:
             text, _ = self.storage.read(f"{check_kind(kind)}/{LATEST}")
             return str(json.loads(text)["version"])
@@ -291,7 +291,7 @@ class Store:
             ) from None
 
     def list(self, kind: str | None = None) -> list[Manifest]:
-        """Everything published, or everything of a kind, the oldest first."""
+        """Return the manifests of all artifacts, or of one kind, oldest first."""
         keys = [entry.key for entry in self.storage.entries("" if kind is None else f"{check_kind(kind)}/")]
         references = [
             reference
@@ -299,14 +299,14 @@ class Store:
             if name == MANIFEST and is_reference(reference) and kind in {None, reference.rpartition("/")[0]}
         ]
         with ThreadPoolExecutor(self.limits.workers) as pool:
-            found = [manifest for manifest in pool.map(self._find_ours, references) if manifest]
+            found = [manifest for manifest in pool.map(self._find_unless_foreign, references) if manifest]
         return sorted(found, key=lambda manifest: manifest.created)
 
     def lineage(self, reference: str) -> ArtifactLineage:
-        """What an artifact was made from, and those from what, as far as this store knows.
+        """Return the artifacts that an artifact was made from, recursively, as far as this store knows them.
 
         Raises:
-            NotFoundError: no such artifact was published.
+            NotFoundError: if no such artifact was published.
         """
 
         def trace(manifest: Manifest, below: tuple[str, ...]) -> ArtifactLineage:
@@ -314,18 +314,18 @@ class Store:
             below = (*below, manifest.reference)
             for parent in manifest.made_from:
                 found = self.find(parent)
-                circle = parent in below
-                parents.append(trace(found, below) if found and not circle else ArtifactLineage(parent, found))
+                is_circular = parent in below
+                parents.append(trace(found, below) if found and not is_circular else ArtifactLineage(parent, found))
             return ArtifactLineage(manifest.reference, manifest, tuple(parents))
 
         return trace(self.manifest(reference), ())
 
     def verify(self, reference: str) -> dict[str, str]:
-        """Read every byte of a stored artifact: each damaged file's path and what is wrong with it."""
+        """Read every byte of a stored artifact, and return each damaged file's path with the reason."""
         deadline = Deadline(self.limits.deadline)
         manifest = self.manifest(reference)
 
-        def fault(entry: FileEntry) -> str | None:
+        def check(entry: FileEntry) -> str | None:
             key = f"{manifest.reference}/{manifest.data}/{entry.path}"
             try:
                 with self.storage.open(key) as source:
@@ -340,20 +340,20 @@ class Store:
             progress("Verifying", total=manifest.size, in_bytes=True) as advance,
             ThreadPoolExecutor(self.limits.workers) as pool,
         ):
-            faults = list(pool.map(fault, manifest.files))
+            faults = list(pool.map(check, manifest.files))
         return {entry.path: reason for entry, reason in zip(manifest.files, faults, strict=True) if reason}
 
-    def fetch(self, reference: str, directory: Path) -> Fetched:
-        """Bring an artifact into `directory`, every byte verified, whole or not at all.
+    def fetch(self, reference: str, directory: Path) -> FetchResult:
+        """Fetch an artifact into `directory`, verify every byte, and show it completely or not at all.
 
-        Where it is there already and undamaged, nothing is done. An interrupted fetch is taken up where it
-        ended, and damaged files are fetched again.
+        Nothing is downloaded if the directory already contains the undamaged artifact. An interrupted fetch is resumed,
+        and damaged files are fetched again.
 
         Raises:
-            NotFoundError: no such artifact was published.
-            DestinationError: the directory holds something else.
-            CorruptArtifactError: the stored bytes are not those that were published.
-            StorageError, UnavailableError: the store failed.
+            NotFoundError: if no such artifact was published.
+            DestinationError: if the directory contains something else.
+            CorruptArtifactError: if the stored bytes are not those that were published.
+            StorageError, UnavailableError: if the store failed.
         """
         deadline = Deadline(self.limits.deadline)
         manifest = self.manifest(reference)
@@ -363,27 +363,27 @@ class Store:
                 "artifacts.destination-is-root",
                 f"cannot fetch into {directory}: it is the root of the file system; choose a directory below it",
             )
-        with suppress(DestinationError, FileNotFoundError):  # another process may be at work there: see below
-            if _is_whole(directory, manifest):
-                return Fetched(manifest, directory, downloaded=0)
+        with suppress(DestinationError, FileNotFoundError):  # another process may be writing there: see below
+            if _is_intact(directory, manifest):
+                return FetchResult(manifest, directory, downloaded=0)
         partial = directory.with_name(f".{directory.name}.partial")
-        with explain_os_errors(directory), directory_lock(partial, wait=deadline):
+        with explain_os_errors(directory), lock_directory(partial, wait=deadline):
             try:
                 downloaded = (
-                    0 if _is_whole(directory, manifest) else self._replace(directory, partial, manifest, deadline)
+                    0 if _is_intact(directory, manifest) else self._replace(directory, partial, manifest, deadline)
                 )
             except DestinationError:
-                with suppress(OSError):  # it holds what an interrupted fetch left
+                with suppress(OSError):  # it contains files of an interrupted fetch
                     partial.rmdir()
                 raise
             shutil.rmtree(partial)
-        return Fetched(manifest, directory, downloaded)
+        return FetchResult(manifest, directory, downloaded)
 
     def _replace(self, directory: Path, partial: Path, manifest: Manifest, deadline: Deadline) -> int:
-        """Put the artifact where nothing, or a damaged copy, is: how many bytes had to come."""
+        """Put the artifact in place of nothing or of a damaged copy, and return the number of bytes downloaded."""
         files = partial / "files"
         if directory.exists() and not files.exists():
-            directory.rename(files)  # its undamaged files serve the new fetch
+            directory.rename(files)  # its undamaged files are used again
         downloaded = self._download(manifest, files, deadline)
         (files / MANIFEST).write_bytes(manifest.to_json())
         if directory.exists():
@@ -392,9 +392,9 @@ class Store:
         return downloaded
 
     def _download(self, manifest: Manifest, directory: Path, deadline: Deadline) -> int:
-        """Make a directory hold the artifact's files and nothing else: how many bytes had to come."""
+        """Make a directory contain the artifact's files and nothing else, and return the number of bytes downloaded."""
         directory.mkdir(exist_ok=True)
-        for path in _foreign_files(directory, manifest):
+        for path in _find_foreign_files(directory, manifest):
             path.unlink()
         for entry in manifest.files:
             if (directory / entry.path).is_dir():  # another artifact's folder, left by its interrupted fetch
@@ -410,7 +410,7 @@ class Store:
             try:
                 return sum(task.result() for task in tasks)
             except UnavailableError:
-                deadline.check()  # the last try of a request may end after it
+                deadline.check()  # the last attempt of a request may end after the deadline
                 raise
             finally:
                 pool.shutdown(cancel_futures=True)
@@ -427,44 +427,46 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         key = f"{manifest.reference}/{manifest.data}/{entry.path}"
         downloaded = 0
-        for _ in range(_DOWNLOADS):
-            have = path.stat().st_size if path.exists() else 0
-            if have > entry.size:
+        for _ in range(_DOWNLOAD_ATTEMPTS):
+            existing_size = path.stat().st_size if path.exists() else 0
+            if existing_size > entry.size:
                 path.unlink()
-                have = 0
-            if have < entry.size or not path.exists():
-                with self.storage.open(key, have) as source, path.open("ab") as target:
-                    with suppress(DamagedError):  # the digest tells
+                existing_size = 0
+            if existing_size < entry.size or not path.exists():
+                with self.storage.open(key, existing_size) as source, path.open("ab") as target:
+                    with suppress(DamagedError):  # the digest is checked below
                         _copy(source, target, deadline, advance)
                     target.flush()
                     os.fsync(target.fileno())
-                downloaded += path.stat().st_size - have
+                downloaded += path.stat().st_size - existing_size
             if path.stat().st_size == entry.size and file_digest(path) == entry.sha256:
                 return downloaded
             path.unlink()
         raise CorruptArtifactError(
             "artifacts.damaged-in-store",
-            f"{self.uri}/{key} is damaged: {_DOWNLOADS} downloads differ from what was published; publish it again "
-            "under a new version",
+            f"{self.uri}/{key} is damaged: {_DOWNLOAD_ATTEMPTS} downloads differ from what was published; publish it "
+            "again under a new version",
         )
 
 
 @contextmanager
-def fetched_directory(place: str, store: str | None, *, verify: bool = False) -> Iterator[Path]:
-    """A directory as it is, or `KIND/VERSION` of a store, fetched for as long as the block runs. With `verify` a
-    directory is read wholly first, where a manifest says what it holds; what is fetched is verified anyway.
+def fetch_directory(place: str, store: str | None, *, verify: bool = False) -> Iterator[Path]:
+    """Yield a local directory: `place` itself, or an artifact `KIND/VERSION` fetched while the block runs.
+
+    With `verify`, a local directory that has a manifest is checked completely first. A fetched artifact is always
+    verified.
 
     Raises:
-        UsageError: it is neither.
-        GumshoeError: it is damaged, or the store does not answer.
+        UsageError: if it is neither a directory nor an artifact.
+        GumshoeError: if it is damaged, or the store does not answer.
     """
     directory = Path(place)
     if directory.is_dir():
         if verify and (directory / MANIFEST).exists():
             _, damaged = verify_directory(directory)
             if damaged:
-                told = ", ".join(f"{path}: {reason}" for path, reason in damaged.items())
-                raise GumshoeError("artifacts.damaged-directory", f"{directory} is damaged: {told}; fetch it again")
+                faults = ", ".join(f"{path}: {reason}" for path, reason in damaged.items())
+                raise GumshoeError("artifacts.damaged-directory", f"{directory} is damaged: {faults}; fetch it again")
         yield directory
         return
     if store is None or not is_reference(place):
@@ -477,10 +479,10 @@ def fetched_directory(place: str, store: str | None, *, verify: bool = False) ->
 
 
 def verify_directory(directory: Path) -> tuple[Manifest, dict[str, str]]:
-    """The manifest of a fetched artifact, and each damaged file's path and what is wrong with it.
+    """Return the manifest of a fetched artifact, and each damaged file's path with the reason.
 
     Raises:
-        DestinationError: the directory holds no artifact.
+        DestinationError: if the directory contains no artifact.
     """
     path = directory / MANIFEST
     if not path.is_file():
@@ -490,14 +492,14 @@ def verify_directory(directory: Path) -> tuple[Manifest, dict[str, str]]:
         )
     manifest = Manifest.from_json(path.read_bytes(), str(path))
     with progress("Verifying", total=manifest.size, in_bytes=True) as advance:
-        return manifest, damaged_files(directory, manifest, advance)
+        return manifest, find_damaged_files(directory, manifest, advance)
 
 
-def _is_whole(directory: Path, wanted: Manifest) -> bool:
-    """Whether the directory holds the artifact undamaged.
+def _is_intact(directory: Path, wanted: Manifest) -> bool:
+    """Return True if the directory contains the undamaged artifact.
 
     Raises:
-        DestinationError: it holds something else.
+        DestinationError: if it contains something else.
     """
     if not directory.exists():
         return False
@@ -514,7 +516,9 @@ def _is_whole(directory: Path, wanted: Manifest) -> bool:
             "artifacts.destination-is-another-artifact",
             f"{directory} contains {manifest.reference}; choose another directory, or remove this one",
         )
-    if faults and (foreign := [path for path in _foreign_files(directory, manifest) if path != directory / MANIFEST]):
+    if faults and (
+        foreign := [path for path in _find_foreign_files(directory, manifest) if path != directory / MANIFEST]
+    ):
         raise DestinationError(
             "artifacts.destination-has-other-files",
             f"{directory} is damaged and cannot be repaired while it contains {foreign[0]}, which is not part of the "
@@ -523,13 +527,13 @@ def _is_whole(directory: Path, wanted: Manifest) -> bool:
     return not faults
 
 
-def _foreign_files(directory: Path, manifest: Manifest) -> list[Path]:
-    """Whatever in a directory is neither a folder nor one of the artifact's files."""
+def _find_foreign_files(directory: Path, manifest: Manifest) -> list[Path]:
+    """Return the paths in a directory that are neither folders nor files of the artifact."""
     expected = {directory / entry.path for entry in manifest.files}
     return [path for path in directory.rglob("*") if path not in expected and not path.is_dir()]
 
 
-def _identity(path: Path) -> tuple[int, int, int] | None:
+def _file_identity(path: Path) -> tuple[int, int, int] | None:
     if not path.exists():
         return None
     stat = path.stat()
@@ -537,9 +541,9 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
 
 
 def _copy(source: BufferedReader, target: BinaryIO | None, deadline: Deadline, advance: Callable[[int], object]) -> str:
-    """Read a stream to its end, into `target` where there is one: the SHA-256 of what came."""
+    """Read a stream to its end, write it to `target` if given, and return its SHA-256."""
     digest = hashlib.sha256()
-    while block := source.read1(1 << 20):  # what has come, so that a trickle does not outlast the deadline
+    while block := source.read1(1 << 20):  # returns what has arrived, so that a slow stream cannot exceed the deadline
         deadline.check()
         digest.update(block)
         advance(len(block))

@@ -1,9 +1,9 @@
-"""What the loader says of itself over HTTP: `/status`, `/healthz`, `/readyz` and `/metrics`.
+"""Serve the loader's status over HTTP: `/status`, `/healthz`, `/readyz` and `/metrics`.
 
-`/readyz` is whether clients are to find the server, which may have an older adapter; the metric `ready`, whether it has
-the newest.
+`/readyz` says if clients should find the server, which may serve an older adapter. The metric `ready` says if it serves
+the newest one.
 
-The trainer's image has no library for metrics, and four small pages need none.
+The trainer image has no metrics library, and four small pages need none.
 """
 
 import json
@@ -16,23 +16,23 @@ from gumshoe.artifacts.adapter_layout import STATUS
 from gumshoe.cluster.adapter_loader import KINDS, AdapterLoader, Status
 from gumshoe.errors import UsageError
 
-_SECONDS = 10.0  # for a client to say what it wants
+_SECONDS = 10.0  # timeout of a client's request
 _TEXT, _JSON, _METRICS = "text/plain; charset=utf-8", "application/json", "text/plain; version=0.0.4; charset=utf-8"
 
 
 @contextmanager
-def pages(loader: AdapterLoader, host: str, port: int) -> Iterator[str]:
-    """Answer while the block runs: the address.
+def serve_status(loader: AdapterLoader, host: str, port: int) -> Iterator[str]:
+    """Serve the pages while the block runs. Yields the address.
 
     Raises:
-        UsageError: the address cannot be used.
+        UsageError: if the address is not available.
     """
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _SECONDS
 
         def do_GET(self) -> None:
-            status, kind, text = _answer(loader, self.path.partition("?")[0])
+            status, kind, text = _respond(loader, self.path.partition("?")[0])
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", kind)
@@ -41,7 +41,7 @@ def pages(loader: AdapterLoader, host: str, port: int) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Probes come every few seconds."""
+            """Log nothing: probes come every few seconds."""
 
     try:
         server = ThreadingHTTPServer((host, port), Handler)
@@ -60,38 +60,38 @@ def pages(loader: AdapterLoader, host: str, port: int) -> Iterator[str]:
         server.server_close()
 
 
-def _answer(loader: AdapterLoader, path: str) -> tuple[int, str, str]:
+def _respond(loader: AdapterLoader, path: str) -> tuple[int, str, str]:
     status = loader.status
     if path == STATUS:
-        return 200, _JSON, json.dumps(status.described(), ensure_ascii=False) + "\n"
+        return 200, _JSON, json.dumps(status.to_dict(), ensure_ascii=False) + "\n"
     if path == "/metrics":
-        return 200, _METRICS, metrics(status)
+        return 200, _METRICS, format_metrics(status)
     if path == "/healthz":
-        return (503, _TEXT, "nothing has moved for too long\n") if loader.hangs() else (200, _TEXT, "ok\n")
+        return (503, _TEXT, "the loader has stalled\n") if loader.is_stalled() else (200, _TEXT, "ok\n")
     if path == "/readyz":
-        waits = f"waiting to serve {status.wanted or 'what the store has'}"
-        return (200, _TEXT, "ok\n") if status.is_to_be_found else (503, _TEXT, f"{status.error or waits}\n")
-    return 404, _TEXT, f"there is {STATUS}, /healthz, /readyz and /metrics\n"
+        waiting = f"waiting to serve {status.wanted or 'the newest adapter of the store'}"
+        return (200, _TEXT, "ok\n") if status.is_discoverable else (503, _TEXT, f"{status.error or waiting}\n")
+    return 404, _TEXT, f"not found; use {STATUS}, /healthz, /readyz or /metrics\n"
 
 
-def metrics(status: Status) -> str:
-    """A status in Prometheus' text format."""
+def format_metrics(status: Status) -> str:
+    """Return a status in the text format of Prometheus."""
     name = "gumshoe_adapter_loader_"
     since = status.since.timestamp() if status.since else 0
     described: list[tuple[str, str, str, dict[str, float]]] = [
-        ("ready", "gauge", "Whether vLLM is healthy and has the newest adapter.", {"": int(status.is_ready)}),
-        ("loads_total", "counter", "Adapters that were loaded.", {"": status.loads}),
+        ("ready", "gauge", "1 if vLLM is healthy and serves the newest adapter, else 0.", {"": int(status.is_ready)}),
+        ("loads_total", "counter", "Number of adapters loaded.", {"": status.loads}),
         (
             "load_seconds",
             "gauge",
-            "From missing the last adapter to having it.",
+            "Seconds until the last adapter was loaded, since it was first missing.",
             {"": status.load_seconds},
         ),
-        ("serving_since_seconds", "gauge", "When the adapter in vLLM was first seen there, Unix time.", {"": since}),
+        ("serving_since_seconds", "gauge", "Unix time since which vLLM serves its adapter.", {"": since}),
         (
             "failures_total",
             "counter",
-            "Looks and tries that failed, by what they are about; corrupt: an adapter is not what was published.",
+            "Failed checks and loads, by category. corrupt: an adapter differs from what was published.",
             {f'{{kind="{kind}"}}': status.failures.get(kind, 0) for kind in KINDS},
         ),
     ]

@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 deploy = typer.Typer(add_completion=False)
 promote = typer.Typer(add_completion=False)
 rollback = typer.Typer(add_completion=False)
-deployments = typer.Typer(add_completion=False, help="What runs: list it, look at it, read its logs, remove it.")
+deployments = typer.Typer(add_completion=False, help="List, inspect and remove deployments, and read their logs.")
 
-Name = Annotated[str, typer.Argument(help="Of the deployment: a release of Helm.")]
+Name = Annotated[str, typer.Argument(help="Name of the deployment (a Helm release).")]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Of the cluster; the context's own unless given.")
+    str | None, typer.Option("--namespace", "-n", help="Kubernetes namespace (default: the context's).")
 ]
-Context = Annotated[str | None, typer.Option(help="Of the kubeconfig; its current one unless given.")]
-ChartPlace = Annotated[
-    Path | None, typer.Option("--chart", help="A chart in place of the one that comes with Gumshoe.")
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig (default: the current one).")]
+ChartDirectory = Annotated[
+    Path | None, typer.Option("--chart", help="Directory of a Helm chart to use instead of Gumshoe's own.")
 ]
-Minutes = Annotated[float, typer.Option("--timeout", min=0.01, help="Minutes to wait until it is ready.")]
+Minutes = Annotated[float, typer.Option("--timeout", min=0.01, help="Minutes to wait until the deployment is ready.")]
 NoWait = Annotated[
-    bool, typer.Option("--no-wait", help="Do not wait until all is ready, but for a new adapter to be loaded.")
+    bool, typer.Option("--no-wait", help="Wait only until the new adapter is loaded, not until every pod is ready.")
 ]
 GoBack = Annotated[
-    bool, typer.Option("--rollback-on-failure", help="Go back to what it was where it is not ready in time.")
+    bool, typer.Option("--rollback-on-failure", help="Roll back if the deployment is not ready in time.")
 ]
 _MINUTES = 40.0
 
@@ -47,43 +47,45 @@ def deploy_(
     name: Name,
     store: Annotated[
         str | None,
-        typer.Option("--store", envvar="GUMSHOE_STORE", help="Where the adapter was published, s3://BUCKET/PREFIX."),
+        typer.Option("--store", envvar="GUMSHOE_STORE", help="Store of the adapter: s3://BUCKET/PREFIX."),
     ] = None,
     adapter: Annotated[
-        str | None, typer.Option(help="A version in the store, or `latest`; that in service unless given.")
+        str | None, typer.Option(help="Version in the store, or `latest` (default: the one in service).")
     ] = None,
     canary: Annotated[
         float | None,
-        typer.Option(min=0, max=100, help="Serve it beside the adapter in service, with this percentage of episodes."),
+        typer.Option(min=0, max=100, help="Serve the adapter as a canary with this percentage of the questions."),
     ] = None,
     values: Annotated[
-        list[Path] | None, typer.Option("--values", "-f", help="Values of the chart, YAML; repeatable, the last wins.")
+        list[Path] | None,
+        typer.Option("--values", "-f", help="YAML file with chart values. Repeatable; the last one wins."),
     ] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One of them, as serving.gpus=2.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="One chart value, e.g. serving.gpus=2. Repeatable."),
     ] = None,
     namespace: Namespace = None,
     context: Context = None,
-    chart: ChartPlace = None,
+    chart: ChartDirectory = None,
     create_namespace: Annotated[
-        bool, typer.Option("--create-namespace", help="Make the namespace where it is missing.")
+        bool, typer.Option("--create-namespace", help="Create the namespace if it does not exist.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the values, and the helm command, in place of running it.")
+        bool, typer.Option("--dry-run", help="Print the chart values and the helm command; change nothing.")
     ] = False,
     timeout: Minutes = _MINUTES,
     no_wait: NoWait = False,
     go_back: GoBack = False,
     json: JsonFlag = False,
 ) -> None:
-    """Put a published adapter into service on a cluster, by the chart that comes with Gumshoe.
+    """Deploy a published adapter to a cluster with Gumshoe's Helm chart.
 
-    A deployment that is there keeps its values, but for those that are given. A new adapter is loaded beside the one
-    in service first, and takes over when every vLLM has it; the one before stays loaded for `gumshoe rollback`.
+    An existing deployment keeps its values, except those that are given. A new adapter is loaded beside the one in
+    service, and takes over once every vLLM pod has it. The previous one stays loaded for `gumshoe rollback`.
     """
-    from gumshoe.cluster.deploy import command, find_adapter
+    from gumshoe.cluster.deploy import find_adapter, format_helm_command
 
-    given = _given(values or [], sets or [])
+    overrides = _read_values(values or [], sets or [])
     found = None
     if adapter is not None:
         if store is None:
@@ -92,19 +94,22 @@ def deploy_(
             )
         found = find_adapter(store, adapter)
     if dry_run:
-        changes, kept = _seen(name, namespace, context, chart)
-        planned = changes.plan_values(name, kept, found, given, canary)
-        told = command(changes.releases, name, create_namespace=create_namespace)
+        changes, stored = _find_current(name, namespace, context, chart)
+        planned = changes.plan_values(name, stored, found, overrides, canary)
+        helm_command = format_helm_command(changes.releases, name, create_namespace=create_namespace)
         if json:
-            print_json({"values": planned, "command": told})
+            print_json({"values": planned, "command": helm_command})
             return
         out.print(escape(yaml.safe_dump(planned, sort_keys=False)), end="", soft_wrap=True)
-        first = " once vLLM has the new adapter, which this command sees to first" if kept and found else ""
-        err.print(f"With these in values.yaml, this comes to the same{first}:\n  {escape(told)}", soft_wrap=True)
+        difference = ", but does not load the new adapter first" if stored and found else ""
+        err.print(
+            f"Equivalent helm command, with the values above in values.yaml{difference}:\n  {escape(helm_command)}",
+            soft_wrap=True,
+        )
         return
-    changes = _changes(namespace, context, chart, timeout, go_back, not no_wait)
-    release = changes.deploy(name, found, given, canary, create_namespace=create_namespace)
-    _tell(changes, release, json, is_waited_for=not no_wait)
+    changes = _open_deployments(namespace, context, chart, timeout, go_back, not no_wait)
+    release = changes.deploy(name, found, overrides, canary, create_namespace=create_namespace)
+    _report(changes, release, json, is_waited_for=not no_wait)
 
 
 @promote.command()
@@ -112,43 +117,43 @@ def promote_(
     name: Name,
     namespace: Namespace = None,
     context: Context = None,
-    chart: ChartPlace = None,
+    chart: ChartDirectory = None,
     timeout: Minutes = _MINUTES,
     no_wait: NoWait = False,
     go_back: GoBack = False,
     json: JsonFlag = False,
 ) -> None:
-    """Let a deployment's canary take all episodes. vLLM has it already; only the agent server is told."""
-    changes = _changes(namespace, context, chart, timeout, go_back, not no_wait)
-    _tell(changes, changes.promote(name), json, is_waited_for=not no_wait)
+    """Route all questions to a deployment's canary. vLLM has it loaded already, so only the agent server restarts."""
+    changes = _open_deployments(namespace, context, chart, timeout, go_back, not no_wait)
+    _report(changes, changes.promote(name), json, is_waited_for=not no_wait)
 
 
 @rollback.command()
 def rollback_(
     name: Name,
     revision: Annotated[
-        int | None, typer.Option(min=1, help="Go back to all that the release was then: values, chart and adapters.")
+        int | None, typer.Option(min=1, help="Restore this revision completely: values, chart and adapters.")
     ] = None,
     namespace: Namespace = None,
     context: Context = None,
-    chart: ChartPlace = None,
+    chart: ChartDirectory = None,
     timeout: Minutes = _MINUTES,
     no_wait: NoWait = False,
     json: JsonFlag = False,
 ) -> None:
-    """End a deployment's canary; or, where it has none, go back to the adapter that was in service before."""
-    changes = _changes(namespace, context, chart, timeout, False, not no_wait)
-    _tell(changes, changes.rollback(name, revision), json, is_waited_for=not no_wait)
+    """Stop a deployment's canary. Without a canary, return to the previous adapter."""
+    changes = _open_deployments(namespace, context, chart, timeout, False, not no_wait)
+    _report(changes, changes.rollback(name, revision), json, is_waited_for=not no_wait)
 
 
 @deployments.callback(invoke_without_command=True)
 def list_(
     context: typer.Context,
     namespace: Namespace = None,
-    kube_context: Annotated[str | None, typer.Option("--context", help="Of the kubeconfig.")] = None,
+    kube_context: Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """List the deployments of a namespace: adapters and what they take, health, and since when."""
+    """List the deployments of a namespace with adapters, traffic shares, health and last change."""
     if context.invoked_subcommand:
         if namespace or kube_context or json:
             raise UsageError(
@@ -157,9 +162,9 @@ def list_(
                 f"{context.invoked_subcommand} NAME --namespace …`",
             )
         return
-    releases = _releases(namespace, kube_context)
-    found = [releases.get(each.name) for each in releases.newest()]
-    described = [_described(each, _health(each, releases.cluster)) for each in found]
+    releases = _open_releases(namespace, kube_context)
+    found = [releases.get(each.name) for each in releases.list_newest()]
+    described = [_describe(each, _check_health(each, releases.cluster)) for each in found]
     if json:
         print_json(described)
         return
@@ -183,12 +188,12 @@ def show(
     context: Context = None,
     json: JsonFlag = False,
 ) -> None:
-    """Describe a deployment: where everything comes from, its pods, and what it was before."""
-    releases = _releases(namespace, context)
-    kept = releases.get(name)
-    health = _health(kept, releases.cluster)
-    history = [asdict(each) | {"said": text} for each, text in _history(releases, name)]
-    described = _described(kept, health) | {"pods": [asdict(each) for each in health.pods], "history": history}
+    """Show a deployment in detail: adapters, health, sources, pods and revisions."""
+    releases = _open_releases(namespace, context)
+    stored = releases.get(name)
+    health = _check_health(stored, releases.cluster)
+    history = [asdict(each) | {"said": text} for each, text in _list_history(releases, name)]
+    described = _describe(stored, health) | {"pods": [asdict(each) for each in health.pods], "history": history}
     if json:
         for each in described["history"]:
             each["updated"] = each["updated"].isoformat()
@@ -199,8 +204,9 @@ def show(
         out.print(f"[bold]{label}:[/] {printable(described[title])}", soft_wrap=True)
     for pod in health.pods:
         state = "ready" if pod.is_ready else pod.trouble or pod.phase
-        told = f"{printable(pod.name)}  {printable(state)}  ({pod.restarts} restarts)"
-        out.print(f"  {pod.part:5}  {told}", soft_wrap=True)
+        out.print(
+            f"  {pod.part:5}  {printable(pod.name)}  {printable(state)}  ({pod.restarts} restarts)", soft_wrap=True
+        )
     out.print("[bold]revisions:[/]")
     for each in history:
         out.print(
@@ -212,36 +218,37 @@ def show(
 @deployments.command()
 def logs(
     name: Name,
-    model: Annotated[bool, typer.Option("--model", help="Of vLLM, in place of the agent server.")] = False,
-    tail: Annotated[int, typer.Option(min=1, help="Lines of each pod.")] = 100,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until it is interrupted.")] = False,
-    previous: Annotated[bool, typer.Option("--previous", help="Of the containers that ran before these.")] = False,
+    model: Annotated[bool, typer.Option("--model", help="Show vLLM's logs instead of the agent server's.")] = False,
+    tail: Annotated[int, typer.Option(min=1, help="Number of lines per pod.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep printing new lines until interrupted.")] = False,
+    previous: Annotated[bool, typer.Option("--previous", help="Show the logs of the previous containers.")] = False,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Print the logs of a deployment's pods, each line behind its pod's name."""
-    from gumshoe.cluster.pod_logs import lines_of
+    """Print the logs of a deployment's pods. Each line begins with the pod's name."""
+    from gumshoe.cluster.pod_logs import stream_logs
 
-    releases = _releases(namespace, context)
-    kept = releases.get(name)
+    releases = _open_releases(namespace, context)
+    stored = releases.get(name)
     part = "model" if model else "agent"
-    for pod, line in lines_of(kept, releases.cluster, part, tail=tail, follow=follow, previous=previous):
+    for pod, line in stream_logs(stored, releases.cluster, part, tail=tail, follow=follow, previous=previous):
         out.print(f"[dim]{printable(pod)}[/]  {printable(line)}", soft_wrap=True)
 
 
 @deployments.command()
 def remove(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     namespace: Namespace = None,
     context: Context = None,
     json: JsonFlag = False,
 ) -> None:
-    """Take a deployment away. Adapters, indexes and secrets stay where they are."""
-    releases = _releases(namespace, context)
-    kept = releases.get(name)
-    said = _described(kept, None)["said"]
-    if not yes and not typer.confirm(f"Remove {name} ({said}) from namespace {releases.cluster.namespace}?", err=True):
+    """Remove a deployment. Adapters, indexes and secrets are kept."""
+    releases = _open_releases(namespace, context)
+    stored = releases.get(name)
+    serving = _describe(stored, None)["said"]
+    question = f"Remove {name} ({serving}) from namespace {releases.cluster.namespace}?"
+    if not yes and not typer.confirm(question, err=True):
         raise typer.Exit(3)
     releases.remove(name)
     if json:
@@ -250,13 +257,13 @@ def remove(
     out.print(f"Removed [bold]{printable(name)}[/]")
 
 
-def _given(files: list[Path], sets: list[str]) -> dict[str, Any]:
-    """Values from files, then from NAME=VALUE.
+def _read_values(files: list[Path], sets: list[str]) -> dict[str, Any]:
+    """Merge chart values from files and NAME=VALUE options, in this order.
 
     Raises:
-        UsageError: they cannot be read.
+        UsageError: if they cannot be read.
     """
-    from gumshoe.cluster.deploy import merged
+    from gumshoe.cluster.deploy import merge_values
 
     values: dict[str, Any] = {}
     for file in files:
@@ -273,7 +280,7 @@ def _given(files: list[Path], sets: list[str]) -> dict[str, Any]:
                 f"{file} must be a mapping of chart values, got {type(read).__name__}; write it like the chart's "
                 "values.yaml",
             )
-        values = merged(values, read)
+        values = merge_values(values, read)
     for each in sets:
         name, equals, text = each.partition("=")
         if not equals or not name.strip():
@@ -289,7 +296,7 @@ def _given(files: list[Path], sets: list[str]) -> dict[str, Any]:
             ) from None
         for part in reversed(name.strip().split(".")):
             value = {part: value}
-        values = merged(values, value)
+        values = merge_values(values, value)
     for name, group in values.items():
         try:
             to_json.dumps(group)
@@ -301,7 +308,7 @@ def _given(files: list[Path], sets: list[str]) -> dict[str, Any]:
     return {name: group for name, group in values.items() if group is not None}
 
 
-def _releases(namespace: str | None, context: str | None, chart: Path | None = None) -> "Releases":
+def _open_releases(namespace: str | None, context: str | None, chart: Path | None = None) -> "Releases":
     try:
         from gumshoe.cluster.kubernetes_api import Cluster
         from gumshoe.cluster.releases import Releases
@@ -313,98 +320,98 @@ def _releases(namespace: str | None, context: str | None, chart: Path | None = N
         ) from None
 
 
-def _changes(
-    namespace: str | None, context: str | None, chart: Path | None, minutes: float, go_back: bool, for_all: bool
+def _open_deployments(
+    namespace: str | None, context: str | None, chart: Path | None, minutes: float, go_back: bool, until_all_ready: bool
 ) -> "Deployments":
     from gumshoe.cluster.deploy import Deployments, WaitOptions
 
-    return Deployments(_releases(namespace, context, chart), WaitOptions(minutes * 60, for_all, go_back))
+    return Deployments(_open_releases(namespace, context, chart), WaitOptions(minutes * 60, until_all_ready, go_back))
 
 
-def _seen(
+def _find_current(
     name: str, namespace: str | None, context: str | None, chart: Path | None
 ) -> "tuple[Deployments, StoredRelease | None]":
-    """What would be changed, and what there is; a first deployment where no cluster can be asked."""
+    """Return the deployments and the current release; a first deployment if no cluster is configured or reachable."""
     from gumshoe.cluster.deploy import Deployments, WaitOptions
     from gumshoe.cluster.kubernetes_api import Cluster, ClusterUnavailableError
     from gumshoe.cluster.releases import Releases
 
     waiting = WaitOptions(0)
     try:
-        changes = _changes(namespace, context, chart, 0, go_back=False, for_all=False)
+        changes = _open_deployments(namespace, context, chart, 0, go_back=False, until_all_ready=False)
         return changes, changes.releases.find(name)
     except (UsageError, ClusterUnavailableError) as error:
         if context is not None:
             raise
         reason = escape(error.message_with_code)
-        err.print(f"No cluster can be asked: {reason}. This is for a first deployment.", soft_wrap=True)
+        err.print(f"No cluster available ({reason}); showing the values of a first deployment.", soft_wrap=True)
         return Deployments(Releases(Cluster(namespace or "default"), chart), waiting), None
 
 
-def _health(kept: "StoredRelease", cluster: "Cluster") -> "Health":
-    from gumshoe.cluster.readiness import look
+def _check_health(stored: "StoredRelease", cluster: "Cluster") -> "Health":
+    from gumshoe.cluster.readiness import check_health
 
-    return look(kept, cluster)
+    return check_health(stored, cluster)
 
 
-def _history(releases: "Releases", name: str) -> Iterator[tuple["Release", str]]:
+def _list_history(releases: "Releases", name: str) -> Iterator[tuple["Release", str]]:
     from gumshoe.cluster.deploy import ServingState, describe_release
 
-    for each in releases.history(name):
-        yield each, describe_release(ServingState.of(releases.values(name, each.revision)))
+    for each in releases.list_history(name):
+        yield each, describe_release(ServingState.of(releases.get_values(name, each.revision)))
 
 
-def _described(kept: "StoredRelease", health: "Health | None") -> dict[str, Any]:
+def _describe(stored: "StoredRelease", health: "Health | None") -> dict[str, Any]:
     from gumshoe.cluster.deploy import ServingState, describe_release
 
-    values, serving = kept.values, ServingState.of(kept.values)
-    busy = "" if kept.release.status == "deployed" else f"Helm: {kept.release.status}"
+    values, serving = stored.values, ServingState.of(stored.values)
+    busy = "" if stored.release.status == "deployed" else f"Helm: {stored.release.status}"
     health_text = "; ".join(filter(None, (busy, health.text if health else "")))
     return {
-        "name": kept.release.name,
-        "namespace": kept.release.namespace,
+        "name": stored.release.name,
+        "namespace": stored.release.namespace,
         "adapter": serving.adapter,
         "traffic": serving.traffic,
         "said": describe_release(serving),
         "health": health_text,
         "is_ready": bool(health and health.is_ready and not busy),
-        "since": f"{kept.release.updated:%Y-%m-%d %H:%M} UTC",
-        "revision": kept.release.revision,
+        "since": f"{stored.release.updated:%Y-%m-%d %H:%M} UTC",
+        "revision": stored.release.revision,
         "mode": (values.get("serving") or {}).get("mode", "standard"),
-        "model": (values.get("model") or {}).get("uri", "the chart's own"),
+        "model": (values.get("model") or {}).get("uri", "the chart's default"),
         "adapter_uri": (values.get("adapter") or {}).get("uri", ""),
         "store": (values.get("agent") or {}).get("store", ""),
         "index": (values.get("agent") or {}).get("index") or "the latest",
     }
 
 
-def _tell(changes: "Deployments", release: "Release", json: bool, *, is_waited_for: bool) -> None:
-    kept = changes.releases.get(release.name)
-    described = _described(kept, None)
+def _report(changes: "Deployments", release: "Release", json: bool, *, is_waited_for: bool) -> None:
+    stored = changes.releases.get(release.name)
+    described = _describe(stored, None)
     if json:
         print_json(
             {key: described[key] for key in ("name", "namespace", "adapter", "traffic", "revision")}
             | {"is_ready": is_waited_for}
         )
         return
-    state = "is ready" if is_waited_for else "was told"
+    state = "is ready" if is_waited_for else "was changed"
     out.print(f"[bold]{printable(release.name)}[/] {state}: {printable(described['said'])}", soft_wrap=True)
-    service, namespace = kept.of_kind("Service", "-agent"), release.namespace
+    service, namespace = stored.find_name("Service", "-agent"), release.namespace
     port = next(
         (
             p["port"]
-            for each in kept.objects
+            for each in stored.objects
             if each["metadata"]["name"] == service and each["kind"] == "Service"
             for p in each["spec"]["ports"]
         ),
         80,
     )
     if not is_waited_for:
-        err.print(f"Look at it: gumshoe deployments show {release.name} --namespace {namespace}", soft_wrap=True)
-    is_mail = (kept.values.get("agent") or {}).get("environment", "email") == "email"
-    by_key = ((kept.values.get("agent") or {}).get("access") or {}).get("existingSecret")
+        err.print(f"Check its state: gumshoe deployments show {release.name} --namespace {namespace}", soft_wrap=True)
+    is_mail = (stored.values.get("agent") or {}).get("environment", "email") == "email"
+    by_key = ((stored.values.get("agent") or {}).get("access") or {}).get("existingSecret")
     err.print(
-        f"Ask it:\n  kubectl -n {namespace} port-forward service/{service} 8000:{port}\n"
+        f"Ask a question:\n  kubectl -n {namespace} port-forward service/{service} 8000:{port}\n"
         '  gumshoe ask "When is the audit?" --url http://127.0.0.1:8000'
         f"{' --inbox ann@example.com' if is_mail else ''}{' --key KEY' if by_key else ''}",
         soft_wrap=True,

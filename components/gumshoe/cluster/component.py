@@ -1,34 +1,34 @@
-"""The pipeline's last steps: put into service what was published, and tell how it went."""
+"""Provide the last pipeline steps: deploy the published adapter, and send a notification about the run."""
 
 from kfp import dsl
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
 def notify(status: dsl.PipelineTaskFinalStatus, store: str, run: str) -> None:
-    """Tell a webhook, if one is set, how a run ended.
+    """Send a notification to the configured webhook, if any, when a run has ended.
 
     Args:
-        status: Of everything before.
-        store: The URI of the project's artifacts.
-        run: The run's id.
+        status: Final status of all steps before this one.
+        store: URI of the project's store.
+        run: ID of the run.
     """
-    from gumshoe.cluster.notify import Outcome, tell
+    from gumshoe.cluster.notify import Outcome, send_notification
 
-    tell(Outcome.of(run, store, status.state, status.error_message))
+    send_notification(Outcome.of(run, store, status.state, status.error_message))
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
 def deploy_agent(published: str, store: str, how: str, target: dict) -> str:
-    """Put the adapter that was just published into service; what is in service then.
+    """Deploy the adapter that was just published, and return a description of what is in service.
 
     Args:
-        published: Its reference in the store.
-        store: The URI of the project's artifacts.
-        how: `none`, and nothing is done; `canary`, beside the adapter in service; `full`, in its place.
-        target: The deployment: name, namespace, percent (of a canary), values (of the chart).
+        published: Reference of the adapter in the store.
+        store: URI of the project's store.
+        how: `none` deploys nothing, `canary` serves it beside the adapter in service, `full` replaces that adapter.
+        target: Deployment: name, namespace, percent (share of the canary) and values (of the Helm chart).
     """
-    from gumshoe.cluster.deploy import DeployTarget, put_into_service
+    from gumshoe.cluster.deploy import DeployTarget, deploy_published
 
-    told = put_into_service(published, store, how, DeployTarget.of(target))
-    print(told or "Nothing is deployed")
-    return told
+    description = deploy_published(published, store, how, DeployTarget.of(target))
+    print(description or "Nothing was deployed")
+    return description

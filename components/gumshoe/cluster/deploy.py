@@ -1,8 +1,8 @@
-"""Put a published adapter into service, beside another or in its place, and take it back.
+"""Deploy published adapters: replace the adapter in service, run a canary beside it, and roll back.
 
-What always holds, as long as base model and `serving.mode` stay: an adapter is loaded beside the one in service before
-it is asked anything, so that no episode finds a server without its adapter; what served before goes on until then. When
-two adapters change places, vLLM goes on untouched, and only the agent server is told.
+Invariants, as long as the base model and `serving.mode` stay the same: an adapter is loaded beside the one in service
+before it receives questions, so no episode finds a server without its adapter; the old adapter serves until then. When
+two adapters swap roles, vLLM keeps running and only the agent server restarts.
 """
 
 import json
@@ -23,103 +23,104 @@ from gumshoe.terminal import err
 Values = dict[str, Any]
 KIND = "adapters"
 _CONFIG = "adapter_config.json"  # PEFT's
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
-HOWS = ("none", "canary", "full")
-"""How a pipeline deploys what it published: not at all, beside the adapter in service, or in its place."""
-_PIPELINE_SECONDS = 3600.0  # that it waits
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
+DEPLOY_MODES = ("none", "canary", "full")
+"""How a pipeline deploys what it published: not at all, as a canary beside the adapter in service, or instead of it."""
+_PIPELINE_SECONDS = 3600.0  # timeout of a deployment by a pipeline
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedAdapter:
-    """An adapter in a store, as a deployment needs to know it."""
+    """Describe an adapter in a store."""
 
     version: str
     uri: str
-    """The folder of its files."""
+    """Folder of its files."""
     base_model: str
-    """As PEFT noted it: a name on the hub, or a directory on the machine that made it."""
+    """Base model as PEFT recorded it: a name on the Hugging Face Hub, or a directory on the training machine."""
     rank: int
     store: str
 
 
 @dataclass(frozen=True, slots=True)
 class WaitOptions:
-    """How long somebody waits for a deployment, and what happens when it is not ready by then."""
+    """Options for waiting until a deployment is ready."""
 
     seconds: float
-    """For each step of a change."""
-    is_for_all: bool = True
-    """Whether it is for the last step too. That an adapter is loaded before it is asked is always waited for."""
-    goes_back: bool = False
-    """Whether the release goes back to what it was."""
+    """Timeout of each step of a change."""
+    until_all_ready: bool = True
+    """Wait for the last step too. Loading an adapter before it receives questions is always waited for."""
+    rollback_on_failure: bool = False
+    """Roll back if the deployment is not ready in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeployTarget:
-    """Where a pipeline deploys, and as what."""
+    """The deployment that a pipeline changes."""
 
     name: str = "gumshoe"
-    """The release of Helm; it is made where there is none."""
+    """Helm release. It is created if it does not exist."""
     namespace: str = ""
-    """The pod's own where it is empty."""
+    """Kubernetes namespace; empty for the namespace of the pipeline's pod."""
     percent: float = 10
-    """Of the episodes that a canary takes."""
+    """Percentage of the questions for a canary."""
     values: Values = field(default_factory=dict)
-    """Of the chart, over those that the release has."""
+    """Chart values that override those of the release."""
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "DeployTarget":
-        """
+    def of(cls, parameters: Mapping[str, Any]) -> "DeployTarget":
+        """Parse the pipeline parameter `deployment`.
+
         Raises:
-            UsageError: it is told what there is not, or otherwise than it can be.
+            UsageError: if it has an unknown key, or an invalid value.
         """
         known = {each.name for each in fields(cls)}
-        if wrong := set(told) - known:
+        if wrong := set(parameters) - known:
             raise UsageError(
                 "deploy.unknown-target-key",
                 f"deployment has no key {', '.join(sorted(wrong))}; use {', '.join(sorted(known))}",
             )
-        made = cls(**told)
+        target = cls(**parameters)
         for key, kind, wanted in (
             ("name", str, "a string"),
             ("namespace", str, "a string"),
             ("values", dict, "a mapping"),
         ):
-            if not isinstance(value := getattr(made, key), kind):
+            if not isinstance(value := getattr(target, key), kind):
                 raise UsageError("deploy.invalid-target", f"{key} must be {wanted}, got {value!r}")
-        check_name(made.name)
-        if not isinstance(made.percent, int | float) or not 0 <= made.percent <= 100:
-            raise UsageError("deploy.invalid-target", f"percent must be a number from 0 to 100, got {made.percent!r}")
-        return made
+        check_name(target.name)
+        if not isinstance(target.percent, int | float) or not 0 <= target.percent <= 100:
+            raise UsageError("deploy.invalid-target", f"percent must be a number from 0 to 100, got {target.percent!r}")
+        return target
 
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """What a release has in service."""
+    """The adapters that a release has in service."""
 
     adapter: str
     canary: str = ""
-    """The adapter on trial; empty where there is none."""
+    """The adapter on trial; empty if there is none."""
     percent: float = 0
-    """Of the episodes that the canary takes: 0 while it is being loaded, and after it was taken back."""
+    """Percentage of the questions that the canary gets: 0 while it is loading, and after a rollback."""
     previous: str = ""
-    """The adapter that was in service before, loaded for the way back."""
+    """The adapter that was in service before, kept loaded for a rollback."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ServingState":
-        """As values of the chart say it."""
-        names = {part: str(_part(values, part).get("name") or "") for part in ("adapter", "canary", "previous")}
-        percent = _part(values, "canary").get("percent", 10) if names["canary"] else 0
+        """Read the state from chart values."""
+        names = {part: str(_get_section(values, part).get("name") or "") for part in ("adapter", "canary", "previous")}
+        percent = _get_section(values, "canary").get("percent", 10) if names["canary"] else 0
         return cls(names["adapter"], names["canary"], percent, names["previous"])
 
     @property
     def names(self) -> list[str]:
-        """The adapters that vLLM has."""
+        """The adapters that vLLM has loaded."""
         return [each for each in (self.adapter, self.canary, self.previous) if each]
 
     @property
     def traffic(self) -> dict[str, float]:
-        """The percentage of the episodes that each adapter takes."""
+        """Percentage of the questions by adapter."""
         return (
             {self.adapter: 100 - self.percent}
             | dict.fromkeys(self.names[1:], 0)
@@ -128,28 +129,28 @@ class ServingState:
 
 
 def find_adapter(store: str, version: str) -> PublishedAdapter:
-    """A published adapter, whose shape is read from its own files.
+    """Find a published adapter and read its base model and rank from its files.
 
     Raises:
-        NotFoundError: the store has none of that version.
-        UsageError: what it has is no adapter, or no pod could fetch it.
-        CorruptArtifactError: its configuration is not what was published.
+        NotFoundError: if the store has no adapter of that version.
+        UsageError: if the artifact is not an adapter, or the store cannot be read from a cluster.
+        CorruptArtifactError: if its configuration is damaged.
     """
-    kept = Store(store)
-    if not kept.uri.startswith("s3://"):
+    artifacts = Store(store)
+    if not artifacts.uri.startswith("s3://"):
         raise UsageError(
             "deploy.store-not-in-s3",
-            f"a cluster cannot read from {kept.uri}; publish the adapter to a store in S3, s3://BUCKET/PREFIX",
+            f"a cluster cannot read from {artifacts.uri}; publish the adapter to a store in S3, s3://BUCKET/PREFIX",
         )
-    manifest = kept.manifest(f"{KIND}/{version}")
-    shape = _shape(kept, manifest)
-    ranks = [shape.get("r", 0), *(shape.get("rank_pattern") or {}).values()]
-    base = shape.get("base_model_name_or_path") or manifest.settings.get("base_model") or ""
-    uri = f"{kept.uri}/{manifest.reference}/{manifest.data}/"
-    return PublishedAdapter(manifest.version, uri, str(base), max(map(int, ranks)), kept.uri)
+    manifest = artifacts.manifest(f"{KIND}/{version}")
+    config = _read_adapter_config(artifacts, manifest)
+    ranks = [config.get("r", 0), *(config.get("rank_pattern") or {}).values()]
+    base = config.get("base_model_name_or_path") or manifest.settings.get("base_model") or ""
+    uri = f"{artifacts.uri}/{manifest.reference}/{manifest.data}/"
+    return PublishedAdapter(manifest.version, uri, str(base), max(map(int, ranks)), artifacts.uri)
 
 
-def _shape(store: Store, manifest: Manifest) -> dict[str, Any]:
+def _read_adapter_config(store: Store, manifest: Manifest) -> dict[str, Any]:
     entry = next((each for each in manifest.files if each.path == _CONFIG), None)
     if entry is None:
         raise UsageError(
@@ -169,20 +170,20 @@ def _shape(store: Store, manifest: Manifest) -> dict[str, Any]:
     return found
 
 
-def values_for(adapter: PublishedAdapter, before: Values, given: Values, known: Values) -> Values:
-    """Values of the chart under which an adapter can be served: those before, under those given, with what it needs.
+def merge_adapter_values(adapter: PublishedAdapter, before: Values, given: Values, known: Values) -> Values:
+    """Merge chart values to serve an adapter: `before`, overridden by `given`, plus what the adapter needs.
 
-    `known` are the chart's own.
+    `known` are the chart's defaults.
 
     Raises:
-        UsageError: it says nothing of where the base model lies, or the deployment's is another, or its store is.
+        UsageError: if the location of the base model is unknown, or base model or store differ from the deployment's.
     """
-    values = merged(before, given)
+    values = merge_values(before, given)
     model, own, agent = (values.setdefault(part, {}) for part in ("model", "adapter", "agent"))
     is_on_hub = "/" in adapter.base_model and not adapter.base_model.startswith(("/", "."))
-    uri, is_given = str(model.get("uri") or ""), bool(_part(given, "model").get("uri"))
+    uri, is_given = str(model.get("uri") or ""), bool(_get_section(given, "model").get("uri"))
     if not uri and not is_on_hub:
-        base = adapter.base_model or "which its configuration does not name"
+        base = adapter.base_model or "its configuration does not name one"
         raise UsageError(
             "deploy.base-model-not-located",
             f"a cluster cannot find the base model of {adapter.version}: {base}; name its place with --set "
@@ -190,7 +191,7 @@ def values_for(adapter: PublishedAdapter, before: Values, given: Values, known: 
         )
     if not uri:
         model["uri"] = f"hf://{adapter.base_model}"
-    elif is_on_hub and not is_given and uri.startswith("hf://") and _repository(uri) != adapter.base_model:
+    elif is_on_hub and not is_given and uri.startswith("hf://") and _parse_repository(uri) != adapter.base_model:
         raise UsageError(
             "deploy.other-base-model",
             f"{adapter.version} is for {adapter.base_model}, but the deployment serves {uri}; to replace the base "
@@ -216,9 +217,9 @@ def values_for(adapter: PublishedAdapter, before: Values, given: Values, known: 
 
 @dataclass(frozen=True, slots=True)
 class Deployments:
-    """Changes to what is in service. Each waits until what it changed is ready, and raises as `wait_until_ready`.
+    """Change what is in service. Each method waits until its change is ready, and raises like `wait_until_ready`.
 
-    All of them may be called again, after whatever interrupted them.
+    All methods can be called again after an interruption.
     """
 
     releases: Releases
@@ -233,46 +234,54 @@ class Deployments:
         *,
         create_namespace: bool = False,
     ) -> Release:
-        """Serve an adapter: with all episodes, or as the canary with `percent` of them; with None, those that the
-        release has.
+        """Serve an adapter for all questions, or as a canary for `percent` of them. None keeps the release's adapters.
 
-        `given` is laid over the values that the release has.
+        `given` overrides values of the release.
 
         Raises:
-            UsageError: it cannot be served so; nothing was changed.
-            GumshoeError: the cluster, or Helm, refuses.
-            DeploymentNotReadyError: it is not ready in time.
+            UsageError: if the adapter cannot be served this way; nothing was changed.
+            GumshoeError: if the cluster or Helm rejects the change.
+            DeploymentNotReadyError: if the deployment is not ready in time.
         """
-        kept = self.releases.find(name)
-        values = self.plan_values(name, kept, adapter, given, percent)
-        if kept and not self.goes_on(kept, values) and _part(values, "serving").get("mode") != "external":
+        stored = self.releases.find(name)
+        values = self.plan_values(name, stored, adapter, given, percent)
+        if (
+            stored
+            and not self.can_share_vllm(stored, values)
+            and _get_section(values, "serving").get("mode") != "external"
+        ):
             err.print(
-                "[bold yellow]warning:[/] another base model, or serving.mode, takes the place of what is served: "
-                "questions fail until it has started",
+                "[bold yellow]warning:[/] the base model or serving.mode changes: questions fail until the new model "
+                "has started",
                 soft_wrap=True,
             )
         elif (
-            adapter and kept and self.goes_on(kept, values) and ServingState.of(kept.values).adapter != adapter.version
+            adapter
+            and stored
+            and self.can_share_vllm(stored, values)
+            and ServingState.of(stored.values).adapter != adapter.version
         ):
-            self._load(kept, _beside(kept.values, values, adapter), adapter.version)
-        return self._put(name, values, describe_release(ServingState.of(values)), create_namespace=create_namespace)
+            self._preload(stored, _add_idle_canary(stored.values, values, adapter), adapter.version)
+        return self._apply_and_wait(
+            name, values, describe_release(ServingState.of(values)), create_namespace=create_namespace
+        )
 
     def plan_values(
         self,
         name: str,
-        kept: StoredRelease | None,
+        stored: StoredRelease | None,
         adapter: PublishedAdapter | None,
         given: Values,
         percent: float | None,
     ) -> Values:
-        """The values that `deploy` comes to, which the chart takes.
+        """Return the chart values that `deploy` would apply, after the chart has accepted them.
 
         Raises:
-            UsageError: there is nothing that a canary could be beside, or it is in service itself.
-            UsageError: the chart rejects them; the message names the key.
+            UsageError: if a canary has no adapter beside it, or its adapter is already in service.
+            UsageError: if the chart rejects the values; the message names the key.
         """
-        was = ServingState.of(kept.values) if kept else ServingState("")
-        if percent is not None and kept is None:
+        was = ServingState.of(stored.values) if stored else ServingState("")
+        if percent is not None and stored is None:
             raise UsageError(
                 "deploy.canary-without-deployment",
                 f"a canary needs an adapter in service beside it, but deployment {name} does not exist; deploy without "
@@ -282,7 +291,7 @@ class Deployments:
             raise UsageError(
                 "deploy.canary-without-adapter", f"no adapter is named for the canary of {name}; add --adapter VERSION"
             )
-        if kept is None and adapter is None:
+        if stored is None and adapter is None:
             raise UsageError(
                 "deploy.first-without-adapter",
                 f"deployment {name} does not exist yet; name its adapter, e.g. --adapter latest",
@@ -292,14 +301,14 @@ class Deployments:
                 "deploy.canary-already-in-service",
                 f"{adapter.version} is already in service in {name}; name another adapter for the canary",
             )
-        before = kept.values if kept else {}
+        before = stored.values if stored else {}
         if adapter is None:
-            values = merged(before, given)
+            values = merge_values(before, given)
         else:
-            values = values_for(adapter, before, given, self.releases.defaults)
+            values = merge_adapter_values(adapter, before, given, self.releases.defaults)
             own = {"name": adapter.version, "uri": adapter.uri}
             if percent is not None:
-                if kept and not self.goes_on(kept, values):
+                if stored and not self.can_share_vllm(stored, values):
                     raise UsageError(
                         "deploy.canary-of-other-base-model",
                         f"the canary {adapter.version} needs the base model and serving.mode of {was.adapter}, which "
@@ -307,127 +316,134 @@ class Deployments:
                     )
                 values |= {"canary": {**own, "percent": percent}, "previous": {}}
             elif was.adapter != adapter.version:
-                goes_on = kept is not None and self.goes_on(kept, values)
-                former = _place(_part(before, "adapter")) if goes_on else {}
+                is_shared = stored is not None and self.can_share_vllm(stored, values)
+                former = _name_and_uri(_get_section(before, "adapter")) if is_shared else {}
                 values |= {"adapter": {**values["adapter"], **own}, "canary": {}, "previous": former}
-        self.releases.check(name, values)
+        self.releases.check_values(name, values)
         return values
 
-    def goes_on(self, kept: StoredRelease, values: Values) -> bool:
-        """Whether a change leaves vLLM what it is, so that it can have the adapters of before and after at once."""
+    def can_share_vllm(self, stored: StoredRelease, values: Values) -> bool:
+        """Return True if a change keeps the same vLLM, so that it can serve the old and the new adapter at once."""
         known = self.releases.defaults
 
         def shape(each: Values) -> tuple[str, str]:
-            mode = str(_part(each, "serving").get("mode") or known["serving"]["mode"])
-            return mode, str(_part(each, "model").get("uri") or known["model"]["uri"])
+            mode = str(_get_section(each, "serving").get("mode") or known["serving"]["mode"])
+            return mode, str(_get_section(each, "model").get("uri") or known["model"]["uri"])
 
-        return shape(kept.values) == shape(values) and shape(values)[0] != "external"
+        return shape(stored.values) == shape(values) and shape(values)[0] != "external"
 
     def promote(self, name: str) -> Release:
-        """Let the canary take all episodes; the adapter that was in service stays loaded.
+        """Route all questions to the canary. The adapter that was in service stays loaded.
 
         Raises:
-            UsageError: there is no such deployment, or no canary in it, or this is another chart than its own.
+            UsageError: if the deployment does not exist, has no canary, or uses another version of the chart.
         """
-        kept = self._own(name)
-        was = ServingState.of(kept.values)
+        stored = self._get_same_chart(name)
+        was = ServingState.of(stored.values)
         if not was.percent:
             raise UsageError(
                 "deploy.no-canary",
                 f"{name} has no canary; start one with `gumshoe deploy {name} --adapter VERSION --canary 10`",
             )
-        self._load(kept, kept.values, was.canary, model_alone=True)
-        values = _replaced(kept.values, "canary", {"previous": _place(kept.values["adapter"]), "canary": {}})
-        return self._put(name, values, describe_release(ServingState.of(values)))
+        self._preload(stored, stored.values, was.canary, model_alone=True)
+        values = _serve_section(
+            stored.values, "canary", {"previous": _name_and_uri(stored.values["adapter"]), "canary": {}}
+        )
+        return self._apply_and_wait(name, values, describe_release(ServingState.of(values)))
 
     def rollback(self, name: str, revision: int | None) -> Release:
-        """End a canary; or take one away that is loaded and takes nothing; or, where there is none, go back to the
-        adapter that was in service before. With `revision`, to all that the release was then.
+        """Undo the last step: stop the canary, or remove a stopped canary, or return to the previous adapter.
+
+        With `revision`, restore that revision completely.
 
         Raises:
-            UsageError: there is nothing to go back to, or this is another chart than the release's own.
+            UsageError: if there is nothing to go back to, or the release uses another version of the chart.
         """
         if revision is not None:
             self.releases.rollback(name, revision)
-            return self._ready(name)
-        kept = self._own(name)
-        was = ServingState.of(kept.values)
+            return self._finish(name)
+        stored = self._get_same_chart(name)
+        was = ServingState.of(stored.values)
         if was.percent:
-            values = merged(kept.values, {"canary": {"percent": 0}})
+            values = merge_values(stored.values, {"canary": {"percent": 0}})
         elif was.canary:
-            values = {**kept.values, "canary": {}}
+            values = {**stored.values, "canary": {}}
         elif was.previous:
-            idle = {**_place(kept.values["adapter"]), "percent": 0}
-            values = _replaced(kept.values, "previous", {"canary": idle, "previous": {}})
+            idle = {**_name_and_uri(stored.values["adapter"]), "percent": 0}
+            values = _serve_section(stored.values, "previous", {"canary": idle, "previous": {}})
         else:
             raise UsageError(
                 "deploy.nothing-to-roll-back",
                 f"{name} has no adapter besides {was.adapter}; deploy another, or use `gumshoe rollback {name} "
                 f"--revision N` with a revision from `gumshoe deployments show {name}`",
             )
-        return self._put(name, values, describe_release(ServingState.of(values)))
+        return self._apply_and_wait(name, values, describe_release(ServingState.of(values)))
 
-    def _own(self, name: str) -> StoredRelease:
-        """A release of this chart, of which nothing but adapters is to change."""
-        kept = self.releases.get(name)
-        if kept.release.chart_version != self.releases.chart_version:
+    def _get_same_chart(self, name: str) -> StoredRelease:
+        """Return a release of this chart version, so that a change affects only adapters."""
+        stored = self.releases.get(name)
+        if stored.release.chart_version != self.releases.chart_version:
             raise UsageError(
                 "deploy.other-chart-version",
-                f"{name} uses chart {kept.release.chart_version}, but this is chart {self.releases.chart_version}, "
+                f"{name} uses chart {stored.release.chart_version}, but this is chart {self.releases.chart_version}, "
                 f"which would change more than adapters; name the old chart with --chart, or run `gumshoe deploy "
                 f"{name}` first",
             )
-        return kept
+        return stored
 
-    def _load(self, kept: StoredRelease, values: Values, adapter: str, *, model_alone: bool = False) -> None:
-        """See to it that vLLM has an adapter, which is asked nothing that it was not asked before. With `model_alone`
-        nothing else has to be well.
+    def _preload(self, stored: StoredRelease, values: Values, adapter: str, *, model_alone: bool = False) -> None:
+        """Make vLLM load an adapter without sending it any new questions.
+
+        With `model_alone`, ignore the readiness of everything but vLLM.
         """
-        before = ServingState.of(kept.values)
-        if adapter not in before.names or kept.release.status != "deployed":
-            self._change(kept.release.name, values, f"{adapter} is loaded beside {before.adapter}")
-        self._wait(kept.release.name, self._settled(kept, adapter), model_alone=model_alone)
+        before = ServingState.of(stored.values)
+        if adapter not in before.names or stored.release.status != "deployed":
+            self._apply(stored.release.name, values, f"load {adapter} beside {before.adapter}")
+        self._wait(stored.release.name, self._find_rollback_revision(stored, adapter), model_alone=model_alone)
 
-    def _settled(self, kept: StoredRelease, adapter: str) -> int | None:
-        """The last revision that did not yet have an adapter loaded for its sake; None where Helm keeps none."""
-        for each in self.releases.history(kept.release.name):
+    def _find_rollback_revision(self, stored: StoredRelease, adapter: str) -> int | None:
+        """Return the last revision before an adapter was preloaded, or None if Helm has none."""
+        for each in self.releases.list_history(stored.release.name):
             if each.status in ("deployed", "superseded"):
-                was = ServingState.of(self.releases.values(kept.release.name, each.revision))
+                was = ServingState.of(self.releases.get_values(stored.release.name, each.revision))
                 if was.canary != adapter or was.percent:
                     return each.revision
         return None
 
-    def _put(self, name: str, values: Values, description: str, *, create_namespace: bool = False) -> Release:
-        """Change a release, and wait for it."""
-        kept = self.releases.find(name)
-        back = self._settled(kept, ServingState.of(values).adapter) if kept else None
-        self._change(name, values, description, create_namespace=create_namespace)
-        return self._ready(name, back)
+    def _apply_and_wait(
+        self, name: str, values: Values, description: str, *, create_namespace: bool = False
+    ) -> Release:
+        """Change a release and wait until it is ready."""
+        stored = self.releases.find(name)
+        back = self._find_rollback_revision(stored, ServingState.of(values).adapter) if stored else None
+        self._apply(name, values, description, create_namespace=create_namespace)
+        return self._finish(name, back)
 
-    def _change(self, name: str, values: Values, description: str, *, create_namespace: bool = False) -> None:
-        """Change a release, where it is not so already."""
-        kept = self.releases.find(name)
-        is_so = kept is not None and kept.release.status == "deployed" and kept.values == values
-        if not is_so or (kept and kept.release.chart_version != self.releases.chart_version):
-            self.releases.put(name, values, description, create_namespace=create_namespace)
+    def _apply(self, name: str, values: Values, description: str, *, create_namespace: bool = False) -> None:
+        """Change a release unless it already has these values."""
+        stored = self.releases.find(name)
+        is_unchanged = stored is not None and stored.release.status == "deployed" and stored.values == values
+        if not is_unchanged or (stored and stored.release.chart_version != self.releases.chart_version):
+            self.releases.apply(name, values, description, create_namespace=create_namespace)
 
-    def _ready(self, name: str, back: int | None = None) -> Release:
-        if self.waiting.is_for_all:
+    def _finish(self, name: str, back: int | None = None) -> Release:
+        if self.waiting.until_all_ready:
             self._wait(name, back)
         return self.releases.get(name).release
 
     def _wait(self, name: str, back: int | None, *, model_alone: bool = False) -> None:
-        """
+        """Wait until the release is ready. If it is not, roll back to revision `back` if that is enabled.
+
         Raises:
-            DeploymentNotReadyError: it is not ready in time; it went back to that revision where that is wished for.
+            DeploymentNotReadyError: if the release is not ready in time.
         """
-        kept = self.releases.get(name)
+        stored = self.releases.get(name)
         try:
-            wait_until_ready(kept, self.releases.cluster, self.waiting.seconds, model_alone=model_alone)
+            wait_until_ready(stored, self.releases.cluster, self.waiting.seconds, model_alone=model_alone)
         except DeploymentNotReadyError as error:
-            if back is None or back == kept.release.revision:
+            if back is None or back == stored.release.revision:
                 raise
-            if not self.waiting.goes_back:
+            if not self.waiting.rollback_on_failure:
                 raise DeploymentNotReadyError(
                     error.code, f"{error}; to go back, run `gumshoe rollback {name} --revision {back}`"
                 ) from None
@@ -437,73 +453,80 @@ class Deployments:
             ) from None
 
 
-def put_into_service(published: str, store: str, how: str, target: DeployTarget) -> str:
-    """A pipeline's step, from within the cluster; what is in service then. A deployment that is not ready within an
-    hour goes back to what it was; the first one of a name has no adapter that a canary could be beside, and serves all.
+def deploy_published(published: str, store: str, mode: str, target: DeployTarget) -> str:
+    """Deploy a published adapter from a pipeline step inside the cluster, and return what is in service.
+
+    A deployment that is not ready within an hour is rolled back. The first adapter of a deployment serves all
+    questions, even in mode `canary`.
 
     Raises:
-        UsageError: it cannot be deployed so.
-        GumshoeError: it was not.
+        UsageError: if the adapter cannot be deployed this way.
+        GumshoeError: if the deployment fails.
     """
-    if how == "none":
+    if mode == "none":
         return ""
     releases = Releases(Cluster.of(target.namespace or None, None))
-    changes = Deployments(releases, WaitOptions(_PIPELINE_SECONDS, goes_back=True))
+    changes = Deployments(releases, WaitOptions(_PIPELINE_SECONDS, rollback_on_failure=True))
     adapter = find_adapter(store, published.removeprefix(f"{KIND}/"))
-    kept = releases.find(target.name)
-    is_canary = how == "canary" and kept is not None and ServingState.of(kept.values).adapter != adapter.version
+    stored = releases.find(target.name)
+    is_canary = mode == "canary" and stored is not None and ServingState.of(stored.values).adapter != adapter.version
     changes.deploy(target.name, adapter, target.values, target.percent if is_canary else None)
     return f"{target.name}: {describe_release(ServingState.of(releases.get(target.name).values))}"
 
 
 def describe_release(serving: ServingState) -> str:
-    """What is in service, in a line."""
+    """Return the adapters in service and their traffic, in one line."""
     shares = [f"{name} takes {share:g} %" for name, share in serving.traffic.items() if share]
     loaded = [f"{name} is loaded" for name, share in serving.traffic.items() if not share]
     return ", ".join(shares + loaded)
 
 
-def command(releases: Releases, name: str, *, create_namespace: bool = False) -> str:
-    """What somebody would run by hand who has the values in a file."""
+def format_helm_command(releases: Releases, name: str, *, create_namespace: bool = False) -> str:
+    """Return the helm command that applies the values of a file."""
     cluster = releases.cluster
-    words = ["helm", "upgrade", "--install", name, str(releases.place), "--namespace", cluster.namespace]
+    words = ["helm", "upgrade", "--install", name, str(releases.chart_directory), "--namespace", cluster.namespace]
     words += ["--kube-context", cluster.context] if cluster.context else []
     words += ["--create-namespace"] if create_namespace else []
     return shlex.join([*words, "--values", "values.yaml"])
 
 
-def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:
-    """Values under others, as Helm lays files over each other. What is empty there leaves what there is."""
+def merge_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:
+    """Merge chart values like Helm merges files. An empty group (None) keeps the existing one."""
     both = dict(values)
     for name, value in changes.items():
         inner = both.get(name)
         if value is None and isinstance(inner, dict):
             continue
-        both[name] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+        both[name] = merge_values(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
     return both
 
 
-def _part(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One of the chart's groups of values; empty where it is not set."""
+def _get_section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return one group of chart values; empty if it is not set."""
     return dict(values.get(name) or {})
 
 
-def _place(adapter: Mapping[str, Any]) -> Values:
-    """Name and place of an adapter, without what else its values say."""
+def _name_and_uri(adapter: Mapping[str, Any]) -> Values:
+    """Return only the name and the URI of an adapter's values."""
     return {"name": adapter["name"], "uri": adapter.get("uri", "")}
 
 
-def _repository(uri: str) -> str:
-    """The model of the hub that a URI names, without its revision."""
+def _parse_repository(uri: str) -> str:
+    """Return the model name in a URI of the hub, without its revision."""
     return uri.removeprefix("hf://").partition(":")[0]
 
 
-def _beside(before: Values, after: Values, adapter: PublishedAdapter) -> Values:
-    """All that is to change, but for the adapter in service: the new one is beside it, and takes nothing yet."""
+def _add_idle_canary(before: Values, after: Values, adapter: PublishedAdapter) -> Values:
+    """Return the new values, with the old adapter still in service and the new one as a canary without traffic."""
     canary = {"name": adapter.version, "uri": adapter.uri, "percent": 0}
-    return {**after, "adapter": {**after["adapter"], **_place(before["adapter"])}, "canary": canary, "previous": {}}
+    return {
+        **after,
+        "adapter": {**after["adapter"], **_name_and_uri(before["adapter"])},
+        "canary": canary,
+        "previous": {},
+    }
 
 
-def _replaced(values: Values, by: str, others: Values) -> Values:
-    """The adapter in service replaced by the one that stands as `by`."""
-    return {**values, "adapter": {**values["adapter"], **_place(values[by])}, **others}
+def _serve_section(values: Values, by: str, others: Values) -> Values:
+    """Put the adapter of section `by` into service."""
+    return {**values, "adapter": {**values["adapter"], **_name_and_uri(values[by])}, **others}

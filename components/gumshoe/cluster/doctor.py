@@ -1,7 +1,7 @@
-"""`gumshoe doctor`: look whether a cluster, a store and Kubeflow Pipelines are fit for a first run.
+"""Check if a cluster, a store and Kubeflow Pipelines are ready for a first run (`gumshoe doctor`).
 
-Checks know nothing of each other. They run at once, each within a deadline, and what one cannot look at, or does not
-get an answer to, ends no other.
+Checks are independent. They run concurrently, each with a deadline, and a check that fails or gets no answer does not
+stop the others.
 """
 
 import threading
@@ -11,35 +11,35 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gumshoe.artifacts.storage import split_uri
-from gumshoe.cluster.kubernetes_api import Cluster, kubeconfig
+from gumshoe.cluster.kubernetes_api import Cluster, find_kubeconfig
 from gumshoe.cluster.preflight import components, external, gpu_checks, permissions, queues
 from gumshoe.cluster.preflight.client import ClusterReader, NotAllowedError, Object
 from gumshoe.cluster.preflight.result import Finding, State, from_error, skipped
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 API = "api"
-_OF_CLUSTER: dict[str, Callable[[ClusterReader], Iterator[Finding]]] = {
-    API: components.api,
-    "crds": components.crds,
-    "controllers": components.controllers,
-    "namespace": permissions.namespace,
-    "accounts": permissions.accounts,
-    "secrets": permissions.secrets,
-    "storage": permissions.storage,
-    "gpus": gpu_checks.gpus,
-    "quota": queues.quota,
-    "queue": queues.queue,
-    "runtime": queues.runtime,
+_CLUSTER_CHECKS: dict[str, Callable[[ClusterReader], Iterator[Finding]]] = {
+    API: components.check_api,
+    "crds": components.check_crds,
+    "controllers": components.check_controllers,
+    "namespace": permissions.check_namespace,
+    "accounts": permissions.check_accounts,
+    "secrets": permissions.check_secrets,
+    "storage": permissions.check_storage,
+    "gpus": gpu_checks.check_gpus,
+    "quota": queues.check_quotas,
+    "queue": queues.check_queue,
+    "runtime": queues.check_runtime,
 }
 STORE, KFP = "store", "kfp"
-CHECKS = (*_OF_CLUSTER, STORE, KFP)
-"""The names of all checks, in the order that they are told in."""
-_SHARE = 1 / 3  # of a check's time that one request may take: so that it can say which was not answered, and tidy up
+CHECKS = (*_CLUSTER_CHECKS, STORE, KFP)
+"""Names of all checks, in the order of the report."""
+_REQUEST_SHARE = 1 / 3  # a request's share of a check's time, so that the check can report it and clean up
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be looked at."""
+class DoctorOptions:
+    """Say what to check."""
 
     namespace: str | None = None
     context: str | None = None
@@ -49,37 +49,37 @@ class Wanted:
     nodes: int = 1
     tolerations: tuple[Object, ...] = ()
     only: tuple[str, ...] = ()
-    """Names of checks; all of them where there are none."""
+    """Names of checks to run; empty for all."""
     seconds: float = 30
-    """That a check may take."""
+    """Deadline of a check."""
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """What one check found."""
+class CheckResult:
+    """The findings of one check."""
 
     name: str
     findings: tuple[Finding, ...]
 
     @property
     def state(self) -> State:
-        """That of the worst finding."""
+        """The worst state of its findings."""
         order = [*State]
         return max((each.state for each in self.findings), key=order.index, default=State.OK)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What all checks found."""
+    """The results of all checks."""
 
     namespace: str | None
-    """None where no cluster was asked."""
-    checks: tuple[Checked, ...]
+    """None if no cluster was checked."""
+    checks: tuple[CheckResult, ...]
 
     @property
     def exit_status(self) -> int:
-        """0 all well, warnings allowed; 75 the cluster does not answer, or all that is wrong is that something does
-        not; 1 something is to be mended.
+        """0 if all is well (warnings allowed), 75 if the cluster does not answer, or missing answers are the only
+        problem, and 1 if something must be fixed.
         """
         states = {each.name: each.state for each in self.checks}
         if states.get(API) is State.UNANSWERED:
@@ -89,44 +89,46 @@ class Diagnosis:
         return UnavailableError.exit_status if State.UNANSWERED in states.values() else 0
 
     def count(self, state: State) -> int:
-        """Findings of that state."""
+        """Return the number of findings in a state."""
         return sum(each.state is state for checked in self.checks for each in checked.findings)
 
 
-def examine(wanted: Wanted) -> Diagnosis:
-    """Look at everything that is wanted.
+def examine(wanted: DoctorOptions) -> Diagnosis:
+    """Run all requested checks.
 
-    Without a kubeconfig, and outside a pod, a store and a Kubeflow Pipelines that are named are looked at alone.
+    Without a kubeconfig and outside a pod, only the store and Kubeflow Pipelines are checked, if they are named.
 
     Raises:
-        UsageError: there is no such check, no such context or no such kind of store, or there is nothing to look at.
+        UsageError: if a check, the context or the store's scheme is unknown, or if there is nothing to check.
     """
     if unknown := sorted({*wanted.only} - {*CHECKS}):
         raise UsageError("doctor.unknown-check", f"unknown check {', '.join(unknown)}; use one of {', '.join(CHECKS)}")
     if wanted.store:
         split_uri(wanted.store)
     names = [each for each in CHECKS if not wanted.only or each in wanted.only]
-    if API not in names and any(each in _OF_CLUSTER for each in names):
-        names = [API, *names]  # the others say nothing without it
-    asked = _asked(wanted) if API in names else None
-    if asked is None:
-        names = [each for each in names if each == API or each not in _OF_CLUSTER]
-    in_pod = asked is not None and kubeconfig() is None
+    if API not in names and any(each in _CLUSTER_CHECKS for each in names):
+        names = [API, *names]  # the others depend on it
+    reader = _open_reader(wanted) if API in names else None
+    if reader is None:
+        names = [each for each in names if each == API or each not in _CLUSTER_CHECKS]
+    in_pod = reader is not None and find_kubeconfig() is None
     running = {}
     if STORE in names:
-        running[STORE] = _Running(lambda: _store(wanted))
+        running[STORE] = _CheckThread(lambda: _check_store(wanted))
     if KFP in names:
-        running[KFP] = _Running(lambda: external.kfp(wanted.kfp, wanted.seconds * _SHARE, in_pod=in_pod, asked=asked))
-    running |= _of_cluster(asked, [each for each in names if each in _OF_CLUSTER], wanted.seconds)
+        running[KFP] = _CheckThread(
+            lambda: external.check_kfp(wanted.kfp, wanted.seconds * _REQUEST_SHARE, in_pod=in_pod, reader=reader)
+        )
+    running |= _start_cluster_checks(reader, [each for each in names if each in _CLUSTER_CHECKS], wanted.seconds)
     until = time.monotonic() + wanted.seconds
-    found = {name: each.findings(until, wanted.seconds) for name, each in running.items()}
-    return Diagnosis(asked.namespace if asked else None, tuple(Checked(name, found[name]) for name in names))
+    found = {name: each.collect(until, wanted.seconds) for name, each in running.items()}
+    return Diagnosis(reader.namespace if reader else None, tuple(CheckResult(name, found[name]) for name in names))
 
 
-def _asked(wanted: Wanted) -> ClusterReader | None:
-    """The cluster to look at; None where there is none, and something else is to be looked at."""
+def _open_reader(wanted: DoctorOptions) -> ClusterReader | None:
+    """Return a reader for the cluster; None if there is no cluster but something else to check."""
     try:
-        kubeconfig()
+        find_kubeconfig()
     except UsageError as error:
         if wanted.namespace or wanted.context or wanted.only:
             raise
@@ -137,35 +139,37 @@ def _asked(wanted: Wanted) -> ClusterReader | None:
             ) from None
         return None
     cluster = Cluster.of(wanted.namespace, wanted.context)
-    return ClusterReader(cluster, wanted.seconds * _SHARE, wanted.gpus, wanted.nodes, wanted.tolerations)
+    return ClusterReader(cluster, wanted.seconds * _REQUEST_SHARE, wanted.gpus, wanted.nodes, wanted.tolerations)
 
 
-def _of_cluster(asked: ClusterReader | None, names: list[str], seconds: float) -> "dict[str, _Running]":
-    """The checks of the cluster, which begin once it is known that it answers."""
-    if asked is None:
+def _start_cluster_checks(reader: ClusterReader | None, names: list[str], seconds: float) -> "dict[str, _CheckThread]":
+    """Start the checks of the cluster once its API has answered."""
+    if reader is None:
         return {
-            name: _Running(lambda: iter([skipped("there is no kubeconfig, so no cluster is looked at")]))
+            name: _CheckThread(lambda: iter([skipped("no kubeconfig found; the cluster is not checked")]))
             for name in names
         }
     if not names:
         return {}
-    first = _Running(lambda: components.api(asked))
-    first.findings(time.monotonic() + seconds, seconds)
+    first = _CheckThread(lambda: components.check_api(reader))
+    first.collect(time.monotonic() + seconds, seconds)
     if first.is_well:
-        return {name: _Running(partial(_OF_CLUSTER[name], asked)) for name in names if name != API} | {API: first}
-    silent = skipped("not looked at, as the cluster's API is not well")
-    return {name: _Running(lambda: iter([silent])) for name in names if name != API} | {API: first}
+        return {name: _CheckThread(partial(_CLUSTER_CHECKS[name], reader)) for name in names if name != API} | {
+            API: first
+        }
+    unchecked = skipped("not checked, because the cluster's API failed its check")
+    return {name: _CheckThread(lambda: iter([unchecked])) for name in names if name != API} | {API: first}
 
 
-def _store(wanted: Wanted) -> Iterator[Finding]:
+def _check_store(wanted: DoctorOptions) -> Iterator[Finding]:
     if not wanted.store:
-        return iter([skipped("no store was named (--store or $GUMSHOE_STORE)")])
-    return external.store(wanted.store, wanted.seconds / 2 * _SHARE)  # each of its requests is made twice
+        return iter([skipped("no store given (--store or $GUMSHOE_STORE)")])
+    return external.check_store(wanted.store, wanted.seconds / 2 * _REQUEST_SHARE)  # each request is tried twice
 
 
 @dataclass(slots=True)
-class _Running:
-    """A check in a thread of its own, which nobody waits for once its time is over."""
+class _CheckThread:
+    """Run a check in a thread that is abandoned after its deadline."""
 
     check: Callable[[], Iterator[Finding]]
     _found: list[Finding] = field(default_factory=list)
@@ -180,27 +184,25 @@ class _Running:
             for each in self.check():
                 self._found.append(each)
         except NotAllowedError as error:
-            mend = "take a context that may, or let the preflight Job look"
-            self._found.append(from_error(State.WARNING, error, mend))
+            remedy = "use a context with this permission, or run the preflight Job"
+            self._found.append(from_error(State.WARNING, error, remedy))
         except UnavailableError as error:
             self._found.append(from_error(State.UNANSWERED, error))
         except GumshoeError as error:
             self._found.append(from_error(State.PROBLEM, error))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:  # what others send in place of documents
-            self._found.append(
-                Finding(State.PROBLEM, f"what answers is not what was asked ({type(error).__name__}: {error})")
-            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # malformed answers
+            self._found.append(Finding(State.PROBLEM, f"unexpected answer ({type(error).__name__}: {error})"))
 
     @property
     def is_well(self) -> bool:
-        """Whether it is done, and found nothing wrong."""
+        """True if the check is done and found no problem."""
         return not self._thread.is_alive() and all(each.state in (State.OK, State.WARNING) for each in self._found)
 
-    def findings(self, until: float, seconds: float) -> tuple[Finding, ...]:
-        """What it found by that time, on the clock of `time.monotonic`."""
+    def collect(self, until: float, seconds: float) -> tuple[Finding, ...]:
+        """Wait until `until` (on the clock of `time.monotonic`) and return the findings so far."""
         self._thread.join(max(0.0, until - time.monotonic()))
         found = tuple(self._found)
         if self._thread.is_alive():
-            late = Finding(State.UNANSWERED, f"not done after {seconds:g} seconds", "allow it more with --timeout")
+            late = Finding(State.UNANSWERED, f"not done after {seconds:g} seconds", "increase --timeout")
             return (*found, late)
         return found

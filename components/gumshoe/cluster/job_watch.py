@@ -1,8 +1,8 @@
-"""What goes on with a TrainJob, as it happens: the job itself, and what its first node says.
+"""Watch a TrainJob: the job's status, and the log of its first node.
 
-Two threads put it into one queue. Each goes on after whatever interrupts it: a watch that ends, or whose place in
-history is forgotten (410); a cluster that wants to be left alone (429), or does not answer; a log that breaks off, or
-whose pod is replaced. No line of a log comes twice.
+Two threads write events into one queue. Both continue after any interruption: a watch that ends or whose resource
+version has expired (410), rate limiting (429), a cluster that does not answer, a log stream that breaks, a pod that is
+replaced. No log line is reported twice.
 """
 
 import json
@@ -21,16 +21,16 @@ from gumshoe.cluster.trainjob import GROUP, JOB_LABEL, NODE_LABEL, PLURAL, ROLE_
 from gumshoe.errors import GumshoeError
 
 _CONNECT = 20.0  # seconds
-_WATCHED = 60  # seconds until a watch is begun anew
-_QUIET = 90.0  # seconds without a byte after which a connection is taken for lost
-_FIRST, _LONGEST = 0.5, 30.0  # seconds between tries
+_WATCHED = 60  # seconds until a watch is restarted
+_QUIET = 90.0  # seconds without data after which a connection counts as lost
+_FIRST, _LONGEST = 0.5, 30.0  # seconds between attempts
 _SLACK = 60  # seconds that clocks may differ
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?Z ?(.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class JobUpdate:
-    """The job as it is now; None where it is gone."""
+    """The current state of the job; None if it does not exist any more."""
 
     job: Manifest | None
 
@@ -44,7 +44,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class WatchLost:
-    """The job can be followed no longer."""
+    """Report that the job cannot be watched any longer."""
 
     error: GumshoeError
 
@@ -54,29 +54,29 @@ JobEvent = JobUpdate | LogLine | WatchLost
 
 @dataclass(slots=True)
 class JobWatch:
-    """A TrainJob that is followed, while the block runs."""
+    """Watch a TrainJob while the block runs."""
 
     cluster: Cluster
     name: str
-    silence: float
-    """Seconds without an answer after which it is `WatchLost`."""
+    unreachable: float
+    """Seconds without an answer before `WatchLost` is reported."""
     poll: float = 2.0
-    """Seconds until a pod that says nothing is looked at again."""
+    """Seconds between two checks of a pod without log output."""
     events: "queue.SimpleQueue[JobEvent]" = field(default_factory=queue.SimpleQueue)
-    is_read: threading.Event = field(default_factory=threading.Event)
-    """Set while there is nothing more in the first node's log, whose container has ended."""
+    is_log_read: threading.Event = field(default_factory=threading.Event)
+    """Set while the first node's log is read to its end and the container has ended."""
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> "JobWatch":
         for follow in (self._follow_job, self._follow_log):
-            threading.Thread(target=self._kept_up, args=(follow,), daemon=True).start()
+            threading.Thread(target=self._retry, args=(follow,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
 
-    def _kept_up(self, follow: Callable[[Callable[[], None]], None]) -> None:
-        """Follow again after what interrupts it; with longer and longer pauses where nothing comes of it."""
+    def _retry(self, follow: Callable[[Callable[[], None]], None]) -> None:
+        """Run `follow` again after each interruption, with growing pauses as long as it makes no progress."""
         answered, pause = time.monotonic(), _FIRST
 
         def answer() -> None:
@@ -87,7 +87,7 @@ class JobWatch:
             try:
                 follow(answer)
             except ClusterUnavailableError as error:
-                if time.monotonic() - answered > self.silence:
+                if time.monotonic() - answered > self.unreachable:
                     self.events.put(WatchLost(error))
                     return
                 self._ended.wait(pause * random.uniform(0.5, 1) if error.pause is None else error.pause)  # noqa: S311
@@ -97,8 +97,8 @@ class JobWatch:
                 return
 
     def _follow_job(self, answer: Callable[[], None]) -> None:
-        """The job as it is, and then each change of it, until the watch breaks off."""
-        listed = self.cluster.ask(self.cluster.custom.list_namespaced_custom_object, *self._place, **self._only)
+        """Report the job's state and then each change, until the watch breaks."""
+        listed = self.cluster.call(self.cluster.custom.list_namespaced_custom_object, *self._path, **self._selector)
         answer()
         self.events.put(JobUpdate(next(iter(listed["items"]), None)))
         version = listed["metadata"]["resourceVersion"]
@@ -107,9 +107,9 @@ class JobWatch:
             self._ended.wait(_FIRST)
 
     def _watch(self, version: str, answer: Callable[[], None]) -> str | None:
-        """Take what comes after a version; the version that it came to, or None where that is forgotten."""
-        with self.cluster.explained("a watch"):
-            for kind, found in self._changes(version):
+        """Report all changes after a version. Return the last version seen, or None if it has expired."""
+        with self.cluster.translate_errors("a watch"):
+            for kind, found in self._stream_changes(version):
                 answer()
                 if kind == "ERROR":
                     if found.get("code") == 410:
@@ -124,14 +124,14 @@ class JobWatch:
                     break
         return version
 
-    def _changes(self, version: str) -> Iterator[tuple[str, Manifest]]:
+    def _stream_changes(self, version: str) -> Iterator[tuple[str, Manifest]]:
         from kubernetes import watch
         from kubernetes.client import ApiException
 
         try:
             answer = self.cluster.custom.list_namespaced_custom_object(
-                *self._place,
-                **self._only,
+                *self._path,
+                **self._selector,
                 watch=True,
                 resource_version=version,
                 allow_watch_bookmarks=True,
@@ -150,50 +150,50 @@ class JobWatch:
                 yield event["type"], event["object"]
 
     @property
-    def _place(self) -> tuple[str, str, str, str]:
+    def _path(self) -> tuple[str, str, str, str]:
         return GROUP, VERSION, self.cluster.namespace, PLURAL
 
     @property
-    def _only(self) -> dict[str, Any]:
+    def _selector(self) -> dict[str, Any]:
         return {"field_selector": f"metadata.name={self.name}"}
 
     def _follow_log(self, answer: Callable[[], None]) -> None:
-        """The log of the first node's pod, and of that which takes its place."""
-        place = _Place("")
+        """Report the log of the first node's pod, and of pods that replace it."""
+        place = _LogPosition("")
         while not self._ended.is_set():
-            pod = self._first_node()
+            pod = self._find_first_node()
             answer()
             if pod is None or pod.status.phase == "Pending":
                 self._ended.wait(self.poll)
                 continue
             if pod.metadata.uid != place.pod:
-                place = _Place(pod.metadata.uid)
-                self.is_read.clear()
-            is_whole = True
+                place = _LogPosition(pod.metadata.uid)
+                self.is_log_read.clear()
+            is_complete = True
             try:
-                for text in self._lines(pod.metadata.name, place):
+                for text in self._stream_lines(pod.metadata.name, place):
                     answer()
                     self.events.put(LogLine(text))
-            except ClusterError as error:  # its container has not begun, or the pod has gone meanwhile
+            except ClusterError as error:  # the container has not started, or the pod was deleted meanwhile
                 if error.status in (401, 403):
                     raise
-            except ClusterUnavailableError:  # it broke off; whether the cluster is there, the next look at the pod says
-                is_whole = False
-            if is_whole and pod.status.phase != "Running":
-                self.is_read.set()
+            except ClusterUnavailableError:  # the stream broke; the next request shows if the cluster still answers
+                is_complete = False
+            if is_complete and pod.status.phase != "Running":
+                self.is_log_read.set()
             self._ended.wait(self.poll)
 
-    def _first_node(self) -> Any:
+    def _find_first_node(self) -> Any:
         wanted = f"{JOB_LABEL}={self.name},{ROLE_LABEL}=trainer,{NODE_LABEL}=0"
-        pods = self.cluster.ask(
+        pods = self.cluster.call(
             self.cluster.core.list_namespaced_pod, self.cluster.namespace, label_selector=wanted
         ).items
         return max(pods, key=lambda pod: pod.metadata.creation_timestamp, default=None)
 
-    def _lines(self, pod: str, place: "_Place") -> Iterator[str]:
-        """What is new in a log, as it comes."""
+    def _stream_lines(self, pod: str, place: "_LogPosition") -> Iterator[str]:
+        """Yield the new lines of a log as they arrive."""
         since = {} if not place.since else {"since_seconds": place.since}
-        with self.cluster.explained(f"a log of {pod}"):
+        with self.cluster.translate_errors(f"a log of {pod}"):
             answer = self.cluster.core.read_namespaced_pod_log(
                 pod,
                 self.cluster.namespace,
@@ -204,30 +204,30 @@ class JobWatch:
                 _request_timeout=(_CONNECT, _QUIET),
                 **since,
             )
-            place.begin()
+            place.restart()
             with closing(answer):
                 rest = b""
                 for block in answer.stream():
                     *whole, rest = (rest + block).split(b"\n")
                     for line in whole:
-                        if (text := place.take(line.decode(errors="replace"))) is not None:
+                        if (text := place.accept(line.decode(errors="replace"))) is not None:
                             yield text
 
 
 @dataclass(slots=True)
-class _Place:
-    """How far the log of a pod was read: to which line of those with the last time."""
+class _LogPosition:
+    """Remember how far a pod's log was read: the last timestamp, and the number of lines with it."""
 
     pod: str
     _stamp: str = ""
     _count: int = 0
-    """Lines with that time."""
+    """Number of lines with that timestamp."""
     _passed: int = 0
-    """Of them, those that came again."""
+    """Number of them seen again since the restart."""
 
     @property
     def since(self) -> int | None:
-        """The seconds of the past to ask for, in which the last line is."""
+        """Number of past seconds to request, so that the last line is included."""
         if not self._stamp:
             return None
         from datetime import UTC, datetime
@@ -235,12 +235,12 @@ class _Place:
         last = datetime.fromisoformat(self._stamp[:19]).replace(tzinfo=UTC)
         return max(1, round((datetime.now(UTC) - last).total_seconds()) + _SLACK)
 
-    def begin(self) -> None:
-        """Read it from the beginning of what was asked for."""
+    def restart(self) -> None:
+        """Begin to read the requested part of the log."""
         self._passed = 0
 
-    def take(self, line: str) -> str | None:
-        """The text of a line; None where it came before."""
+    def accept(self, line: str) -> str | None:
+        """Return the text of a line, or None if it was already read."""
         found = _STAMPED.fullmatch(line)
         if found is None:
             return line

@@ -1,4 +1,4 @@
-"""A Kubernetes cluster: where it is, and its API, within deadlines and with errors in plain words."""
+"""Connect to a Kubernetes cluster. Requests have deadlines, and errors are reported in plain words."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 if TYPE_CHECKING:
     from kubernetes import client
 
-_SECONDS = 20.0  # of a request
-_IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # where Kubernetes says where a pod is
+_SECONDS = 20.0  # timeout of a request
+_IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # Kubernetes mounts the pod's namespace here
 
 
 class ClusterError(GumshoeError):
-    """Report that a cluster refuses a request."""
+    """Report that the cluster rejected a request."""
 
     def __init__(self, code: str, message: str, status: int | None = None) -> None:
         super().__init__(code, message)
@@ -38,35 +38,36 @@ class ClusterUnavailableError(UnavailableError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """One namespace of a cluster, by KUBECONFIG and its context, or by the pod that this runs in."""
+    """Access one namespace of a cluster, with a context of KUBECONFIG or as the pod that this process runs in."""
 
     namespace: str
     context: str | None = None
-    """Of the kubeconfig; its current one unless given."""
+    """Context of the kubeconfig; None for the current one."""
 
     @classmethod
     def of(cls, namespace: str | None, context: str | None) -> "Cluster":
-        """
-        Raises:
-            UsageError: there is no way to a cluster, or no such context.
-        """
-        return cls(namespace or _own_namespace(context), context)
-
-    def ask(self, method: Callable[..., Any], *arguments: Any, what: str = "the resource", **named: Any) -> Any:
-        """Call a method of the published client.
+        """Return the cluster of a context; the namespace defaults to the context's.
 
         Raises:
-            ClusterError: the cluster refuses.
-            ClusterUnavailableError: it does not answer in time.
+            UsageError: if there is no kubeconfig, or it has no such context.
         """
-        with self.explained(what):
+        return cls(namespace or _find_namespace(context), context)
+
+    def call(self, method: Callable[..., Any], *arguments: Any, what: str = "the resource", **named: Any) -> Any:
+        """Call a method of the Kubernetes client.
+
+        Raises:
+            ClusterError: if the cluster rejects the request.
+            ClusterUnavailableError: if it does not answer in time.
+        """
+        with self.translate_errors(what):
             return method(*arguments, **named, _request_timeout=(_SECONDS, _SECONDS))
 
     def find(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """As `ask`; None where there is nothing of that name."""
+        """Call a method like `call`, but return None if the object does not exist."""
         from kubernetes.client import ApiException
 
-        with self.explained():
+        with self.translate_errors():
             try:
                 return method(*arguments, **named, _request_timeout=(_SECONDS, _SECONDS))
             except ApiException as error:
@@ -75,10 +76,10 @@ class Cluster:
                 raise
 
     def check(self) -> None:
-        """See whether the cluster answers, before anything is asked of it that has no deadline of its own."""
+        """Check that the cluster answers, before using clients that have no deadline."""
         from kubernetes import client
 
-        self.ask(client.VersionApi(self._client).get_code, what="the version of the API")
+        self.call(client.VersionApi(self._client).get_code, what="the version of the API")
 
     @cached_property
     def core(self) -> "client.CoreV1Api":
@@ -103,23 +104,25 @@ class Cluster:
         from kubernetes import client, config
 
         found = client.Configuration()
-        with _configured():
-            if places := kubeconfig():
+        with _translate_config_errors():
+            if places := find_kubeconfig():
                 config.load_kube_config(places, context=self.context, client_configuration=found)
             else:
                 config.load_incluster_config(client_configuration=found)
-        found.retries = 0  # the caller knows what may be asked again
+        found.retries = 0  # the caller decides what to retry
         return client.ApiClient(found)
 
-    def plain(self, answer: Any) -> Any:
-        """What the published client made of an answer, as it came."""
+    def to_plain(self, answer: Any) -> Any:
+        """Convert an object of the Kubernetes client to plain dictionaries."""
         return self._client.sanitize_for_serialization(answer)
 
     @contextmanager
-    def explained(self, what: str = "the resource") -> Iterator[None]:
-        """
+    def translate_errors(self, what: str = "the resource") -> Iterator[None]:
+        """Translate errors of the Kubernetes client.
+
         Raises:
-            ClusterError, ClusterUnavailableError: as `ask`.
+            ClusterError: if the cluster rejects a request.
+            ClusterUnavailableError: if it does not answer in time.
         """
         import urllib3
         from kubernetes.client import ApiException
@@ -127,34 +130,35 @@ class Cluster:
         try:
             yield
         except ApiException as error:
-            said = _said(error)
+            detail = _error_detail(error)
             if error.status == 401:
                 raise ClusterError(
                     "cluster.unauthenticated",
-                    f"Kubernetes does not accept these credentials: 401{said}; log in again, or use another context or "
-                    "service account",
+                    f"Kubernetes does not accept these credentials: 401{detail}; log in again, or use another context "
+                    "or service account",
                     401,
                 ) from None
             if error.status == 403:
                 raise ClusterError(
                     "cluster.access-denied",
-                    f"Kubernetes denies access: 403{said}; use a context or a service account that has this right",
+                    f"Kubernetes denies access: 403{detail}; use a context or a service account that has this right",
                     403,
                 ) from None
             if error.status == 404:
                 raise ClusterError(
                     "cluster.not-found",
-                    f"{what} does not exist in namespace {self.namespace}: 404{said}; check the namespace and the name",
+                    f"{what} does not exist in namespace {self.namespace}: 404{detail}; check the namespace and the "
+                    "name",
                     404,
                 ) from None
             if error.status is None or error.status >= 500 or error.status == 429:
                 raise ClusterUnavailableError(
                     "cluster.api-unhealthy",
-                    f"the Kubernetes API failed: {error.status}{said}; try again later",
-                    _pause(error),
+                    f"the Kubernetes API failed: {error.status}{detail}; try again later",
+                    _retry_after(error),
                 ) from None
             raise ClusterError(
-                "cluster.request-rejected", f"Kubernetes rejected the request: {error.status}{said}", error.status
+                "cluster.request-rejected", f"Kubernetes rejected the request: {error.status}{detail}", error.status
             ) from None
         except urllib3.exceptions.HTTPError as error:
             reason = getattr(error, "reason", None) or error
@@ -165,27 +169,27 @@ class Cluster:
                 ) from None
             raise ClusterUnavailableError(
                 "cluster.unreachable",
-                f"the Kubernetes API cannot be reached: {short(reason)}; check the context and the network",
+                f"the Kubernetes API cannot be reached: {shorten(reason)}; check the context and the network",
             ) from None
-        except (ValueError, AttributeError, TypeError) as error:  # what the client makes of other documents
+        except (ValueError, AttributeError, TypeError) as error:  # raised by the client for malformed answers
             raise ClusterError(
                 "cluster.not-kubernetes",
-                f"the server is not a Kubernetes API: {short(error)}; check the server address of the context",
+                f"the server is not a Kubernetes API: {shorten(error)}; check the server address of the context",
             ) from None
 
 
-def _own_namespace(context: str | None) -> str:
-    """The namespace of a context, or of the pod that this runs in."""
+def _find_namespace(context: str | None) -> str:
+    """Return the namespace of a context, or of the pod that this process runs in."""
     from kubernetes import config
 
-    places = kubeconfig()
+    places = find_kubeconfig()
     if places is None:
         if context is not None:
             raise UsageError(
                 "cluster.no-kubeconfig", f"no kubeconfig found for context {context}; set KUBECONFIG to the file's path"
             )
         return _IN_POD.read_text(encoding="utf-8").strip()
-    with _configured():
+    with _translate_config_errors():
         contexts, active = config.list_kube_config_contexts(places)
     chosen = active if context is None else next((each for each in contexts if each["name"] == context), None)
     if chosen is None:
@@ -196,11 +200,11 @@ def _own_namespace(context: str | None) -> str:
     return str(chosen["context"].get("namespace") or "default")
 
 
-def kubeconfig() -> str | None:
-    """The file that says where clusters are, or several as KUBECONFIG has them; None in a pod, whose own cluster it is.
+def find_kubeconfig() -> str | None:
+    """Return the path or paths of the kubeconfig; None in a pod without one.
 
     Raises:
-        UsageError: there are none, and this is no pod.
+        UsageError: if there is no kubeconfig, and this process does not run in a pod.
     """
     places = os.environ.get("KUBECONFIG") or "~/.kube/config"
     if any(Path(each).expanduser().is_file() for each in places.split(os.pathsep) if each):
@@ -214,10 +218,11 @@ def kubeconfig() -> str | None:
 
 
 @contextmanager
-def _configured() -> Iterator[None]:
-    """
+def _translate_config_errors() -> Iterator[None]:
+    """Translate errors of the kubeconfig.
+
     Raises:
-        UsageError: a kubeconfig cannot be used.
+        UsageError: if the kubeconfig cannot be used.
     """
     from kubernetes.config import ConfigException
 
@@ -226,33 +231,33 @@ def _configured() -> Iterator[None]:
     except (ConfigException, OSError, ValueError) as error:
         raise UsageError(
             "cluster.invalid-kubeconfig",
-            f"the kubeconfig cannot be used: {short(error)}; correct it, or set KUBECONFIG",
+            f"the kubeconfig cannot be used: {shorten(error)}; correct it, or set KUBECONFIG",
         ) from None
 
 
 def _is_timeout(reason: object) -> bool:
-    """Return whether a deadline passed; urllib3 counts connections that were refused as timeouts too."""
+    """Return True if a deadline passed. urllib3 counts refused connections as timeouts too."""
     import urllib3
 
     timeout, refused = urllib3.exceptions.TimeoutError, urllib3.exceptions.NewConnectionError
     return isinstance(reason, timeout) and not isinstance(reason, refused)
 
 
-def _pause(error: Any) -> float | None:
-    """What an answer says of when to ask again."""
+def _retry_after(error: Any) -> float | None:
+    """Return the seconds of the Retry-After header, if there is one."""
     text = str((error.headers or {}).get("Retry-After") or "")
     return float(text) if text.isdigit() else None
 
 
-def _said(error: Any) -> str:
-    """What an answer says of itself."""
+def _error_detail(error: Any) -> str:
+    """Return the message in an error response."""
     try:
-        said = json.loads(error.body or "").get("message") or ""
+        message = json.loads(error.body or "").get("message") or ""
     except (ValueError, AttributeError, TypeError):
-        said = error.reason or ""
-    return f": {short(said)}" if said else ""
+        message = error.reason or ""
+    return f": {shorten(message)}" if message else ""
 
 
-def short(said: object) -> str:
-    """A text in one line of 300 characters at most."""
-    return " ".join(str(said).split())[:300]
+def shorten(text: object) -> str:
+    """Return a text as one line of at most 300 characters."""
+    return " ".join(str(text).split())[:300]

@@ -1,4 +1,4 @@
-"""Tell a webhook how a run ended."""
+"""Send a notification when a run has ended."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -11,60 +11,60 @@ from gumshoe.errors import GumshoeError
 from gumshoe.terminal import err, out, printable
 
 WEBHOOK = "GUMSHOE_WEBHOOK"
-"""The environment variable that holds the address, which may be a secret."""
+"""Environment variable with the webhook's address, which may be a secret."""
 _SECONDS, _TRIES = 10.0, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended."""
+    """The result of a run."""
 
     run: str
     store: str
     state: str
-    """As Kubeflow names it: SUCCEEDED, FAILED or CANCELLED."""
+    """State as Kubeflow names it: SUCCEEDED, FAILED or CANCELLED."""
     adapter: str | None
-    """The reference of the adapter that it published."""
+    """Reference of the adapter that the run published."""
     text: str
-    """The same in words: what chat services show."""
+    """The result in words, for chat services."""
 
     @classmethod
     def of(cls, run: str, store: str, state: str, error: str) -> "Outcome":
-        """What is known of a run from its state and the store."""
+        """Collect the result of a run from its state and the store."""
         adapter = why = None
         try:
-            kept = Store(store)
-            found = kept.find(f"adapters/{run}")
+            artifacts = Store(store)
+            found = artifacts.find(f"adapters/{run}")
             adapter = found.reference if found else None
-            if kept.latest(f"runs/{run}/reports"):
-                why = str(kept.manifest(f"runs/{run}/reports/latest").settings.get("why", ""))
+            if artifacts.latest(f"runs/{run}/reports"):
+                why = str(artifacts.manifest(f"runs/{run}/reports/latest").settings.get("why", ""))
         except GumshoeError as unreadable:
-            why = f"the store cannot be read: {unreadable.message_with_code}"
+            why = f"cannot read the store: {unreadable.message_with_code}"
         if state != "SUCCEEDED":
-            told = f"Run {run} ended as {state}: {error or 'see its steps'}"
+            text = f"Run {run} ended with state {state}: {error or 'see its steps'}"
         elif adapter:
-            told = f"Run {run} published {adapter}. {why or ''}"
+            text = f"Run {run} published {adapter}. {why or ''}"
         else:
-            told = f"Run {run} is done, and published no adapter. {why or ''}"
-        return cls(run, store, state, adapter, told.strip())
+            text = f"Run {run} succeeded, but published no adapter. {why or ''}"
+        return cls(run, store, state, adapter, text.strip())
 
 
-def tell(outcome: Outcome) -> None:
-    """Print how a run ended, and post it where a webhook is set; one that does not take it is only warned of."""
+def send_notification(outcome: Outcome) -> None:
+    """Print the result of a run and post it to the webhook, if one is set. A failed request causes only a warning."""
     out.print(printable(outcome.text), soft_wrap=True)
     address = os.environ.get(WEBHOOK)
     if not address:
         return
-    patient = Retrying(
+    retrying = Retrying(
         stop=stop_after_attempt(_TRIES),
         wait=wait_random_exponential(0.5, 10),
         retry=retry_if_exception_type(httpx.HTTPError),
         reraise=True,
     )
     try:
-        for attempt in patient:
+        for attempt in retrying:
             with attempt:
                 httpx.post(address, json=asdict(outcome), timeout=_SECONDS).raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        # Only its kind: the message names the address, which may hold a key.
-        err.print(f"[bold yellow]warning:[/] the webhook did not take it: {type(error).__name__}")
+        # Only the type: the message contains the address, which may contain a key.
+        err.print(f"[bold yellow]warning:[/] cannot send the notification: {type(error).__name__}")

@@ -1,7 +1,7 @@
-"""Objects in a cluster that a step makes for itself: made, found again by a later try of the step, and removed.
+"""Create, find and delete the cluster objects of a pipeline step.
 
-What always holds: of one name there is what was last asked for, or nothing; what an earlier try made of the same is
-taken up as it is; and an object goes with the pod that it was made for.
+Invariants: of each name there is the requested object or none. An identical object from an earlier attempt of the step
+is reused as it is. Objects are deleted together with the pod they were created for.
 """
 
 import os
@@ -12,35 +12,35 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, ClusterUnavailableError
-from gumshoe.cluster.trainjob import DIGEST, GROUP, PLURAL, VERSION, Manifest, owned
+from gumshoe.cluster.trainjob import DIGEST, GROUP, PLURAL, VERSION, Manifest, set_owner
 from gumshoe.errors import UnavailableError
 
 T = TypeVar("T")
-_FIRST, _LONGEST = 1.0, 30.0  # seconds between tries
-_LOOK = 2.0  # seconds between looks whether something is gone
-_TICK = 0.5  # seconds of waiting until it is checked whether to go on
+_FIRST, _LONGEST = 1.0, 30.0  # seconds between attempts
+_LOOK = 2.0  # seconds between checks if an object is deleted
+_TICK = 0.5  # seconds between calls of `check` while waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long what is waited for, in seconds."""
+    """Timeouts and intervals, in seconds."""
 
-    silence: float = 600
-    """A cluster that does not answer, or is not well."""
-    gone: float = 600
-    """An object that was deleted, until it is gone: its pods may save first."""
-    starting: float = 3600
-    """Pods that are to run, once the job is not suspended: images are pulled, and servers load their model."""
-    stalled: float = 3600
-    """A training that says nothing new."""
-    last_words: float = 10
-    """The rest of the log of a job that has ended."""
-    look: float = 10
-    """Between two looks at pods."""
+    unreachable: float = 600
+    """A cluster that does not answer or fails."""
+    deletion: float = 600
+    """Deletion of an object, whose pods may save their work first."""
+    start: float = 3600
+    """Start of the pods after the job is admitted: pulling images, loading the model."""
+    stall: float = 3600
+    """A training without progress."""
+    log_drain: float = 10
+    """Reading the rest of the log after the job has ended."""
+    poll_interval: float = 10
+    """Interval between two checks of the pods."""
 
 
-def own_pod() -> Manifest | None:
-    """The pod of this step as an owner of other objects, where Kubeflow has said which it is."""
+def find_own_pod() -> Manifest | None:
+    """Return this step's pod as an owner reference, if Kubeflow has set its name."""
     name, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
     return {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid} if name and uid else None
 
@@ -53,8 +53,8 @@ def _wait(seconds: float, check: Callable[[], object]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ways:
-    """What the published client has for objects of a kind."""
+class _ApiMethods:
+    """The client methods for objects of one kind."""
 
     create: Callable[..., Any]
     read: Callable[..., Any]
@@ -64,75 +64,76 @@ class _Ways:
 
 @dataclass(frozen=True, slots=True)
 class ObjectClient:
-    """The objects of one step."""
+    """Manage the objects of one step."""
 
     cluster: Cluster
-    patience: Timeouts
-    owner: Manifest | None = field(default_factory=own_pod)
+    timeouts: Timeouts
+    owner: Manifest | None = field(default_factory=find_own_pod)
     check: Callable[[], object] = lambda: None
-    """Asked while something is waited for; it may raise what ends that."""
+    """Called while waiting. It may raise to stop waiting."""
 
-    def make(self, wanted: Manifest, is_over: Callable[[Manifest], bool] = lambda _: False) -> Manifest:
-        """Have an object be there as it is wanted, and return it: what an earlier try made of the same, or a new one.
+    def ensure(self, wanted: Manifest, is_over: Callable[[Manifest], bool] = lambda _: False) -> Manifest:
+        """Return the wanted object. It is created unless an identical one exists from an earlier attempt.
 
-        One that was made otherwise, or `is_over`, is replaced.
+        An object that differs, or for which `is_over` is true, is replaced.
 
         Raises:
-            ClusterError: the cluster refuses it.
-            ClusterUnavailableError: the cluster does not answer, or is not well.
-            UnavailableError: another object of the name does not go away.
+            ClusterError: if the cluster rejects the object.
+            ClusterUnavailableError: if the cluster does not answer or fails.
+            UnavailableError: if an old object of that name is not deleted in time.
         """
         kind, name = wanted["kind"], wanted["metadata"]["name"]
-        until = time.monotonic() + self.patience.gone
+        until = time.monotonic() + self.timeouts.deletion
         while time.monotonic() < until:
-            made = self._create(wanted)
-            if made is not None:
-                return made
+            created = self._create(wanted)
+            if created is not None:
+                return created
             found = self.find(kind, name)
             if found is None:
                 continue
             meta = found["metadata"]
             is_same = (meta.get("annotations") or {}).get(DIGEST) == wanted["metadata"]["annotations"][DIGEST]
             if is_same and not meta.get("deletionTimestamp") and not is_over(found):
-                return self._take_over(found)
+                return self._adopt(found)
             if not meta.get("deletionTimestamp"):
                 self._delete(kind, name, propagation_policy="Foreground", uid=meta["uid"])
             _wait(_LOOK, self.check)
         raise UnavailableError(
             "cluster.object-not-deleted",
-            f"the old {kind} {name} still exists {self.patience.gone / 60:g} minutes after it was deleted; look for "
-            f"finalizers (kubectl get {kind.lower()} {name} -o yaml), then try again",
+            f"the old {kind} {name} still exists {self.timeouts.deletion / 60:g} minutes after it was deleted; look "
+            f"for finalizers (kubectl get {kind.lower()} {name} -o yaml), then try again",
         )
 
     def find(self, kind: str, name: str) -> Manifest | None:
-        """An object as it is now, where there is one.
+        """Return an object, or None if it does not exist.
 
         Raises:
-            ClusterError, ClusterUnavailableError: the cluster cannot be asked.
+            ClusterError: if the cluster rejects the request.
+            ClusterUnavailableError: if the cluster does not answer.
         """
-        found = self._patiently(lambda: self.cluster.find(self._ways(kind).read, name=name))
-        return None if found is None else self._plain(found)
+        found = self._retry(lambda: self.cluster.find(self._select_methods(kind).read, name=name))
+        return None if found is None else self._to_plain(found)
 
     def remove(self, kind: str, name: str) -> None:
-        """Delete an object, and all that Kubernetes made of it; where there is none, nothing.
+        """Delete an object and its dependents, if it exists.
 
         Raises:
-            ClusterError, ClusterUnavailableError: the cluster cannot be asked.
+            ClusterError: if the cluster rejects the request.
+            ClusterUnavailableError: if the cluster does not answer.
         """
         self._delete(kind, name, propagation_policy="Background")
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        """Ask again, at longer and longer intervals or as the cluster says, as long as it does not answer or is not
-        well.
+    def _retry(self, request: Callable[[], T]) -> T:
+        """Repeat a request with growing pauses, or those the cluster asks for, as long as the cluster does not answer.
 
         Raises:
-            ClusterUnavailableError: it has not for too long.
-            ClusterError: it refuses.
+            ClusterUnavailableError: if that takes too long.
+            ClusterError: if the cluster rejects the request.
         """
-        until, pause = time.monotonic() + self.patience.silence, _FIRST
+        until, pause = time.monotonic() + self.timeouts.unreachable, _FIRST
         while True:
             try:
-                return ask()
+                return request()
             except ClusterUnavailableError as error:
                 rest = until - time.monotonic()
                 if rest <= 0:
@@ -141,26 +142,30 @@ class ObjectClient:
                 pause = min(2 * pause, _LONGEST)
 
     def _create(self, wanted: Manifest) -> Manifest | None:
-        """The object; None where there is one of its name."""
-        create = partial(self.cluster.ask, self._ways(wanted["kind"]).create, body=owned(wanted, self.owner))
+        """Create an object and return it; None if one of that name exists."""
+        create = partial(
+            self.cluster.call, self._select_methods(wanted["kind"]).create, body=set_owner(wanted, self.owner)
+        )
         try:
-            return self._plain(self._patiently(create))
+            return self._to_plain(self._retry(create))
         except ClusterError as error:
             if error.status == 409:
                 return None
             raise
 
-    def _take_over(self, found: Manifest) -> Manifest:
-        """Have what an earlier try made go with this one's pod."""
+    def _adopt(self, found: Manifest) -> Manifest:
+        """Make this step's pod the owner of an object from an earlier attempt."""
         owners = [self.owner] if self.owner else []
         if not owners or found["metadata"].get("ownerReferences") == owners:
             return found
         change: Any = [{"op": "add", "path": "/metadata/ownerReferences", "value": owners}]
-        if found["kind"] == "TrainJob":  # the client sends any change of a custom resource as a merge patch
+        if found["kind"] == "TrainJob":  # the client sends every patch of a custom resource as a merge patch
             change = {"metadata": {"ownerReferences": owners}}
-        patch = partial(self.cluster.find, self._ways(found["kind"]).patch, name=found["metadata"]["name"], body=change)
-        patched = self._patiently(patch)
-        return found if patched is None else self._plain(patched)
+        patch = partial(
+            self.cluster.find, self._select_methods(found["kind"]).patch, name=found["metadata"]["name"], body=change
+        )
+        patched = self._retry(patch)
+        return found if patched is None else self._to_plain(patched)
 
     def _delete(self, kind: str, name: str, *, propagation_policy: str, uid: str | None = None) -> None:
         from kubernetes import client
@@ -169,34 +174,34 @@ class ObjectClient:
             propagation_policy=propagation_policy, preconditions=client.V1Preconditions(uid=uid) if uid else None
         )
         try:
-            delete = partial(self.cluster.find, self._ways(kind).delete, name=name, body=options)
-            self._patiently(delete)
+            delete = partial(self.cluster.find, self._select_methods(kind).delete, name=name, body=options)
+            self._retry(delete)
         except ClusterError as error:
-            if error.status != 409:  # another of that name has taken its place
+            if error.status != 409:  # a newer object has the same name
                 raise
 
-    def _plain(self, answer: Any) -> Manifest:
-        return dict(self.cluster.plain(answer))
+    def _to_plain(self, answer: Any) -> Manifest:
+        return dict(self.cluster.to_plain(answer))
 
-    def _ways(self, kind: str) -> _Ways:
+    def _select_methods(self, kind: str) -> _ApiMethods:
         cluster, space = self.cluster, self.cluster.namespace
         if kind == "TrainJob":
             where = {"group": GROUP, "version": VERSION, "namespace": space, "plural": PLURAL}
             every = cluster.custom
-            return _Ways(
+            return _ApiMethods(
                 partial(every.create_namespaced_custom_object, **where),
                 partial(every.get_namespaced_custom_object, **where),
                 partial(every.patch_namespaced_custom_object, **where),
                 partial(every.delete_namespaced_custom_object, **where),
             )
         if kind == "Deployment":
-            return _Ways(
+            return _ApiMethods(
                 partial(cluster.apps.create_namespaced_deployment, namespace=space),
                 partial(cluster.apps.read_namespaced_deployment, namespace=space),
                 partial(cluster.apps.patch_namespaced_deployment, namespace=space),
                 partial(cluster.apps.delete_namespaced_deployment, namespace=space),
             )
-        return _Ways(
+        return _ApiMethods(
             partial(cluster.core.create_namespaced_service, namespace=space),
             partial(cluster.core.read_namespaced_service, namespace=space),
             partial(cluster.core.patch_namespaced_service, namespace=space),

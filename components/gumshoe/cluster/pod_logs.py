@@ -1,4 +1,4 @@
-"""The logs of a deployment's pods, together."""
+"""Print the logs of all pods of a deployment together."""
 
 import queue
 import threading
@@ -6,55 +6,56 @@ from collections.abc import Iterator
 from typing import Any
 
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, ClusterUnavailableError
-from gumshoe.cluster.readiness import selector_of
+from gumshoe.cluster.readiness import find_selector
 from gumshoe.cluster.releases import StoredRelease
 from gumshoe.errors import UsageError
 
-_SECONDS = 20.0  # of a request
-_QUIET = 3600.0  # seconds without a line until a log that is followed is taken for gone
-_CONTAINERS = ("agent", "kserve-container", "main")  # that serve, beside those that only begin
+_SECONDS = 20.0  # timeout of a request
+_QUIET = 3600.0  # seconds without a line before a followed log counts as ended
+_CONTAINERS = ("agent", "kserve-container", "main")  # main containers, in contrast to init containers
 
 
-def lines_of(
-    kept: StoredRelease, cluster: Cluster, part: str, *, tail: int, follow: bool, previous: bool
+def stream_logs(
+    stored: StoredRelease, cluster: Cluster, part: str, *, tail: int, follow: bool, previous: bool
 ) -> Iterator[tuple[str, str]]:
-    """Pod and line; with `follow` as they come, of all pods together, until nothing comes any longer.
+    """Yield the pod name and each log line. With `follow`, lines of all pods arrive interleaved until all logs end.
 
     `part` is `agent` or `model`.
 
     Raises:
-        UsageError: the deployment has no such pods.
-        ClusterError, ClusterUnavailableError: the cluster refuses, or does not answer.
+        UsageError: if the deployment has no such pods.
+        ClusterError: if the cluster rejects the request.
+        ClusterUnavailableError: if the cluster does not answer.
     """
-    labels = selector_of(kept, part)
+    labels = find_selector(stored, part)
     if not labels:
         raise UsageError(
             "deploy.external-model-server",
-            f"{kept.release.name} uses vLLM servers that the chart does not run; read their logs where they run",
+            f"{stored.release.name} uses vLLM servers that the chart does not run; read their logs where they run",
         )
     wanted = ",".join(f"{name}={value}" for name, value in labels.items())
-    pods = cluster.ask(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=wanted).items
+    pods = cluster.call(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=wanted).items
     if not pods:
         raise UsageError(
             "deploy.no-pods",
-            f"{kept.release.name} has no {part} pods yet; see `gumshoe deployments show {kept.release.name}`",
+            f"{stored.release.name} has no {part} pods yet; see `gumshoe deployments show {stored.release.name}`",
         )
     options = {"tail_lines": tail, "previous": previous}
     if not follow:
         for pod in pods:
-            for line in _opened(cluster, pod, options, _SECONDS):
+            for line in _stream_pod_log(cluster, pod, options, _SECONDS):
                 yield pod.metadata.name, line
         return
-    yield from _together(cluster, pods, {**options, "follow": True})
+    yield from _merge_logs(cluster, pods, {**options, "follow": True})
 
 
-def _opened(cluster: Cluster, pod: Any, options: dict[str, Any], quiet: float) -> Iterator[str]:
-    """The lines of a pod's log; an error in place of them, where it has none."""
+def _stream_pod_log(cluster: Cluster, pod: Any, options: dict[str, Any], quiet: float) -> Iterator[str]:
+    """Yield the lines of a pod's log, or an error message if it has no log."""
     names = [each.name for each in pod.spec.containers]
-    begun = [each.name for each in pod.status.init_container_statuses or [] if not _is_done(each.state)]
-    container = next(iter(begun), next((each for each in _CONTAINERS if each in names), names[0]))
+    pending = [each.name for each in pod.status.init_container_statuses or [] if not _is_done(each.state)]
+    container = next(iter(pending), next((each for each in _CONTAINERS if each in names), names[0]))
     try:
-        with cluster.explained(f"a log of {pod.metadata.name}"):
+        with cluster.translate_errors(f"a log of {pod.metadata.name}"):
             answer = cluster.core.read_namespaced_pod_log(
                 pod.metadata.name,
                 cluster.namespace,
@@ -74,15 +75,15 @@ def _opened(cluster: Cluster, pod: Any, options: dict[str, Any], quiet: float) -
 
 
 def _is_done(state: Any) -> bool:
-    """Whether a container that only begins a pod ended well."""
+    """Return True if an init container succeeded."""
     return bool(state and state.terminated and state.terminated.exit_code == 0)
 
 
-def _together(cluster: Cluster, pods: list[Any], options: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _merge_logs(cluster: Cluster, pods: list[Any], options: dict[str, Any]) -> Iterator[tuple[str, str]]:
     lines: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
 
     def read(pod: Any) -> None:
-        for line in _opened(cluster, pod, options, _QUIET):
+        for line in _stream_pod_log(cluster, pod, options, _QUIET):
             lines.put((pod.metadata.name, line))
         lines.put((pod.metadata.name, None))
 

@@ -1,4 +1,4 @@
-"""Helm releases of the agent's chart: what Helm keeps of them, and changes to them. Each call has a deadline."""
+"""Manage Helm releases of the agent chart. Each call has a deadline."""
 
 import os
 import re
@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 import yaml
 
 import gumshoe
-from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, ClusterUnavailableError, kubeconfig, short
+from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, ClusterUnavailableError, find_kubeconfig, shorten
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 T = TypeVar("T")
 CHART = "gumshoe-agent"
-_SECONDS = 180.0  # of a call
-_RELEASE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,51}[a-z0-9])?")  # what Helm takes
-_MARGIN = 60.0  # seconds, until a change is taken for killed
+_SECONDS = 180.0  # timeout of a call
+_RELEASE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,51}[a-z0-9])?")  # names that Helm accepts
+_MARGIN = 60.0  # seconds beyond the timeout after which a change counts as killed
 _HISTORY = 20  # revisions that Helm keeps
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML was built with libyaml
-_STALE = "another operation"  # how Helm says that an operation is going on, or was killed
+_STALE = "another operation"  # part of Helm's message if an operation is running or was killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +35,32 @@ class Release:
     namespace: str
     revision: int
     status: str
-    """As Helm names it: deployed, superseded, failed, pending-upgrade, …"""
+    """Helm's status: deployed, superseded, failed, pending-upgrade, …"""
     chart_version: str
     updated: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRelease:
-    """What Helm keeps of a release's last revision."""
+    """The last revision of a release, as Helm stores it."""
 
     release: Release
     values: dict[str, Any]
-    """Those that were given; the chart has defaults for the others."""
+    """The values that were given, without the chart's defaults."""
     objects: list[dict[str, Any]]
-    """What it is made of."""
+    """The Kubernetes objects of the release."""
 
-    def of_kind(self, kind: str, ending: str = "") -> str | None:
-        """The name of its object of a kind, or the one of them whose name ends so."""
+    def find_name(self, kind: str, ending: str = "") -> str | None:
+        """Return the name of the object of a kind, or of the one whose name has this ending."""
         names = (each["metadata"]["name"] for each in self.objects if each["kind"] == kind)
         return next((name for name in names if name.endswith(ending)), None)
 
 
 class Releases:
-    """The releases of a namespace.
+    """Manage the releases of a namespace.
 
     Raises:
-        UsageError: Helm's library is not installed, or the chart is not there.
+        UsageError: if helm-python is not installed or the chart is missing.
     """
 
     def __init__(self, cluster: Cluster, chart: Path | None = None) -> None:
@@ -69,30 +69,30 @@ class Releases:
                 "cluster.missing-dependency", "deployments require helm-python: pip install 'gumshoe-agents[deploy]'"
             )
         self.cluster = cluster
-        self._place = chart or own_chart()
+        self._place = chart or find_chart()
 
-    def newest(self) -> list[Release]:
-        """The last revision of each release of the chart, by name."""
-        found = self._told(lambda: self._helm.list(all_states=True))
+    def list_newest(self) -> list[Release]:
+        """Return the last revision of each release of the chart, sorted by name."""
+        found = self._call_helm(lambda: self._helm.list(all_states=True))
         newest: dict[str, Release] = {}
         for each in found:
             known = newest.get(each["name"])
             if each.get("chart_name") == CHART and (known is None or known.revision < each["revision"]):
-                newest[each["name"]] = _release(each)
+                newest[each["name"]] = _parse_release(each)
         return sorted(newest.values(), key=lambda release: release.name)
 
     def find(self, name: str) -> StoredRelease | None:
-        """A release; None where there is none.
+        """Return a release, or None if it does not exist.
 
         Raises:
-            UsageError: Helm takes no such name, or that release is of another chart.
+            UsageError: if the name is invalid, or the release belongs to another chart.
         """
         from helm_python import HelmNotFoundError
 
         check_name(name)
 
         try:
-            status = self._told(lambda: self._helm.status(name))
+            status = self._call_helm(lambda: self._helm.status(name))
         except HelmNotFoundError:
             return None
         if status.get("chart_name") != CHART:
@@ -101,54 +101,55 @@ class Releases:
                 f"Helm release {name} belongs to chart {status.get('chart_name')}; choose another name",
             )
         objects = [each for each in yaml.load_all(status.get("manifest") or "", _LOADER) if each]
-        return StoredRelease(_release(status), self.values(name, status["revision"]), objects)
+        return StoredRelease(_parse_release(status), self.get_values(name, status["revision"]), objects)
 
     def get(self, name: str) -> StoredRelease:
-        """
+        """Return a release.
+
         Raises:
-            UsageError: there is no such release.
+            UsageError: if it does not exist.
         """
         found = self.find(name)
         if found is None:
-            known = ", ".join(each.name for each in self.newest()) or "none"
+            known = ", ".join(each.name for each in self.list_newest()) or "none"
             raise UsageError(
                 "deploy.no-such-deployment",
                 f"deployment {name} does not exist in namespace {self.cluster.namespace}; deployments there: {known}",
             )
         return found
 
-    def history(self, name: str) -> list[Release]:
-        """All revisions that Helm keeps, the newest first."""
-        found = map(_release, self._told(lambda: self._helm.history(name)))
+    def list_history(self, name: str) -> list[Release]:
+        """Return all revisions that Helm stores, newest first."""
+        found = map(_parse_release, self._call_helm(lambda: self._helm.history(name)))
         return sorted(found, key=lambda release: -release.revision)
 
-    def values(self, name: str, revision: int) -> dict[str, Any]:
-        """What a revision was given."""
-        return dict(self._told(lambda: self._helm.get_values(name, revision=revision)) or {})
+    def get_values(self, name: str, revision: int) -> dict[str, Any]:
+        """Return the values of a revision."""
+        return dict(self._call_helm(lambda: self._helm.get_values(name, revision=revision)) or {})
 
-    def check(self, name: str, values: dict[str, Any]) -> None:
-        """See whether the chart takes such values, before anything is changed.
-
-        Raises:
-            UsageError: it does not; the message names the key.
-        """
-        self._told(lambda: self._chart.render(values, name=name, namespace=self.cluster.namespace))
-
-    def put(self, name: str, values: dict[str, Any], description: str, *, create_namespace: bool = False) -> Release:
-        """Install a release with these values, or change it to them.
+    def check_values(self, name: str, values: dict[str, Any]) -> None:
+        """Check that the chart accepts the values, before anything is changed.
 
         Raises:
-            UsageError: the chart rejects them.
-            UnavailableError: another change is in progress.
-            GumshoeError: the cluster, or Helm, refuses.
+            UsageError: if it does not; the message names the key.
         """
-        kept = self.find(name)
-        if kept and kept.release.status.startswith("pending-"):
-            self._recover(kept.release)
-        put = self._helm.upgrade if kept else self._helm.install
-        more: dict[str, Any] = {"max_history": _HISTORY} if kept else {"create_namespace": create_namespace}
-        told: dict[str, Any] = self._told(
-            lambda: put(
+        self._call_helm(lambda: self._chart.render(values, name=name, namespace=self.cluster.namespace))
+
+    def apply(self, name: str, values: dict[str, Any], description: str, *, create_namespace: bool = False) -> Release:
+        """Install or upgrade a release with these values.
+
+        Raises:
+            UsageError: if the chart rejects them.
+            UnavailableError: if another change is in progress.
+            GumshoeError: if the cluster or Helm rejects the change.
+        """
+        stored = self.find(name)
+        if stored and stored.release.status.startswith("pending-"):
+            self._recover(stored.release)
+        method = self._helm.upgrade if stored else self._helm.install
+        more: dict[str, Any] = {"max_history": _HISTORY} if stored else {"create_namespace": create_namespace}
+        applied: dict[str, Any] = self._call_helm(
+            lambda: method(
                 self._chart,
                 name,
                 values,
@@ -158,13 +159,13 @@ class Releases:
                 **more,
             )
         )
-        return _release(told)
+        return _parse_release(applied)
 
     def _recover(self, pending: Release) -> None:
-        """Take a release up whose last change was killed: Helm takes no other until it is rolled back.
+        """Roll back a release whose last change was killed: Helm accepts no other change before that.
 
         Raises:
-            UnavailableError: the change may still be in progress.
+            UnavailableError: if the change may still be in progress.
         """
         age = (datetime.now(UTC) - pending.updated).total_seconds()
         if age < _SECONDS + _MARGIN:
@@ -175,27 +176,27 @@ class Releases:
                 f"{minutes:.0f} minutes, or run `gumshoe rollback {pending.name} --revision N` with a revision from "
                 f"`gumshoe deployments show {pending.name}`",
             )
-        whole = (each for each in self.history(pending.name) if each.status in ("deployed", "superseded"))
-        self.rollback(pending.name, next(whole, pending).revision)
+        complete = (each for each in self.list_history(pending.name) if each.status in ("deployed", "superseded"))
+        self.rollback(pending.name, next(complete, pending).revision)
 
     def rollback(self, name: str, revision: int) -> None:
-        """Make a new revision that is as that one was, also where an operation was killed.
+        """Roll back to a revision, even after an operation was killed.
 
         Raises:
-            UsageError: there is no such revision.
-            GumshoeError: the cluster, or Helm, refuses.
+            UsageError: if the revision does not exist.
+            GumshoeError: if the cluster or Helm rejects the change.
         """
-        known = [each.revision for each in self.history(name)]
+        known = [each.revision for each in self.list_history(name)]
         if revision not in known:
             raise UsageError(
                 "deploy.no-such-revision",
                 f"revision {revision} of {name} does not exist; use one of {', '.join(map(str, known))}",
             )
-        self._told(lambda: self._helm.rollback(name, version=revision, timeout=round(_SECONDS)))
+        self._call_helm(lambda: self._helm.rollback(name, version=revision, timeout=round(_SECONDS)))
 
     def remove(self, name: str) -> None:
-        """Take a release away, with all that Helm keeps of it."""
-        self._told(lambda: self._helm.uninstall(name, timeout=round(_SECONDS)))
+        """Uninstall a release and delete its history."""
+        self._call_helm(lambda: self._helm.uninstall(name, timeout=round(_SECONDS)))
 
     @property
     def chart_version(self) -> str:
@@ -203,21 +204,21 @@ class Releases:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The chart's own values."""
+        """The chart's default values."""
         return dict(self._chart.values)
 
     @property
-    def place(self) -> Path:
-        """The directory of the chart."""
+    def chart_directory(self) -> Path:
+        """Directory of the chart."""
         return self._place
 
     @cached_property
     def _helm(self) -> Any:
         from helm_python import Config
 
-        self.cluster.check()  # Helm waits for ever where a cluster is silent
-        place = kubeconfig()
-        one = place if place and os.pathsep not in place else None  # of several Helm sees the environment's alone
+        self.cluster.check()  # Helm has no timeout if a cluster does not answer
+        place = find_kubeconfig()
+        one = place if place and os.pathsep not in place else None  # Helm reads several only from the environment
         return Config(
             namespace=self.cluster.namespace,
             kube_context=self.cluster.context,
@@ -228,27 +229,28 @@ class Releases:
     def _chart(self) -> Any:
         from helm_python import Chart
 
-        return self._told(lambda: Chart.load(self._place))
+        return self._call_helm(lambda: Chart.load(self._place))
 
-    def _told(self, call: Callable[[], T]) -> T:
-        """What Helm says, in time.
+    def _call_helm(self, call: Callable[[], T]) -> T:
+        """Call Helm with a deadline, and translate its errors.
 
         Raises:
-            ClusterUnavailableError: it says nothing.
-            HelmNotFoundError: of what is asked for there is none.
+            ClusterUnavailableError: if Helm does not finish in time.
+            HelmNotFoundError: if the release does not exist.
         """
         from helm_python import HelmError
 
         try:
-            return _in_time(call)
+            return _run_with_deadline(call)
         except HelmError as error:
-            raise _explained(error, self.cluster) from None
+            raise _translate_error(error, self.cluster) from None
 
 
 def check_name(name: str) -> None:
-    """
+    """Check the name of a release.
+
     Raises:
-        UsageError: Helm takes no such name.
+        UsageError: if Helm does not accept it.
     """
     if not _RELEASE.fullmatch(name):
         raise UsageError(
@@ -258,26 +260,26 @@ def check_name(name: str) -> None:
 
 
 def check_keys(values: dict[str, Any]) -> None:
-    """See whether the chart that comes with Gumshoe knows such values, as far as that can be told without the others.
+    """Check that Gumshoe's own chart accepts these values, as far as possible without the other ones.
 
     Raises:
-        UsageError: it does not; the message names the key.
+        UsageError: if it does not; the message names the key.
     """
     if find_spec("helm_python") is None:
         return
     from helm_python import Chart, HelmError
 
     try:
-        Chart.load(own_chart()).validate_schema(values)
+        Chart.load(find_chart()).validate_schema(values)
     except HelmError as error:
-        raise _rejected_values(error) from None
+        raise _values_error(error) from None
 
 
-def own_chart() -> Path:
-    """The directory of the chart that comes with Gumshoe: in its package, or in its repository.
+def find_chart() -> Path:
+    """Return the directory of Gumshoe's own chart, in the package or in the repository.
 
     Raises:
-        UsageError: it is in neither.
+        UsageError: if neither contains it.
     """
     package = Path(gumshoe.__file__).parent
     for place in (package / "charts" / "agent", package.parents[1] / "charts" / "agent"):
@@ -289,8 +291,8 @@ def own_chart() -> Path:
     )
 
 
-def _in_time(call: Callable[[], T]) -> T:
-    """Run what cannot be interrupted in a thread of its own, which is left behind where it does not end."""
+def _run_with_deadline(call: Callable[[], T]) -> T:
+    """Run a call that cannot be interrupted in a thread, which is abandoned after the deadline."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -313,65 +315,67 @@ def _in_time(call: Callable[[], T]) -> T:
     return results[0]
 
 
-def _explained(error: Exception, cluster: Cluster) -> Exception:
-    """What Helm says, as what it means for whoever asked."""
+def _translate_error(error: Exception, cluster: Cluster) -> Exception:
+    """Translate an error of Helm into one with a code and advice."""
     from helm_python import HelmChartLoadError, HelmKubeError, HelmNotFoundError, HelmRenderError, HelmValuesError
 
-    said = str(error)
+    message = str(error)
     if isinstance(error, HelmNotFoundError):
         return error
-    if _STALE in said:
+    if _STALE in message:
         return UnavailableError(
             "deploy.change-in-progress", "another change of the release started at the same time; try again"
         )
-    if isinstance(error, HelmRenderError | HelmValuesError) or "execution error at" in said or "schema" in said:
-        return _rejected_values(error)
+    if isinstance(error, HelmRenderError | HelmValuesError) or "execution error at" in message or "schema" in message:
+        return _values_error(error)
     if isinstance(error, HelmChartLoadError):
         return UsageError(
-            "deploy.chart-unreadable", f"the chart cannot be read: {short(said)}; name its directory with --chart"
+            "deploy.chart-unreadable", f"the chart cannot be read: {shorten(message)}; name its directory with --chart"
         )
-    if isinstance(error, HelmKubeError) or "connection re" in said or "EOF" in said or "i/o timeout" in said:
+    if isinstance(error, HelmKubeError) or "connection re" in message or "EOF" in message or "i/o timeout" in message:
         return ClusterUnavailableError(
-            "cluster.api-unhealthy", f"the Kubernetes API failed: {short(said)}; try again later"
+            "cluster.api-unhealthy", f"the Kubernetes API failed: {shorten(message)}; try again later"
         )
-    if "onflict" in said:
+    if "onflict" in message:
         return GumshoeError(
             "deploy.conflict",
-            f"another program changed fields that the chart manages: {short(said)}; undo that change, or set the "
+            f"another program changed fields that the chart manages: {shorten(message)}; undo that change, or set the "
             "chart's value to it, e.g. --set agent.replicas=N after `kubectl scale`",
         )
-    if "forbidden" in said:
+    if "forbidden" in message:
         return ClusterError(
             "cluster.access-denied",
-            f"Kubernetes denies access: {short(said)}; use a context or a service account that has this right",
+            f"Kubernetes denies access: {shorten(message)}; use a context or a service account that has this right",
         )
-    if "no matches for kind" in said:
+    if "no matches for kind" in message:
         return ClusterError(
             "deploy.missing-resource-kind",
-            f"the cluster of namespace {cluster.namespace} lacks a resource kind that the chart needs: {short(said)}; "
-            "install KServe, or the component that provides the kind",
+            f"the cluster of namespace {cluster.namespace} lacks a resource kind that the chart needs: "
+            f"{shorten(message)}; install KServe, or the component that provides the kind",
         )
-    return GumshoeError("deploy.helm-failed", f"Helm failed: {short(said)}")
+    return GumshoeError("deploy.helm-failed", f"Helm failed: {shorten(message)}")
 
 
-def _rejected_values(error: Exception) -> UsageError:
-    return UsageError("deploy.values-rejected", f"the chart rejects the values: {_fault(str(error))}; correct them")
+def _values_error(error: Exception) -> UsageError:
+    return UsageError(
+        "deploy.values-rejected", f"the chart rejects the values: {_extract_reason(str(error))}; correct them"
+    )
 
 
-def _fault(said: str) -> str:
-    """The chart's own words, without where in its templates they stand."""
-    own = re.search(r"execution error at \([^)]*\): (.+)", said, re.S)
-    lines = [line.strip() for line in (own.group(1) if own else said).splitlines()]
+def _extract_reason(message: str) -> str:
+    """Return the chart's own error message, without its position in the templates."""
+    own = re.search(r"execution error at \([^)]*\): (.+)", message, re.S)
+    lines = [line.strip() for line in (own.group(1) if own else message).splitlines()]
     faults = [line for line in lines if line and not line.endswith(("schema(s) in the following chart(s):", ":"))]
-    return short("; ".join(each.removeprefix("- ") for each in faults))
+    return shorten("; ".join(each.removeprefix("- ") for each in faults))
 
 
-def _release(told: dict[str, Any]) -> Release:
+def _parse_release(found: dict[str, Any]) -> Release:
     return Release(
-        told["name"],
-        told["namespace"],
-        told["revision"],
-        told["status"],
-        told.get("chart_version", ""),
-        datetime.fromisoformat(told["deployed_at"]),
+        found["name"],
+        found["namespace"],
+        found["revision"],
+        found["status"],
+        found.get("chart_version", ""),
+        datetime.fromisoformat(found["deployed_at"]),
     )

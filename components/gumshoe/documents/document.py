@@ -1,4 +1,4 @@
-"""A document, and the rules that its text, id and metadata follow."""
+"""A document, and the normalization of its text, id and metadata."""
 
 import re
 from collections.abc import Mapping
@@ -15,64 +15,65 @@ from gumshoe.mail.message import clean, clean_line
 
 Metadata = dict[str, str | list[str]]
 
-_DIGITS = 8  # of a digest, in an invented id: short enough for a model to write, and one in four thousand millions
-_SLUG = 48
+_DIGEST_DIGITS = 8  # in a generated id: short enough for a model to write, with 2**32 values
+_MAX_SLUG = 48
 _AROUND_PATH = re.compile(r"^[a-z]+://|[?#].*$")
-_DULL = {"default", "home", "index", "main", "page", "pages", "toc"}  # parts of an address that tell nothing
+_UNINFORMATIVE = {"default", "home", "index", "main", "page", "pages", "toc"}  # parts of a URL without meaning
 _NOT_IN_ID = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document as it is indexed and read."""
+    """One document, as it is indexed and read."""
 
     document_id: str
-    """Stable: the same for the same document, wherever and whenever it is loaded."""
+    """Stable: the same document always gets the same id."""
     title: str
     text: str
     url: str = ""
     metadata: Metadata = field(default_factory=dict)
-    """Flat: category, synonyms, source and what else the source tells."""
+    """Flat: category, synonyms, source and other fields of the source."""
 
 
 def make_document(
     document_id: Any, title: Any, text: Any, url: Any = None, metadata: Mapping[str, Any] | None = None
 ) -> Document:
-    """A document of fields as a source gives them, cleaned; None is an empty one.
+    """Create a document from the fields of a source, and clean them. None means empty.
 
-    Without an id it is `page_id` of the address, and without that one made from title and text.
+    A missing id is `page_id` of the URL, or generated from title and text if there is no URL.
 
     Raises:
-        TypeError: a field is of the wrong type; the message names it.
+        TypeError: if a field has a wrong type; the message names it.
     """
-    name, where, content = _line("title", title), _line("url", url), clean(_text("text", text)).strip()
-    given = _line("id", document_id)
+    name, where, content = _to_line("title", title), _to_line("url", url), clean(_to_text("text", text)).strip()
+    given = _to_line("id", document_id)
     known = {
         key: value
         for name, raw in (metadata or {}).items()
-        if (key := clean_line(str(name))) and (value := _metadata_value(raw))
+        if (key := clean_line(str(name))) and (value := _to_metadata_value(raw))
     }
-    return Document(given or invent_id(where, name, content), name, content, where, known)
+    return Document(given or generate_id(where, name, content), name, content, where, known)
 
 
-def invent_id(url: str, title: str, text: str) -> str:
-    """The id of a document that came without one: a readable part, and a digest of the address or of all there is."""
+def generate_id(url: str, title: str, text: str) -> str:
+    """Return an id for a document without one: a readable part, and a digest of the URL or else of title and text."""
     if url:
         return page_id(url)
     return _readable_id(title or "document", f"{title}\0{text}")
 
 
 def page_id(url: str) -> str:
-    """The id of the page at an address, such as `leukemia-adult-all-treatment-pdq-1f0c3a9b`."""
-    url = one_form(url)
+    """Return the id of the page at a URL, e.g. `leukemia-adult-all-treatment-pdq-1f0c3a9b`."""
+    url = canonicalize_url(url)
     host, *parts = [part for part in unquote(_AROUND_PATH.sub("", url.lower())).split("/") if part] or [""]
-    telling = [name for part in parts if (name := PurePosixPath(part).stem) not in _DULL]
-    return _readable_id(" ".join(dict.fromkeys(telling[-2:])) or host or "page", url)
+    meaningful = [name for part in parts if (name := PurePosixPath(part).stem) not in _UNINFORMATIVE]
+    return _readable_id(" ".join(dict.fromkeys(meaningful[-2:])) or host or "page", url)
 
 
-def one_form(url: str) -> str:
-    """An address in the one form of all that name the same page: lower case where case does not count, no default port,
-    nothing behind `#`. What is no address is left as it is.
+def canonicalize_url(url: str) -> str:
+    """Return the canonical form of a URL: lower case where case is ignored, without default port and fragment.
+
+    Text that is not a URL is returned unchanged.
     """
     try:
         found = httpx.URL(url.strip())
@@ -82,12 +83,12 @@ def one_form(url: str) -> str:
 
 
 def _readable_id(name: str, content: str) -> str:
-    readable = _NOT_IN_ID.sub("-", name.lower())[:_SLUG].strip("-")
-    digest = sha256(content.encode()).hexdigest()[:_DIGITS]
+    readable = _NOT_IN_ID.sub("-", name.lower())[:_MAX_SLUG].strip("-")
+    digest = sha256(content.encode()).hexdigest()[:_DIGEST_DIGITS]
     return f"{readable}-{digest}" if readable else digest
 
 
-def _text(name: str, value: Any) -> str:
+def _to_text(name: str, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):
@@ -95,18 +96,18 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
-def _line(name: str, value: Any) -> str:
-    return clean_line(_text(name, value))
+def _to_line(name: str, value: Any) -> str:
+    return clean_line(_to_text(name, value))
 
 
-def _metadata_value(value: Any) -> str | list[str]:
-    """Text, or a list of texts; numbers, days and truth values as text. Anything deeper is left out."""
+def _to_metadata_value(value: Any) -> str | list[str]:
+    """Return text or a list of texts. Numbers, dates and booleans become text; deeper values are dropped."""
     if isinstance(value, list | tuple | set):
-        return list(dict.fromkeys(filter(None, map(_plain, value))))
-    return _plain(value)
+        return list(dict.fromkeys(filter(None, map(_to_plain_text, value))))
+    return _to_plain_text(value)
 
 
-def _plain(value: Any) -> str:
+def _to_plain_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return clean_line(str(value)) if isinstance(value, str | int | float | date) else ""

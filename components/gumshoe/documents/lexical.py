@@ -1,7 +1,7 @@
-"""BM25: the words of a text, and how much each counts for each text, worked out when the index is built.
+"""BM25: the words of texts, and their scores per text, computed when the index is built.
 
-Scores are Lucene's form of BM25 (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020), computed by bm25s
-(https://arxiv.org/abs/2407.03618): a search only adds up numbers that are there.
+Scores follow Lucene's variant of BM25 (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020), computed by bm25s
+(https://arxiv.org/abs/2407.03618). A search only adds up stored numbers.
 """
 
 import re
@@ -21,7 +21,7 @@ from gumshoe.errors import UsageError
 
 K1, B = 1.2, 0.75
 _WORD = re.compile(r"[^\W_]+")
-# What Lucene leaves out of English texts.
+# Lucene's English stop words.
 _STOP_WORDS = {
     "en": frozenset(
         re.split(
@@ -31,7 +31,7 @@ _STOP_WORDS = {
         )
     )
 }
-# Algorithms of Snowball, https://snowballstem.org/algorithms/, by the language of ISO 639. English has Porter's own.
+# Snowball algorithms, https://snowballstem.org/algorithms/, by ISO 639 code. English uses the original Porter stemmer.
 _STEMMERS = {
     "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "porter",
     "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish", "fr": "french", "ga": "irish",
@@ -42,31 +42,32 @@ _STEMMERS = {
 
 
 def check_language(code: str) -> None:
-    """
+    """Check the code of a language.
+
     Raises:
-        UsageError: it is not the code of a language.
+        UsageError: if it is not an ISO 639 code.
     """
     if not re.fullmatch(r"[a-z]{2,3}", code):
         raise UsageError("documents.invalid-language", f"language must be an ISO 639 code such as en, got {code!r}")
 
 
 class Analyzer:
-    """Turns text of a language into words to index and to search for. It may be used from several threads."""
+    """Turn text of a language into words for indexing and search. Thread-safe."""
 
     def __init__(self, language: str) -> None:
         self._stop_words = _STOP_WORDS.get(language, frozenset())
         algorithm = _STEMMERS.get(language)
         self._stemmer = snowballstemmer.stemmer(algorithm) if algorithm else None
-        self._lock = threading.Lock()  # a stemmer keeps the word that it works at in itself
-        self._word = lru_cache(1 << 18)(self._reduced)
+        self._lock = threading.Lock()  # a stemmer is stateful
+        self._word = lru_cache(1 << 18)(self._stem)
 
-    def words(self, text: str) -> list[str]:
-        """The words of a text in order, reduced to their stems, without those that say nothing."""
+    def split_words(self, text: str) -> list[str]:
+        """Return the words of a text in order, stemmed and without stop words."""
         lowered = unicodedata.normalize("NFC", text).casefold()
         return [word for each in _WORD.findall(lowered) if (word := self._word(each))]
 
-    def _reduced(self, lowered: str) -> str:
-        word = _without_accents(lowered)
+    def _stem(self, lowered: str) -> str:
+        word = _strip_accents(lowered)
         if word in self._stop_words:
             return ""
         if self._stemmer is None:
@@ -75,7 +76,7 @@ class Analyzer:
             return str(self._stemmer.stemWord(word))
 
 
-def _without_accents(word: str) -> str:
+def _strip_accents(word: str) -> str:
     if word.isascii():
         return word
     return "".join(each for each in unicodedata.normalize("NFKD", word) if not unicodedata.combining(each))
@@ -83,26 +84,26 @@ def _without_accents(word: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Postings:
-    """For each word, by its number, the texts that it is in and what it counts for them."""
+    """For each word, the texts that contain it and its score in each."""
 
     starts: NDArray[np.int64]
-    """[words + 1]: where each word's part of the next two begins."""
+    """[words + 1]: start of each word's part of the next two arrays."""
     texts: NDArray[np.int32]
-    """[postings]: by number, rising within each word's part."""
+    """[postings]: text numbers, ascending within each word's part."""
     scores: NDArray[np.float32]
     """[postings]."""
 
     def score(self, words: Iterable[int], texts: int) -> NDArray[np.float32]:
-        """[texts]: BM25 of each of all texts, for words that count as often as they are given."""
+        """Return the BM25 score of each text: [texts]. A word that is given twice counts twice."""
         found = np.zeros(texts, np.float32)
         for word in words:
             part = slice(self.starts[word], self.starts[word + 1])
-            found[self.texts[part]] += self.scores[part]  # a text is there once for a word
+            found[self.texts[part]] += self.scores[part]  # each text occurs once per word
         return found
 
 
 class PostingsBuilder:
-    """Gathers the words of texts, in the order of their numbers. `numbers` are those of the words, and grow."""
+    """Collect the words of texts, in the order of the texts' numbers. Adds new words to `numbers`."""
 
     def __init__(self, numbers: dict[str, int]) -> None:
         self._numbers = numbers
@@ -110,13 +111,13 @@ class PostingsBuilder:
         self._lengths = array("i")
 
     def add(self, words: list[str]) -> None:
-        """Take in the words of the next text, as `Analyzer` gives them."""
+        """Add the words of the next text, as returned by `Analyzer`."""
         numbers = self._numbers
         self._words.extend([numbers.setdefault(word, len(numbers)) for word in words])
         self._lengths.append(len(words))
 
     def finish(self) -> Postings:
-        """Work out all scores."""
+        """Compute all scores."""
         if not self._words:
             return Postings(np.zeros(len(self._numbers) + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
         import bm25s
@@ -133,7 +134,7 @@ class PostingsBuilder:
 
 @dataclass(frozen=True, slots=True)
 class _PostingRows:
-    """The words of each text by number, made as they are asked for: all lists at once would take gigabytes."""
+    """The word numbers of each text, created on demand: all lists at once would take gigabytes."""
 
     words: "array[int]"
     lengths: "array[int]"

@@ -1,4 +1,4 @@
-"""Chunks ranked by meaning and by words, and both rankings in one."""
+"""Rank chunks by dense and by lexical scores, and fuse both rankings."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,39 +8,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gumshoe.documents.lexical import Postings
-from gumshoe.documents.schema import CENTER, OF_CHUNKS, OF_DOCUMENTS, OWNERS, SIGNS, VECTORS, IndexFiles
-from gumshoe.documents.vectors import DenseSide, best
+from gumshoe.documents.schema import CENTER, CHUNK_POSTINGS, DOCUMENT_POSTINGS, OWNERS, SIGNS, VECTORS, IndexFiles
+from gumshoe.documents.vectors import DenseRetriever, top_k
 from gumshoe.embeddings.embedder import Vectors
 
 Fusion = Literal["score", "rank"]
-"""By the scores of both sides, or by their ranks alone."""
+"""Fuse the scores of both retrievers, or only their ranks."""
 DENSE_WEIGHT = 0.8
 RANK_OFFSET = 60
-"""Of reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009."""
-WHOLE = 3
-"""How often words count in the document as a whole, where they count once in its chunk."""
-_LISTED = 200  # documents that each side lists, at the least
-_CHUNKS_EACH = 4  # of a document that is listed by meaning, on average and at most
+"""Constant of reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009."""
+DOCUMENT_WEIGHT = 3
+"""Weight of the BM25 score of the whole document, relative to that of its best chunk."""
+_MIN_LISTED = 200  # minimum number of documents that each retriever lists
+_CHUNKS_PER_DOCUMENT = 4  # chunks that dense retrieval fetches per listed document
 
 Numbers = NDArray[np.int64]
 Allowed = NDArray[np.bool_] | None
-"""[documents]: whether each may be found; None where all may."""
+"""[documents]: True for documents that may be found. None means all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """What one side says of the candidates."""
+class RetrieverScores:
+    """Scores and ranks of one retriever for all candidates."""
 
     weight: float
     scores: NDArray[np.float32]
-    """[candidates]: of all of them, those too that the other side listed."""
+    """[candidates]: including those that only the other retriever listed."""
     ranks: Numbers
-    """[candidates]: from 1; 0 where this side did not list it."""
+    """[candidates]: from 1; 0 if this retriever did not list it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
-    """A document by its best chunk, its score, and the document's places on both sides, from 1."""
+class RankedDocument:
+    """A document with its best chunk, its fused score, and its rank in each retriever, from 1."""
 
     chunk: int
     score: float
@@ -49,17 +49,17 @@ class Ranked:
 
 
 class Ranker:
-    """Ranks the documents of an index. It may be used from several threads."""
+    """Rank the documents of an index. Thread-safe."""
 
     def __init__(self, files: IndexFiles) -> None:
         self._owners: NDArray[np.int32] = files.array(OWNERS)
         self._firsts = np.flatnonzero(np.diff(self._owners, prepend=-1))
-        """Of each document that has chunks, the first; a document's chunks stand together."""
+        """First chunk of each document that has chunks. A document's chunks are consecutive."""
         self._documents: int = files.facts.counts["documents"]
-        self._of_documents = Postings(*map(files.array, OF_DOCUMENTS))
-        self._of_chunks = Postings(*map(files.array, OF_CHUNKS))
+        self._of_documents = Postings(*map(files.array, DOCUMENT_POSTINGS))
+        self._of_chunks = Postings(*map(files.array, CHUNK_POSTINGS))
         has_vectors = VECTORS in files.facts.files
-        self.dense = DenseSide(*map(files.array, (VECTORS, SIGNS, CENTER))) if has_vectors else None
+        self.dense = DenseRetriever(*map(files.array, (VECTORS, SIGNS, CENTER))) if has_vectors else None
 
     def rank(
         self,
@@ -69,28 +69,29 @@ class Ranker:
         limit: int,
         fusion: Fusion = "score",
         allowed: Allowed = None,
-    ) -> list[Ranked]:
-        """The best documents, at most `limit`, for the vector [dimensions] of a query and the numbers of its words.
+    ) -> list[RankedDocument]:
+        """Return the best documents, at most `limit`, for the vector [dimensions] and the word numbers of a query.
 
-        `weight` is that of the vector, the rest that of the words; a side without weight is not asked.
+        `weight` is the weight of the dense score, from 0 to 1; the lexical score gets the rest. A retriever with weight
+        0 is not used.
         """
-        most = max(_LISTED, 2 * limit)
-        listings: dict[str, _Listing] = {}
+        depth = max(_MIN_LISTED, 2 * limit)
+        listings: dict[str, _RetrieverResult] = {}
         if weight > 0 and vector is not None:
-            listings["dense"] = self._by_meaning(vector, weight, most, allowed)
+            listings["dense"] = self._search_dense(vector, weight, depth, allowed)
         if weight < 1:
-            listings["lexical"] = self._by_words(list(words), 1 - weight, most, allowed)
+            listings["lexical"] = self._search_lexical(list(words), 1 - weight, depth, allowed)
         candidates = np.unique(np.concatenate([each.listed for each in listings.values()]))
-        sides = {name: each.side(candidates, self._owners) for name, each in listings.items()}
+        sides = {name: each.align(candidates, self._owners) for name, each in listings.items()}
         fused = fuse(list(sides.values()), fusion)
         by_score = fused if fusion == "score" else fuse(list(sides.values()), "score")
         order = np.lexsort((candidates, -by_score, -fused))
-        # A document stands where its best chunk does.
+        # A document has the rank of its best chunk.
         _, firsts = np.unique(self._owners[candidates[order]], return_index=True)
         chosen = order[np.sort(firsts)[:limit]].tolist()
         ranks = {name: side.ranks.tolist() for name, side in sides.items()}
         return [
-            Ranked(
+            RankedDocument(
                 int(candidates[place]),
                 float(fused[place]),
                 (ranks["dense"][place] or None) if "dense" in ranks else None,
@@ -99,51 +100,55 @@ class Ranker:
             for place in chosen
         ]
 
-    def _by_meaning(self, vector: Vectors, weight: float, most: int, allowed: Allowed) -> "_Listing":
-        """
+    def _search_dense(self, vector: Vectors, weight: float, depth: int, allowed: Allowed) -> "_RetrieverResult":
+        """List the nearest chunks, one per document.
+
         Raises:
-            ValueError: there are no vectors.
+            ValueError: if the index has no vectors.
         """
         dense = self.dense
         if dense is None:
-            raise ValueError("an index of words alone cannot be asked with a vector")
-        chunks = dense.nearest(vector, most * _CHUNKS_EACH, None if allowed is None else allowed[self._owners])
+            raise ValueError("an index without vectors cannot be searched with a vector")
+        chunks = dense.find_nearest(
+            vector, depth * _CHUNKS_PER_DOCUMENT, None if allowed is None else allowed[self._owners]
+        )
         _, firsts = np.unique(self._owners[chunks], return_index=True)
-        return _Listing(weight, chunks[np.sort(firsts)[:most]], lambda among: dense.scores(vector, among))
+        return _RetrieverResult(weight, chunks[np.sort(firsts)[:depth]], lambda among: dense.score(vector, among))
 
-    def _by_words(self, words: list[int], weight: float, most: int, allowed: Allowed) -> "_Listing":
-        """BM25 of the whole document, `WHOLE` times, and of its best chunk: a word of a query may stand far from the
-        others, and a long document has chunks about many things.
+    def _search_lexical(self, words: list[int], weight: float, depth: int, allowed: Allowed) -> "_RetrieverResult":
+        """List documents by BM25 of the whole document, times `DOCUMENT_WEIGHT`, plus BM25 of the best chunk.
+
+        The words of a query may be far apart in a document, and a long document has chunks about many subjects.
         """
         scores = self._of_chunks.score(words, len(self._owners))
-        scores += WHOLE * self._of_documents.score(words, self._documents)[self._owners]
+        scores += DOCUMENT_WEIGHT * self._of_documents.score(words, self._documents)[self._owners]
         highest = np.maximum.reduceat(scores, self._firsts)
         found = np.flatnonzero(highest if allowed is None else highest * allowed[self._owners[self._firsts]])
         ends = np.append(self._firsts[1:], len(scores))
         listed = [
             first + int(scores[first:end].argmax())
-            for place in found[best(highest[found], most)].tolist()
+            for place in found[top_k(highest[found], depth)].tolist()
             for first, end in [(int(self._firsts[place]), int(ends[place]))]
         ]
-        return _Listing(weight, np.array(listed, np.int64), lambda among: scores[among])
+        return _RetrieverResult(weight, np.array(listed, np.int64), lambda among: scores[among])
 
 
 @dataclass(frozen=True, slots=True)
-class _Listing:
-    """What one side found."""
+class _RetrieverResult:
+    """Chunks that one retriever listed."""
 
     weight: float
     listed: Numbers
-    """Chunks, one of each document, the best first."""
+    """Chunks, one per document, best first."""
     score: Callable[[Numbers], NDArray[np.float32]]
-    """Scores of chunks, listed or not."""
+    """Return the scores of chunks, listed or not."""
 
-    def side(self, candidates: Numbers, owners: NDArray[np.int32]) -> Side:
-        return Side(self.weight, self.score(candidates), ranks_of(owners[candidates], owners[self.listed]))
+    def align(self, candidates: Numbers, owners: NDArray[np.int32]) -> RetrieverScores:
+        return RetrieverScores(self.weight, self.score(candidates), find_ranks(owners[candidates], owners[self.listed]))
 
 
-def ranks_of(documents: NDArray[Any], listed: NDArray[Any]) -> Numbers:
-    """[documents]: the place of each in a list of different ones, from 1; 0 where it is not in it."""
+def find_ranks(documents: NDArray[Any], listed: NDArray[Any]) -> Numbers:
+    """Return each document's position in a list without repetitions, from 1, or 0 if not listed: [documents]."""
     if not len(listed):
         return np.zeros(len(documents), np.int64)
     order = np.argsort(listed)
@@ -151,23 +156,22 @@ def ranks_of(documents: NDArray[Any], listed: NDArray[Any]) -> Numbers:
     return np.where(listed[order[places]] == documents, order[places] + 1, 0)
 
 
-def fuse(sides: list[Side], fusion: Fusion) -> NDArray[np.float64]:
-    """[candidates]: the sum of what the sides say, by their weights.
+def fuse(retrievers: list[RetrieverScores], fusion: Fusion) -> NDArray[np.float64]:
+    """Return the weighted sum of the retrievers' scores: [candidates].
 
-    By score, each side's scores are stretched to reach from 0 to 1 over the candidates (Bruch et al., "An Analysis of
-    Fusion Functions for Hybrid Retrieval", TOIS 2023); by rank, each counts
-    1 / (60 + rank).
+    With "score", each retriever's scores are min-max scaled over the candidates (Bruch et al., "An Analysis of Fusion
+    Functions for Hybrid Retrieval", TOIS 2023). With "rank", each contributes 1 / (60 + rank).
     """
     if fusion == "rank":
-        parts = [np.where(side.ranks > 0, 1.0 / (RANK_OFFSET + side.ranks), 0.0) for side in sides]
+        parts = [np.where(side.ranks > 0, 1.0 / (RANK_OFFSET + side.ranks), 0.0) for side in retrievers]
     else:
-        parts = [_stretched(side.scores.astype(np.float64)) for side in sides]
-    fused: NDArray[np.float64] = np.einsum("s,sc->c", np.array([side.weight for side in sides]), np.stack(parts))
+        parts = [_min_max_scale(side.scores.astype(np.float64)) for side in retrievers]
+    fused: NDArray[np.float64] = np.einsum("s,sc->c", np.array([side.weight for side in retrievers]), np.stack(parts))
     return fused
 
 
-def _stretched(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def _min_max_scale(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     lowest, highest = scores.min(initial=np.inf), scores.max(initial=-np.inf)
-    # All the same are those of a single candidate, or of a query without a known word.
+    # All scores are equal for a single candidate, or for a query without a known word.
     even = np.full(len(scores), float(highest > 0))
     return np.asarray((scores - lowest) / (highest - lowest)) if highest > lowest else even

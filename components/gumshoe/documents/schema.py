@@ -1,12 +1,11 @@
-"""What an index is made of: a directory with `index.json`, which names the folder that everything else lies in.
+"""The files of an index: a directory with `index.json`, which names the folder that contains everything else.
 
-In that folder, `documents.sqlite` holds documents, chunks and words; the other files are plain arrays of numbers, whose
-form `index.json` says. It is written last of all, and in one step.
+In that folder, `documents.sqlite` contains documents, chunks and words. The other files are plain arrays whose form is
+in `index.json`. `index.json` is written last, atomically.
 """
 
 import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gumshoe.artifacts import sqlite
 from gumshoe.artifacts.manifest import file_digest
-from gumshoe.errors import GumshoeError, UnavailableError, UsageError, faults_of
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError, describe_validation_error
 
 FACTS = "index.json"
 DATABASE = "documents.sqlite"
 VERSION = 1
 FOLDER = r"^data-[0-9a-f]{16}(-\d+)?$"
-"""The name of the folder that everything else lies in."""
+"""Pattern of the folder's name."""
 
 TABLES = """
 CREATE TABLE documents (
@@ -32,12 +30,12 @@ CREATE TABLE documents (
     document_id TEXT NOT NULL,
     title TEXT NOT NULL,
     url TEXT NOT NULL,
-    context TEXT NOT NULL,   -- the line above each of its chunks
+    context TEXT NOT NULL,   -- context line of its chunks
     metadata TEXT NOT NULL,  -- JSON
     text TEXT NOT NULL
 );
--- A chunk is part of its document's text, from `start` up to `stop`, in characters. `position` counts the chunks of a
--- document, those too that were left out as duplicates. Documents and chunks are numbered from 0,
+-- A chunk is part of its document's text, from `start` up to `stop`, in characters. `position` counts all chunks of a
+-- document, including dropped duplicates. Documents and chunks are numbered from 0,
 -- in the order of the arrays; each document has a chunk.
 CREATE TABLE chunks (
     chunk INTEGER PRIMARY KEY,
@@ -47,7 +45,7 @@ CREATE TABLE chunks (
     stop INTEGER NOT NULL,
     tokens INTEGER NOT NULL
 );
--- Ids of documents that were left out because another has the same title and text.
+-- Ids of documents that were dropped because another has the same title and text.
 CREATE TABLE other_ids (document_id TEXT NOT NULL, document INTEGER NOT NULL);
 CREATE TABLE metadata (
     name TEXT NOT NULL, value TEXT NOT NULL, document INTEGER NOT NULL, PRIMARY KEY (name, value, document)
@@ -63,16 +61,16 @@ CREATE INDEX other_ids_id ON other_ids (document_id);
 CHUNK = "SELECT context, text, start, stop FROM chunks JOIN documents USING (document)"
 
 OWNERS = "owners.i4"
-"""[chunks]: the document of each, from 0; rising."""
-OF_DOCUMENTS = ("document-starts.i8", "document-texts.i4", "document-scores.f4")
-OF_CHUNKS = ("chunk-starts.i8", "chunk-texts.i4", "chunk-scores.f4")
-"""The parts of `lexical.Postings`, where a text is a whole document, and where it is a chunk."""
+"""[chunks]: document number of each chunk, from 0, ascending."""
+DOCUMENT_POSTINGS = ("document-starts.i8", "document-texts.i4", "document-scores.f4")
+CHUNK_POSTINGS = ("chunk-starts.i8", "chunk-texts.i4", "chunk-scores.f4")
+"""The arrays of `lexical.Postings`, for whole documents and for chunks."""
 VECTORS, SIGNS, CENTER = "vectors.f2", "signs.u8", "center.f4"
-"""The parts of `vectors.DenseSide`."""
+"""The arrays of `vectors.DenseRetriever`."""
 
 
 class ArrayForm(BaseModel):
-    """The form of an array in a file of its own: numbers of one type, one after another."""
+    """The form of an array in a file: numbers of one type in sequence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,7 +79,7 @@ class ArrayForm(BaseModel):
 
 
 class FileFacts(BaseModel):
-    """One file of an index, and its form if it is an array."""
+    """Size and digest of one file of an index, and its form if it is an array."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -91,13 +89,13 @@ class FileFacts(BaseModel):
 
 
 class IndexFacts(BaseModel):
-    """What `index.json` says."""
+    """The content of `index.json`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: int
     content: str
-    """Digest of what was indexed and how: equal for equal documents and options."""
+    """Digest of the documents and the options. Equal documents and options give an equal digest."""
     built: str
     sources: list[str]
     options: dict[str, Any]
@@ -108,13 +106,13 @@ class IndexFacts(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class IndexFiles:
-    """An index on disk, every byte of it checked."""
+    """An index on disk whose files have all been verified."""
 
     facts: IndexFacts
     folder: Path
 
     def array(self, name: str) -> NDArray[Any]:
-        """An array, mapped into memory: shared by all processes that have it open, and read as it is used."""
+        """Return an array, mapped into memory: shared between processes and read on demand."""
         form = self.facts.files[name].array
         if form is None:
             raise GumshoeError("store.index-damaged", f"{self.folder / name} is not an array; build the index again")
@@ -124,24 +122,24 @@ class IndexFiles:
 
 
 def is_document_index(directory: Path) -> bool:
-    """Whether a directory holds an index of documents, whole or damaged."""
+    """Return True if a directory contains a document index, intact or damaged."""
     return (directory / FACTS).is_file()
 
 
-def open_files(directory: Path) -> IndexFiles:
-    """The files of an index.
+def open_index_files(directory: Path) -> IndexFiles:
+    """Verify and return the files of an index.
 
     Raises:
-        UsageError: the directory has no index.
-        GumshoeError: the index is damaged, or another version of Gumshoe built it.
-        UnavailableError: the disk does not answer.
+        UsageError: if the directory has no index.
+        GumshoeError: if the index is damaged, or another version of Gumshoe built it.
+        UnavailableError: if the disk does not answer.
     """
     facts = read_facts(directory)
     folder = directory / facts.folder
     try:
-        for name, said in facts.files.items():
+        for name, expected in facts.files.items():
             path = folder / name
-            if not path.is_file() or path.stat().st_size != said.size or file_digest(path) != said.sha256:
+            if not path.is_file() or path.stat().st_size != expected.size or file_digest(path) != expected.sha256:
                 raise GumshoeError(
                     "store.index-damaged",
                     f"{path} is damaged or missing; fetch the index again, or build it again",
@@ -154,10 +152,10 @@ def open_files(directory: Path) -> IndexFiles:
 
 
 def read_facts(directory: Path) -> IndexFacts:
-    """What `index.json` says.
+    """Return the content of `index.json`.
 
     Raises:
-        UsageError, GumshoeError, UnavailableError: as `open_files`.
+        UsageError, GumshoeError, UnavailableError: as in `open_index_files`.
     """
     path = directory / FACTS
     if not path.is_file():
@@ -165,34 +163,29 @@ def read_facts(directory: Path) -> IndexFacts:
             "documents.no-index", f"no document index in {directory}; build one with `gumshoe documents index`"
         )
     try:
-        told = json.loads(path.read_bytes())
-        version = told.get("schema_version") if isinstance(told, dict) else None
+        content = json.loads(path.read_bytes())
+        version = content.get("schema_version") if isinstance(content, dict) else None
         if version != VERSION and isinstance(version, int):
             raise GumshoeError(
                 "documents.index-version",
                 f"{path} has schema {version}, this version of Gumshoe needs {VERSION}; build the index again",
             )
-        return IndexFacts.model_validate(told)
+        return IndexFacts.model_validate(content)
     except OSError as error:
         raise UnavailableError("store.index-unreadable", f"cannot read {path} ({error.strerror}); try again") from error
     except ValueError as error:
-        fault = faults_of(error) if isinstance(error, ValidationError) else error
+        fault = describe_validation_error(error) if isinstance(error, ValidationError) else error
         raise GumshoeError(
             "store.index-damaged", f"{path} is damaged ({fault}); fetch it again, or build it again"
         ) from None
 
 
 def chunk_texts(database: apsw.Connection, first: int) -> Iterator[str]:
-    """What is embedded of each chunk, from a number on: its context line, and its text."""
+    """Yield the text to embed of each chunk, from a number on: its context line and its text."""
     rows = database.execute(f"{CHUNK} WHERE chunk >= ? ORDER BY chunk", (first,))
     return (chunk_text(context, text[start:stop]) for context, text, start, stop in rows)
 
 
 def chunk_text(context: str, text: str) -> str:
-    """What is embedded, and searched for words, of a chunk."""
+    """Return the text of a chunk for embedding and lexical search: its context line and its text."""
     return f"{context}\n{text}" if context else text
-
-
-def damage_explained(path: Path) -> AbstractContextManager[None]:
-    """Turn SQLite's errors about an index into GumshoeError, or UnavailableError if its disk fails."""
-    return sqlite.damage_explained(path)

@@ -1,8 +1,8 @@
-"""The dense side of an index: a vector for each chunk, kept as float16, and one bit of each of its numbers.
+"""Dense retrieval: a float16 vector for each chunk, and one sign bit per dimension.
 
-A search compares bits first, which is quick, and then the vectors of the chunks whose bits come nearest. The bits say
-on which side of the collection's mean a vector lies: models such as E5 put all texts close together, where the plain
-signs would hardly differ.
+A search first compares sign bits, which is fast, and then the vectors of the chunks with the nearest bits. Bits are
+signs relative to the collection's mean: models such as E5 place all texts close together, so plain signs would hardly
+differ.
 """
 
 import os
@@ -20,61 +20,61 @@ from gumshoe.documents.schema import CENTER, SIGNS, VECTORS
 from gumshoe.embeddings.embedder import Embedder, Vectors
 
 PLAN = "vectors.plan"
-"""Beside vectors that are being made: what of, and how many numbers each has."""
-COMPARED = 1000
-"""Chunks whose vectors are compared, where the collection has not more than so many hundred times as many."""
-_SHARE = 400  # of a larger collection, one in so many
-_WINDOW = 1024  # chunks between two moments from which a build that was killed goes on
+"""File beside unfinished vectors: what they were computed from, and their dimensions."""
+MIN_COMPARED = 1000
+"""Number of chunks whose vectors are compared, in collections of up to 400 times as many chunks."""
+_SHARE = 400  # in larger collections, 1/400 of the chunks are compared
+_WINDOW = 1024  # chunks per batch on disk; a killed build resumes after the last complete batch
 _ROWS = 1 << 16
 _WORD = 64
 
 
-def best(scores: NDArray[Any], most: int) -> NDArray[np.int64]:
-    """The places of the highest scores, the highest first; of equal ones the first."""
+def top_k(scores: NDArray[Any], k: int) -> NDArray[np.int64]:
+    """Return the positions of the k highest scores, highest first. Of equal scores, the first wins."""
     places = np.arange(len(scores))
-    if len(scores) > most:
-        last = -np.partition(-scores, most - 1)[most - 1]
+    if len(scores) > k:
+        last = -np.partition(-scores, k - 1)[k - 1]
         above, equal = np.flatnonzero(scores > last), np.flatnonzero(scores == last)
-        places = np.sort(np.concatenate([above, equal[: most - len(above)]]))
+        places = np.sort(np.concatenate([above, equal[: k - len(above)]]))
     return places[np.argsort(-scores[places], kind="stable")]
 
 
-class DenseSide:
-    """Finds the chunks whose vectors are nearest to one. It may be used from several threads."""
+class DenseRetriever:
+    """Find the chunks whose vectors are nearest to a query. Thread-safe."""
 
     def __init__(self, vectors: NDArray[np.float16], signs: NDArray[np.uint64], center: NDArray[np.float32]) -> None:
-        """`vectors` is [chunks, dimensions], `signs` [dimensions / 64, chunks] and `center` [dimensions]."""
+        """Use `vectors` [chunks, dimensions], `signs` [dimensions / 64, chunks] and `center` [dimensions]."""
         self._vectors, self._signs, self._center = vectors, signs, np.array(center)
-        self._compared = max(COMPARED, len(vectors) // _SHARE)
+        self._compared = max(MIN_COMPARED, len(vectors) // _SHARE)
 
     @property
     def dimensions(self) -> int:
         return int(self._vectors.shape[1])
 
-    def nearest(self, query: Vectors, most: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-        """The chunks nearest to a vector [dimensions], the nearest first; only those allowed, where that is said."""
-        chunks = self._shortlist(query, max(self._compared, most), allowed)
-        scores = self.scores(query, chunks)
-        return chunks[best(scores, most)]
+    def find_nearest(self, query: Vectors, k: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        """Return the chunks nearest to a query vector [dimensions], nearest first, among those allowed: [k]."""
+        chunks = self._shortlist(query, max(self._compared, k), allowed)
+        scores = self.score(query, chunks)
+        return chunks[top_k(scores, k)]
 
-    def scores(self, query: Vectors, chunks: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[chunks]: the cosine of a vector with that of each chunk."""
+    def score(self, query: Vectors, chunks: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the cosine similarity of a query vector with each chunk: [chunks]."""
         rows = self._vectors[chunks].astype(np.float32)
-        # Not `@`: BLAS would start threads for so little, and they would be in each other's way.
+        # Not `@`: BLAS would start threads for little work, and they would slow each other down.
         cosines: Vectors = np.einsum("ij,j->i", rows, query)
         return cosines
 
-    def _shortlist(self, query: Vectors, most: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+    def _shortlist(self, query: Vectors, k: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         chunks = np.arange(len(self._vectors)) if allowed is None else np.flatnonzero(allowed)
-        if len(chunks) <= most:
+        if len(chunks) <= k:
             return chunks
-        asked = signs_of(query[None, :] - self._center)[:, 0]
-        differing = np.zeros(len(self._vectors), np.uint16)
-        for row, word in zip(self._signs, asked, strict=True):
-            differing += np.bitwise_count(row ^ word)
+        query_bits = sign_bits(query[None, :] - self._center)[:, 0]
+        distances = np.zeros(len(self._vectors), np.uint16)
+        for row, word in zip(self._signs, query_bits, strict=True):
+            distances += np.bitwise_count(row ^ word)
         if allowed is not None:
-            differing[~allowed] = np.iinfo(np.uint16).max
-        return np.sort(np.argpartition(differing, most)[:most])
+            distances[~allowed] = np.iinfo(np.uint16).max
+        return np.sort(np.argpartition(distances, k)[:k])
 
 
 def write_vectors(
@@ -85,27 +85,27 @@ def write_vectors(
     embedder: Embedder,
     advance: Callable[[int], object],
 ) -> tuple[dict[str, NDArray[Any]], int]:
-    """Embed chunks, and write their vectors, bits and mean into `partial`: each file's array, and how many chunks had
-    been embedded before.
+    """Embed chunks, and write their vectors, sign bits and mean into `partial`.
 
-    `texts` gives the texts from a chunk on. What an earlier run with the same plan made, and then was killed, is kept.
+    Return the array of each file, and the number of chunks that an earlier, killed run with the same plan had embedded.
+    `texts` yields the texts from a chunk number on.
 
     Raises:
-        EmbeddingError: the chunks cannot be embedded.
+        EmbeddingError: if the chunks cannot be embedded.
     """
-    kept = _embed(partial, plan, texts, chunks, embedder, advance)
+    existing = _embed(partial, plan, texts, chunks, embedder, advance)
     vectors = np.memmap(partial / VECTORS, np.float16, "r").reshape(chunks, -1)
     center = sum(
         vectors[start : start + _ROWS].astype(np.float64).sum(axis=0) for start in range(0, chunks, _ROWS)
     ) / np.float64(chunks)
     center = np.asarray(center, np.float32)
     signs = np.concatenate(
-        [signs_of(vectors[start : start + _ROWS].astype(np.float32) - center) for start in range(0, chunks, _ROWS)],
+        [sign_bits(vectors[start : start + _ROWS].astype(np.float32) - center) for start in range(0, chunks, _ROWS)],
         axis=1,
     )
     signs.tofile(partial / SIGNS)
     center.tofile(partial / CENTER)
-    return {VECTORS: vectors, SIGNS: signs, CENTER: center}, kept
+    return {VECTORS: vectors, SIGNS: signs, CENTER: center}, existing
 
 
 def _embed(
@@ -116,13 +116,13 @@ def _embed(
     embedder: Embedder,
     advance: Callable[[int], object],
 ) -> int:
-    """Append the vectors that are missing to their file, a window at a time: how many chunks had been there.
+    """Append the missing vectors to their file, one window at a time, and return how many existed before.
 
-    The windows are the same however often a build is stopped, and with them the vectors, to the bit.
+    The windows do not depend on interruptions, so the vectors are always identical to the bit.
     """
-    kept = _whole_windows(partial, plan, chunks)
-    advance(kept)
-    waiting = texts(kept)
+    existing = _count_complete_windows(partial, plan, chunks)
+    advance(existing)
+    waiting = texts(existing)
     while window := list(islice(waiting, _WINDOW)):
         rows = embedder.embed(window, "passage").astype(np.float16)
         if not (partial / PLAN).exists():
@@ -132,26 +132,29 @@ def _embed(
             file.flush()
             os.fsync(file.fileno())
         advance(len(window))
-    return kept
+    return existing
 
 
-def _whole_windows(partial: Path, plan: str, chunks: int) -> int:
-    """How many vectors of the same plan are there, without what an unfinished window left; others are removed."""
+def _count_complete_windows(partial: Path, plan: str, chunks: int) -> int:
+    """Return the number of usable vectors of the same plan.
+
+    Truncate an unfinished window, and delete vectors of another plan.
+    """
     vectors, note = partial / VECTORS, partial / PLAN
-    made, _, numbers = note.read_text().partition(" ") if note.exists() else ("", "", "")
-    if made != plan or not vectors.exists():
+    saved_plan, _, dimensions = note.read_text().partition(" ") if note.exists() else ("", "", "")
+    if saved_plan != plan or not vectors.exists():
         vectors.unlink(missing_ok=True)
         note.unlink(missing_ok=True)
         return 0
-    width = int(numbers) * np.dtype(np.float16).itemsize
-    there = vectors.stat().st_size // width
-    kept = chunks if there >= chunks else there // _WINDOW * _WINDOW
-    os.truncate(vectors, kept * width)
-    return kept
+    width = int(dimensions) * np.dtype(np.float16).itemsize
+    stored = vectors.stat().st_size // width
+    existing = chunks if stored >= chunks else stored // _WINDOW * _WINDOW
+    os.truncate(vectors, existing * width)
+    return existing
 
 
-def signs_of(vectors: Vectors) -> NDArray[np.uint64]:
-    """[dimensions / 64, vectors]: one bit for each number, set where it is above nothing."""
+def sign_bits(vectors: Vectors) -> NDArray[np.uint64]:
+    """Return one bit per dimension, set if the number is positive: [dimensions / 64, vectors]."""
     bits = np.packbits(vectors > 0, axis=1)
     room = -bits.shape[1] % (_WORD // 8)
     padded = np.pad(bits, ((0, 0), (0, room)))

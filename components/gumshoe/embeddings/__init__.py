@@ -1,1 +1,1 @@
-"""Text to vectors, for documents and for similarity."""
+"""Text embeddings, for documents and for similarity."""

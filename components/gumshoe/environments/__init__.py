@@ -1,1 +1,1 @@
-"""Environments: the tools of one episode and its state, for mail, for documents, and for what users add."""
+"""Environments: the tools and the state of one episode, for mail, documents and custom indexes."""

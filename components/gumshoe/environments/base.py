@@ -1,4 +1,4 @@
-"""What an episode takes place in: the tools a model may use, what it is told, and a record of what it did."""
+"""Interface of environments: tools, prompts, and the record of what happened in an episode."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -8,9 +8,9 @@ from gumshoe.environments.tools import Toolbox
 from gumshoe.scenarios.scenario import Scenario
 
 Unusable = Literal["unparseable call", "no call", "unknown tool", "bad arguments"]
-"""Why a call cannot be used."""
+"""Reason why a tool call cannot be used."""
 Ending = Literal["answer", "max turns", "context full", Unusable]
-"""Why an episode is over."""
+"""Reason why an episode ended."""
 Event = Literal[
     "searched",
     "searched again",
@@ -22,40 +22,42 @@ Event = Literal[
     "invalid id",
     "answered",
 ]
-"""What a call of a tool did. A search is new or was made before, finds nothing at all ("in vain"), or lists a right
-source that no search had listed. Reading is of a right source, of what was read before, or of something else."""
+"""Effect of a tool call.
+
+"searched again": the same search was made before. "in vain": a search found nothing. "found": a search listed a correct
+source for the first time. "read": a correct source was read. "read another": another source was read."""
 
 
 @dataclass(slots=True)
 class EpisodeState:
-    """What happened in an episode, for rewards and metrics."""
+    """Record of an episode, for rewards and metrics."""
 
     deeds: list[list[Event]] = field(default_factory=list)
-    """What each call did, in the order of the turns."""
+    """Events of each tool call, in the order of the turns."""
     searches: int = 0
     repeated_searches: int = 0
-    """Searches with the very arguments of an earlier one."""
+    """Searches with exactly the arguments of an earlier one."""
     empty_searches: int = 0
     """Searches that found nothing."""
     tool_errors: int = 0
-    """Calls that a tool refused, and told the model why."""
+    """Calls that raised a ToolError, whose message the model received."""
     found: list[str] = field(default_factory=list)
-    """Right sources that a search listed, in the order found."""
+    """Correct sources that searches listed, in the order found."""
     best_rank: int | None = None
-    """The best place, from 1, at which a search listed a right source."""
+    """Best rank, from 1, at which a search listed a correct source."""
     read: list[str] = field(default_factory=list)
-    """Right sources that were read."""
+    """Correct sources that were read."""
     read_others: int = 0
-    """Other sources that were read."""
+    """Number of other sources that were read."""
     invalid_ids: int = 0
-    """Ids that were read, or given as sources, and that are not there."""
+    """Number of ids that were read, or given as sources, and do not exist."""
     answer: str | None = None
     sources: list[str] = field(default_factory=list)
-    """Sources given with the answer, as given."""
+    """Ids of the sources given with the answer, unchanged."""
     right_sources: list[str] = field(default_factory=list)
-    """Those of them that are right."""
+    """Correct sources among them."""
     does_not_know: bool = False
-    """The answer is that the model does not know."""
+    """True if the answer is "I don't know"."""
 
     @property
     def distinct_searches(self) -> int:
@@ -63,30 +65,30 @@ class EpisodeState:
 
 
 class Environment(Protocol):
-    """One episode's tools and state. Someone else's environment is a class with these, and a line of configuration.
+    """Tools and state of one episode. A custom environment is a class with these members, named in a configuration.
 
-    Invariants: what the tools reach is fixed by the scenario, never by the model; `record` only grows; once
-    `finished`, no tool is called.
+    Invariants: the scenario limits what the tools can access, never the model; `record` only grows; after `finished`
+    is True, no tool is called.
     """
 
     scenario: Scenario
     toolbox: Toolbox
     record: EpisodeState
     finished: bool
-    """The model has given its final answer."""
+    """True after the model has given its final answer."""
 
     def system_prompt(self) -> str:
-        """What the model is told first. Where it is the same in many episodes, it is encoded and computed once."""
+        """Return the system prompt. If many episodes have the same one, it is encoded and computed once."""
         ...
 
     def user_prompt(self) -> str:
-        """What the user says: the question, and what else belongs to this episode alone."""
+        """Return the user's message: the question, and everything else that is specific to this episode."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSource:
-    """A message that an answer stands in."""
+    """A message that contains an answer."""
 
     message_id: str
     sent: datetime | None
@@ -98,28 +100,28 @@ class MessageSource:
         return self.message_id
 
     @property
-    def shown(self) -> str:
-        """In a line."""
+    def label(self) -> str:
+        """Description of the source on one line."""
         sent = f"{self.sent:%Y-%m-%d} " if self.sent else ""
         return f"{sent}{self.sender}: {self.subject} {self.message_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSource:
-    """A document that an answer stands in."""
+    """A document that contains an answer."""
 
     document_id: str
     title: str
     url: str = ""
-    """Empty where it has none."""
+    """Empty if it has none."""
 
     @property
     def id(self) -> str:
         return self.document_id
 
     @property
-    def shown(self) -> str:
-        """In a line."""
+    def label(self) -> str:
+        """Description of the source on one line."""
         return " ".join(filter(None, [self.title, self.document_id, self.url]))
 
 

@@ -1,4 +1,4 @@
-"""The pipeline's step that makes what an agent searches."""
+"""Pipeline step that builds the index that an agent searches."""
 
 from kfp import dsl
 
@@ -12,21 +12,21 @@ def ingest(
     code: str,
     index: dsl.Output[dsl.Dataset],
 ) -> int:
-    """Index mail or documents from their sources; how many there are.
+    """Build an index of mail or documents, and return the number of messages or documents.
 
     Args:
-        sources: As `gumshoe mail index`, or `gumshoe documents index`, takes them.
+        sources: Where to read mail or documents from, e.g. ["maildir:s3://bucket/mail"].
         environment: `email` or `documents`.
-        embedding: Of documents: the embedding model, or `none`.
-        state: What lies there, so that an index of something else is not taken from the cache.
-        code: A hash of the code, so that what other code made is not taken from the cache.
+        embedding: Embedding model for documents, or `none`.
+        state: Digest of the sources' current state. If it changes, the step is not taken from the cache.
+        code: Hash of the code. If it changes, the step is not taken from the cache.
         index: The index.
     """
     from pathlib import Path
 
     from gumshoe.environments.ingest import ingest_sources
 
-    made = ingest_sources(sources, environment, embedding, Path(index.path))
-    index.metadata.update(made.facts, environment=environment, code=code)
-    print(made.said)
-    return made.count
+    result = ingest_sources(sources, environment, embedding, Path(index.path))
+    index.metadata.update(result.facts, environment=environment, code=code)
+    print(result.summary)
+    return result.count

@@ -1,4 +1,4 @@
-"""The documents environment: search a collection, read from it, answer."""
+"""Environment for documents: search a collection, read documents, answer."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,13 +29,13 @@ _USER = """\
 Today is {today}.
 
 {question}"""
-_PARTS = 4  # of a long document that are shown, at most
-_TELLING = 8  # words of a passage by which it is found in its document
-_GAP = "\n\n[…]\n\n"  # where a long document is left out
+_MAX_PARTS = 4  # maximum number of parts shown of a long document
+_MATCH_WORDS = 8  # words of a passage used to find it in its document
+_GAP = "\n\n[…]\n\n"  # replaces the omitted parts of a long document
 
 
 class SearchableDocuments(Protocol):
-    """What the environment needs of an index, as `DocumentIndex` is one."""
+    """An index with the methods that the environment needs, such as `DocumentIndex`."""
 
     def search(self, query: str, *, limit: int = 10) -> Iterable[DocumentHit]: ...
     def read(self, document_id: str) -> Document: ...
@@ -43,21 +43,21 @@ class SearchableDocuments(Protocol):
 
 
 class DocumentsEnvironment(SearchEnvironment):
-    """Answers one scenario from a collection of documents, all of which whoever asks may read.
+    """Answer one scenario from a collection of documents. All users may read all documents.
 
-    The index is shared and read-only. With `reasoning`, the model is asked to think in `<think>` before each call; a
-    policy that was taught without that is not to be asked. A search lists at most `hits` passages. Of a document that
-    is longer than `longest` characters, as much is shown: how it begins, and the passages that searches listed of it.
+    The index is shared and read-only. With `reasoning`, the system prompt asks the model to think in `<think>` before
+    each call; turn it off for policies that were trained without it. A search lists at most `hits` passages. Of a
+    document with more than `longest` characters, the tool shows the beginning and the passages that searches listed.
 
     Raises:
-        ScenarioError: the scenario is not about documents.
+        ScenarioError: if the scenario is not about documents.
     """
 
     has_inboxes = False
     for_tiny: ClassVar[Mapping[str, Any]] = {"reasoning": False, "hits": 2}
-    """What the tiny policy was taught with: its searches found few messages, and it thinks aloud of nothing."""
+    """Settings that the tiny policy was trained with: few hits and no reasoning."""
     for_calls: ClassVar[Mapping[str, Any]] = {"longest": 200_000}
-    """Of single calls none knows what a search listed before, so that reading shows more of a document."""
+    """Settings for single tool calls: they do not know earlier searches, so reading shows more of a document."""
 
     def __init__(
         self,
@@ -81,30 +81,30 @@ class DocumentsEnvironment(SearchEnvironment):
 
     @staticmethod
     def open_index(directory: Path) -> DocumentIndex:
-        """The index of a directory.
+        """Open the index in a directory.
 
         Raises:
-            GumshoeError: there is none, or it is damaged.
+            GumshoeError: if there is none, or it is damaged.
         """
         return DocumentIndex(directory)
 
     @staticmethod
     def get_ready(index: SearchableDocuments) -> None:
-        """Have the index load the model that queries are embedded with."""
+        """Load the model that embeds queries."""
         index.search("What is there?", limit=1)
 
     @staticmethod
     def find_source(index: SearchableDocuments, scenario: Scenario, source_id: str) -> DocumentSource | None:  # noqa: ARG004
-        """The document of that id; None where there is none."""
-        found = _found(index.head, source_id)
+        """Return the document with an id, or None if it does not exist."""
+        found = _read_or_none(index.head, source_id)
         return DocumentSource(found.document_id, found.title, found.url) if found else None
 
     def system_prompt(self) -> str:
-        """What to do, and in how many turns: the same for every scenario, so that a server computes it once."""
+        """Return the task and the turn limit. They are the same for every scenario, so a server computes them once."""
         return _SYSTEM.format(turns=self._max_turns) + (_REASONING if self._reasoning else "")
 
     def user_prompt(self) -> str:
-        """What day it is, where that matters, and the question."""
+        """Return the date, if the scenario has one, and the question."""
         today = self.scenario.query_date
         if today is None:
             return self.scenario.question
@@ -116,11 +116,11 @@ class DocumentsEnvironment(SearchEnvironment):
         Args:
             query: What to look for, in a few words.
         """
-        deeds = self.begin_search(query)
+        events = self.begin_search(query)
         hits = list(self._index.search(query, limit=self._hits)) if query.strip() else []
         for hit in hits:
             self._listed.setdefault(hit.document_id, []).append(hit.snippet)
-        return self.end_search(deeds, [hit.document_id for hit in hits], map(_shown_hit, hits))
+        return self.end_search(events, [hit.document_id for hit in hits], map(_format_hit, hits))
 
     def read_document(self, document_id: str) -> str:
         """Read one document.
@@ -128,11 +128,11 @@ class DocumentsEnvironment(SearchEnvironment):
         Args:
             document_id: The id of a document, as a search lists it.
         """
-        document = _found(self._index.read, document_id)
+        document = _read_or_none(self._index.read, document_id)
         if document is None:
             raise self.unknown_id_error(f"document {document_id!r}")
         self.record_reading(document.document_id)
-        text = excerpt(document.text, self._listed.get(document.document_id, []), self._longest)
+        text = make_excerpt(document.text, self._listed.get(document.document_id, []), self._longest)
         return f"{document.title}\n\n{text}"
 
     def return_final_answer(self, answer: str, document_ids: list[str]) -> str:
@@ -145,35 +145,36 @@ class DocumentsEnvironment(SearchEnvironment):
         return self.finish(answer, document_ids)
 
     def listed_id(self, source_id: str) -> str | None:
-        """As `SearchEnvironment.listed_id`."""
-        document = _found(self._index.head, source_id)
+        """Return the id of a document as searches list it. See `SearchEnvironment.listed_id`."""
+        document = _read_or_none(self._index.head, source_id)
         return document.document_id if document else None
 
 
-def _found(read: Callable[[str], Document], document_id: str) -> Document | None:
+def _read_or_none(read: Callable[[str], Document], document_id: str) -> Document | None:
     try:
         return read(document_id.strip())
     except DocumentNotFoundError:
         return None
 
 
-def _shown_hit(hit: DocumentHit) -> str:
-    """A hit as a search shows it; its id stands last, where a causal model has seen what it is the id of."""
-    return f"{_in_a_line(hit.title)}\n  {_in_a_line(hit.snippet)}\n  id: {hit.document_id}"
+def _format_hit(hit: DocumentHit) -> str:
+    """Format a hit for the model. The id comes last, so that a causal model knows what it identifies."""
+    return f"{_to_one_line(hit.title)}\n  {_to_one_line(hit.snippet)}\n  id: {hit.document_id}"
 
 
-def _in_a_line(text: str) -> str:
+def _to_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def excerpt(text: str, passages: Iterable[str], longest: int) -> str:
-    """A text of at most so many characters, and marks of what is left out: all of it, or how it begins and the parts
-    round passages of it, the last ones first as far as there is room.
+def make_excerpt(text: str, passages: Iterable[str], longest: int) -> str:
+    """Shorten a text to at most `longest` characters, plus marks where parts are omitted.
+
+    A longer text is reduced to its beginning and the parts around `passages`, preferring the last ones.
     """
     if len(text) <= longest:
         return text
-    places = list(_places(text, reversed(list(passages))))
-    part = longest // min(_PARTS, 1 + len(places))
+    places = list(_find_passages(text, reversed(list(passages))))
+    part = longest // min(_MAX_PARTS, 1 + len(places))
     spans, room = [(0, part)], longest - part
     for start in places:
         if room < part:
@@ -192,7 +193,7 @@ def excerpt(text: str, passages: Iterable[str], longest: int) -> str:
 
 
 def _whole_words(text: str, start: int, end: int) -> str:
-    """A part of a text without the words that it would begin or end within."""
+    """Return a part of a text without words that are cut off at its start or end."""
     if start and not text[start - 1].isspace():
         start = next((at for at in range(start, end) if text[at].isspace()), start)
     if end < len(text) and not text[end].isspace():
@@ -200,14 +201,14 @@ def _whole_words(text: str, start: int, end: int) -> str:
     return text[start:end].strip()
 
 
-def _places(text: str, passages: Iterable[str]) -> Iterator[int]:
-    """Where passages of a text begin in it, each place once, however their spaces and their ends were changed."""
+def _find_passages(text: str, passages: Iterable[str]) -> Iterator[int]:
+    """Yield the offsets of passages in a text, each once. Spaces, punctuation and the ends of passages may differ."""
     found: set[int] = set()
     for passage in passages:
         words = re.findall(r"\w+", passage)
-        for start in range(0, max(1, len(words) - _TELLING), _TELLING):
-            telling = r"\W+".join(map(re.escape, words[start : start + _TELLING]))
-            place = re.search(telling, text) if telling else None
+        for start in range(0, max(1, len(words) - _MATCH_WORDS), _MATCH_WORDS):
+            pattern = r"\W+".join(map(re.escape, words[start : start + _MATCH_WORDS]))
+            place = re.search(pattern, text) if pattern else None
             if place and place.start() not in found:
                 found.add(place.start())
                 yield place.start()

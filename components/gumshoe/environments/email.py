@@ -1,4 +1,4 @@
-"""The e-mail environment: search one inbox, read from it, answer."""
+"""Environment for mail: search one inbox, read messages, answer."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,17 +20,17 @@ _USER = """\
 I am {inbox}. Today is {today}.
 
 {question}"""
-_FIRST = -62135596800  # the beginning of the year 1, UTC
+_MIN_TIMESTAMP = -62135596800  # year 1, UTC: the earliest datetime
 
 
 class EmailEnvironment(SearchEnvironment):
-    """Answers one scenario from its inbox, as it was on the query date.
+    """Answer one scenario from its inbox, as it was on the query date.
 
-    Inbox and date come from the scenario and reach every query; nothing that the model writes, and nothing that a
-    message says, can widen them. The index is shared and read-only.
+    Inbox and date come from the scenario and are part of every query. Neither the model nor the text of a message can
+    change them. The index is shared and read-only.
 
     Raises:
-        ScenarioError: the scenario is not about mail.
+        ScenarioError: if the scenario is not about mail.
     """
 
     has_inboxes = True
@@ -51,25 +51,25 @@ class EmailEnvironment(SearchEnvironment):
 
     @staticmethod
     def open_index(directory: Path) -> MailIndex:
-        """The index of a directory.
+        """Open the index in a directory.
 
         Raises:
-            IndexFileError: there is none, or it is damaged.
+            IndexFileError: if there is none, or it is damaged.
         """
         return MailIndex(directory)
 
     @staticmethod
     def find_source(index: MailIndex, scenario: Scenario, source_id: str) -> MessageSource | None:
-        """A message of the scenario's inbox that had been sent by its date; None where there is none of that id."""
-        found = _visible(index, scenario, source_id)
+        """Return a message of the scenario's inbox that was sent before its date, or None if there is none."""
+        found = _read_visible(index, scenario, source_id)
         return MessageSource(found.message_id, found.sent, found.sender, found.subject) if found else None
 
     def system_prompt(self) -> str:
-        """What to do, and in how many turns: the same for every scenario, so that a server computes it once."""
+        """Return the task and the turn limit. They are the same for every scenario, so a server computes them once."""
         return _SYSTEM.format(turns=self._max_turns)
 
     def user_prompt(self) -> str:
-        """Whose mail it is, what day it is, and the question."""
+        """Return the owner of the inbox, the date and the question."""
         today = self.scenario.query_date
         return _USER.format(inbox=self._inbox, today=f"{today:%A}, {today}", question=self.scenario.question)
 
@@ -90,7 +90,7 @@ class EmailEnvironment(SearchEnvironment):
             sent_after: Only messages sent on this day or later, as YYYY-MM-DD.
             sent_before: Only messages sent before this day, as YYYY-MM-DD.
         """
-        deeds = self.begin_search(keywords, sender, recipient, sent_after, sent_before)
+        events = self.begin_search(keywords, sender, recipient, sent_after, sent_before)
         try:
             after, before = check_period(sent_after, sent_before)
             end = int(self._until.timestamp())
@@ -102,13 +102,13 @@ class EmailEnvironment(SearchEnvironment):
                 keywords,
                 sender=sender,
                 recipient=recipient,
-                sent_after=None if after is None else _moment(after),
-                sent_before=_moment(before),
+                sent_after=None if after is None else _to_datetime(after),
+                sent_before=_to_datetime(before),
                 order="date",
             )
         except MailSearchError as error:
             raise ToolError(str(error)) from None
-        return self.end_search(deeds, [hit.message_id for hit in hits], map(_listed, hits))
+        return self.end_search(events, [hit.message_id for hit in hits], map(_format_hit, hits))
 
     def read_email(self, message_id: str) -> str:
         """Read one message of the inbox.
@@ -116,11 +116,11 @@ class EmailEnvironment(SearchEnvironment):
         Args:
             message_id: The id of a message, as a search lists it.
         """
-        message = _visible(self._index, self.scenario, message_id)
+        message = _read_visible(self._index, self.scenario, message_id)
         if message is None:
             raise self.unknown_id_error(f"message {message_id!r} in this inbox")
         self.record_reading(message.message_id)
-        return _shown(message)
+        return _format_message(message)
 
     def return_final_answer(self, answer: str, message_ids: list[str]) -> str:
         """Give the answer to the question. This ends the conversation.
@@ -132,22 +132,22 @@ class EmailEnvironment(SearchEnvironment):
         return self.finish(answer, message_ids)
 
     def listed_id(self, source_id: str) -> str | None:
-        """As `SearchEnvironment.listed_id`: a message may be named by the id of a dropped duplicate."""
-        message = _visible(self._index, self.scenario, source_id)
+        """Return the id of a message as searches list it. `source_id` may be that of a removed duplicate."""
+        message = _read_visible(self._index, self.scenario, source_id)
         return bare_id(message.message_id) if message else None
 
     def bare(self, source_id: str) -> str:
-        """As `SearchEnvironment.bare`."""
+        """Return the id without angle brackets. See `SearchEnvironment.bare`."""
         return bare_id(source_id)
 
 
 def bare_id(message_id: str) -> str:
-    """A message's id without the brackets that some write it in."""
+    """Return a message id without angle brackets."""
     return message_id.strip().strip("<>")
 
 
-def _visible(index: MailIndex, scenario: Scenario, message_id: str) -> Message | None:
-    """A message of the scenario's inbox, if it had been sent by its date."""
+def _read_visible(index: MailIndex, scenario: Scenario, message_id: str) -> Message | None:
+    """Return a message of the scenario's inbox, or None if it does not exist or was sent after the scenario's date."""
     until = scenario.visible_before
     try:
         message = index.read(str(scenario.inbox_address), message_id)
@@ -156,18 +156,18 @@ def _visible(index: MailIndex, scenario: Scenario, message_id: str) -> Message |
     return message if message.sent is not None and until is not None and message.sent < until else None
 
 
-def _moment(seconds: int) -> datetime:
-    """A moment of which only the seconds since 1970 are known; the first that can be shown for any before it."""
-    return datetime.fromtimestamp(max(seconds, _FIRST), UTC)
+def _to_datetime(seconds: int) -> datetime:
+    """Convert seconds since 1970 to a datetime; earlier times become the earliest datetime."""
+    return datetime.fromtimestamp(max(seconds, _MIN_TIMESTAMP), UTC)
 
 
-def _listed(hit: Hit) -> str:
-    """A hit as a search shows it; its id stands last, where a causal model has seen what it is the id of."""
+def _format_hit(hit: Hit) -> str:
+    """Format a hit for the model. The id comes last, so that a causal model knows what it identifies."""
     sent = f"{hit.sent:%Y-%m-%d}" if hit.sent else "no date"
     return f"{sent} {hit.sender}: {hit.subject}\n  {hit.snippet}\n  id: {hit.message_id}"
 
 
-def _shown(message: Message) -> str:
+def _format_message(message: Message) -> str:
     lines = [f"From: {message.sender_name} <{message.sender}>".replace(":  <", ": <")]
     for role in ("to", "cc"):
         listed = ", ".join(each.address for each in message.recipients if each.role == role)

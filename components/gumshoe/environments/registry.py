@@ -1,7 +1,7 @@
-"""One way to open an environment: an index in a directory, and the environments of episodes over it.
+"""Open an index and create environments over it, by name.
 
-Gumshoe's own are `email` and `documents`. Which of them an index is for is seen from its directory. One's own is named
-as `my_package.wiki:WikiEnvironment`: a class as `EnvironmentClass` describes.
+The built-in environments are `email` and `documents`; the default depends on the index. A custom environment is named
+as `my_package.wiki:WikiEnvironment` and implements `EnvironmentClass`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,57 +14,59 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from gumshoe.environments.base import Environment, Source
-from gumshoe.environments.tools import Run
+from gumshoe.environments.tools import ToolFunction
 from gumshoe.errors import UsageError
-from gumshoe.plugins import checked, faults, imported, settings_of
-from gumshoe.scenarios.indexes import kind_of_index
+from gumshoe.plugins import describe_faults, import_attribute, settings_model, validate_settings
+from gumshoe.scenarios.indexes import detect_index_kind
 from gumshoe.scenarios.scenario import Scenario
 
 BUILT_IN = {
     "email": "gumshoe.environments.email:EmailEnvironment",
     "documents": "gumshoe.environments.documents:DocumentsEnvironment",
 }
-"""Environments that are named without their module."""
+"""Built-in environments, by short name."""
 
 
 FINAL_ANSWER = "return_final_answer"
-"""The tool that ends a conversation, in every environment."""
+"""Name of the tool that ends a conversation, in every environment."""
 
 
 class Index(Protocol):
-    """What the episodes of an environment share: read-only, and used from several threads."""
+    """Index that all episodes of an environment share. It is read-only and used from several threads."""
 
     def stats(self) -> dict[str, Any]:
-        """What is in it; its `content` differs wherever that does."""
+        """Return statistics of the index. Their `content` must differ if the content of the index does."""
         ...
 
 
 class EnvironmentClass(Protocol):
-    """A class of environments. Its instances are as `Environment` says, one an episode.
+    """Interface of environment classes. An instance is an `Environment` for one episode.
 
-    It is called as `Class(index, scenario, max_turns, **settings)` and raises a `ScenarioError` where the scenario is
-    not for it. What stands after `*` in its `__init__` are its settings. It may have a static `get_ready(index)`, which
-    does beforehand what the first search would do, and `for_tiny` and `for_calls`: settings that it has for the tiny
-    policy, and where single calls of its tools are answered, unless others are given.
+    The class is called as `Class(index, scenario, max_turns, **settings)`, and raises a `ScenarioError` if it does not
+    support the scenario. The arguments after `*` of its `__init__` are its settings.
+
+    Optional members: a static method `get_ready(index)` that does in advance the slow work of the first search; and
+    `for_tiny` and `for_calls`, default settings for the tiny policy and for single tool calls.
     """
 
     has_inboxes: ClassVar[bool]
-    """A question is about one inbox, and a server lets only those ask it who may read that; False where everybody who
-    may ask may read all of the index."""
+    """True if a question is about one inbox; a server then accepts it only from users who may read that inbox.
+
+    False if every user may read the whole index."""
 
     def __call__(self, index: Any, scenario: Scenario, max_turns: int, **settings: Any) -> Environment: ...
 
     def open_index(self, directory: Path) -> Index:
-        """The index of a directory (static); called once, before anything is asked."""
+        """Open the index in a directory (static method). Called once, before any episode."""
         ...
 
     def find_source(self, index: Any, scenario: Scenario, source_id: str) -> Source | None:
-        """What the scenario may see under an id, as people are shown it; None where that is nothing (static)."""
+        """Return a source that the scenario may access, to show to users, or None (static method)."""
         ...
 
 
 class EnvironmentSettings(BaseModel):
-    """An environment as a configuration names it: `documents`, or with settings `{documents: {reasoning: false}}`."""
+    """Name and settings of an environment in a configuration, e.g. `documents` or `{documents: {reasoning: false}}`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,18 +75,18 @@ class EnvironmentSettings(BaseModel):
 
     @classmethod
     def parse(cls, word: Any) -> "EnvironmentSettings":
-        """From a word, or from a mapping of one name to its settings; text may be either, in YAML.
+        """Parse a name, or a mapping of one name to its settings. A string may be either, in YAML.
 
         Raises:
-            UsageError: it is neither.
+            UsageError: if it is neither.
         """
         if isinstance(word, cls):
             return word
         try:
-            said = yaml.safe_load(word) if isinstance(word, str) else word
+            value = yaml.safe_load(word) if isinstance(word, str) else word
         except yaml.YAMLError:
-            said = None
-        match said:
+            value = None
+        match value:
             case str(name) if name.strip():
                 return cls(name=name.strip())
             case {"name": str(name), **rest} if set(rest) <= {"arguments"}:
@@ -101,104 +103,104 @@ class EnvironmentSettings(BaseModel):
 
 
 NamedEnvironment = Annotated[EnvironmentSettings, BeforeValidator(EnvironmentSettings.parse)]
-"""An environment, as a setting."""
+"""Environment as a field of other settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvFactory:
-    """An index that is open, and the environments over it."""
+    """Create environments over one open index."""
 
     name: str
     kind: EnvironmentClass
     index: Any
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """The settings of its environments, those that were not given too."""
+    """Settings of the environments, defaults included."""
     given: frozenset[str] = frozenset()
-    """The names of those that were given."""
+    """Names of the settings that the user has set."""
 
     @property
     def content(self) -> str:
-        """What the index was made from, and how: other content, other text."""
+        """Identifier of the index's content. It differs if the content does."""
         return str(self.index.stats()["content"])
 
     @property
     def has_inboxes(self) -> bool:
-        """A question is about one inbox, which not everybody may read."""
+        """True if a question is about one inbox, which only some users may read."""
         return self.kind.has_inboxes
 
-    def asked_on(self, day: date | None) -> date | None:
-        """The day on which somebody asks who may have named one: of mail today, and of documents none. Questions of
-        sets about documents have none, and so had the prompts that a policy learned from.
+    def default_query_date(self, day: date | None) -> date | None:
+        """Return `day`, or if it is None the default date of a question: today for mail, and None for documents.
+
+        Policies for documents are trained on prompts without a date.
         """
         return day or (datetime.now(UTC).date() if self.has_inboxes else None)
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What trajectories note of it: what decides, beside the scenario, how an episode goes."""
+        """Settings and index content, as recorded in trajectories. With the scenario, they determine an episode."""
         return {"environment": {"name": self.name, **self.arguments}, "index": self.content}
 
     def get_ready(self) -> None:
-        """Do now what the first search would do, such as to load a model: a mistake is told of before all else begins.
+        """Do the slow work of the first search now, e.g. load a model, so that errors appear early.
 
         Raises:
-            GumshoeError: it cannot be done.
+            GumshoeError: if it fails.
         """
         if hasattr(self.kind, "get_ready"):
             self.kind.get_ready(self.index)
 
     def for_tiny(self) -> "EnvFactory":
-        """The same as the tiny policy was taught it; what the settings say stays as it is."""
-        return self._set("for_tiny")
+        """Return a copy with the settings that the tiny policy was trained with. Settings of the user are kept."""
+        return self._with_defaults("for_tiny")
 
     def for_calls(self) -> "EnvFactory":
-        """The same as it answers single calls of its tools; what the settings say stays as it is."""
-        return self._set("for_calls")
+        """Return a copy with the settings for single tool calls. Settings of the user are kept."""
+        return self._with_defaults("for_calls")
 
-    def _set(self, use: str) -> "EnvFactory":
+    def _with_defaults(self, use: str) -> "EnvFactory":
         wanted: Mapping[str, Any] = getattr(self.kind, use, {})
         others = {name: value for name, value in wanted.items() if name not in self.given}
         return replace(self, arguments={**self.arguments, **others})
 
-    def tools(self) -> list[Run]:
-        """What an environment has for a model to call, but for the answer: to be described, not to be called."""
+    def list_tools(self) -> list[ToolFunction]:
+        """Return the tools other than the final answer, to describe them. Do not call them."""
         nobody, day = ("nobody@example.com", date.min) if self.has_inboxes else (None, None)
-        tools = self.new_environment(Scenario.asked("What is there?", nobody, day), 1).toolbox.tools
+        tools = self.new_environment(Scenario.from_question("What is there?", nobody, day), 1).toolbox.tools
         return [tool for tool in tools if tool.__name__ != FINAL_ANSWER]
 
     def new_environment(self, scenario: Scenario, max_turns: int) -> Environment:
-        """A fresh one, for one episode.
+        """Create the environment of one episode.
 
         Raises:
-            ScenarioError: the scenario is not for it.
+            ScenarioError: if the environment does not support the scenario.
         """
         return self.kind(self.index, scenario, max_turns, **self.arguments)
 
     def check(self, scenarios: Iterable[Scenario], max_turns: int) -> None:
-        """See that there is an environment for each of some scenarios.
+        """Check that the environment supports all scenarios.
 
         Raises:
-            ScenarioError: there is not.
+            ScenarioError: if it does not.
         """
         for scenario in scenarios:
             self.new_environment(scenario, max_turns)
 
     def find_source(self, scenario: Scenario, source_id: str) -> Source | None:
-        """What the scenario may see under an id; None where that is nothing."""
+        """Return a source that the scenario may access, or None."""
         return self.kind.find_source(self.index, scenario, source_id)
 
 
 def open_env(directory: Path, named: EnvironmentSettings | None = None) -> EnvFactory:
-    """The index in a directory, and the environments over it, as they are named or else as the index tells.
+    """Open the index in a directory for the named environment, or for the default environment of the index.
 
     Raises:
-        UsageError: there is no such environment, or its settings are others; the message says what there is. Or the
-            directory holds no index that Gumshoe knows, and no environment is named.
-        GumshoeError: the index is damaged.
+        UsageError: if the environment or a setting of it does not exist, or none is named and the index is unknown.
+        GumshoeError: if the index is damaged.
     """
-    wanted = named or EnvironmentSettings(name=kind_of_index(directory))
+    wanted = named or EnvironmentSettings(name=detect_index_kind(directory))
     kind = _find_class(wanted.name)
     try:
-        settings = settings_of(cast(Any, kind).__init__)
+        settings = settings_model(cast(Any, kind).__init__)
     except NameError as error:
         raise UsageError(
             "environments.unresolved-type",
@@ -206,10 +208,10 @@ def open_env(directory: Path, named: EnvironmentSettings | None = None) -> EnvFa
             "not only under TYPE_CHECKING",
         ) from None
     try:
-        arguments = checked(settings, wanted.arguments)
+        arguments = validate_settings(settings, wanted.arguments)
     except ValidationError as error:
         raise UsageError(
-            "environments.invalid-settings", f"environment {wanted.name}: {faults(settings, error)}"
+            "environments.invalid-settings", f"environment {wanted.name}: {describe_faults(settings, error)}"
         ) from None
     return EnvFactory(wanted.name, kind, kind.open_index(directory), arguments, frozenset(wanted.arguments))
 
@@ -221,7 +223,7 @@ def _find_class(name: str) -> EnvironmentClass:
             "environments.unknown",
             f"unknown environment: {name!r}; use {', '.join(BUILT_IN)}, or your own as my_package.module:Class",
         )
-    kind = imported(f"environment {name}", place, attribute, "environments.import-failed")
+    kind = import_attribute(f"environment {name}", place, attribute, "environments.import-failed")
     missing = [each for each in ("open_index", "find_source", "has_inboxes") if not hasattr(kind, each)]
     if not isinstance(kind, type) or missing:
         raise UsageError(

@@ -1,1 +1,1 @@
-"""Whether a policy is better than another, and why."""
+"""Evaluate policies, compare them with paired statistics, and gate on the result."""

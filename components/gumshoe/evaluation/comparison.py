@@ -1,4 +1,4 @@
-"""Two policies on the same questions, question by question."""
+"""Compare two policies on the same questions, question by question."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,10 @@ from gumshoe.evaluation.statistics import Numbers, bootstrap, mcnemar, paired_di
 
 
 def compare_policies(candidate: PolicyResult, baseline: PolicyResult, level: float = 0.95) -> Comparison:
-    """
+    """Compare two policies with paired statistics.
+
     Raises:
-        UsageError: they did not answer the same questions.
+        UsageError: if they did not answer the same questions.
     """
     questions = list(candidate.correct_map)
     if set(questions) != set(baseline.correct_map):
@@ -26,8 +27,8 @@ def compare_policies(candidate: PolicyResult, baseline: PolicyResult, level: flo
     theirs = np.array([np.mean(baseline.correct_map[each]) for each in questions])
     gained = [each for each, change in zip(questions, ours - theirs, strict=True) if change > 0]
     lost = [each for each, change in zip(questions, ours - theirs, strict=True) if change < 0]
-    beaten = [_beaten(candidate.control_reward_map[each], baseline.control_reward_map[each]) for each in questions]
-    low, high = bootstrap(beaten, level=level)
+    win_rates = [_win_rate(candidate.control_reward_map[each], baseline.control_reward_map[each]) for each in questions]
+    low, high = bootstrap(win_rates, level=level)
     return Comparison(
         candidate=candidate.name,
         baseline=baseline.name,
@@ -43,7 +44,7 @@ def compare_policies(candidate: PolicyResult, baseline: PolicyResult, level: flo
             [float(np.mean(baseline.control_reward_map[each])) for each in questions],
             level,
         ),
-        beat_rate=Estimate(value=float(np.mean(beaten)), low=low, high=high, questions=len(questions)),
+        beat_rate=Estimate(value=float(np.mean(win_rates)), low=low, high=high, questions=len(questions)),
         gained=tuple(gained),
         lost=tuple(lost),
         costs=_costs(candidate, baseline),
@@ -55,25 +56,25 @@ _COSTS |= {"seconds": "all_seconds", "judge_requests": "judge_requests"}
 
 
 def _costs(candidate: PolicyResult, baseline: PolicyResult) -> dict[str, CostPair]:
-    """What an answer of each takes; nothing where neither chooses among several samples, for then its measures say."""
-    if not any(_chooses(each) for each in (candidate, baseline)):
+    """Return the costs of an answer of each; empty if neither chooses among several samples."""
+    if not any(_has_choice(each) for each in (candidate, baseline)):
         return {}
     found = {}
     for name in _COSTS:
-        ours, theirs = (_taken(each, name) for each in (candidate, baseline))
+        ours, theirs = (_get_cost(each, name) for each in (candidate, baseline))
         if ours is not None and theirs is not None:
             found[name] = CostPair(candidate=ours, baseline=theirs, ratio=ours / theirs if theirs else None)
     return found
 
 
-def _chooses(policy: PolicyResult) -> bool:
+def _has_choice(policy: PolicyResult) -> bool:
     return "all_turns" in policy.metrics
 
 
-def _taken(policy: PolicyResult, name: str) -> float | None:
-    if name == "judge_requests" and not _chooses(policy):
+def _get_cost(policy: PolicyResult, name: str) -> float | None:
+    if name == "judge_requests" and not _has_choice(policy):
         return 0.0
-    found = policy.metrics.get(_COSTS[name] if _chooses(policy) else name)
+    found = policy.metrics.get(_COSTS[name] if _has_choice(policy) else name)
     return found.value if found else None
 
 
@@ -83,14 +84,14 @@ def _difference(candidate: Numbers, baseline: Numbers, level: float) -> Differen
     return Difference(
         candidate=float(np.mean(ours)),
         baseline=float(np.mean(theirs)),
-        # Of the pairs, since a gain of 96 of 240 is 0.4, and 206 / 240 - 110 / 240 is not.
+        # Mean of the differences: a gain of 96 of 240 is exactly 0.4, but 206 / 240 - 110 / 240 is not.
         difference=float(np.mean(ours - theirs)),
         low=low,
         high=high,
     )
 
 
-def _beaten(rewards: Sequence[float], control: Sequence[float]) -> float:
-    """The share of pairs in which the first is higher; equal ones count half."""
+def _win_rate(rewards: Sequence[float], control: Sequence[float]) -> float:
+    """Return the share of pairs in which the first reward is higher; ties count half."""
     ours, theirs = np.array(rewards)[:, None], np.array(control)[None, :]
     return float(np.mean((ours > theirs) + 0.5 * (ours == theirs)))

@@ -1,4 +1,4 @@
-"""The pipeline's steps that measure policies, and that say whether one is really better."""
+"""Pipeline components that evaluate policies and run the gate."""
 
 from kfp import dsl
 
@@ -10,7 +10,7 @@ def evaluate_policy(
     base_model: str,
     judge: str,
     limits: dict,
-    gpus: int,  # noqa: ARG001 - of the pod
+    gpus: int,  # noqa: ARG001 - requested for the pod
     code: str,
     evaluation: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
@@ -18,43 +18,45 @@ def evaluate_policy(
     adapter: dsl.Input[dsl.Model] = None,
     current: dsl.Input[dsl.Model] = None,
     baseline: dsl.Input[dsl.Artifact] = None,
-    choice: dict = {},  # noqa: B006 - a default of Kubeflow's
+    choice: dict = {},  # noqa: B006 - Kubeflow requires a literal
 ) -> float:
-    """Measure the base model, and the adapters that are given beside it, on the test split; the last one's accuracy.
+    """Evaluate the base model and the given adapters on the test split, and return the accuracy of the last one.
 
     Args:
-        index: Of mail, or of documents.
-        scenarios: A directory with `scenarios.jsonl`.
-        base_model: `tiny`, a model's directory, or its name on the hub.
-        judge: Says which answers are right, as `gumshoe evaluate --judge`.
-        limits: Of an episode: max_turns, max_tokens, max_context.
-        gpus: How many the step has.
-        code: A hash of the code, so that what other code made is not taken from the cache.
-        evaluation: What `gumshoe evaluate` writes.
-        metrics: The first of its numbers.
-        report: Every episode.
-        adapter: Measured where it is given.
-        current: The adapter in service, measured too; an empty one is none.
-        baseline: An evaluation of the base model, of which nothing is asked again.
-        choice: How one of several samples answers a question: samples, choose, choose_by, temperature; empty for none.
+        index: Index of mail or documents.
+        scenarios: Directory with `scenarios.jsonl`.
+        base_model: `tiny`, the directory of a model, or its name on the hub.
+        judge: Judge of the answers, e.g. `heuristic` (see `gumshoe evaluate --judge`).
+        limits: Limits of each episode: max_turns, max_tokens, max_context.
+        gpus: Number of GPUs of the step.
+        code: Hash of the code. If it changes, the step is not taken from the cache.
+        evaluation: Directory that `gumshoe evaluate` writes.
+        metrics: Metrics of the last policy.
+        report: Report of every episode.
+        adapter: Adapter to evaluate.
+        current: Adapter in service, to evaluate too; an empty directory for none.
+        baseline: Evaluation of the base model, to reuse its episodes.
+        choice: How one of several samples is chosen: samples, choose, choose_by, temperature; empty for one sample.
     """
     import json
     import shutil
     from pathlib import Path
 
-    from gumshoe.evaluation.evaluation_step import measure_policies
+    from gumshoe.evaluation.evaluation_step import evaluate_policies
 
     place = Path(evaluation.path)
     if baseline is not None:
         shutil.copytree(baseline.path, place, dirs_exist_ok=True)
     adapters = {"current": current, "adapter": adapter}
     given = {name: Path(each.path) for name, each in adapters.items() if each is not None}
-    asked, page = Path(scenarios.path), Path(report.path)
-    result = measure_policies(Path(index.path), asked, base_model, given, judge, limits, place, page, choice)
+    questions, page = Path(scenarios.path), Path(report.path)
+    result = evaluate_policies(Path(index.path), questions, base_model, given, judge, limits, place, page, choice)
     numbers = {name: estimate.value for name, estimate in result.metrics.items()}
     for name, value in numbers.items():
         metrics.log_metric(name, value)
-    Path(metrics.path).write_text(json.dumps(numbers), encoding="utf-8")  # without a file there is nothing to cache
+    Path(metrics.path).write_text(
+        json.dumps(numbers), encoding="utf-8"
+    )  # Kubeflow caches a step only if its outputs are files
     evaluation.metadata.update({"policy": result.name, "questions": len(result.correct_map), "code": code})
     return result.metrics["accuracy"].value
 
@@ -68,27 +70,29 @@ def gate(
     decision: dsl.Output[dsl.Artifact],
     summary: dsl.Output[dsl.Markdown],
 ) -> bool:
-    """Say whether the adapter is really better than the one in service, or the base model, and why; and keep that.
+    """Decide if the adapter is significantly better than the one in service, or the base model. Publish the report.
 
     Args:
-        evaluation: One of both.
-        thresholds: As `gumshoe gate` has them; those that are not named are its defaults.
-        store: The URI of the project's artifacts.
-        run: The run's id.
-        decision: A file, JSON.
-        summary: The same to read.
+        evaluation: Evaluation of both.
+        thresholds: Thresholds of `gumshoe gate` by name, e.g. {min_gain: 0.05}; the others have their defaults.
+        store: URI of the artifact store.
+        run: Id of the run.
+        decision: The decision, as JSON.
+        summary: The decision, as Markdown.
     """
     import shutil
     from pathlib import Path
 
-    from gumshoe.evaluation.evaluation_step import DECISION, SUMMARY, decide, keep
+    from gumshoe.evaluation.evaluation_step import DECISION, SUMMARY, decide_and_write, publish_report
     from gumshoe.evaluation.gate import GateSettings
 
     place = Path(evaluation.path)
-    found = decide(place, GateSettings.of(thresholds))
+    found = decide_and_write(place, GateSettings.from_mapping(thresholds))
     shutil.copyfile(place / DECISION, decision.path)
     shutil.copyfile(place / SUMMARY, summary.path)
-    decision.metadata.update({"passed": found.passed, "why": found.why, "report": keep(place, found, store, run)})
+    decision.metadata.update(
+        {"passed": found.passed, "why": found.why, "report": publish_report(place, found, store, run)}
+    )
     print(found.why)
     return found.passed
 
@@ -104,32 +108,35 @@ def choose(
     decision: dsl.Output[dsl.Artifact],
     summary: dsl.Output[dsl.Markdown],
 ) -> bool:
-    """Choose the adapter that answers most of those that the gate lets pass; whether there is one.
+    """Choose the most accurate adapter among those that pass the gate. Return True if one passes.
 
     Args:
-        evaluations: One of each adapter.
-        adapters: In the same order.
-        thresholds: As `gumshoe gate` has them; stricter for each, as there are more of them.
-        store: The URI of the project's artifacts.
-        run: The run's id.
-        best: The one that was chosen; where none passes, the best of all.
-        decision: What the gate said of it, JSON.
-        summary: All of them, to read.
+        evaluations: One evaluation per adapter.
+        adapters: The adapters, in the same order.
+        thresholds: Thresholds of `gumshoe gate` by name; levels are stricter with more adapters.
+        store: URI of the artifact store.
+        run: Id of the run.
+        best: The chosen adapter, or the best of all if none passes.
+        decision: Decision on the chosen adapter, as JSON.
+        summary: All decisions, as Markdown.
     """
     import shutil
     from pathlib import Path
 
-    from gumshoe.evaluation.evaluation_step import DECISION, chosen, keep
+    from gumshoe.evaluation.evaluation_step import DECISION, choose_best, publish_report
     from gumshoe.evaluation.gate import GateSettings
 
     places = [Path(each.path) for each in evaluations]
-    decisions, place, text = chosen(places, GateSettings.of(thresholds))
+    decisions, place, text = choose_best(places, GateSettings.from_mapping(thresholds))
     shutil.copyfile(places[place] / DECISION, decision.path)
     Path(summary.path).write_text(text, encoding="utf-8")
     shutil.copytree(adapters[place].path, best.path, dirs_exist_ok=True)
     best.metadata.update(adapters[place].metadata)
-    last = [*(each for each in range(len(places)) if each != place), place]  # what is told of the run is of the best
+    last = [
+        *(each for each in range(len(places)) if each != place),
+        place,
+    ]  # publish the best one last: the latest report is that of the run
     for each in last:
-        keep(places[each], decisions[each], store, run)
+        publish_report(places[each], decisions[each], store, run)
         print(decisions[each].why)
     return decisions[place].passed

@@ -1,7 +1,7 @@
-"""Run policies over scenarios, judge what they answered, and write down what came of it.
+"""Run policies over scenarios, judge their answers, and write the results.
 
-What always holds: an episode that is on file is not run again; and nothing is measured before every question has its
-episodes and its verdicts, for what is missing is rarely missing by chance.
+Invariants: an episode that is on file is not run again; nothing is measured before every question has its episodes and
+verdicts, because missing ones are rarely a random sample.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gumshoe.artifacts.private_data import mark
-from gumshoe.artifacts.storage import explain_os_errors, held_file, write_atomically
+from gumshoe.artifacts.private_data import mark_private
+from gumshoe.artifacts.storage import explain_os_errors, open_locked_file, write_atomically
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.comparison import compare_policies
-from gumshoe.evaluation.metrics import Price, by_kind, compute_metrics
-from gumshoe.evaluation.predictions import ChosenAnswer, Prediction, by_question, write_predictions, write_table
+from gumshoe.evaluation.metrics import Price, accuracy_by_kind, compute_metrics
+from gumshoe.evaluation.predictions import ChosenAnswer, Prediction, group_by_question, write_predictions, write_table
 from gumshoe.evaluation.results import (
     METRICS_FILE,
     PREDICTIONS,
@@ -34,125 +34,130 @@ from gumshoe.evaluation.results import (
 )
 from gumshoe.evaluation.statistics import cohens_kappa
 from gumshoe.inference.policy_names import PolicyName
-from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Selector, cost_of
+from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Selector, total_cost
 from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
-from gumshoe.rewards.judge_registry import OpenAIJudge, named_settings, open_judge
-from gumshoe.rewards.scoring import JudgedTrajectory, at_once, judge_one
+from gumshoe.rewards.judge_registry import OpenAIJudge, open_judge, parse_judge
+from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
 from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.rollouts.trajectory import Trajectory
-from gumshoe.rollouts.writer import RolloutOptions, chosen_scenarios, read_trajectories, run_to_file
+from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file, select_scenarios
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import Advance
 
 TRAJECTORIES = "trajectories"
-"""The folder of an evaluation that holds a file of them for each policy."""
+"""Directory in an evaluation with a file of trajectories for each policy."""
 CHOICES = "choices"
-"""The folder that holds a file of what was chosen for each policy, where that was asked of a model."""
-_BEGUN = "evaluation.json"  # what was begun, so that nothing else is added to it
+"""Directory in an evaluation with a file of a model's choices for each policy."""
+_SETTINGS_FILE = "evaluation.json"  # the settings, so that nothing with other settings is added
 _LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,63})=(.+)", re.S)
-_ADDRESS = re.compile(r"https?://[^#]*")  # a server may have another when it is started again
-_UNFIT = re.compile(r"[^\w.-]+")
+_ADDRESS = re.compile(r"https?://[^#]*")  # may change when a server is restarted
+_INVALID_CHARACTERS = re.compile(r"[^\w.-]+")
 
-Watch = Callable[[str], AbstractContextManager[Advance]]
-"""Shows the progress of a stage."""
+ShowProgress = Callable[[str], AbstractContextManager[Advance]]
+"""Show the progress of a stage, given its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy to evaluate, and what it is called."""
+    """A policy to evaluate, and its name in the evaluation."""
 
     name: str
     word: str
 
     @classmethod
     def parse(cls, text: str) -> "NamedPolicy":
-        """`NAME=WORD`, or a word alone, which is then called by its version."""
+        """Parse `NAME=WORD`, or a word alone, which is then named by its version."""
         labelled = _LABEL.fullmatch(text)
         if labelled:
             return cls(labelled[1], labelled[2])
-        return cls(_UNFIT.sub("-", PolicyName.parse(text).version).strip("-.")[-64:], text)
+        return cls(_INVALID_CHARACTERS.sub("-", PolicyName.parse(text).version).strip("-.")[-64:], text)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """What an evaluation is to do; the command line's options."""
+    """Options of an evaluation, as on the command line."""
 
     rollout: RolloutOptions
-    """For each policy; its `policy` is left out."""
+    """Options for each policy; its `policy` is ignored."""
     policies: tuple[NamedPolicy, ...]
     judges: tuple[Any, ...] = ("heuristic",)
-    """As `open_judge` takes them: one, which decides, or two."""
+    """One or two judges, for `open_judge`; the first one decides."""
     prices: Mapping[str, Price] = field(default_factory=dict)
-    """By the policies' names."""
+    """Prices by policy name."""
     adapters: tuple[tuple[str, Path], ...] = ()
-    """Directories of adapters, with the names of the policies that use them: what they learned from is read there."""
+    """(policy name, directory) of adapters, to read which questions they were trained on."""
     choice: ChoiceSettings | None = None
-    """Where one of the rollout's samples is chosen as a question's answer. Which, is decided when all are run: the same
-    samples serve any way to choose."""
+    """Settings to choose one of the samples as a question's answer. All samples are run before, so that they can be
+    reused with another method."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRun:
-    """An evaluation with all that it is made of."""
+    """An evaluation with its scenarios, predictions and trajectories."""
 
     result: EvaluationResult
     scenarios: ScenarioSet
     predictions: list[Prediction]
     trajectories: dict[str, list[Trajectory]]
-    """By the policies' names, in the order of their predictions; those that were not chosen are left out."""
-    world: EnvFactory
+    """Trajectories by policy name, in the order of their predictions, without samples that were not chosen."""
+    env_factory: EnvFactory
 
 
-async def evaluate(settings: EvaluationRequest, directory: Path, watch: Watch) -> EvaluationRun:
-    """Run what a directory lacks, judge, measure, and write all but the report.
+async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProgress) -> EvaluationRun:
+    """Run the episodes that are missing in a directory, judge and measure them, and write everything but the report.
 
     Raises:
-        UsageError: the settings cannot be carried out; nothing was begun.
-        SeenScenarioError: a policy learned from these scenarios, or was chosen on them.
-        UnavailableError: some questions have no episode, or some answers no verdict; run it again for them.
+        UsageError: if the settings are wrong; no episode was started.
+        SeenScenarioError: if a policy was trained or selected on these scenarios.
+        UnavailableError: if some questions have no episode, or some answers no verdict. Run it again to add them.
     """
-    scenarios = chosen_scenarios(settings.rollout)
+    scenarios = select_scenarios(settings.rollout)
     unseen = _check(settings, scenarios)
-    world = open_env(settings.rollout.index, settings.rollout.environment)
+    env_factory = open_env(settings.rollout.index, settings.rollout.environment)
     async with AsyncExitStack() as open_judges:
         judges = []
         for each in settings.judges:
             judge = open_judge(each)
             open_judges.push_async_callback(judge.aclose)
-            judges.append((_name_of(each), judge))
-        chooser = settings.choice.opened() if settings.choice else None
-        if chooser is not None:
-            open_judges.push_async_callback(chooser.aclose)
-        _begin(directory, settings, scenarios, world)
-        trajectories = await _rolled_out(settings, directory, scenarios, world, watch)
+            judges.append((_describe_judge(each), judge))
+        selector = settings.choice.open_selector() if settings.choice else None
+        if selector is not None:
+            open_judges.push_async_callback(selector.aclose)
+        _record_settings(directory, settings, scenarios, env_factory)
+        trajectories = await _run_rollouts(settings, directory, scenarios, env_factory, watch)
         predictions = []
         for name, found in trajectories.items():
             choices: dict[str, Choice] = {}
-            if settings.choice and chooser:
+            if settings.choice and selector:
                 with watch(f"Choosing for {name}") as advance:
                     path = directory / CHOICES / f"{name}.jsonl"
-                    choices = await _chosen(name, found, scenarios, settings.choice, chooser, path, advance)
+                    choices = await _choose_samples(name, found, scenarios, settings.choice, selector, path, advance)
             with watch(f"Judging {name}") as advance:
-                judged = await _judged(name, found, scenarios, judges, advance)
+                judged = await _judge(name, found, scenarios, judges, advance)
             if choices:
-                judged, trajectories[name] = _only_chosen(judged, found, choices)
+                judged, trajectories[name] = _keep_chosen(judged, found, choices)
             predictions += judged
-        used = tuple(
-            JudgeResult(name=name, usage=judge.model.usage.numbers() if isinstance(judge, OpenAIJudge) else {})
+        judge_results = tuple(
+            JudgeResult(name=name, usage=judge.model.usage.to_dict() if isinstance(judge, OpenAIJudge) else {})
             for name, judge in judges
         )
-    result = _result(settings, scenarios, world, predictions, used, unseen)
+    result = _build_result(settings, scenarios, env_factory, predictions, judge_results, unseen)
     with explain_os_errors(directory):
         write_predictions(directory / PREDICTIONS, predictions)
         write_table(directory / TABLE, predictions)
         result.write(directory)
-    return EvaluationRun(result, scenarios, predictions, trajectories, world)
+    return EvaluationRun(result, scenarios, predictions, trajectories, env_factory)
 
 
 def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> set[str]:
-    """The names of the policies that are known not to have seen the scenarios."""
+    """Check the settings. Return the names of the policies that are known not to have seen the scenarios.
+
+    Raises:
+        UsageError: if a setting is wrong.
+        SeenScenarioError: if a policy was trained or selected on these scenarios.
+    """
     names = [each.name for each in settings.policies]
     twice = next((each for each in names if names.count(each) > 1), None)
     if twice is not None:
@@ -198,22 +203,35 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> set[str]:
     return unseen
 
 
-def _begin(directory: Path, settings: EvaluationRequest, scenarios: ScenarioSet, world: EnvFactory) -> None:
-    """Note what the directory is for, or see that it is for the same."""
+def _record_settings(
+    directory: Path, settings: EvaluationRequest, scenarios: ScenarioSet, env_factory: EnvFactory
+) -> None:
+    """Write the settings to the directory, or check that they are the same as before.
+
+    Raises:
+        UsageError: if they differ.
+    """
     rollout = settings.rollout
-    noted: dict[str, Any] = {"scenarios": scenarios.content, "index": world.content, "samples": rollout.samples}
-    noted |= rollout.of_an_episode | world.provenance
+    recorded: dict[str, Any] = {
+        "scenarios": scenarios.content,
+        "index": env_factory.content,
+        "samples": rollout.samples,
+    }
+    recorded |= rollout.episode_settings | env_factory.provenance
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
-        noted |= {f"policy {each.name}": _ADDRESS.sub("", each.word), f"weights of {each.name}": policy.weights}
+        recorded |= {
+            f"policy {each.name}": _ADDRESS.sub("", each.word),
+            f"weights of {each.name}": policy.weights_digest,
+        }
         if policy.takes_tokenizer:
-            noted[f"tokenizer of {each.name}"] = rollout.tokenizer
-    path = directory / _BEGUN
-    mark(directory, scenarios.inboxes)
+            recorded[f"tokenizer of {each.name}"] = rollout.tokenizer
+    path = directory / _SETTINGS_FILE
+    mark_private(directory, scenarios.inboxes)
     with explain_os_errors(directory):
         (directory / TRAJECTORIES).mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            write_atomically(path, io.BytesIO(json.dumps(noted, indent=2).encode() + b"\n"))
+            write_atomically(path, io.BytesIO(json.dumps(recorded, indent=2).encode() + b"\n"))
             return
         try:
             before = dict(json.loads(path.read_bytes()))
@@ -221,7 +239,7 @@ def _begin(directory: Path, settings: EvaluationRequest, scenarios: ScenarioSet,
             raise UsageError(
                 "evaluation.state-damaged", f"{path} is not valid JSON; use another --out directory"
             ) from None
-    other = [name for name, value in noted.items() if before.get(name, value) != value]
+    other = [name for name, value in recorded.items() if before.get(name, value) != value]
     if other:
         raise UsageError(
             "evaluation.settings-changed",
@@ -229,18 +247,18 @@ def _begin(directory: Path, settings: EvaluationRequest, scenarios: ScenarioSet,
             "the same settings",
         )
     with explain_os_errors(directory):
-        write_atomically(path, io.BytesIO(json.dumps(before | noted, indent=2).encode() + b"\n"))
-        for name in (METRICS_FILE, PREDICTIONS, TABLE, REPORT):  # they would tell of what was measured before
+        write_atomically(path, io.BytesIO(json.dumps(before | recorded, indent=2).encode() + b"\n"))
+        for name in (METRICS_FILE, PREDICTIONS, TABLE, REPORT):  # remove the results of earlier runs
             (directory / name).unlink(missing_ok=True)
 
 
-async def _rolled_out(
-    settings: EvaluationRequest, directory: Path, scenarios: ScenarioSet, world: EnvFactory, watch: Watch
+async def _run_rollouts(
+    settings: EvaluationRequest, directory: Path, scenarios: ScenarioSet, env_factory: EnvFactory, watch: ShowProgress
 ) -> dict[str, list[Trajectory]]:
-    """All episodes of each policy.
+    """Run the missing episodes, and return all episodes by policy.
 
     Raises:
-        UnavailableError: some have no answer.
+        UnavailableError: if some questions have no answer.
     """
     found: dict[str, list[Trajectory]] = {}
     failures: list[str] = []
@@ -250,7 +268,7 @@ async def _rolled_out(
         tokenizer = settings.rollout.tokenizer if PolicyName.parse(each.word).takes_tokenizer else None
         with watch(each.name) as advance:
             own = replace(settings.rollout, policy=each.word, tokenizer=tokenizer)
-            report = await run_to_file(own, path, advance, world)
+            report = await run_to_file(own, path, advance, env_factory)
         if report.dropped:
             scenario, cause = next(iter(report.dropped_groups.items()))
             failures.append(f"{each.name} did not answer {report.dropped:,} questions, e.g. {scenario}: {cause}")
@@ -264,61 +282,62 @@ async def _rolled_out(
     return found
 
 
-async def _chosen(
+async def _choose_samples(
     policy: str,
     trajectories: Sequence[Trajectory],
     scenarios: ScenarioSet,
     settings: ChoiceSettings,
-    chooser: Selector,
+    selector: Selector,
     path: Path,
     advance: Advance,
 ) -> dict[str, Choice]:
-    """The choice among the samples of each question. What a model chose is kept, and not asked again, nor is its cost
-    forgotten; the key is all that it was asked by.
+    """Choose one of the samples of each question. Return the choices by scenario id.
+
+    Choices of a model are stored in `path` with their cost and reused. The key is a hash of everything they depend on.
 
     Raises:
-        UnavailableError: some have none.
+        UnavailableError: if some questions have no choice.
     """
     groups: dict[str, list[Trajectory]] = {}
     for each in trajectories:
         groups.setdefault(each.scenario, []).append(each)
     by_id = {scenario.id: scenario for scenario in scenarios}
-    told = settings.model_dump_json(include={"choose", "choose_by"})
+    method = settings.model_dump_json(include={"choose", "choose_by"})
     with ExitStack() as held:
         with explain_os_errors(path):
             path.parent.mkdir(exist_ok=True)
-            file = held.enter_context(held_file(path))
+            file = held.enter_context(open_locked_file(path))
             file.seek(0)
             content = file.read()
-            kept = _kept(content)
+            stored = _read_choices(content)
             if not content.endswith(b"\n"):
-                file.write(b"\n")  # after a line that was cut off
+                file.write(b"\n")  # end an incomplete line
 
         async def chosen(group: list[Trajectory]) -> tuple[str, Choice]:
-            asked = by_id[group[0].scenario]
-            texts = [told, asked.question, str(asked.query_date), *(each.to_json() for each in group)]
+            scenario = by_id[group[0].scenario]
+            texts = [method, scenario.question, str(scenario.query_date), *(each.to_json() for each in group)]
             key = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-            if key not in kept:
-                kept[key] = await chooser.choose(asked.question, asked.query_date, group)
-                if kept[key].requests and not kept[key].failed:
+            if key not in stored:
+                stored[key] = await selector.choose(scenario.question, scenario.query_date, group)
+                if stored[key].requests and not stored[key].failed:
                     with explain_os_errors(path):
-                        file.write(json.dumps({"key": key, **asdict(kept[key])}).encode() + b"\n")
+                        file.write(json.dumps({"key": key, **asdict(stored[key])}).encode() + b"\n")
                         file.flush()
-            return asked.id, kept[key]
+            return scenario.id, stored[key]
 
-        found = await at_once(chosen, list(groups.values()), advance)
+        found = await map_concurrently(chosen, list(groups.values()), advance)
     failed = [choice.failed for _, choice in found if choice.failed]
     if failed:
         raise UnavailableError(
             "evaluation.choices-missing",
-            f"{settings.by} chose no sample of {policy} for {len(failed):,} questions, e.g.: {failed[0]}; run the "
-            "command again for them",
+            f"{settings.judge_name} chose no sample of {policy} for {len(failed):,} questions, e.g.: {failed[0]}; run "
+            "the command again for them",
         )
     return dict(found)
 
 
-def _kept(content: bytes) -> dict[str, Choice]:
-    """The choices of a file, by their keys; a line that was cut off is left out."""
+def _read_choices(content: bytes) -> dict[str, Choice]:
+    """Read the choices of a file, by key. Incomplete lines are ignored."""
     found = {}
     for line in content.splitlines():
         try:
@@ -330,10 +349,10 @@ def _kept(content: bytes) -> dict[str, Choice]:
     return found
 
 
-def _only_chosen(
+def _keep_chosen(
     judged: Sequence[Prediction], trajectories: Sequence[Trajectory], choices: Mapping[str, Choice]
 ) -> tuple[list[Prediction], list[Trajectory]]:
-    """Of each question the episode that was chosen, with what it was chosen from."""
+    """Return the chosen prediction and trajectory of each question, with the verdicts and cost of all samples."""
     groups: dict[str, list[tuple[Prediction, Trajectory]]] = {}
     for each in zip(judged, trajectories, strict=True):
         groups.setdefault(each[0].scenario, []).append(each)
@@ -345,28 +364,28 @@ def _only_chosen(
             why=choice.why,
             correct=tuple(each.correct for each, _ in group),
             run_again=sum(each.tries - 1 for each, _ in group),
-            cost=cost_of([each for _, each in group], choice),
+            cost=total_cost([each for _, each in group], choice),
         )
         predictions.append(prediction.model_copy(update={"chosen": chosen}))
         episodes.append(trajectory)
     return predictions, episodes
 
 
-class _Known:
-    """A judge whose verdict is known."""
+class _FixedJudge:
+    """Judge with a fixed verdict."""
 
     def __init__(self, correct: bool) -> None:
         self._verdict = Verdict(correct, "")
 
     async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:  # noqa: ARG002
-        """As `Judge.verdict`."""
+        """Return the fixed verdict."""
         return self._verdict
 
     async def aclose(self) -> None:
-        """As `Judge.aclose`."""
+        """Do nothing: there is nothing to close."""
 
 
-async def _judged(
+async def _judge(
     policy: str,
     trajectories: Sequence[Trajectory],
     scenarios: ScenarioSet,
@@ -376,11 +395,11 @@ async def _judged(
     by_id: dict[str, Scenario] = {scenario.id: scenario for scenario in scenarios}
 
     async def judged(each: Trajectory) -> tuple[Trajectory, list[tuple[str, JudgedTrajectory]], float]:
-        asked = by_id[each.scenario]
-        verdicts = [(name, await judge_one(each, asked, judge)) for name, judge in judges]
-        return each, verdicts, await rubric(each, asked, judge=_Known(verdicts[0][1].correct is True))
+        scenario = by_id[each.scenario]
+        verdicts = [(name, await judge_trajectory(each, scenario, judge)) for name, judge in judges]
+        return each, verdicts, await rubric(each, scenario, judge=_FixedJudge(verdicts[0][1].correct is True))
 
-    found = await at_once(judged, trajectories, advance)
+    found = await map_concurrently(judged, trajectories, advance)
     missing = [(name, verdict.why) for _, verdicts, _ in found for name, verdict in verdicts if verdict.correct is None]
     if missing:
         judge, why = missing[0]
@@ -389,13 +408,16 @@ async def _judged(
             f"{judge} gave no verdict on {len(missing):,} answers of {policy}, e.g.: {why}; run the command "
             "again for them",
         )
-    return [Prediction.of(policy, by_id[each.scenario], each, verdicts, reward) for each, verdicts, reward in found]
+    return [
+        Prediction.from_trajectory(policy, by_id[each.scenario], each, verdicts, reward)
+        for each, verdicts, reward in found
+    ]
 
 
-def _result(
+def _build_result(
     settings: EvaluationRequest,
     scenarios: ScenarioSet,
-    world: EnvFactory,
+    env_factory: EnvFactory,
     predictions: Sequence[Prediction],
     judges: tuple[JudgeResult, ...],
     unseen: set[str],
@@ -403,36 +425,38 @@ def _result(
     policies = []
     for each in settings.policies:
         own = [prediction for prediction in predictions if prediction.policy == each.name]
-        questions = by_question(own)
+        questions = group_by_question(own)
         policy = PolicyName.parse(each.word)
         policies.append(
             PolicyResult(
                 name=each.name,
                 policy=each.word,
                 version=policy.version,
-                environment=env_for_policy(world, policy).provenance["environment"],
+                environment=env_for_policy(env_factory, policy).provenance["environment"],
                 is_unseen=each.name in unseen,
                 episodes=sum(each.chosen.cost.samples if each.chosen else 1 for each in own),
                 run_again=sum(each.chosen.run_again if each.chosen else each.tries - 1 for each in own),
                 metrics=compute_metrics(own, settings.prices.get(each.name)),
-                kinds=by_kind(own),
+                kinds=accuracy_by_kind(own),
                 agreement=_agreement(own, tuple(judge.name for judge in judges)),
-                control_reward_map={asked: tuple(one.reward for one in group) for asked, group in questions.items()},
-                correct_map={asked: tuple(one.correct for one in group) for asked, group in questions.items()},
+                control_reward_map={
+                    scenario: tuple(one.reward for one in group) for scenario, group in questions.items()
+                },
+                correct_map={scenario: tuple(one.correct for one in group) for scenario, group in questions.items()},
             )
         )
     rollout = settings.rollout
     return EvaluationResult(
-        scenarios=scenarios.record(),
-        index=world.content,
+        scenarios=scenarios.to_record(),
+        index=env_factory.content,
         split=rollout.split,
-        is_whole=rollout.limit is None or len(chosen_scenarios(replace(rollout, limit=None))) == len(scenarios),
+        is_whole=rollout.limit is None or len(select_scenarios(replace(rollout, limit=None))) == len(scenarios),
         samples=rollout.samples,
-        settings=rollout.of_an_episode,
+        settings=rollout.episode_settings,
         judges=judges,
         policies=tuple(policies),
         comparisons=tuple(compare_policies(each, policies[0]) for each in policies[1:]),
-        choice=ChoiceResult(way=settings.choice.choose, by=settings.choice.by) if settings.choice else None,
+        choice=ChoiceResult(way=settings.choice.choose, by=settings.choice.judge_name) if settings.choice else None,
     )
 
 
@@ -451,7 +475,7 @@ def _agreement(predictions: Sequence[Prediction], judges: tuple[str, ...]) -> Ag
     )
 
 
-def _name_of(judge: Any) -> str:
-    name, settings = named_settings(judge)
+def _describe_judge(judge: Any) -> str:
+    name, settings = parse_judge(judge)
     model = f":{settings['model']}" if "model" in settings else ""
     return f"{name}{model}" + (f" over {settings['threshold']:g}" if "threshold" in settings else "")

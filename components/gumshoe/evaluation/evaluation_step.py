@@ -1,4 +1,4 @@
-"""What the pipeline's steps do with policies: measure the base model or an adapter beside it, and decide."""
+"""Pipeline steps that evaluate the base model and adapters, and decide if an adapter passes the gate."""
 
 import asyncio
 import shutil
@@ -9,56 +9,58 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gumshoe.artifacts.manifest import artifact_files, content_digest, describe
-from gumshoe.artifacts.private_data import mark
+from gumshoe.artifacts.manifest import content_digest, describe_files, find_artifact_files
+from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.artifacts.store import Store
-from gumshoe.errors import UsageError, faults_of
+from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.evaluation.evaluate import EvaluationRequest, NamedPolicy, evaluate
 from gumshoe.evaluation.gate import Decision, GateSettings, decide_gate
-from gumshoe.evaluation.metrics import described, written
+from gumshoe.evaluation.metrics import describe_metric, format_value
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, read_result
 from gumshoe.inference.policy import Sampling
 from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.writer import RolloutOptions
-from gumshoe.scenarios.scenario import SCENARIOS
+from gumshoe.scenarios.scenario import SCENARIOS_FILE
 from gumshoe.terminal import progress
 
 BASE, CURRENT, ADAPTER = "base", "current", "adapter"
 DECISION, SUMMARY = "gate.json", "summary.md"
-_SUMMARISED = (
+_SUMMARY_METRICS = (
     *("accuracy", "source_accuracy", "found", "read", "unusable", "turns", "reward", "seconds_p50"),
     *("one_sample", "any_sample", "all_turns", "all_sampled_tokens", "all_seconds", "judge_requests"),
 )
 
 
-class MeasuringLimits(BaseModel):
-    """Limits of each episode of an evaluation. Kubeflow hands every number over as a float; a whole one is taken."""
+class EvaluationLimits(BaseModel):
+    """Limits of each episode of an evaluation. Kubeflow passes all numbers as floats; whole ones are accepted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_turns: int = Field(10, ge=1)
     max_tokens: int = Field(512, ge=1)
-    """Of one turn."""
+    """Maximum number of tokens per turn."""
     max_context: int = Field(8192, ge=1)
-    """Tokens of the whole episode."""
+    """Maximum number of tokens per episode."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "MeasuringLimits":
-        """Read the limits from the pipeline's parameter.
+    def from_mapping(cls, given: Mapping[str, Any]) -> "EvaluationLimits":
+        """Create limits from the pipeline's parameter.
 
         Raises:
-            UsageError: a name is unknown, or a value is not a whole number from 1.
+            UsageError: if a name is unknown, or a value is not an integer >= 1.
         """
         try:
             return cls.model_validate(dict(given))
         except ValidationError as error:
-            raise UsageError("evaluation.invalid-limits", f"invalid limits: {faults_of(error)}") from None
+            raise UsageError(
+                "evaluation.invalid-limits", f"invalid limits: {describe_validation_error(error)}"
+            ) from None
 
 
-def measure_policies(
+def evaluate_policies(
     index: Path,
     scenarios: Path,
     base_model: str,
@@ -69,16 +71,15 @@ def measure_policies(
     page: Path,
     choice: Mapping[str, Any] | None = None,
 ) -> PolicyResult:
-    """Measure the base model, and adapters of it by name, on the test split, and return the last of them.
+    """Evaluate the base model and its adapters, by name, on the test split. Return the result of the last one.
 
-    `limits` are those of `MeasuringLimits`. `choice` says how one of several samples becomes a question's answer, as
-    `ChoiceSettings`; without it, one sample is taken greedily. The report is also written to `page`, beside the
-    evaluation's directory. A directory without an adapter is left out. If the base model was measured before, none of
-    its questions are asked again.
+    `limits` has the fields of `EvaluationLimits`. `choice` has those of `ChoiceSettings`, to choose among several
+    samples; without it, one sample is taken greedily. The report is also written to `page`. Directories without an
+    adapter are skipped. If `directory` already has an evaluation of the base model, it is not evaluated again.
 
     Raises:
-        UsageError: it cannot be carried out; nothing was begun.
-        UnavailableError: questions have no answer, or answers no verdict.
+        UsageError: if the settings are wrong; no episode was started.
+        UnavailableError: if questions have no answer, or answers have no verdict.
     """
     policies = [NamedPolicy(BASE, f"local:{base_model}")]
     policies += [
@@ -86,35 +87,37 @@ def measure_policies(
         for name, place in adapters.items()
         if (place / "adapter_config.json").exists()
     ]
-    asked, chosen, most = str(scenarios / SCENARIOS), ChoiceSettings.of(choice or {}), MeasuringLimits.of(limits)
+    choice_settings, episode_limits = ChoiceSettings.from_mapping(choice or {}), EvaluationLimits.from_mapping(limits)
     settings = EvaluationRequest(
         rollout=RolloutOptions(
             index=index,
-            scenarios=asked,
+            scenarios=str(scenarios / SCENARIOS_FILE),
             split="test",
             policy="",
-            samples=chosen.samples if chosen else 1,
-            sampling=Sampling(chosen.temperature if chosen else 0.0, max_tokens=most.max_tokens),
-            limits=EpisodeLimits(most.max_turns, most.max_context),
+            samples=choice_settings.samples if choice_settings else 1,
+            sampling=Sampling(
+                choice_settings.temperature if choice_settings else 0.0, max_tokens=episode_limits.max_tokens
+            ),
+            limits=EpisodeLimits(episode_limits.max_turns, episode_limits.max_context),
         ),
         policies=tuple(policies),
         judges=(judge,),
-        choice=chosen,
+        choice=choice_settings,
     )
     found = asyncio.run(evaluate(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
-    mark(directory, found.scenarios.inboxes, beside=[page.name])
+    mark_private(directory, found.scenarios.inboxes, beside=[page.name])
     shutil.copyfile(directory / REPORT, page)
     return found.result.policies[-1]
 
 
-def decide(directory: Path, settings: GateSettings) -> Decision:
-    """What the gate says of the adapter of an evaluation, against the one in service or else the base model.
+def decide_and_write(directory: Path, settings: GateSettings) -> Decision:
+    """Decide if the adapter of an evaluation passes the gate against the adapter in service, or the base model.
 
-    It is written beside the evaluation, as JSON and as Markdown.
+    The decision is written to the evaluation's directory, as JSON and Markdown.
 
     Raises:
-        UsageError: the evaluation is not of both.
+        UsageError: if the evaluation does not have both.
     """
     candidate = read_result(f"{directory}#{ADAPTER}")
     names = [each.name for each in candidate[0].policies]
@@ -126,19 +129,18 @@ def decide(directory: Path, settings: GateSettings) -> Decision:
     return decision
 
 
-def chosen(directories: Sequence[Path], settings: GateSettings) -> tuple[list[Decision], int, str]:
-    """What the gate says of several adapters, the place of the best, and all of it as Markdown.
+def choose_best(directories: Sequence[Path], settings: GateSettings) -> tuple[list[Decision], int, str]:
+    """Return the gate's decisions on several adapters, the index of the best one, and a summary in Markdown.
 
-    The best is the one that answers most questions of those that pass; of all, where none does. The more there are,
-    the likelier one is good by chance: each is held to a stricter level (Bonferroni's correction,
-    https://en.wikipedia.org/wiki/Bonferroni_correction).
+    The best is the most accurate of those that pass, or of all if none passes. With more adapters, it is more likely
+    that one is good by chance, so the levels are stricter (https://en.wikipedia.org/wiki/Bonferroni_correction).
 
     Raises:
-        UsageError: as `decide`.
+        UsageError: if an evaluation does not have both policies (see `decide`).
     """
     count = len(directories)
     stricter = replace(settings, level=1 - (1 - settings.level) / count, max_p=settings.max_p / count)
-    decisions = [decide(each, stricter) for each in directories]
+    decisions = [decide_and_write(each, stricter) for each in directories]
     gains = [(each.passed, each.comparison.accuracy.candidate) for each in decisions]
     best = gains.index(max(gains))
     texts = [(each / SUMMARY).read_text(encoding="utf-8") for each in directories]
@@ -146,21 +148,22 @@ def chosen(directories: Sequence[Path], settings: GateSettings) -> tuple[list[De
     return decisions, best, "\n".join([f"{verdict}.", "", *texts])
 
 
-def keep(directory: Path, decision: Decision, store: str, run: str) -> str:
-    """Publish an evaluation and what the gate said of it as a report of a run; its reference.
+def publish_report(directory: Path, decision: Decision, store: str, run: str) -> str:
+    """Publish an evaluation and the gate's decision as a report of a run. Return its reference.
 
     Raises:
-        StorageError, UnavailableError: the store failed.
+        StorageError: if the store rejects it.
+        UnavailableError: if the store does not answer.
     """
-    version = content_digest(describe(artifact_files(directory)))[:12]
+    version = content_digest(describe_files(find_artifact_files(directory)))[:12]
     settings = {"passed": decision.passed, "code": decision.code, "why": decision.why}
     return Store(store).publish(directory, f"runs/{run}/reports", version, settings=settings).manifest.reference
 
 
 def _summary(decision: Decision, result: EvaluationResult) -> str:
     rows = [
-        f"| {described(name)[0]} | " + " | ".join(_shown(each, name) for each in result.policies) + " |"
-        for name in _SUMMARISED
+        f"| {describe_metric(name)[0]} | " + " | ".join(_format_metric(each, name) for each in result.policies) + " |"
+        for name in _SUMMARY_METRICS
         if all(name in each.metrics for each in result.policies)
     ]
     names = [each.name for each in result.policies]
@@ -178,6 +181,6 @@ def _summary(decision: Decision, result: EvaluationResult) -> str:
     )
 
 
-def _shown(policy: PolicyResult, name: str) -> str:
+def _format_metric(policy: PolicyResult, name: str) -> str:
     found = policy.metrics[name]
-    return f"{written(name, found.value)} ({written(name, found.low)} to {written(name, found.high)})"
+    return f"{format_value(name, found.value)} ({format_value(name, found.low)} to {format_value(name, found.high)})"

@@ -1,4 +1,4 @@
-"""Whether a candidate goes into service."""
+"""Decide if a candidate may be deployed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -10,30 +10,30 @@ from gumshoe.errors import UsageError
 from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.results import Comparison, EvaluationResult, PolicyResult
 
-Place = tuple[EvaluationResult, PolicyResult]
+EvaluatedPolicy = tuple[EvaluationResult, PolicyResult]
 
 
 @dataclass(frozen=True, slots=True)
 class GateSettings:
-    """What a candidate has to reach."""
+    """Thresholds that a candidate must reach."""
 
     min_gain: float = 0.02
-    """Least gain in accuracy."""
+    """Minimum gain in accuracy."""
     min_lower: float = 0.0
-    """The lower end of the paired interval must lie above this."""
+    """The lower end of the paired interval must be above this."""
     max_p: float = 0.05
-    """Highest p-value of McNemar's exact test: where few questions changed sides, the interval is too narrow."""
+    """Maximum p-value of McNemar's exact test. If few questions changed sides, the interval is too narrow."""
     max_unusable: float = 0.02
-    """Highest share of episodes that end with a call that is no use."""
+    """Maximum share of episodes that end with an unusable call."""
     level: float = 0.95
-    """Of the interval."""
+    """Confidence level of the interval."""
 
     @classmethod
-    def of(cls, thresholds: Mapping[str, Any]) -> "GateSettings":
-        """By name; those that are not named are the defaults.
+    def from_mapping(cls, thresholds: Mapping[str, Any]) -> "GateSettings":
+        """Create settings from thresholds by name. The others have their defaults.
 
         Raises:
-            UsageError: a name is unknown, or a value is not a number.
+            UsageError: if a name is unknown, or a value is not a number.
         """
         known = [each.name for each in fields(cls)]
         for name, value in thresholds.items():
@@ -46,15 +46,15 @@ class GateSettings:
 
 
 class Decision(BaseModel):
-    """What the gate says."""
+    """Decision of the gate."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     passed: bool
     code: str | None = None
-    """Why it did not pass: the code of the first threshold that was missed; null if it passed."""
+    """Code of the first threshold that was missed; null if it passed."""
     why: str
-    """One paragraph."""
+    """Reasons, as one paragraph."""
     comparison: Comparison
 
     @property
@@ -64,33 +64,38 @@ class Decision(BaseModel):
 
 
 def compare_evaluations(
-    candidate: Place, baseline: Place, level: float = 0.95, *, across_samples: bool = False
+    candidate: EvaluatedPolicy, baseline: EvaluatedPolicy, level: float = 0.95, *, across_samples: bool = False
 ) -> Comparison:
-    """Policies of two evaluations.
+    """Compare the policies of two evaluations.
 
-    `across_samples`: whether one answer that was chosen from several samples may be compared with one of fewer, or
-    chosen otherwise. That tells what the samples buy, and not which policy is better.
+    With `across_samples`, the two may differ in the number of samples per question, or in how one is chosen. This shows
+    the benefit of more samples, not which policy is better.
 
     Raises:
-        UsageError: their questions, index, settings or judges differ.
+        UsageError: if their questions, index, settings or judges differ.
     """
     ours, theirs = candidate[0], baseline[0]
     across = across_samples and all(map(_has_one_answer, (ours, theirs))) and bool(ours.choice or theirs.choice)
-    environments = _written(candidate[1].environment), _written(baseline[1].environment)
-    alike: list[tuple[str, str, object, object]] = [
+    environments = _format_settings(candidate[1].environment), _format_settings(baseline[1].environment)
+    must_match: list[tuple[str, str, object, object]] = [
         ("gate.other-index", "different indexes", ours.index[:16], theirs.index[:16]),
         ("gate.other-judge", "different judges", ours.judges[0].name, theirs.judges[0].name),
         ("gate.other-environment", "different environments", *environments),
     ]
     if not across:
-        alike += [
+        must_match += [
             ("gate.other-sample-count", "different numbers of samples", ours.samples, theirs.samples),
-            ("gate.other-choice", "different ways to choose among samples", _choice(ours), _choice(theirs)),
+            (
+                "gate.other-choice",
+                "different ways to choose among samples",
+                _describe_choice(ours),
+                _describe_choice(theirs),
+            ),
         ]
-    decisive = _decisive(ours, across), _decisive(theirs, across)
-    alike.append(("gate.other-settings", "different settings", *decisive))
+    decisive = _settings_to_match(ours, across), _settings_to_match(theirs, across)
+    must_match.append(("gate.other-settings", "different settings", *decisive))
     names = f"{candidate[1].name} and {baseline[1].name}"
-    for code, what, mine, other in alike:
+    for code, what, mine, other in must_match:
         if mine != other:
             raise UsageError(code, f"{names} were evaluated with {what}: {mine} and {other}; evaluate both alike")
     if ours.scenarios.content != theirs.scenarios.content:
@@ -103,29 +108,30 @@ def compare_evaluations(
 
 
 def _has_one_answer(evaluation: EvaluationResult) -> bool:
-    """Whether each question has one, whatever number of samples that took."""
+    """Return True if each question has one answer, sampled once or chosen among several samples."""
     return evaluation.samples == 1 or evaluation.choice is not None
 
 
-def _choice(evaluation: EvaluationResult) -> str:
+def _describe_choice(evaluation: EvaluationResult) -> str:
     choice = evaluation.choice
     return f"{choice.way} by {choice.by}" if choice else "none"
 
 
-def _decisive(evaluation: EvaluationResult, across: bool) -> str:
-    """What episodes were run with, but for the seed, and where samples are one's own, their temperature."""
+def _settings_to_match(evaluation: EvaluationResult, across: bool) -> str:
+    """Return the settings that must be equal: all except the seed and, across samples, the temperature."""
     left_out = {"seed", "temperature"} if across else {"seed"}
-    return _written({name: value for name, value in evaluation.settings.items() if name not in left_out})
+    return _format_settings({name: value for name, value in evaluation.settings.items() if name not in left_out})
 
 
-def _written(settings: Mapping[str, Any]) -> str:
+def _format_settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def decide_gate(candidate: Place, baseline: Place, settings: GateSettings) -> Decision:
-    """
+def decide_gate(candidate: EvaluatedPolicy, baseline: EvaluatedPolicy, settings: GateSettings) -> Decision:
+    """Decide if a candidate passes all thresholds against a baseline.
+
     Raises:
-        UsageError: the two cannot be compared, or not all of a split was asked.
+        UsageError: if the two cannot be compared, or were not evaluated on the whole test split.
     """
     for evaluation, policy in (candidate, baseline):
         if evaluation.split != "test":

@@ -1,4 +1,4 @@
-"""What is measured of a policy, and how sure it is: one table of metrics, each with its 95 % interval."""
+"""Compute the metrics of a policy, each with its 95 % interval. `METRICS` lists them."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from gumshoe.environments.base import Unusable
-from gumshoe.evaluation.predictions import Prediction, by_question
+from gumshoe.evaluation.predictions import Prediction, group_by_question
 from gumshoe.evaluation.statistics import bootstrap, pass_at, wilson
 from gumshoe.rollouts.answer import Cost
 
@@ -18,71 +18,71 @@ UNUSABLE = get_args(Unusable)
 
 
 class Estimate(BaseModel):
-    """A number and the 95 % interval that it lies in."""
+    """A number with its 95 % interval."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     value: float
     low: float
-    """Lower end: Wilson's of a rate, the bootstrap's otherwise."""
+    """Lower end of the interval: Wilson score for rates, bootstrap for all others."""
     high: float
     questions: int
-    """How many questions it is of: those that it applies to."""
+    """Number of questions that the metric applies to."""
 
 
 class Price(BaseModel):
-    """What tokens cost."""
+    """Price of tokens."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     prompt: float
-    """Dollars for a million tokens of prompts."""
+    """Dollars per million prompt tokens."""
     completion: float
-    """Dollars for a million tokens that are sampled."""
+    """Dollars per million sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One thing that is measured of episodes."""
+    """Definition of a metric."""
 
     name: str
     label: str
     about: str
-    of: Callable[[Prediction], float | None]
-    """What an episode counts; None where it does not apply to it."""
+    compute: Callable[[Prediction], float | None]
+    """Return the value of an episode, or None if the metric does not apply to it."""
     unit: Literal["rate", "number", "seconds", "dollars"] = "number"
     quantile: float | None = None
-    """This quantile of the episodes, in place of the mean of the questions."""
+    """Quantile over the episodes to report instead of the mean over the questions."""
 
 
-def _ended(*endings: str) -> Callable[[Prediction], float]:
+def _ended_with(*endings: str) -> Callable[[Prediction], float]:
     return lambda each: float(each.ending in endings)
 
 
-def _gave_up(each: Prediction) -> bool:
+def _has_no_answer(each: Prediction) -> bool:
     return each.does_not_know or each.answer is None
 
 
-def _took(of: Callable[[Cost], float | None]) -> Callable[[Prediction], float | None]:
-    """Of all samples of a question; where it has one alone, what the episode counts says it already."""
+def _cost_of_samples(of: Callable[[Cost], float | None]) -> Callable[[Prediction], float | None]:
+    """Return a cost of all samples of a question. It applies only if the answer was chosen among several samples."""
     return lambda each: of(each.chosen.cost) if each.chosen else None
 
 
-def _sampled(of: Callable[[Sequence[bool]], float]) -> Callable[[Prediction], float | None]:
+def _of_samples(of: Callable[[Sequence[bool]], float]) -> Callable[[Prediction], float | None]:
     return lambda each: of(each.chosen.correct) if each.chosen else None
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("accuracy", "Correct", "answers that the judge calls right", lambda e: e.correct, "rate"),
+    Metric("accuracy", "Correct", "answers that the judge accepts", lambda e: e.correct, "rate"),
     Metric(
         "source_accuracy",
-        "Right source",
-        "right source given with the answer",
+        "Correct source",
+        "a correct source was given with the answer",
         lambda e: e.right_source,
         "rate",
     ),
-    Metric("found", "Found", "right source listed by a search", lambda e: e.found, "rate"),
-    Metric("read", "Read", "right source read", lambda e: e.read, "rate"),
+    Metric("found", "Found", "a search listed a correct source", lambda e: e.found, "rate"),
+    Metric("read", "Read", "a correct source was read", lambda e: e.read, "rate"),
     Metric(
         "answered",
         "Answered",
@@ -94,80 +94,100 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "hallucinated_sources",
         "Invented source",
-        "gave a source that is not there",
+        "gave a source that does not exist",
         lambda e: bool(e.hallucinated_sources),
         "rate",
     ),
-    Metric("unusable", "Unusable call", "ended with a call that is no use", _ended(*UNUSABLE), "rate"),
+    Metric("unusable", "Unusable call", "ended with an unusable call", _ended_with(*UNUSABLE), "rate"),
     *(
-        Metric(each.replace(" ", "_"), each.capitalize(), f"ended with: {each}", _ended(each), "rate")
+        Metric(each.replace(" ", "_"), each.capitalize(), f"ended with: {each}", _ended_with(each), "rate")
         for each in UNUSABLE
     ),
-    Metric("out_of_turns", "Out of turns", "had no turn left", _ended("max turns"), "rate"),
-    Metric("context_full", "Context full", "had no context left", _ended("context full"), "rate"),
-    Metric("reward", "Reward", "by the published ART·E scheme", lambda e: e.reward),
-    Metric("turns", "Turns", "of an episode", lambda e: e.turns),
-    Metric("turns_correct", "Turns, correct", "of correct episodes", lambda e: e.turns if e.correct else None),
-    Metric("turns_gave_up", "Turns, gave up", "of episodes with no answer", lambda e: e.turns if _gave_up(e) else None),
-    Metric("searches", "Searches", "of an episode", lambda e: e.searches),
-    Metric("repeated_searches", "Repeated searches", "made before", lambda e: e.repeated_searches),
-    Metric("empty_searches", "Empty searches", "that found nothing", lambda e: e.empty_searches),
-    Metric("read_others", "Others read", "sources read that are not right ones", lambda e: e.read_others),
-    Metric("prompt_tokens", "Prompt tokens", "of all requests, as billed", lambda e: e.prompt_tokens),
-    Metric("sampled_tokens", "Sampled tokens", "of an episode", lambda e: e.sampled_tokens),
-    Metric("seconds", "Seconds", "of an episode, mean", lambda e: e.seconds, "seconds"),
-    Metric("seconds_p50", "Seconds, p50", "half take no longer", lambda e: e.seconds, "seconds", 0.5),
-    Metric("seconds_p95", "Seconds, p95", "95 % take no longer", lambda e: e.seconds, "seconds", 0.95),
+    Metric("out_of_turns", "Out of turns", "reached the turn limit", _ended_with("max turns"), "rate"),
+    Metric("context_full", "Context full", "filled the context", _ended_with("context full"), "rate"),
+    Metric("reward", "Reward", "by the published ART·E rubric", lambda e: e.reward),
+    Metric("turns", "Turns", "per episode", lambda e: e.turns),
+    Metric("turns_correct", "Turns, correct", "per correct episode", lambda e: e.turns if e.correct else None),
     Metric(
-        "one_sample", "One sample, correct", "samples that are correct", _sampled(lambda c: sum(c) / len(c)), "rate"
+        "turns_gave_up",
+        "Turns, no answer",
+        "per episode without an answer",
+        lambda e: e.turns if _has_no_answer(e) else None,
+    ),
+    Metric("searches", "Searches", "per episode", lambda e: e.searches),
+    Metric("repeated_searches", "Repeated searches", "per episode", lambda e: e.repeated_searches),
+    Metric("empty_searches", "Empty searches", "searches without results, per episode", lambda e: e.empty_searches),
+    Metric("read_others", "Others read", "other sources read, per episode", lambda e: e.read_others),
+    Metric("prompt_tokens", "Prompt tokens", "of all requests of an episode, as billed", lambda e: e.prompt_tokens),
+    Metric("sampled_tokens", "Sampled tokens", "per episode", lambda e: e.sampled_tokens),
+    Metric("seconds", "Seconds", "mean per episode", lambda e: e.seconds, "seconds"),
+    Metric("seconds_p50", "Seconds, p50", "median over the episodes", lambda e: e.seconds, "seconds", 0.5),
+    Metric("seconds_p95", "Seconds, p95", "95th percentile over the episodes", lambda e: e.seconds, "seconds", 0.95),
+    Metric(
+        "one_sample", "One sample, correct", "share of correct samples", _of_samples(lambda c: sum(c) / len(c)), "rate"
+    ),
+    Metric("any_sample", "Any sample, correct", "at least one sample is correct", _of_samples(any), "rate"),
+    Metric("all_turns", "Turns, all samples", "per question", _cost_of_samples(lambda c: c.turns)),
+    Metric(
+        "all_prompt_tokens",
+        "Prompt tokens, all samples",
+        "per question, as billed",
+        _cost_of_samples(lambda c: c.prompt_tokens),
     ),
     Metric(
-        "any_sample", "Any sample, correct", "a sample is correct, so that it could be chosen", _sampled(any), "rate"
+        "all_sampled_tokens",
+        "Sampled tokens, all samples",
+        "per question",
+        _cost_of_samples(lambda c: c.sampled_tokens),
     ),
-    Metric("all_turns", "Turns, all samples", "of all samples of a question", _took(lambda c: c.turns)),
-    Metric(
-        "all_prompt_tokens", "Prompt tokens, all samples", "of a question, as billed", _took(lambda c: c.prompt_tokens)
-    ),
-    Metric("all_sampled_tokens", "Sampled tokens, all samples", "of a question", _took(lambda c: c.sampled_tokens)),
     Metric(
         "all_seconds",
         "Seconds, all samples",
-        "of all of them together, and the judge",
-        _took(lambda c: c.seconds),
+        "per question, added up, with the judge",
+        _cost_of_samples(lambda c: c.seconds),
         "seconds",
     ),
     Metric(
-        "longest_seconds", "Seconds, longest sample", "and the judge after it", _took(lambda c: c.longest), "seconds"
+        "longest_seconds",
+        "Seconds, longest sample",
+        "per question, with the judge",
+        _cost_of_samples(lambda c: c.longest),
+        "seconds",
     ),
-    Metric("judge_requests", "Judge requests", "to choose among samples", _took(lambda c: c.judge_requests)),
+    Metric(
+        "judge_requests",
+        "Judge requests",
+        "per question, to choose a sample",
+        _cost_of_samples(lambda c: c.judge_requests),
+    ),
     Metric(
         "judge_tokens",
         "Judge tokens",
-        "of those requests",
-        _took(lambda c: c.judge_prompt_tokens + c.judge_sampled_tokens),
+        "of these requests",
+        _cost_of_samples(lambda c: c.judge_prompt_tokens + c.judge_sampled_tokens),
     ),
 )
-"""In the order in which they are shown. A rate is a share of questions."""
+"""All metrics, in display order. A rate is a share of questions."""
 
 
-_COST = ("cost_per_1000", "Cost of 1,000", "dollars for 1,000 questions")
+_COST = ("cost_per_1000", "Cost of 1,000", "dollars per 1,000 questions")
 _BY_NAME = {each.name: each for each in METRICS}
 
 
-def described(name: str) -> tuple[str, str]:
-    """A metric's label, and what it is about."""
+def describe_metric(name: str) -> tuple[str, str]:
+    """Return the label and the description of a metric."""
     metric = _BY_NAME.get(name)
     if metric:
         return metric.label, metric.about
     if name == _COST[0]:
         return _COST[1:]
     if name == "spread":
-        return "Spread", "standard deviation of a question's episodes, correct or not"
-    return name, f"one of {name.partition('@')[2]} episodes of a question is correct"
+        return "Spread", "standard deviation of correctness over the episodes of a question"
+    return name, f"at least one of {name.partition('@')[2]} episodes of a question is correct"
 
 
-def written(name: str, value: float) -> str:
-    """A metric's value as people are shown it."""
+def format_value(name: str, value: float) -> str:
+    """Format a metric's value for display."""
     metric = _BY_NAME.get(name)
     unit = metric.unit if metric else "dollars" if name == _COST[0] else "rate"
     if unit == "rate" and name != "spread":
@@ -178,54 +198,54 @@ def written(name: str, value: float) -> str:
 
 
 def cost_metric(price: Price) -> Metric:
-    """Dollars for 1,000 questions."""
+    """Return the metric of dollars per 1,000 questions."""
 
     def cost(each: Prediction) -> float | None:
-        took = each.chosen.cost if each.chosen else each
-        if took.prompt_tokens is None or took.sampled_tokens is None:
+        usage = each.chosen.cost if each.chosen else each
+        if usage.prompt_tokens is None or usage.sampled_tokens is None:
             return None
-        judged = each.chosen.cost.judge_dollars * 1000 if each.chosen else 0.0
-        return (took.prompt_tokens * price.prompt + took.sampled_tokens * price.completion) / 1000 + judged
+        judge = each.chosen.cost.judge_dollars * 1000 if each.chosen else 0.0
+        return (usage.prompt_tokens * price.prompt + usage.sampled_tokens * price.completion) / 1000 + judge
 
     return Metric(*_COST, cost, "dollars")
 
 
 def compute_metrics(predictions: Sequence[Prediction], price: Price | None = None) -> dict[str, Estimate]:
-    """Each metric of one policy's episodes, by name; without those that apply to none.
+    """Return the metrics of one policy's episodes, by name. Metrics that apply to no episode are left out.
 
-    With several episodes of a question, the question counts once, with their mean; with two or more each, there are
-    `pass@k` and `spread` too: the chance that one of k is right, and the standard deviation of a question's episodes.
+    A question with several episodes counts once, with their mean. If every question has two or more, there are also
+    `pass@k`, the probability that one of k episodes is correct, and `spread`, the standard deviation per question.
     """
-    groups = list(by_question(predictions).values())
+    groups = list(group_by_question(predictions).values())
     found: dict[str, Estimate] = {}
     for metric in (*METRICS, *([cost_metric(price)] if price else [])):
-        estimate = _estimated(metric, groups)
+        estimate = _estimate(metric, groups)
         if estimate is not None:
             found[metric.name] = estimate
     samples = min(map(len, groups), default=0)
     if samples > 1:
         right = [sum(each.correct for each in group) for group in groups]
-        for k in _ks(samples):
+        for k in _powers_of_two(samples):
             values = [pass_at(k, count, len(group)) for count, group in zip(right, groups, strict=True)]
-            found[f"pass@{k}"] = _of_rate(values)
-        found["spread"] = _of_mean([float(np.std([each.correct for each in group], ddof=1)) for group in groups])
+            found[f"pass@{k}"] = _estimate_rate(values)
+        found["spread"] = _estimate_mean([float(np.std([each.correct for each in group], ddof=1)) for group in groups])
     return found
 
 
-def by_kind(predictions: Sequence[Prediction]) -> dict[str, Estimate]:
-    """Accuracy by the questions' kind, the commonest first; empty where they have none."""
+def accuracy_by_kind(predictions: Sequence[Prediction]) -> dict[str, Estimate]:
+    """Return the accuracy by kind of question, the most frequent first; empty if the questions have no kind."""
     kinds: dict[str, list[Prediction]] = {}
     for each in predictions:
         if each.kind is not None:
             kinds.setdefault(each.kind, []).append(each)
     accuracy = METRICS[0]
-    found = {kind: _estimated(accuracy, list(by_question(those).values())) for kind, those in kinds.items()}
-    told = {kind: each for kind, each in found.items() if each is not None}
-    return dict(sorted(told.items(), key=lambda item: (-item[1].questions, item[0])))
+    estimates = {kind: _estimate(accuracy, list(group_by_question(own).values())) for kind, own in kinds.items()}
+    found = {kind: each for kind, each in estimates.items() if each is not None}
+    return dict(sorted(found.items(), key=lambda item: (-item[1].questions, item[0])))
 
 
-def _ks(samples: int) -> Iterator[int]:
-    """1, 2, 4, 8 and so on, and the number of samples."""
+def _powers_of_two(samples: int) -> Iterator[int]:
+    """Yield 1, 2, 4, 8 and so on below the number of samples, and the number of samples."""
     k = 1
     while k < samples:
         yield k
@@ -233,36 +253,36 @@ def _ks(samples: int) -> Iterator[int]:
     yield samples
 
 
-def _estimated(metric: Metric, groups: Sequence[Sequence[Prediction]]) -> Estimate | None:
-    given = [[value for each in group if (value := metric.of(each)) is not None] for group in groups]
+def _estimate(metric: Metric, groups: Sequence[Sequence[Prediction]]) -> Estimate | None:
+    given = [[value for each in group if (value := metric.compute(each)) is not None] for group in groups]
     values = [list(map(float, each)) for each in given if each]
     if not values:
         return None
     if metric.quantile is not None:
-        return _of_quantile(values, metric.quantile)
+        return _estimate_quantile(values, metric.quantile)
     means = [sum(each) / len(each) for each in values]
-    return _of_rate(means) if metric.unit == "rate" else _of_mean(means)
+    return _estimate_rate(means) if metric.unit == "rate" else _estimate_mean(means)
 
 
-def _of_rate(shares: Sequence[float]) -> Estimate:
+def _estimate_rate(shares: Sequence[float]) -> Estimate:
     low, high = wilson(sum(shares), len(shares))
     return Estimate(value=sum(shares) / len(shares), low=low, high=high, questions=len(shares))
 
 
-def _of_mean(values: Sequence[float]) -> Estimate:
+def _estimate_mean(values: Sequence[float]) -> Estimate:
     low, high = bootstrap(values)
     return Estimate(value=math.fsum(values) / len(values), low=low, high=high, questions=len(values))
 
 
-def _of_quantile(values: Sequence[Sequence[float]], quantile: float) -> Estimate:
-    """Of all episodes; whole questions are drawn anew, for the episodes of one are alike."""
+def _estimate_quantile(values: Sequence[Sequence[float]], quantile: float) -> Estimate:
+    """Estimate a quantile of all episodes. The bootstrap resamples whole questions, whose episodes are correlated."""
     longest = max(map(len, values))
     padded = np.full((len(values), longest), np.nan)
     for row, each in zip(padded, values, strict=True):
         row[: len(each)] = each
 
     is_ragged = bool(np.isnan(padded).any())
-    quantile_of = np.nanquantile if is_ragged else np.quantile  # which takes a twentieth of the time
+    quantile_of = np.nanquantile if is_ragged else np.quantile  # `np.quantile` is 20 times as fast
 
     def statistic(drawn: NDArray[Any]) -> NDArray[np.float64]:
         found: NDArray[np.float64] = quantile_of(drawn.reshape(len(drawn), -1), quantile, axis=1)

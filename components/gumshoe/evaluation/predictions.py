@@ -1,4 +1,4 @@
-"""What a policy made of each question, in one flat record an episode: all that metrics and comparisons are made of."""
+"""Predictions: one flat record per episode, from which metrics and comparisons are computed."""
 
 import csv
 import io
@@ -12,15 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gumshoe.artifacts.lines import read_lines
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.environments.base import Ending
-from gumshoe.errors import UsageError, faults_of
+from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.rewards.scoring import JudgedTrajectory
 from gumshoe.rollouts.answer import Cost
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 
-class Verdicts(BaseModel):
-    """What one judge says of an answer."""
+class JudgeVerdict(BaseModel):
+    """Verdict of one judge on an answer."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -31,71 +31,71 @@ class Verdicts(BaseModel):
 
 
 class ChosenAnswer(BaseModel):
-    """How an episode came to be its question's answer, where several were sampled."""
+    """Why an episode was chosen among several samples of its question, and the cost of all samples."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     why: str
     correct: tuple[bool, ...]
-    """[samples]: what the first judge says of each; those that were not chosen count for nothing else."""
+    """Verdict of the first judge on each sample. Samples that were not chosen have no other effect."""
     run_again: int
-    """Episodes of the question that were begun again for want of infrastructure."""
+    """Number of retries of the question's episodes after failures of infrastructure."""
     cost: Cost
-    """Of all samples, and of choosing."""
+    """Cost of all samples and of the choice."""
 
 
 class Prediction(BaseModel):
-    """One episode of one policy, as `predictions.jsonl` has it: the one that was chosen, where it is one of several."""
+    """One episode of one policy, as a line of `predictions.jsonl`. With `--choose`, it is the chosen sample."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     policy: str
-    """The policy's name in this evaluation."""
+    """Name of the policy in this evaluation."""
     scenario: str
     sample: int
-    """Which of the question's episodes this is, from 0."""
+    """Number of the episode among those of its question, from 0."""
     question: str
     kind: str | None
     reference: str
     answer: str | None
     correct: bool
-    """What the first judge says."""
-    verdicts: tuple[Verdicts, ...]
-    """Each judge's, the deciding one first."""
+    """Verdict of the first judge."""
+    verdicts: tuple[JudgeVerdict, ...]
+    """Verdict of each judge, the deciding one first."""
     reward: float
-    """By the published ART·E scheme: `rubric` of the reward functions."""
+    """Reward by the ART·E rubric (the reward function `rubric`)."""
     ending: Ending
     detail: str
-    """What was wrong with a call that could not be used."""
+    """Error of an unusable call; empty otherwise."""
     turns: int
     searches: int
     repeated_searches: int
     empty_searches: int
     found: bool
-    """A search listed the right source, or all of them where all are needed."""
+    """Searches listed a correct source, or all of them if all are needed."""
     read: bool
-    """It was read, or all of them were."""
+    """A correct source was read, or all of them if all are needed."""
     read_others: int
-    """Others that were read."""
+    """Number of other sources that were read."""
     sources: tuple[str, ...]
-    """Those given with the answer."""
+    """Ids of the sources given with the answer."""
     right_source: bool
-    """The right one is among them, or all are."""
+    """A correct source is among them, or all are if all are needed."""
     hallucinated_sources: int
-    """Sources given that are not there: in the inbox, or the collection."""
+    """Number of given sources that do not exist in the inbox or the collection."""
     does_not_know: bool
     prompt_tokens: int | None
-    """Of all requests, added up as an endpoint bills them; None where it did not say."""
+    """Sum over all requests, as an endpoint bills them; null if unknown."""
     sampled_tokens: int | None
     seconds: float
-    """In the policy and in the tools."""
+    """Seconds in the policy and the tools."""
     tries: int
-    """Episodes that it took; those before this one failed for want of infrastructure."""
+    """Number of attempts; earlier ones failed because of infrastructure."""
     chosen: Annotated[ChosenAnswer | None, Field(exclude_if=lambda each: each is None)] = None
-    """Where it was chosen from several samples."""
+    """Details of the choice, if it was chosen among several samples."""
 
     @classmethod
-    def of(
+    def from_trajectory(
         cls,
         policy: str,
         scenario: Scenario,
@@ -103,9 +103,9 @@ class Prediction(BaseModel):
         verdicts: Sequence[tuple[str, JudgedTrajectory]],
         reward: float,
     ) -> "Prediction":
-        """The record of an episode; `verdicts` are by the judges' names, the deciding one first."""
+        """Create the record of an episode. `verdicts` are (judge name, verdict), the deciding judge first."""
         record, enough = trajectory.record, len(scenario.sources) if scenario.needs_all else 1
-        invalid_reads = sum("invalid id" in deeds for deeds in record.deeds)
+        invalid_reads = sum("invalid id" in events for events in record.deeds)
         usage = trajectory.usage
         return cls(
             policy=policy,
@@ -117,7 +117,7 @@ class Prediction(BaseModel):
             answer=record.answer,
             correct=bool(verdicts[0][1].correct),
             verdicts=tuple(
-                Verdicts(judge=name, correct=bool(each.correct), why=each.why, rule=each.rule)
+                JudgeVerdict(judge=name, correct=bool(each.correct), why=each.why, rule=each.rule)
                 for name, each in verdicts
             ),
             reward=reward,
@@ -141,8 +141,8 @@ class Prediction(BaseModel):
         )
 
 
-def by_question(predictions: Iterable[Prediction]) -> dict[str, list[Prediction]]:
-    """The episodes of each question, in their order."""
+def group_by_question(predictions: Iterable[Prediction]) -> dict[str, list[Prediction]]:
+    """Group predictions by question, in order."""
     found: dict[str, list[Prediction]] = defaultdict(list)
     for each in predictions:
         found[each.scenario].append(each)
@@ -150,15 +150,15 @@ def by_question(predictions: Iterable[Prediction]) -> dict[str, list[Prediction]
 
 
 def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
-    """Write them as JSONL, all or nothing."""
+    """Write predictions as JSONL, atomically."""
     write_atomically(path, io.BytesIO("".join(f"{each.model_dump_json()}\n" for each in predictions).encode()))
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions of a file.
+    """Read the predictions of a file.
 
     Raises:
-        UsageError: a line is not a prediction; the message says which.
+        UsageError: if a line is not a prediction; the message has its number.
     """
     found = []
     for number, line in enumerate(read_lines(str(path)), 1):
@@ -166,7 +166,8 @@ def read_predictions(path: Path) -> list[Prediction]:
             found.append(Prediction.model_validate_json(line))
         except ValidationError as error:
             raise UsageError(
-                "evaluation.invalid-prediction", f"{path}:{number}: not a prediction: {faults_of(error)}"
+                "evaluation.invalid-prediction",
+                f"{path}:{number}: not a prediction: {describe_validation_error(error)}",
             ) from None
     return found
 
@@ -175,15 +176,15 @@ _COLUMNS = ("answer", "correct", "right_source", "ending", "turns", "searches", 
 
 
 def write_table(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write them as CSV with one row a question and a block of columns a policy.
+    """Write predictions as CSV, with one row per question and a block of columns per policy.
 
-    Of several episodes of a question the first one's answer and ending are shown, and the means of all else. What a
-    spreadsheet would take for a formula begins with an apostrophe (https://owasp.org/www-community/attacks/CSV_Injection).
+    A question with several episodes shows the answer and ending of the first, and the means of the other columns. Text
+    that looks like a formula gets an apostrophe in front (https://owasp.org/www-community/attacks/CSV_Injection).
     """
     policies = list(dict.fromkeys(each.policy for each in predictions))
     rows: dict[str, dict[str, Any]] = {}
     for name in policies:
-        for scenario, episodes in by_question(each for each in predictions if each.policy == name).items():
+        for scenario, episodes in group_by_question(each for each in predictions if each.policy == name).items():
             first = episodes[0]
             row = rows.setdefault(
                 scenario,
@@ -194,7 +195,7 @@ def write_table(path: Path, predictions: Sequence[Prediction]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, head)
     writer.writeheader()
-    writer.writerows({name: _inert(value) for name, value in row.items()} for row in rows.values())
+    writer.writerows({name: _escape_formula(value) for name, value in row.items()} for row in rows.values())
     write_atomically(path, io.BytesIO(text.getvalue().encode("utf-8-sig")))
 
 
@@ -206,5 +207,5 @@ def _cell(column: str, episodes: Sequence[Prediction]) -> Any:
     return int(mean) if mean == int(mean) else round(mean, 4)
 
 
-def _inert(value: Any) -> Any:
+def _escape_formula(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

@@ -1,7 +1,7 @@
-"""`report.html`: an evaluation in one file that opens in any browser and asks nothing of any network.
+"""Write `report.html`: an evaluation in one file that opens in any browser without network access.
 
-What models and messages say is data: it stands in the page as JSON that no parser of HTML can take for markup, is
-shown as text, and the page's own policy lets no script run but its own.
+Text of models and messages is data: it is embedded as JSON that cannot be parsed as HTML, shown as text, and the page's
+Content-Security-Policy allows no other script than its own.
 """
 
 import base64
@@ -24,7 +24,7 @@ from gumshoe.environments.base import DocumentSource
 from gumshoe.environments.email import bare_id
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun
-from gumshoe.evaluation.metrics import described, written
+from gumshoe.evaluation.metrics import describe_metric, format_value
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.results import Comparison, EvaluationResult
 from gumshoe.inference.policy_names import PolicyName, load_tokenizer
@@ -40,17 +40,17 @@ _ENDINGS = ("unusable", "out_of_turns", "context_full", "does_not_know")
 
 
 def write_report(evaluated: EvaluationRun, settings: EvaluationRequest, path: Path) -> None:
-    """Write the page, all or nothing.
+    """Write the report, atomically.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: if it cannot be written.
     """
     with explain_os_errors(path):
         write_atomically(path, io.BytesIO("".join(_page(evaluated, settings)).encode()))
 
 
 def _page(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[str]:
-    """The page in parts, for it may be long."""
+    """Yield the page in parts, because it may be large."""
     folder = files("gumshoe.evaluation").joinpath("page")
     style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -61,26 +61,26 @@ def _page(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[str
         result=result,
         version=version("gumshoe-agents"),
         rows=list(dict.fromkeys(name for each in result.policies for name in each.metrics)),
-        described=described,
-        written=written,
+        describe_metric=describe_metric,
+        format_value=format_value,
         headline=headline(result),
         verdict=verdict,
         steps=_STEPS,
         endings=_ENDINGS,
         kinds=list(dict.fromkeys(kind for each in result.policies for kind in each.kinds)),
-        policy=_policy(style, script),
+        policy=_content_security_policy(style, script),
         style=Markup(style),  # noqa: S704 - our own
         script=Markup(script),  # noqa: S704 - our own
-        data=_scripts(evaluated, settings),
+        data=_data_blocks(evaluated, settings),
     )
     yield from page
 
 
 def headline(result: EvaluationResult) -> str:
-    """What came of it, in a sentence."""
+    """Return the result in one sentence."""
     if not result.comparisons:
         (only,) = result.policies
-        share = written("accuracy", only.metrics["accuracy"].value)
+        share = format_value("accuracy", only.metrics["accuracy"].value)
         return f"{only.name} answers {share} of {len(result.scenarios.ids):,} questions correctly"
     best = max(result.comparisons, key=lambda each: each.accuracy.candidate)
     gain = best.accuracy
@@ -91,18 +91,22 @@ def headline(result: EvaluationResult) -> str:
 
 
 def verdict(comparison: Comparison) -> tuple[str, str]:
-    """Better, worse, or neither for sure; and in a sentence."""
+    """Return "better", "worse" or "not significant", and the statistics in one sentence."""
     gain = comparison.accuracy
-    sure = comparison.p_value <= 1 - comparison.level
-    word = "better" if sure and gain.low > 0 else "worse" if sure and gain.high < 0 else "not told apart"
+    is_significant = comparison.p_value <= 1 - comparison.level
+    word = "not significant"
+    if is_significant and gain.low > 0:
+        word = "better"
+    elif is_significant and gain.high < 0:
+        word = "worse"
     return word, (
         f"{gain.difference:+.1%} correct, {comparison.level:.0%} interval {gain.low:+.1%} to {gain.high:+.1%}; "
         f"McNemar's exact test: p = {comparison.p_value:.2g}"
     )
 
 
-def _policy(style: str, script: str) -> str:
-    """The page's Content-Security-Policy: nothing from anywhere, and its own style and script by their digests."""
+def _content_security_policy(style: str, script: str) -> str:
+    """Return the page's Content-Security-Policy: only its own style and script, by their digests."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -110,11 +114,11 @@ def _policy(style: str, script: str) -> str:
     return f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'"
 
 
-def _scripts(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[tuple[str, Any]]:
-    """The id and the JSON of each block of data: the list, and each episode, which is read when it is opened."""
-    world = evaluated.world
-    gold = _right_ids(world, evaluated.scenarios)
-    asked = {each.id: each for each in evaluated.scenarios}
+def _data_blocks(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[tuple[str, Any]]:
+    """Yield the id and the JSON of each data block: prompts, list of episodes, and each episode, parsed on demand."""
+    env_factory = evaluated.env_factory
+    gold = _find_correct_ids(env_factory, evaluated.scenarios)
+    scenarios = {each.id: each for each in evaluated.scenarios}
     changed = {
         (comparison.candidate, scenario): change
         for comparison in evaluated.result.comparisons
@@ -123,7 +127,7 @@ def _scripts(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[
     }
     flat = [(name, trajectory) for name, trajectories in evaluated.trajectories.items() for trajectory in trajectories]
     prompts = {
-        name: _beginning([each.segments[0].text for each in found if each.segments])
+        name: _common_prefix([each.segments[0].text for each in found if each.segments])
         for name, found in evaluated.trajectories.items()
     }
     yield "prompts", _json(prompts)
@@ -131,55 +135,55 @@ def _scripts(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[
         "episodes",
         _json(
             [
-                _row(each, asked[each.scenario], gold[each.scenario], changed.get((each.policy, each.scenario)))
-                | {"titles": _titles(world, asked[each.scenario], each)}
+                _row(each, scenarios[each.scenario], gold[each.scenario], changed.get((each.policy, each.scenario)))
+                | {"titles": _find_titles(env_factory, scenarios[each.scenario], each)}
                 for each in evaluated.predictions
             ]
         ),
     )
-    tokenizers = {each.name: _tokenizer(each.word, settings.rollout.tokenizer) for each in settings.policies}
+    tokenizers = {each.name: _load_tokenizer(each.word, settings.rollout.tokenizer) for each in settings.policies}
     for number, (name, trajectory) in enumerate(flat):
         shown = list(_segments(trajectory, gold[trajectory.scenario], len(prompts[name]), tokenizers[name]))
         yield f"e{number}", _json(shown)
 
 
-def _row(each: Prediction, asked: Scenario, gold: set[str], change: str | None) -> dict[str, Any]:
-    """An episode in the list, and what is told of it beside its turns."""
+def _row(each: Prediction, scenario: Scenario, gold: set[str], change: str | None) -> dict[str, Any]:
+    """Return the data of an episode in the list, i.e. all but its turns."""
     return {
         **each.model_dump(mode="json"),
         "change": change,
-        "inbox": asked.inbox_address,
-        "asked_on": str(asked.query_date) if asked.query_date else None,
+        "inbox": scenario.inbox_address,
+        "asked_on": str(scenario.query_date) if scenario.query_date else None,
         "gold": sorted(gold),
     }
 
 
-def _right_ids(world: EnvFactory, scenarios: ScenarioSet) -> dict[str, set[str]]:
-    """The ids, bare, of each question's right sources, those under which searches list them among them."""
+def _find_correct_ids(env_factory: EnvFactory, scenarios: ScenarioSet) -> dict[str, set[str]]:
+    """Return the ids of each question's correct sources, including those under which searches list them."""
     found: dict[str, set[str]] = {}
     for scenario in scenarios:
-        listed = (world.find_source(scenario, source) for source in scenario.sources)
+        listed = (env_factory.find_source(scenario, source) for source in scenario.sources)
         found[scenario.id] = {bare_id(each) for each in scenario.sources} | {
             bare_id(each.id) for each in listed if each is not None
         }
     return found
 
 
-def _titles(world: EnvFactory, scenario: Scenario, prediction: Prediction) -> dict[str, str]:
-    """What documents are called, by the ids of those that are right, or were given."""
-    found = (world.find_source(scenario, each) for each in (*scenario.sources, *prediction.sources))
+def _find_titles(env_factory: EnvFactory, scenario: Scenario, prediction: Prediction) -> dict[str, str]:
+    """Return the titles, by id, of the documents that are correct or were given as sources."""
+    found = (env_factory.find_source(scenario, each) for each in (*scenario.sources, *prediction.sources))
     return {each.id: each.title for each in found if isinstance(each, DocumentSource)}
 
 
 def _segments(trajectory: Trajectory, gold: set[str], known: int, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """The turns: what was sampled with the probability of each token, and what was injected with right sources marked.
+    """Yield the turns: sampled tokens with their probabilities, and injected results with correct sources marked.
 
-    Of the prompt only what follows its first `known` characters is here, for episodes begin alike.
+    The first `known` characters of the prompt are left out, because all episodes have them.
     """
     opened: str | None = None
     for place, segment in enumerate(trajectory.segments):
         if segment.origin == "sampled":
-            opened = _opened(segment.text)
+            opened = _find_read_id(segment.text)
             tokens, logprobs = _tokens(segment, tokenizer), [round(each, 3) for each in segment.logprobs]
             yield {"origin": "sampled", "tokens": tokens, "logprobs": logprobs if len(logprobs) == len(tokens) else []}
         elif place == 0:
@@ -187,20 +191,20 @@ def _segments(trajectory: Trajectory, gold: set[str], known: int, tokenizer: Any
         else:
             yield {
                 "origin": "injected",
-                "parts": list(_marked(segment.text, gold)),
+                "parts": list(_mark_sources(segment.text, gold)),
                 "what": "error" if _ERROR.search(segment.text) else "source" if opened else "results",
                 "right": opened in gold,
             }
 
 
-def _beginning(texts: Sequence[str]) -> str:
-    """What all of them begin with."""
+def _common_prefix(texts: Sequence[str]) -> str:
+    """Return the common prefix of all texts."""
     first, last = min(texts, default=""), max(texts, default="")
     return first[: next((place for place, (one, other) in enumerate(zip(first, last)) if one != other), len(first))]  # noqa: B905
 
 
-def _opened(text: str) -> str | None:
-    """The id of the message, or document, that a turn reads."""
+def _find_read_id(text: str) -> str | None:
+    """Return the id of the message or document that a turn reads, or None."""
     try:
         call = parse_call(text)
     except (NoCallError, UnusableCallError):
@@ -209,8 +213,8 @@ def _opened(text: str) -> str | None:
     return bare_id(read) if isinstance(read, str) else None
 
 
-def _marked(text: str, gold: set[str]) -> Iterator[tuple[str, bool]]:
-    """A result in parts, and which of them list a right source."""
+def _mark_sources(text: str, gold: set[str]) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a result, with True for those that list a correct source."""
     end = 0
     for hit in _HIT.finditer(text):
         if bare_id(hit[1]) in gold:
@@ -222,8 +226,8 @@ def _marked(text: str, gold: set[str]) -> Iterator[tuple[str, bool]]:
         yield text[end:], False
 
 
-def _tokenizer(word: str, place: str | None) -> Any:
-    """A policy's tokenizer; None of a chat model, which shows none of its tokens."""
+def _load_tokenizer(word: str, place: str | None) -> Any:
+    """Load a policy's tokenizer; None for a chat model, which has no token ids."""
     name = PolicyName.parse(word)
     if name.kind == "chat":
         return None
@@ -231,7 +235,7 @@ def _tokenizer(word: str, place: str | None) -> Any:
 
 
 def _tokens(segment: Segment, tokenizer: Any) -> list[str]:
-    """The text of each token; of those that are parts of a character, the last has it."""
+    """Return the text of each token. If several tokens form a character, the last one has it."""
     if tokenizer is None or not segment.ids:
         return [segment.text]
     ids = list(segment.ids)
@@ -244,6 +248,6 @@ def _tokens(segment: Segment, tokenizer: Any) -> list[str]:
 
 
 def _json(value: Mapping[str, Any] | Sequence[Any]) -> Any:
-    """JSON that ends no script and begins no markup."""
+    """Return JSON that cannot close the script element or be parsed as markup."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_INERT)
     return Markup(text)  # noqa: S704 - nothing in it is markup

@@ -1,4 +1,4 @@
-"""What `metrics.json` holds. `metrics.schema.json` beside this file is its JSON Schema."""
+"""Content of `metrics.json`. Its JSON Schema is `metrics.schema.json` in this directory."""
 
 import io
 from pathlib import Path
@@ -7,87 +7,88 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.artifacts.storage import write_atomically
-from gumshoe.errors import UsageError, faults_of
-from gumshoe.evaluation.metrics import METRICS, Estimate, described, written
-from gumshoe.rewards.best_of_n import Way
+from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.evaluation.metrics import METRICS, Estimate, describe_metric, format_value
+from gumshoe.rewards.best_of_n import ChoiceMethod
 from gumshoe.scenarios.scenario import ScenarioRecord
 
 METRICS_FILE, PREDICTIONS, TABLE, REPORT = "metrics.json", "predictions.jsonl", "predictions.csv", "report.html"
-"""The files of an evaluation."""
+"""Files of an evaluation."""
 
 
-_NAMES = "By name; one that applies to no episode is left out. " + "; ".join(
-    f"{name}: {described(name)[1]}" for name in (*(each.name for each in METRICS), "cost_per_1000", "pass@k", "spread")
+_NAMES = "Metrics by name, without those that apply to no episode. " + "; ".join(
+    f"{name}: {describe_metric(name)[1]}"
+    for name in (*(each.name for each in METRICS), "cost_per_1000", "pass@k", "spread")
 )
 
 
 class Agreement(BaseModel):
-    """How two judges agree on a policy's answers."""
+    """Agreement of two judges on a policy's answers."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     judges: tuple[str, str]
-    """The first decides."""
+    """Names of the judges; the first one decides."""
     answers: int
-    """Those that were judged: "I don't know" is not."""
+    """Number of judged answers, i.e. without "I don't know"."""
     agreed: int
     kappa: float | None
-    """Cohen's; null of no answers."""
+    """Cohen's kappa; null without answers."""
     disagreements: tuple[str, ...]
-    """`scenario/sample` of each answer on which they differ."""
+    """`scenario/sample` of each answer on which they disagree."""
 
 
 class JudgeResult(BaseModel):
-    """A judge, and what asking it came to."""
+    """A judge and its usage."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     name: str
     usage: dict[str, float]
-    """Requests, tokens, dollars and seconds of the last run, of a judge that is a model; empty otherwise. What it had
-    judged before is not asked, nor counted, again."""
+    """Requests, tokens, dollars and seconds of the last run, if the judge is a model; otherwise empty. Cached verdicts
+    of earlier runs are not included."""
 
 
 class ChoiceResult(BaseModel):
-    """How one of several samples of a question was chosen to be its answer."""
+    """Method that chose one of several samples of a question as its answer."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
-    way: Way
+    way: ChoiceMethod
     by: str
-    """Who compared, or judged."""
+    """Judge that compared the answers or chose the best one."""
 
 
 class PolicyResult(BaseModel):
-    """One policy, measured."""
+    """Results of one policy."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     name: str
-    """What it is called in this evaluation."""
+    """Name of the policy in this evaluation."""
     policy: str
-    """As it was named on the command line."""
+    """The policy as given on the command line."""
     version: str
-    """What its trajectories name as theirs."""
+    """Version of the policy, as recorded in its trajectories."""
     environment: dict[str, Any]
-    """That its episodes ran in: its name and settings."""
+    """Name and settings of the environment of its episodes."""
     is_unseen: bool
-    """These scenarios were checked against what it learned from and was chosen on; false where that is not known."""
+    """True if it is known that it was not trained or selected on these scenarios; false if that is unknown."""
     episodes: int
     run_again: int
-    """Episodes that were begun again for want of infrastructure."""
+    """Number of retries after failures of infrastructure."""
     metrics: Annotated[dict[str, Estimate], Field(description=_NAMES)]
     kinds: dict[str, Estimate]
     """Accuracy by kind of question."""
     agreement: Agreement | None = None
     control_reward_map: dict[str, tuple[float, ...]]
-    """The reward of each episode, by question: with it a later run needs no run of the baseline."""
+    """Reward of each episode, by question. It allows later comparisons without a new run of this policy."""
     correct_map: dict[str, tuple[bool, ...]]
-    """Whether each episode's answer is correct, by question."""
+    """True for each episode with a correct answer, by question."""
 
 
 class Difference(BaseModel):
-    """A candidate's mean less a baseline's, of the same questions."""
+    """Difference of the means of a candidate and a baseline, on the same questions."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -100,18 +101,18 @@ class Difference(BaseModel):
 
 
 class CostPair(BaseModel):
-    """What an answer takes, in the mean of the questions: of all samples, where one of several is chosen."""
+    """Mean cost of an answer; of all samples, if one of several is chosen."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     candidate: float
     baseline: float
     ratio: float | None
-    """How many times the baseline's; null where that is 0."""
+    """Candidate divided by baseline; null if the baseline is 0."""
 
 
 class Comparison(BaseModel):
-    """A candidate against a baseline."""
+    """Comparison of a candidate with a baseline."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -119,10 +120,10 @@ class Comparison(BaseModel):
     baseline: str
     questions: int
     level: float
-    """Of the intervals: 0.95 is 95 %."""
+    """Confidence level of the intervals, e.g. 0.95."""
     accuracy: Difference
     p_value: float
-    """Of McNemar's exact test, two-sided, over the questions that changed sides; with several episodes of each question
+    """Two-sided p-value of McNemar's exact test on the questions that changed sides. With several episodes per question
     it is the sign test of their means."""
     wins: int
     """Questions that the candidate answers correctly more often than the baseline."""
@@ -130,81 +131,80 @@ class Comparison(BaseModel):
     ties: int
     reward: Difference
     beat_rate: Estimate
-    """How often an episode of the candidate has a higher reward than one of the baseline's of the same question; equal
-    ones count half."""
+    """Share of pairs of episodes of the same question in which the candidate's reward is higher; ties count half."""
     gained: tuple[str, ...]
-    """Ids of the questions that were won."""
+    """Ids of the questions that the candidate won."""
     lost: tuple[str, ...]
     costs: Annotated[dict[str, CostPair], Field(exclude_if=lambda each: not each)] = {}
-    """By name, where one of the two chooses among several samples: turns, prompt_tokens, sampled_tokens, seconds,
+    """Costs by name, if one of the two chooses among several samples: turns, prompt_tokens, sampled_tokens, seconds,
     judge_requests."""
 
     @property
-    def told_costs(self) -> str:
-        """What an answer of the candidate takes beside one of the baseline, in words."""
+    def cost_summary(self) -> str:
+        """Costs of an answer of the candidate and the baseline, as text."""
         parts = []
         for name, pair in self.costs.items():
             if name == "judge_requests" and not (pair.candidate or pair.baseline):
                 continue
             ratio = f" ({pair.ratio:.1f} times)" if pair.ratio is not None else ""
-            both = f"{written(name, pair.candidate)} against {written(name, pair.baseline)}"
+            both = f"{format_value(name, pair.candidate)} vs. {format_value(name, pair.baseline)}"
             parts.append(f"{both} {name.replace('_', ' ')}{ratio}")
         return ", ".join(parts)
 
 
 class EvaluationResult(BaseModel):
-    """An evaluation, as `metrics.json` has it."""
+    """Results of an evaluation: the content of `metrics.json`."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     format: Literal["gumshoe.metrics/1"] = "gumshoe.metrics/1"
     scenarios: ScenarioRecord
-    """What was asked."""
+    """The questions."""
     index: str
-    """The content of the index that was searched."""
+    """Identifier of the index's content."""
     split: str | None
     is_whole: bool
-    """All of the split was asked; false where a limit was given."""
+    """True if the whole split was evaluated; false if a limit was given."""
     samples: int
-    """Episodes of each question."""
+    """Number of episodes per question."""
     settings: dict[str, Any]
-    """Of each episode: seed, sampling, bounds."""
+    """Settings of each episode: seed, sampling and limits."""
     judges: tuple[JudgeResult, ...]
-    """The first decides."""
+    """The judges; the first one decides."""
     policies: tuple[PolicyResult, ...]
     comparisons: tuple[Comparison, ...] = ()
-    """Each policy against the first."""
+    """Comparison of each other policy with the first."""
     choice: Annotated[ChoiceResult | None, Field(exclude_if=lambda each: each is None)] = None
-    """Where one of several samples is a question's answer; all else is measured of that one."""
+    """Method that chooses one of several samples as a question's answer; the metrics are then of that sample."""
 
-    def bought(self, policy: PolicyResult) -> str:
-        """What a policy's samples bought, and what they took, in a sentence; empty where none was chosen from."""
+    def describe_choice(self, policy: PolicyResult) -> str:
+        """Return the effect and the cost of choosing among a policy's samples, as text; "" without a choice."""
         if self.choice is None:
             return ""
-        of = {name: written(name, each.value) for name, each in policy.metrics.items()}
+        of = {name: format_value(name, each.value) for name, each in policy.metrics.items()}
         way = "the majority" if self.choice.way == "majority" else "the best"
-        told = [f"{of['all_turns']} turns"]
+        costs = [f"{of['all_turns']} turns"]
         if "all_sampled_tokens" in of:
-            told.append(f"{of['all_prompt_tokens']} prompt and {of['all_sampled_tokens']} sampled tokens")
-        told.append(f"{of['all_seconds']} s together and {of['longest_seconds']} s for the longest")
+            costs.append(f"{of['all_prompt_tokens']} prompt and {of['all_sampled_tokens']} sampled tokens")
+        costs.append(f"{of['all_seconds']} s in total and {of['longest_seconds']} s for the longest sample")
         if policy.metrics["judge_requests"].value:
-            told.append(f"{of['judge_requests']} judge requests with {of['judge_tokens']} tokens")
+            costs.append(f"{of['judge_requests']} judge requests with {of['judge_tokens']} tokens")
         return (
-            f"{policy.name}: {way} of {self.samples} samples, by {self.choice.by}, is correct in {of['accuracy']}; one "
-            f"sample alone in {of['one_sample']}, any of them in {of['any_sample']}. A question takes "
-            f"{', '.join(told)}"
+            f"{policy.name}: {way} of {self.samples} samples, by {self.choice.by}, is correct for {of['accuracy']} of "
+            f"the questions; a single sample for {of['one_sample']}, at least one sample for {of['any_sample']}. Cost "
+            f"per question: {', '.join(costs)}"
         )
 
     def write(self, directory: Path) -> None:
-        """As `metrics.json` in a directory, all or nothing."""
+        """Write `metrics.json` to a directory, atomically."""
         write_atomically(directory / METRICS_FILE, io.BytesIO(self.model_dump_json(indent=2).encode() + b"\n"))
 
 
 def read_result(place: str) -> tuple[EvaluationResult, PolicyResult]:
-    """An evaluation and one of its policies: DIR or FILE, with `#NAME` where it has several.
+    """Read an evaluation and one of its policies from DIR or FILE, with `#NAME` if it has several policies.
 
     Raises:
-        UsageError: there is no evaluation, no such policy, or several and none is named.
+        UsageError: if the evaluation or the policy does not exist, or it has several policies and none is named.
     """
     where, _, name = place.partition("#")
     path = Path(where) / METRICS_FILE if Path(where).is_dir() else Path(where)
@@ -218,7 +218,8 @@ def read_result(place: str) -> tuple[EvaluationResult, PolicyResult]:
         ) from None
     except ValidationError as error:
         raise UsageError(
-            "evaluation.invalid-metrics-file", f"{path} is not a {METRICS_FILE} of gumshoe: {faults_of(error)}"
+            "evaluation.invalid-metrics-file",
+            f"{path} is not a {METRICS_FILE} of gumshoe: {describe_validation_error(error)}",
         ) from None
     names = [each.name for each in found.policies]
     if not name and len(names) == 1:

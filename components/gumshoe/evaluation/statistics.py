@@ -1,6 +1,6 @@
-"""Intervals and tests, of samples small enough that it matters which.
+"""Confidence intervals and tests that are valid for small samples.
 
-All intervals are of 95 % unless another level is asked for, and come as (lower, upper).
+Intervals are (lower, upper), with a confidence level of 95 % by default.
 """
 
 import math
@@ -15,13 +15,13 @@ Interval = tuple[float, float]
 Numbers = Sequence[float] | NDArray[Any]
 
 RESAMPLES = 10_000
-_AT_ONCE = 4_000_000  # numbers that are resampled together
+_MAX_BATCH = 4_000_000  # maximum numbers per batch of resamples
 
 
 def wilson(successes: float, trials: int, level: float = 0.95) -> Interval:
-    """Wilson's score interval of a rate (https://doi.org/10.1080/01621459.1927.10502953); (0, 1) of no trials.
+    """Return the Wilson score interval of a rate (https://doi.org/10.1080/01621459.1927.10502953).
 
-    `successes` may be a fraction, as a mean over several samples of each trial is.
+    Returns (0, 1) without trials. `successes` may be fractional, e.g. a sum of means over several samples per trial.
     """
     if not trials:
         return 0.0, 1.0
@@ -40,32 +40,33 @@ def bootstrap(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The percentile bootstrap interval of the mean of values [n], or of another statistic, which takes [resamples, n]
-    and gives [resamples]; (nan, nan) of no values. The same seed gives the same interval. Of values [n, samples] whole
-    rows are drawn, and the statistic takes [resamples, n, samples].
+    """Return the percentile bootstrap interval of the mean of values [n], or of another statistic.
 
-    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
+    A statistic takes [resamples, n] and returns [resamples]. If values are [n, samples], whole rows are resampled and
+    the statistic takes [resamples, n, samples]. Returns (nan, nan) without values. Deterministic for a given seed.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
     """
     numbers = np.asarray(values, dtype=np.float64)
     if not len(numbers):
         return math.nan, math.nan
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     found = []
-    rows = max(1, min(resamples, _AT_ONCE // numbers.size))
+    rows = max(1, min(resamples, _MAX_BATCH // numbers.size))
     for start in range(0, resamples, rows):
-        drawn = numbers[dice.integers(len(numbers), size=(min(rows, resamples - start), len(numbers)))]
+        drawn = numbers[rng.integers(len(numbers), size=(min(rows, resamples - start), len(numbers)))]
         found.append(drawn.mean(axis=1) if statistic is None else statistic(drawn))
     low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def paired_difference(candidate: Numbers, baseline: Numbers, *, level: float = 0.95, seed: int = 0) -> Interval:
-    """The bootstrap interval of the mean of candidate [n] less baseline [n], of the same questions in the same order.
+    """Return the bootstrap interval of the mean of candidate [n] minus baseline [n], for the same questions in order.
 
-    Where fewer than about ten questions changed sides it is too narrow; `mcnemar` is exact there.
+    If fewer than about ten questions changed sides, the interval is too narrow; `mcnemar` is exact.
 
     Raises:
-        ValueError: they are of different lengths.
+        ValueError: if the lengths differ.
     """
     if len(candidate) != len(baseline):
         raise ValueError(f"expected pairs, got {len(candidate)} and {len(baseline)} numbers")
@@ -73,8 +74,10 @@ def paired_difference(candidate: Numbers, baseline: Numbers, *, level: float = 0
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """The two-sided p-value of McNemar's exact test: how likely such a lopsided split of the questions that changed
-    sides is, were either side as likely (https://doi.org/10.1007/BF02295996). 1 where none changed.
+    """Return the two-sided p-value of McNemar's exact test (https://doi.org/10.1007/BF02295996).
+
+    It is the probability of a split of the changed questions that is at least as uneven, if wins and losses are equally
+    likely. Returns 1 if no question changed.
     """
     changed = wins + losses
     term = tail = 1
@@ -85,11 +88,12 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def pass_at(k: int, correct: int, samples: int) -> float:
-    """The chance that one of k samples is right, estimated without bias from `samples` of which so many are correct
-    (Chen et al., https://arxiv.org/abs/2107.03374, equation 1).
+    """Return the unbiased estimate of pass@k, the probability that at least one of k samples is correct.
+
+    Source: Chen et al., https://arxiv.org/abs/2107.03374, equation 1.
 
     Raises:
-        ValueError: there are fewer samples than k.
+        ValueError: if there are fewer samples than k.
     """
     if not 0 < k <= samples:
         raise ValueError(f"pass@{k} needs 1 <= k <= samples, got {samples} samples")
@@ -97,11 +101,12 @@ def pass_at(k: int, correct: int, samples: int) -> float:
 
 
 def cohens_kappa(one: Sequence[bool], other: Sequence[bool]) -> float:
-    """How far two judges agree beyond chance, from -1 to 1 (https://doi.org/10.1177/001316446002000104); 1 where they
-    agree on all and chance would too; nan without any verdicts.
+    """Return Cohen's kappa of two judges, from -1 to 1 (https://doi.org/10.1177/001316446002000104).
+
+    Returns 1 if both always give the same verdict, and nan without verdicts.
 
     Raises:
-        ValueError: they judged different numbers of answers.
+        ValueError: if they judged different numbers of answers.
     """
     if len(one) != len(other):
         raise ValueError(f"expected pairs, got {len(one)} and {len(other)} verdicts")

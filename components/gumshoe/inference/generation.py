@@ -1,6 +1,6 @@
-"""Sampling for `TransformersPolicy`: one turn of every conversation at once, each with random numbers of its own.
+"""Batched sampling for `TransformersPolicy`: one turn of every conversation, each with its own random generator.
 
-A conversation's keys and values are kept from turn to turn, so that only what is new goes through the model.
+The keys and values of each conversation are cached between turns, so that the model processes new tokens only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,43 +16,43 @@ from transformers.masking_utils import sdpa_mask
 
 from gumshoe.inference.policy import Sampling
 
-_WORTH = 32  # tokens that a beginning has at least
-_SHARING = "gumshoe_sharing"  # attention in which heads that share keys ask together
+_MIN_PREFIX = 32  # tokens of a shared prefix that is worth caching
+_GROUPED_ATTENTION = "gumshoe_sharing"  # name of `_attend`, registered below
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What a conversation's earlier turns, or what it begins with, left in the model."""
+class PastKeyValues:
+    """Cached keys and values of a prompt's first tokens."""
 
     ids: list[int]
     """[tokens]"""
     layers: list[tuple[torch.Tensor, torch.Tensor]]
-    """Keys and values, [heads, tokens, dimensions] each."""
+    """Keys and values of each layer, [heads, tokens, dimensions] each."""
 
 
 @dataclass(slots=True)
 class PendingTurn:
-    """A turn: what it continues, and what is sampled."""
+    """A turn to sample: its prompt, its settings, and the tokens sampled so far."""
 
     prompt: list[int]
     """[tokens]"""
     sampling: Sampling
     stop_ids: tuple[int, ...]
     seed: int
-    past: Past | None
-    """What came before it left, if that went through the model; afterwards, what this one leaves."""
+    past: PastKeyValues | None
+    """Cached keys and values of the earlier turns, if any; after sampling, those of this turn too."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
 
     @property
-    def known(self) -> int:
-        """How many tokens of the prompt are in the past."""
+    def cached_tokens(self) -> int:
+        """Number of prompt tokens whose keys and values are cached."""
         past = self.past
         fits = past and len(past.ids) < len(self.prompt) and self.prompt[: len(past.ids)] == past.ids
         return len(past.ids) if past and fits else 0
 
-    def take(self, token: int, logprob: float) -> None:
+    def add_token(self, token: int, logprob: float) -> None:
         """Add a sampled token."""
         self.ids.append(token)
         self.logprobs.append(logprob)
@@ -62,41 +62,46 @@ class PendingTurn:
             self.finish = "length"
 
 
-@torch.inference_mode()
-def shared_prefix(model: Any, prompts: Sequence[list[int]]) -> Past | None:
-    """What prompts [tokens] begin with alike, once through the model; None where that is too little to be worth it.
+def use_flash_attention() -> None:
+    """Keep PyTorch from cuDNN's attention, for 16-bit models on GPUs: it compiles a plan for each new shape (20 ms)."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
-    At least one token of each is left for its own turn.
+
+@torch.inference_mode()
+def compute_shared_prefix(model: Any, prompts: Sequence[list[int]]) -> PastKeyValues | None:
+    """Return cached keys and values of the prompts' common prefix, or None if it is too short to be worth it.
+
+    The prefix leaves out at least one token of each prompt [tokens], as input for its own turn.
     """
-    first, last = min(prompts), max(prompts)  # what these two begin with alike, all do
+    first, last = min(prompts), max(prompts)  # the common prefix of these two is that of all
     shortest = min(map(len, prompts)) - 1
-    alike = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), shortest)
-    ids = first[: min(alike, shortest)]
-    if len(ids) < _WORTH:
+    common = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), shortest)
+    ids = first[: min(common, shortest)]
+    if len(ids) < _MIN_PREFIX:
         return None
     cache = DynamicCache()
     model(input_ids=torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True, logits_to_keep=1)
     layers: list[Any] = cache.layers
-    return Past(ids, [(layer.keys[0], layer.values[0]) for layer in layers])
+    return PastKeyValues(ids, [(layer.keys[0], layer.values[0]) for layer in layers])
 
 
 @torch.inference_mode()
-def sample_turns(model: Any, turns: Sequence[PendingTurn], stopped: Callable[[], bool] = lambda: False) -> None:
-    """Continue every turn to its end, those of like lengths together.
+def sample_turns(model: Any, turns: Sequence[PendingTurn], is_stopped: Callable[[], bool] = lambda: False) -> None:
+    """Sample every turn to its end, in batches of similar prompt length.
 
-    `stopped` is asked before each token; where it says so, turns are left unfinished.
+    `stopped` is called before each token. If it returns True, the turns stay unfinished.
     """
-    with _heads_sharing(model.config):
-        for batch in _alike(turns):
-            _sample_together(model, batch, stopped)
+    with _use_grouped_attention(model.config):
+        for batch in _batch_by_length(turns):
+            _sample_batch(model, batch, is_stopped)
 
 
 @contextmanager
-def _heads_sharing(config: Any) -> Iterator[None]:
-    """Meanwhile heads that share keys ask together for one new token: `transformers` copies the keys for each head."""
+def _use_grouped_attention(config: Any) -> Iterator[None]:
+    """Use `_attend` in the block: it does not copy the keys for each head, as `transformers` does."""
     before = config._attn_implementation
     if before == "sdpa":
-        config._attn_implementation = _SHARING
+        config._attn_implementation = _GROUPED_ATTENTION
     try:
         yield
     finally:
@@ -106,22 +111,25 @@ def _heads_sharing(config: Any) -> Iterator[None]:
 def _attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **more: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention as `transformers` has it: query [batch, heads, new, dimensions], keys and values of fewer heads."""
+    """Compute grouped-query attention without copying keys and values for each head.
+
+    Has the interface of `transformers`: `query` is [batch, heads, new, dimensions]; `key` and `value` have fewer heads.
+    """
     batch, heads, new, width = query.shape
     if new > 1 or heads == key.shape[1] or more.get("position_bias") is not None:
         attended: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **more)
         return attended
-    asked = query.view(batch, key.shape[1], -1, width)
-    found = torch.nn.functional.scaled_dot_product_attention(asked, key, value, mask, scale=more.get("scaling"))
-    return found.reshape(batch, 1, heads, width), None
+    grouped = query.view(batch, key.shape[1], -1, width)
+    result = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, mask, scale=more.get("scaling"))
+    return result.reshape(batch, 1, heads, width), None
 
 
-AttentionInterface.register(_SHARING, _attend)
-AttentionMaskInterface.register(_SHARING, sdpa_mask)
+AttentionInterface.register(_GROUPED_ATTENTION, _attend)
+AttentionMaskInterface.register(_GROUPED_ATTENTION, sdpa_mask)
 
 
-def _alike(turns: Sequence[PendingTurn]) -> Iterator[list[PendingTurn]]:
-    """Batches in which no prompt is more than twice as long as another: all are padded to the longest."""
+def _batch_by_length(turns: Sequence[PendingTurn]) -> Iterator[list[PendingTurn]]:
+    """Yield batches in which no prompt is more than twice as long as another. All are padded to the longest."""
     batch: list[PendingTurn] = []
     for turn in sorted(turns, key=lambda turn: len(turn.prompt)):
         if batch and len(turn.prompt) > 2 * len(batch[0].prompt):
@@ -131,15 +139,15 @@ def _alike(turns: Sequence[PendingTurn]) -> Iterator[list[PendingTurn]]:
     yield batch
 
 
-def _sample_together(model: Any, turns: list[PendingTurn], stopped: Callable[[], bool]) -> None:
-    """Continue turns as one batch. Those that have ended leave it when they are half of it."""
-    going = list(turns)
-    dice = [torch.Generator().manual_seed(turn.seed) for turn in turns]
-    ids, mask, layers = _begun(model, going)
+def _sample_batch(model: Any, turns: list[PendingTurn], is_stopped: Callable[[], bool]) -> None:
+    """Sample turns as one batch. Finished turns are removed from the batch once they are half of it."""
+    active = list(turns)
+    generators = [torch.Generator().manual_seed(turn.seed) for turn in turns]
+    ids, mask, layers = _prepare_batch(model, active)
     cache = DynamicCache()
     cache.layers = list(layers)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    while not stopped():
+    while not is_stopped():
         logits = model(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
@@ -148,26 +156,32 @@ def _sample_together(model: Any, turns: list[PendingTurn], stopped: Callable[[],
             use_cache=True,
             logits_to_keep=1,
         ).logits
-        _choose(going, dice, logits[:, -1].float().cpu())
-        kept = [row for row, turn in enumerate(going) if not turn.finish]
-        if len(kept) <= len(going) // 2:
-            for row in set(range(len(going))) - set(kept):
-                past = [layer.row(row, mask[row].bool()) for layer in layers]
-                going[row].past = Past([*going[row].prompt, *going[row].ids[:-1]], past)  # the last was never read
-            if not kept:
+        _sample_next_tokens(active, generators, logits[:, -1].float().cpu())
+        unfinished = [row for row, turn in enumerate(active) if not turn.finish]
+        if len(unfinished) <= len(active) // 2:
+            for row in set(range(len(active))) - set(unfinished):
+                past = [layer.get_row(row, mask[row].bool()) for layer in layers]
+                ids_in_cache = [*active[row].prompt, *active[row].ids[:-1]]  # the last token was not processed
+                active[row].past = PastKeyValues(ids_in_cache, past)
+            if not unfinished:
                 return
             for layer in layers:
-                layer.keep(kept)
-            going, dice = [going[row] for row in kept], [dice[row] for row in kept]
-            mask, positions = mask[kept], positions[kept]
-        ids = torch.tensor([turn.ids[-1:] for turn in going])
-        mask = torch.cat([mask, torch.tensor([[int(not turn.finish)] for turn in going])], dim=-1)
+                layer.keep_rows(unfinished)
+            active, generators = [active[row] for row in unfinished], [generators[row] for row in unfinished]
+            mask, positions = mask[unfinished], positions[unfinished]
+        ids = torch.tensor([turn.ids[-1:] for turn in active])
+        mask = torch.cat([mask, torch.tensor([[int(not turn.finish)] for turn in active])], dim=-1)
         positions = positions[:, -1:] + 1
 
 
-def _begun(model: Any, turns: list[PendingTurn]) -> tuple[torch.Tensor, torch.Tensor, list["_Layer"]]:
-    """What is new [batch, new], the mask [batch, past + new], both padded on the left, and layers with the pasts."""
-    known = [turn.known for turn in turns]
+def _prepare_batch(
+    model: Any, turns: list[PendingTurn]
+) -> tuple[torch.Tensor, torch.Tensor, list["_PreallocatedLayer"]]:
+    """Return the new token ids [batch, new], the mask [batch, past + new], and cache layers with the past.
+
+    Ids and mask are padded on the left.
+    """
+    known = [turn.cached_tokens for turn in turns]
     width = max(known)
     longest = max(len(turn.prompt) - count for turn, count in zip(turns, known, strict=True))
     ids = torch.zeros(len(turns), longest, dtype=torch.long)
@@ -180,19 +194,19 @@ def _begun(model: Any, turns: list[PendingTurn]) -> tuple[torch.Tensor, torch.Te
     room = width + longest + max(turn.sampling.max_tokens for turn in turns)
     pasts = [turn.past if count else None for turn, count in zip(turns, known, strict=True)]
     count = model.config.get_text_config().num_hidden_layers
-    kept = [[past.layers[each] if past else None for past in pasts] for each in range(count)]
-    return ids, mask, [_Layer(room, width, each) for each in kept]
+    by_layer = [[past.layers[each] if past else None for past in pasts] for each in range(count)]
+    return ids, mask, [_PreallocatedLayer(room, width, each) for each in by_layer]
 
 
-class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A layer that grows in place, where the base class copies all that there is for each token."""
+class _PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Cache layer that is allocated once and filled in place. The base class copies everything for each token."""
 
     def __init__(self, room: int, width: int, pasts: list[tuple[torch.Tensor, torch.Tensor] | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._room, self._filled, self._pasts = room, width, pasts
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Make room [batch, heads, room, dimensions], the pasts at the end of what is filled from the start."""
+        """Allocate [batch, heads, room, dimensions] and copy in the past, padded on the left."""
         super().lazy_initialization(key_states, value_states)
         self._whole = []
         for which, states in enumerate((key_states, value_states)):
@@ -206,7 +220,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the newest tokens: all that there is now."""
+        """Add the newest tokens, and return all keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, self._filled = self._filled, self._filled + key_states.shape[-2]
@@ -215,23 +229,23 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         keys, values = (whole[:, :, : self._filled] for whole in self._whole)
         return keys, values
 
-    def row(self, row: int, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [heads, tokens, dimensions] of one row, where `columns` [filled] says that a token is."""
+    def get_row(self, row: int, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and values [heads, tokens, dimensions] of one row, for the columns [filled] that are True."""
         columns = columns.to(self._whole[0].device)
         keys, values = (whole[row, :, : self._filled][:, columns] for whole in self._whole)
         return keys, values
 
-    def keep(self, rows: list[int]) -> None:
-        """Leave out all other rows."""
+    def keep_rows(self, rows: list[int]) -> None:
+        """Remove all other rows."""
         self._whole = [whole[rows] for whole in self._whole]
 
     def get_seq_length(self) -> int:
-        """Tokens that there are."""
+        """Return the number of cached tokens."""
         return self._filled
 
 
-def _choose(turns: list[PendingTurn], dice: list[torch.Generator], logits: torch.Tensor) -> None:
-    """Sample one more token for each turn that has not ended, from logits [batch, vocabulary]."""
+def _sample_next_tokens(turns: list[PendingTurn], generators: list[torch.Generator], logits: torch.Tensor) -> None:
+    """Sample one more token for each unfinished turn from logits [batch, vocabulary]."""
     for sampling in {turn.sampling for turn in turns}:
         rows = [row for row, turn in enumerate(turns) if turn.sampling == sampling and not turn.finish]
         if not rows:
@@ -239,23 +253,24 @@ def _choose(turns: list[PendingTurn], dice: list[torch.Generator], logits: torch
         chosen = logits[rows]
         if sampling.repetition_penalty != 1:
             for each, row in zip(chosen, rows, strict=True):
-                _penalize(each, {*turns[row].prompt, *turns[row].ids}, sampling.repetition_penalty)
-        draws = torch.stack([torch.rand((), generator=dice[row], dtype=torch.float64) for row in rows])
-        tokens, logprobs = _sample(chosen, sampling, draws)
+                _apply_repetition_penalty(each, {*turns[row].prompt, *turns[row].ids}, sampling.repetition_penalty)
+        draws = torch.stack([torch.rand((), generator=generators[row], dtype=torch.float64) for row in rows])
+        tokens, logprobs = _sample_tokens(chosen, sampling, draws)
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            turns[row].take(token, logprob)
+            turns[row].add_token(token, logprob)
 
 
-def _penalize(logits: torch.Tensor, seen: set[int], penalty: float) -> None:
-    """Make tokens [vocabulary] that were seen less likely."""
+def _apply_repetition_penalty(logits: torch.Tensor, seen: set[int], penalty: float) -> None:
+    """Make tokens that were seen less likely, in logits [vocabulary]."""
     rows = torch.tensor(sorted(seen))
     logits[rows] = torch.where(logits[rows] > 0, logits[rows] / penalty, logits[rows] * penalty)
 
 
-def _sample(logits: torch.Tensor, sampling: Sampling, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token for each row of logits [rows, vocabulary], and its log-probability in what it was sampled from, [rows].
+def _sample_tokens(logits: torch.Tensor, sampling: Sampling, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a token for each row of logits [rows, vocabulary], and its log-probability [rows].
 
-    `draws` [rows] are uniform from 0 to 1. The order is vLLM's: temperature, min-p, top-k, top-p
+    Log-probabilities are of the distribution that was sampled from. `draws` [rows] are uniform from 0 to 1. The order
+    is vLLM's: temperature, min-p, top-k, top-p
     (https://docs.vllm.ai/en/latest/api/vllm/v1/sample/sampler.html).
     """
     if sampling.temperature == 0:
@@ -271,9 +286,9 @@ def _sample(logits: torch.Tensor, sampling: Sampling, draws: torch.Tensor) -> tu
     if sampling.top_p < 1:
         ordered, order = torch.sort(logits, descending=True)
         shares = torch.softmax(ordered, dim=-1)
-        beyond = shares.cumsum(-1) - shares >= sampling.top_p
-        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+        excluded = shares.cumsum(-1) - shares >= sampling.top_p
+        logits = logits.masked_fill(torch.zeros_like(excluded).scatter(-1, order, excluded), -torch.inf)
     logprobs = torch.log_softmax(logits, dim=-1)
-    below = logprobs.double().exp().cumsum(-1)
-    tokens = torch.searchsorted(below, (draws * below[:, -1])[:, None], right=True)
+    cumulative = logprobs.double().exp().cumsum(-1)
+    tokens = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)
     return tokens[:, 0], logprobs.gather(-1, tokens)[:, 0]

@@ -1,4 +1,4 @@
-"""Who produces the tokens: token ids in, sampled token ids with log-probabilities out."""
+"""The interface of token policies: token ids in, sampled token ids with log-probabilities out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,71 +6,72 @@ from typing import Literal, Protocol
 
 from gumshoe.errors import UnavailableError
 
-HIGHEST_TEMPERATURE = 2.0
-"""vLLM, as the API that it speaks, takes no higher one."""
+MAX_TEMPERATURE = 2.0
+"""Highest temperature that vLLM and the OpenAI API accept."""
 
 
 class PolicyError(UnavailableError):
-    """A policy gave no answer, or none that can be used: a failure of infrastructure, never of the model.
+    """Report that a policy gave no usable answer. It is a failure of infrastructure, not of the model.
 
-    `plain` is the message without what a server said, which may quote what it was asked.
+    `public_message` is the message without the server's own text, which may quote the request.
     """
 
-    def __init__(self, code: str, plain: str, said: str = "") -> None:
-        super().__init__(code, f"{plain} ({said})" if said else plain)
-        self.args = (code, plain, said)  # what pickle passes to this method
-        self.plain = plain
+    def __init__(self, code: str, public_message: str, server_message: str = "") -> None:
+        message = f"{public_message} ({server_message})" if server_message else public_message
+        super().__init__(code, message)
+        self.args = (code, public_message, server_message)  # what pickle passes to this method
+        self.public_message = public_message
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are sampled. All of it is sent with each request, whatever a model's own defaults are."""
+    """Sampling parameters. All of them are sent with each request, so that defaults of the model have no effect."""
 
     temperature: float = 1.0
-    """0 is greedy; at most `HIGHEST_TEMPERATURE`."""
+    """0 is greedy; at most `MAX_TEMPERATURE`."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 is no limit."""
+    """0 means no limit."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_tokens: int = 512
-    """Most tokens in one turn."""
+    """Maximum number of tokens per turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled turn.
 
-    Invariants: as many log-probabilities as ids; `stop` means that the last id is one of the stop ids.
+    Invariants: there are as many log-probabilities as ids; if `finish` is `stop`, the last id is a stop id.
     """
 
     ids: tuple[int, ...]
     """[tokens]"""
     logprobs: tuple[float, ...]
-    """[tokens], natural, of the distribution that was sampled from."""
+    """[tokens], natural logarithms, of the distribution that was sampled from."""
     finish: Literal["stop", "length"]
     version: str
-    """Which policy this was: the adapter's or the model's name."""
+    """Policy that sampled it: the name of the adapter or the model."""
 
 
 class Policy(Protocol):
-    """Samples one turn."""
+    """Sample turns, given token ids."""
 
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
     ) -> Completion:
-        """Continue `prompt_ids` [tokens] up to a stop id, or to `sampling.max_tokens`.
+        """Continue `prompt_ids` [tokens] up to a stop id or `sampling.max_tokens`.
 
         Raises:
-            PolicyError: there is no answer that can be used.
+            PolicyError: if there is no usable answer.
         """
         ...
 
 
 class ScriptedPolicy:
-    """Says what it is told to, for tests.
+    """Return scripted turns, for tests.
 
-    `script` is given the text of all that came before and the seed of the turn, and returns the text of the turn.
+    `script` is called with the text of the whole prompt and the turn's seed, and returns the text of the turn.
     """
 
     def __init__(self, tokenizer: "_Codec", script: "Script", version: str = "scripted") -> None:
@@ -79,7 +80,7 @@ class ScriptedPolicy:
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
     ) -> Completion:
-        """The script's next turn, cut at `max_tokens`."""
+        """Return the script's next turn, truncated to `max_tokens`."""
         text = self._script(str(self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False)), seed)
         ids = [*self._tokenizer.encode(text, add_special_tokens=False), stop_ids[0]]
         finish: Literal["stop", "length"] = "stop" if len(ids) <= sampling.max_tokens else "length"
@@ -88,7 +89,7 @@ class ScriptedPolicy:
 
 
 class Script(Protocol):
-    """A policy's text: what to say after a prompt."""
+    """Return the text that follows a prompt."""
 
     def __call__(self, prompt: str, seed: int) -> str: ...
 

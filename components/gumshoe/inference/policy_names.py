@@ -1,7 +1,7 @@
-"""Name a policy in one word, start one on this machine, and load its tokenizer.
+"""Parse policy names, start policies on this machine, and load their tokenizers.
 
-The words are `tiny`, `local:MODEL[#adapter-dir]`, `vllm:URL[#adapter]`, `transformers:DIR[#adapter-dir]` and
-`chat:MODEL[@URL]`.
+The names are `tiny[#ADAPTER-DIR]`, `local:MODEL[#ADAPTER-DIR]`, `vllm:URL[#ADAPTER]`,
+`transformers:DIR[#ADAPTER-DIR]` and `chat:MODEL[@URL]`.
 """
 
 import asyncio
@@ -21,15 +21,14 @@ import httpx
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.errors import UsageError
-from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, is_installed, lora_rank_slot
+from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, is_vllm_installed, round_up_lora_rank
 
 TINY = Path(__file__).parents[1] / "tiny" / "policy"
-"""The directory of the tiny policy; `made.json` in it says what made it."""
-ENGINE = "GUMSHOE_ENGINE"
-"""The environment variable that chooses the engine for `tiny` and `local:` policies: `vllm` or `transformers`."""
-MERGED = "merged.json"
-"""In the directory of a model that adapters were merged into: what it was made of, and what it was before all of them
-(`origin`)."""
+"""Directory of the tiny policy; its `made.json` records how it was built."""
+ENGINE_VARIABLE = "GUMSHOE_ENGINE"
+"""Environment variable with the engine for `tiny` and `local:` policies: `vllm` or `transformers`."""
+MERGE_RECORD = "merged.json"
+"""File in the directory of a merged model: what it was merged from, and its original base model (`origin`)."""
 _WEIGHTS = ("*.safetensors", "*.bin", "adapter_config.json")
 FORMS = (
     "tiny[#ADAPTER-DIR], local:MODEL[#ADAPTER-DIR], vllm:URL[,URL...][#ADAPTER] (with --tokenizer), "
@@ -41,21 +40,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PolicyName:
-    """A policy as it is named on the command line."""
+    """Parsed name of a policy, as it is given on the command line."""
 
     kind: str
     model: str
-    """The name that a server knows it by, or its directory."""
+    """Name of the model on its server, or its directory."""
     urls: tuple[str, ...] = ()
     adapter: Path | None = None
-    called: str = ""
-    """Its version, where that is not told by model and adapter."""
+    version_override: str = ""
+    """Version to report instead of the names of model and adapter; empty for none."""
 
     @classmethod
     def parse(cls, word: str) -> "PolicyName":
-        """
+        """Parse the name of a policy, e.g. `local:Qwen/Qwen2.5-7B-Instruct`.
+
         Raises:
-            UsageError: it is of no known form.
+            UsageError: if it has no known form.
         """
         if word.partition("#")[0] == "tiny" and word != "tiny#":
             word = f"local:{word}"
@@ -77,29 +77,30 @@ class PolicyName:
 
     @property
     def takes_tokenizer(self) -> bool:
-        """Whether the caller may, or must, say which tokenizer it has."""
+        """True if the user may, or must, name the tokenizer."""
         return self.kind in ("vllm", "transformers")
 
     @property
     def version(self) -> str:
-        """What trajectories of this policy name as theirs."""
+        """Version of the policy, as recorded in its trajectories."""
         name = "tiny" if self.model == str(TINY) else self.model
-        return self.called or (f"{name}#{self.adapter}" if self.adapter else name)
+        return self.version_override or (f"{name}#{self.adapter}" if self.adapter else name)
 
     @property
     def base(self) -> Path | str:
-        """The base model's directory, or its name on the hub."""
+        """Directory of the base model, or its name on the hub."""
         return TINY if self.model == "tiny" else self.model
 
     @property
     def is_tiny(self) -> bool:
-        """Whether it is the tiny policy, or an adapter for it, on this machine."""
+        """True if it is the tiny policy, or an adapter for it, on this machine."""
         return self.kind in ("local", "transformers") and is_tiny(self.base)
 
     @property
-    def weights(self) -> str | None:
-        """A SHA-256 of the weights that lie on this machine, which others may take the place of under the same name;
-        None where none do. Reads all of them.
+    def weights_digest(self) -> str | None:
+        """First 16 hex digits of the SHA-256 of the weights on this machine; None if there are none.
+
+        Other weights may be put under the same name. Reads all files.
         """
         model = Path(self.base) if self.kind in ("local", "transformers") else None
         places = [place for place in (model, self.adapter) if place is not None and place.is_dir()]
@@ -108,14 +109,14 @@ class PolicyName:
 
 
 def is_tiny(model: Path | str) -> bool:
-    """Whether a base model is the tiny policy, or what became of it by merging adapters into it.
+    """Return True if a base model is the tiny policy, or the tiny policy with merged adapters.
 
     Raises:
-        UsageError: the model's directory says what it is made of, and that cannot be read.
+        UsageError: if the model's `merged.json` cannot be read.
     """
     if str(model) in ("tiny", str(TINY)):
         return True
-    path = Path(model).expanduser() / MERGED
+    path = Path(model).expanduser() / MERGE_RECORD
     try:
         return bool(json.loads(path.read_bytes())["origin"] == "tiny")
     except (FileNotFoundError, NotADirectoryError):
@@ -128,83 +129,86 @@ def is_tiny(model: Path | str) -> bool:
 
 @asynccontextmanager
 async def start_local_policy(name: PolicyName, max_context: int) -> AsyncIterator[PolicyName]:
-    """Run a `local` policy as long as the block runs, on a vLLM server of its own or in this process.
+    """Run a `local` policy while the block runs, on its own vLLM server or in this process.
 
-    The environment variable GUMSHOE_ENGINE chooses the engine, `vllm` or `transformers`; without it, vLLM is used if
-    it is installed. `max_context` is the most tokens of an episode. What is given has the tokenizer of `name.base`.
+    The environment variable GUMSHOE_ENGINE chooses the engine, `vllm` or `transformers`. If it is not set, vLLM is
+    used if it is installed. `max_context` is the maximum number of tokens per episode. The yielded policy uses the
+    tokenizer of `name.base`.
 
     Raises:
-        UsageError: GUMSHOE_ENGINE names no engine, or the policy's files are not there.
-        UnavailableError: the server does not start.
+        UsageError: if GUMSHOE_ENGINE is invalid, or the policy's files do not exist.
+        UnavailableError: if the server does not start.
     """
-    if _engine() == "transformers":
-        yield PolicyName("transformers", str(name.base), adapter=name.adapter, called=name.called)
+    if _choose_engine() == "transformers":
+        yield PolicyName("transformers", str(name.base), adapter=name.adapter, version_override=name.version_override)
         return
-    rank = _rank(name.adapter) if name.adapter is not None else 1
+    rank = _read_rank(name.adapter) if name.adapter is not None else 1
     with TemporaryDirectory(prefix="gumshoe-local-") as logs:
-        options = ServerOptions(name.model, max_model_len=max_context, max_lora_rank=lora_rank_slot(rank))
+        options = ServerOptions(name.model, max_model_len=max_context, max_lora_rank=round_up_lora_rank(rank))
         server = VLLMServer(name.base, log=Path(logs) / "vllm.log", options=options)
         try:
             await asyncio.to_thread(server.__enter__)
             if name.adapter is not None:
                 await asyncio.to_thread(server.load_adapter, name.version, name.adapter)
-            watching = asyncio.create_task(_warn_when_it_ends(server))
+            monitor = asyncio.create_task(_warn_on_exit(server))
             try:
                 yield PolicyName("vllm", name.version, (server.url,))
             finally:
-                watching.cancel()
+                monitor.cancel()
         finally:
             await asyncio.to_thread(server.stop)
 
 
-def _engine() -> str:
+def _choose_engine() -> str:
     """Return the engine for local policies: `vllm` or `transformers`.
 
     Raises:
-        UsageError: GUMSHOE_ENGINE has another value.
+        UsageError: if GUMSHOE_ENGINE has another value.
     """
-    chosen = os.environ.get(ENGINE)
+    chosen = os.environ.get(ENGINE_VARIABLE)
     if not chosen:
-        return "vllm" if is_installed() else "transformers"
+        return "vllm" if is_vllm_installed() else "transformers"
     if chosen not in ("vllm", "transformers"):
         raise UsageError(
-            "inference.invalid-engine", f"{ENGINE} must be vllm or transformers, got {chosen!r}; correct or unset it"
+            "inference.invalid-engine",
+            f"{ENGINE_VARIABLE} must be vllm or transformers, got {chosen!r}; correct or unset it",
         )
     return chosen
 
 
-def _rank(adapter: Path) -> int:
-    """
+def _read_rank(adapter: Path) -> int:
+    """Return the LoRA rank of an adapter.
+
     Raises:
-        UsageError: there is no adapter.
+        UsageError: if the adapter does not exist.
     """
     place = find_model(adapter, "adapter_config.json")
     return int(json.loads((Path(place.name) / "adapter_config.json").read_bytes())["r"])
 
 
-async def _warn_when_it_ends(server: VLLMServer) -> None:
+async def _warn_on_exit(server: VLLMServer) -> None:
     while server.is_running():
         await asyncio.sleep(1)
     _log.warning("vLLM exited; %s", server.log_tail())
 
 
 def load_tokenizer(place: Path | str) -> Any:
-    """A model's tokenizer, from its directory or the hub.
+    """Load a model's tokenizer from its directory or the hub.
 
     Raises:
-        UsageError: there is none.
+        UsageError: if there is none, or it cannot be read.
     """
     found = find_model(place, "tokenizer.json")
-    # Takes a second to import, and AutoTokenizer three. Its `tokenizer.json` is all that a tokenizer is.
+    # The import takes a second, and that of AutoTokenizer three. `tokenizer.json` is all that is needed.
     from transformers import PreTrainedTokenizerFast
 
     try:
         return PreTrainedTokenizerFast.from_pretrained(found.name, local_files_only=found.local_files_only)
-    except Exception as error:  # noqa: BLE001 - what is wrong with its files comes as KeyError and others
-        said = " ".join(str(error).split())
+    except Exception as error:  # noqa: BLE001 - damaged files raise KeyError and others
+        reason = " ".join(str(error).split())
         raise UsageError(
             "inference.tokenizer-unreadable",
-            f"cannot load a tokenizer from {place}: {said}; use a model's directory or its hub name",
+            f"cannot load a tokenizer from {place}: {reason}; use a model's directory or its hub name",
         ) from None
 
 

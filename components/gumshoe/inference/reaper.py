@@ -1,8 +1,8 @@
-"""Runs a program and ends it, with all that it started, as soon as whoever asked for it is gone.
+"""Run a program, and end it with all its children as soon as the parent process is gone.
 
-`python -m gumshoe.inference.reaper [--patience SECONDS] PROGRAM ARGUMENT...` holds one end of a pipe as its standard
-input. The pipe closes when the asking process closes it, ends, or is killed; a kill is the one ending that no handler
-of its own could see. The program is given some seconds to end by itself, and none after a SIGQUIT.
+`python -m gumshoe.inference.reaper [--patience SECONDS] PROGRAM ARGUMENT...` reads a pipe on its standard input. The
+pipe closes when the parent closes it, exits, or is killed, which no handler in the parent could detect. The program
+has some seconds to exit by itself, and none after a SIGQUIT.
 """
 
 import os
@@ -13,29 +13,29 @@ import sys
 import time
 from contextlib import suppress
 
-_PATIENCE = 10.0  # seconds between asking a program to end and ending it, unless given
-_LOOK = 0.5  # seconds between two looks at whether it still runs
+_PATIENCE = 10.0  # default seconds between SIGTERM and SIGKILL
+_POLL_INTERVAL = 0.5  # seconds between checks if the program still runs
 
 
 def main(command: list[str]) -> int:
-    """Run the command until it or the pipe ends: its exit status, or 143 where it was ended."""
+    """Run the command until it exits or the pipe closes. Return its exit status, or 143 if it was terminated."""
     patience = _PATIENCE
     if command[0] == "--patience":
         patience, command = float(command[1]), command[2:]
-    asked_to_end: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, lambda number, _: asked_to_end.append(number))
-    signal.signal(signal.SIGINT, lambda *_: None)  # the asking process decides
+        signal.signal(number, lambda number, _: signals.append(number))
+    signal.signal(signal.SIGINT, lambda *_: None)  # the parent process decides
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
     while program.poll() is None:
-        readable, _, _ = select.select([sys.stdin], [], [], _LOOK)
-        if asked_to_end or (readable and not os.read(sys.stdin.fileno(), 1024)):
-            return _end(program, 0.0 if signal.SIGQUIT in asked_to_end else patience)
-    _signal_group(program, signal.SIGKILL)  # what it left behind
+        readable, _, _ = select.select([sys.stdin], [], [], _POLL_INTERVAL)
+        if signals or (readable and not os.read(sys.stdin.fileno(), 1024)):
+            return _terminate(program, 0.0 if signal.SIGQUIT in signals else patience)
+    _signal_group(program, signal.SIGKILL)  # remaining child processes
     return program.returncode
 
 
-def _end(program: "subprocess.Popen[bytes]", patience: float) -> int:
+def _terminate(program: "subprocess.Popen[bytes]", patience: float) -> int:
     _signal_group(program, signal.SIGTERM)
     started = time.monotonic()
     while program.poll() is None and time.monotonic() - started < patience:

@@ -1,8 +1,7 @@
-"""A policy in this process, for machines without vLLM: batched in lock step, so that seeds decide the tokens.
+"""A policy in this process, for machines without vLLM. Sampling is reproducible: seeds determine the tokens.
 
-What always holds: a batch is made of the turns of all conversations that are going on, none of which is left out or
-comes late. So the same conversations with the same seeds meet in the same batches, and floating point, which differs
-between batches, comes out the same.
+Invariant: each batch holds one turn of every open conversation. The same conversations with the same seeds therefore
+form the same batches, and floating-point results, which depend on the batch, are the same.
 """
 
 import asyncio
@@ -17,19 +16,19 @@ from gumshoe.inference.cpu_memory import keep_freed_memory
 from gumshoe.inference.policy import Completion, PolicyError, Sampling
 
 if TYPE_CHECKING:
-    from gumshoe.inference.generation import Past, PendingTurn
+    from gumshoe.inference.generation import PastKeyValues, PendingTurn
 
-_SETTLING = 50  # rounds of the event loop in which conversations that take the place of ended ones begin
+_SETTLE_ROUNDS = 50  # rounds of the event loop in which new conversations replace ended ones
 
 
 class TransformersPolicy:
-    """A model of `transformers`, with an adapter of `peft` or without.
+    """Sample from a model of `transformers`, with or without a `peft` adapter.
 
-    `member()` gives one conversation's share in it. A batch runs when every member has asked or left. `version` is
-    what its turns name as theirs: the model as given, and the adapter, unless it is told.
+    Each conversation samples through its own `open_conversation()`. A batch runs when every open conversation waits for
+    its turn. `version` is recorded in each turn; the default is the names of model and adapter.
 
     Raises:
-        UsageError: there is no such model, or no adapter for it in that directory.
+        UsageError: if the model or the adapter does not exist, or cannot be loaded.
     """
 
     def __init__(
@@ -37,14 +36,16 @@ class TransformersPolicy:
     ) -> None:
         place = find_model(model, "config.json")
         if adapter is not None:
-            find_model(adapter, "adapter_config.json")  # before the seconds that the imports take
+            find_model(adapter, "adapter_config.json")  # fail before the imports, which take seconds
 
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()  # type: ignore[no-untyped-call]
+        from gumshoe.inference.generation import use_flash_attention
 
+        disable_progress_bar()  # type: ignore[no-untyped-call]
+        use_flash_attention()
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device == "cpu":
             keep_freed_memory()
@@ -58,80 +59,88 @@ class TransformersPolicy:
 
                 loaded = PeftModel.from_pretrained(loaded, str(adapter))
         except (OSError, ValueError) as error:
-            said = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise UsageError(
-                "inference.model-not-loadable", f"cannot load {model}{f' with {adapter}' if adapter else ''}: {said}"
+                "inference.model-not-loadable", f"cannot load {model}{f' with {adapter}' if adapter else ''}: {reason}"
             ) from None
         if set(getattr(loaded.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}:
             raise UsageError(
                 "inference.unsupported-attention",
                 f"{model} has layers without full attention, which in-process inference does not support; use vllm:URL",
             )
-        self._begin(loaded.to(device).eval(), version or (f"{model}#{adapter}" if adapter else str(model)))
+        self._set_up(loaded.to(device).eval(), version or (f"{model}#{adapter}" if adapter else str(model)))
 
     @classmethod
-    def around(cls, model: Any, version: str) -> "TransformersPolicy":
-        """The policy that a model in memory is, as it stands: no weight may change while conversations go on."""
-        made = cls.__new__(cls)
-        made._begin(model, version)
-        return made
+    def from_model(cls, model: Any, version: str) -> "TransformersPolicy":
+        """Create a policy from a model in memory. Its weights must not change while conversations are open."""
+        policy = cls.__new__(cls)
+        policy._set_up(model, version)
+        return policy
 
-    def _begin(self, model: Any, version: str) -> None:
+    def _set_up(self, model: Any, version: str) -> None:
         self._model, self._version = model, version
         self.vocabulary: int = model.get_input_embeddings().num_embeddings
-        """Ids that the model has, from 0."""
-        self._members: list[Member] = []
-        self._beginning: Past | None = None
-        """What conversations begin with alike; forgotten with the last of them, since weights may change then."""
+        """Number of token ids that the model has."""
+        self._conversations: list[TransformersConversation] = []
+        self._shared_prefix: PastKeyValues | None = None
+        """Common prefix of the conversations. Dropped with the last one, because weights may change then."""
         self._running = False
         self._stop = threading.Event()
 
     @property
     def is_sampling(self) -> bool:
-        """Tell whether a batch is being sampled."""
+        """True while a batch is being sampled."""
         return self._running
 
-    def member(self) -> "Member":
-        """A new conversation's share; it must be left (`leave`) when the conversation ends."""
-        member = Member(self)
-        self._members.append(member)
-        return member
+    def open_conversation(self) -> "TransformersConversation":
+        """Open a conversation. Call `leave` when it ends."""
+        conversation = TransformersConversation(self)
+        self._conversations.append(conversation)
+        return conversation
 
-    def _leave(self, member: "Member") -> None:
-        if member in self._members:
-            self._members.remove(member)
-            if not self._members:
-                self._beginning = None
+    def _leave(self, conversation: "TransformersConversation") -> None:
+        if conversation in self._conversations:
+            self._conversations.remove(conversation)
+            if not self._conversations:
+                self._shared_prefix = None
                 self._stop.set()
-            self._look()
+            self._start_batch_if_ready()
 
-    def _look(self) -> None:
-        """Begin a batch if every member waits for one."""
-        if not self._running and self._members and all(member.asked for member in self._members):
+    def _start_batch_if_ready(self) -> None:
+        """Start a batch if every conversation waits for its turn."""
+        if (
+            not self._running
+            and self._conversations
+            and all(conversation.pending for conversation in self._conversations)
+        ):
             self._running = True
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._run_batch())
 
-    async def _run(self) -> None:
+    async def _run_batch(self) -> None:
         try:
-            for _ in range(_SETTLING):
+            for _ in range(_SETTLE_ROUNDS):
                 await asyncio.sleep(0)
-            waiting = [(member, *member.asked) for member in self._members if member.asked]
-            if not waiting or len(waiting) < len(self._members):  # somebody began meanwhile, and has not asked yet
+            waiting = [
+                (conversation, *conversation.pending) for conversation in self._conversations if conversation.pending
+            ]
+            if not waiting or len(waiting) < len(self._conversations):  # a new conversation has no request yet
                 return
-            for member, *_ in waiting:
-                member.asked = None
-            await self._answer(waiting)
+            for conversation, *_ in waiting:
+                conversation.pending = None
+            await self._sample_batch(waiting)
         finally:
             self._running = False
-        self._look()
+        self._start_batch_if_ready()
 
-    async def _answer(self, waiting: "list[tuple[Member, PendingTurn, asyncio.Future[Completion]]]") -> None:
-        """Sample a batch of turns, and tell those who wait for them, whatever happens."""
+    async def _sample_batch(
+        self, waiting: "list[tuple[TransformersConversation, PendingTurn, asyncio.Future[Completion]]]"
+    ) -> None:
+        """Sample a batch of turns, and set the result or the error of each waiting conversation."""
         self._stop = stop = threading.Event()
         try:
             await asyncio.to_thread(self._sample, [turn for _, turn, _ in waiting], stop)
-        except Exception as error:  # noqa: BLE001 - who waits is told
-            # Torch's own: out of memory, a device that is gone.
+        except Exception as error:  # noqa: BLE001 - passed on to the waiting conversations
+            # Raised by torch, e.g. if memory is full or a device is lost.
             failure = error
             if isinstance(error, RuntimeError):
                 failure = PolicyError("inference.generation-failed", f"{self._version} failed to generate", str(error))
@@ -139,56 +148,56 @@ class TransformersPolicy:
                 if not answer.done():
                     answer.set_exception(failure)
         else:
-            for member, turn, answer in waiting:
-                member.past = turn.past
+            for conversation, turn, answer in waiting:
+                conversation.past = turn.past
                 if not answer.done():
                     finish = turn.finish or "length"
                     answer.set_result(Completion(tuple(turn.ids), tuple(turn.logprobs), finish, self._version))
         finally:
-            stop.set()  # where this was cancelled, the thread is still at it
+            stop.set()  # if this was cancelled, the thread still runs
 
     def _sample(self, turns: "list[PendingTurn]", stop: threading.Event) -> None:
-        from gumshoe.inference.generation import sample_turns, shared_prefix
+        from gumshoe.inference.generation import compute_shared_prefix, sample_turns
 
-        new, known = [turn for turn in turns if turn.past is None], self._beginning
+        new, known = [turn for turn in turns if turn.past is None], self._shared_prefix
         if new and not (known and all(turn.prompt[: len(known.ids)] == known.ids for turn in new)):
-            known = shared_prefix(self._model, [turn.prompt for turn in new])
-            self._beginning = known
+            known = compute_shared_prefix(self._model, [turn.prompt for turn in new])
+            self._shared_prefix = known
         for turn in new:
             turn.past = known
         sample_turns(self._model, turns, stop.is_set)
 
 
-class Member:
-    """One conversation's share in a policy: a policy itself."""
+class TransformersConversation:
+    """Policy for one conversation of a `TransformersPolicy`."""
 
     def __init__(self, policy: TransformersPolicy) -> None:
         self._policy = policy
-        self.asked: tuple[PendingTurn, asyncio.Future[Completion]] | None = None
-        """The turn that the conversation waits for."""
-        self.past: Past | None = None
+        self.pending: tuple[PendingTurn, asyncio.Future[Completion]] | None = None
+        """The turn that the conversation waits for, and its result."""
+        self.past: PastKeyValues | None = None
 
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
     ) -> Completion:
-        """As `Policy.sample`; waits until every other conversation has asked too, or left."""
+        """Sample a turn (see `Policy.sample`). Wait until every other open conversation requests one too."""
         from gumshoe.inference.generation import PendingTurn
 
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self.asked = asked = PendingTurn(list(prompt_ids), sampling, tuple(stop_ids), seed, self.past), answer
-        self._policy._look()
+        self.pending = pending = PendingTurn(list(prompt_ids), sampling, tuple(stop_ids), seed, self.past), answer
+        self._policy._start_batch_if_ready()
         try:
             return await answer
         finally:
-            if self.asked is asked:
-                self.asked = None
+            if self.pending is pending:
+                self.pending = None
 
-    def __enter__(self) -> "Member":
+    def __enter__(self) -> "TransformersConversation":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.leave()
 
     def leave(self) -> None:
-        """The conversation is over: the others wait for it no longer."""
+        """End the conversation, so that the others no longer wait for it."""
         self._policy._leave(self)

@@ -1,4 +1,4 @@
-"""A policy behind vLLM's OpenAI-compatible server, token ids in and out."""
+"""A policy on vLLM's OpenAI-compatible servers, with token ids in and out."""
 
 import asyncio
 import logging
@@ -18,76 +18,78 @@ from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Completion, PolicyError, Sampling
 from gumshoe.inference.vllm_server import server_address
 
-_TRY_AGAIN = {408, 409, 425, 429}
-_GONE = {502, 503}  # what a proxy says whose server is not there, and a server that is not ready
-_NEVER = {501, 505}  # of all that begin with a 5, those that no second try helps
-_NO_MODEL = "does not exist"  # vLLM's words, with a 404: also while a server that was restarted loads its adapters
+_RETRYABLE = {408, 409, 425, 429}
+_UNAVAILABLE = {502, 503}  # sent by a proxy if its server is down, or by a server that is not ready
+_NOT_RETRYABLE = {501, 505}  # status codes from 500 that a retry cannot help
+_NO_MODEL = "does not exist"  # vLLM's text with a 404; also sent while a restarted server loads its adapters
 
 _JSON = {"Content-Type": "application/json"}
-_MOST_IDS = 1 << 31
-_PROBED = 16  # tokens: a model is not sure of all of them
-_SURE = -1e-3  # of a token, where no other could be sampled
+_ID_LIMIT = 1 << 31
+_PROBE_TOKENS = 16  # tokens; a model is not certain of all of them
+_MIN_CERTAIN_LOGPROB = -1e-3  # minimum log-probability of a token if no other could be sampled
 
 _log = logging.getLogger(__name__)
 
 
-class _TryAgainError(Exception):
-    """The same request may succeed the next time; `code`, `plain` and `said` are as those of a PolicyError."""
+class _RetryableError(Exception):
+    """Report a failure that a retry may fix. The arguments are those of PolicyError."""
 
-    def __init__(self, code: str, plain: str, said: str = "") -> None:
-        super().__init__(f"{plain} ({said})" if said else plain)
-        self.code, self.plain, self.said = code, plain, said
+    def __init__(self, code: str, public_message: str, server_message: str = "") -> None:
+        super().__init__(f"{public_message} ({server_message})" if server_message else public_message)
+        self.code, self.public_message, self.server_message = code, public_message, server_message
 
 
-class _GoneError(_TryAgainError):
-    """No server was there to take the request, or it has no such model: one that is started again will."""
+class _ServerGoneError(_RetryableError):
+    """Report that the server is not reachable or does not have the model. A restart may fix both."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Bounds on one request. Times are in seconds."""
+    """Limits of one request. Times are in seconds."""
 
     deadline: float = 300
-    """For one try, from sending it to the last byte of its answer."""
+    """Maximum duration of one attempt, from sending the request to the last byte of the answer."""
     connect: float = 10
     attempts: int = 4
-    """Tries of one request, with exponential backoff and jitter between them."""
+    """Attempts per request, with exponential backoff and jitter between them."""
     backoff: float = 8
-    """Longest pause between two tries."""
+    """Maximum pause between two attempts."""
     patience: float = 120
-    """For a server that is gone to come back, as when it is started again, from the first request that missed it; one
-    that lacks the model is gone too, since it may load its adapter after it has started. Until then requests wait,
-    however often they have been tried; after that, `attempts` holds for each."""
+    """Maximum wait for an unreachable server, e.g. while it restarts, from the first request that failed.
+
+    A server without the model counts as unreachable, because it may load its adapter after the start. Until then
+    requests are retried without limit; after that, `attempts` limits each."""
 
 
 @dataclass(slots=True)
 class _Server:
-    """One of the servers, and what this process has there."""
+    """State of one server: its client, and the load that this process puts on it."""
 
     client: httpx.AsyncClient
-    seated: int = 0
-    """Conversations."""
-    busy: int = 0
-    """Requests that are under way."""
-    sent: int = 0
-    """Requests so far."""
-    rests_until: float = 0.0
-    """By the monotonic clock."""
+    conversations: int = 0
+    """Open conversations."""
+    in_flight: int = 0
+    """Requests in progress."""
+    total_requests: int = 0
+    """Total number of requests."""
+    avoid_until: float = 0.0
+    """Time of the monotonic clock until which other servers are preferred, after a failure."""
 
     @property
-    def rests(self) -> bool:
-        """Whether it has just failed."""
-        return self.rests_until > time.monotonic()
+    def is_avoided(self) -> bool:
+        """True if the server failed recently."""
+        return self.avoid_until > time.monotonic()
 
 
 class VLLMPolicy:
-    """One model or adapter, on one or more servers that all have it. A conversation stays with one server, which
-    remembers how it began, and a new one goes to the server that has fewest; a request of none goes to the least busy
-    server. One that has just failed is left alone for a while, as long as there is another: what it had goes on there
-    at once.
+    """Sample from one model or adapter, on one or more vLLM servers that all serve it.
 
-    `model` is the name that the adapter (or the base model) is served under, and an answer from any other is
-    refused. Use as an async context manager, or call `aclose`.
+    A conversation stays with one server, whose prefix cache holds its earlier turns. A new conversation goes to the
+    server with the fewest. A request without a conversation goes to the least busy server. A server that failed is
+    avoided for a while, if there is another; its conversations move there.
+
+    `model` is the served name of the adapter or the base model. An answer from any other model is rejected. Use as an
+    async context manager, or call `aclose`.
     """
 
     def __init__(self, urls: Sequence[str], model: str, limits: RequestLimits | None = None) -> None:
@@ -97,11 +99,13 @@ class VLLMPolicy:
         pool = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         bases = [server_address(url) for url in urls]
         self._servers = [
-            _Server(httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, trust_env=not _is_near(base)))
+            _Server(
+                httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, trust_env=not _is_local_network(base))
+            )
             for base in bases
         ]
-        self._gone_since: float | None = None
-        self._told = False
+        self._unavailable_since: float | None = None
+        self._has_warned = False
 
     async def __aenter__(self) -> "VLLMPolicy":
         return self
@@ -121,26 +125,31 @@ class VLLMPolicy:
         stop_ids: Sequence[int],
         seed: int,  # noqa: ARG002
     ) -> Completion:
-        """As `Policy.sample`. Each request carries every sampling parameter and the stop ids, but no seed: a seed of
-        its own ends vLLM's CPU build (0.31: "CPU Generator does not use offset"), and batches of changing size make
-        no promise of the same tokens anyway.
+        """Sample a turn (see `Policy.sample`).
+
+        Each request has every sampling parameter and the stop ids, but no seed: a seed per request crashes vLLM's CPU
+        build (0.31: "CPU Generator does not use offset"), and batches of changing size are not reproducible anyway.
         """
-        return await self._sampled(prompt_ids, sampling, stop_ids, None)
+        return await self._sample(prompt_ids, sampling, stop_ids, None)
 
     @contextmanager
-    def member(self) -> Iterator["_Member"]:
-        """What one conversation samples from, until the block ends."""
-        member = _Member(self)
+    def open_conversation(self) -> Iterator["_VLLMConversation"]:
+        """Yield the policy of one conversation, which ends with the block."""
+        conversation = _VLLMConversation(self)
         try:
-            yield member
+            yield conversation
         finally:
-            member.sit(None)
+            conversation.assign(None)
 
-    async def _sampled(
-        self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], member: "_Member | None"
+    async def _sample(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop_ids: Sequence[int],
+        conversation: "_VLLMConversation | None",
     ) -> Completion:
         request = self._request(prompt_ids, sampling, stop_ids)
-        return self._checked(await self._answer(request, member), request, sampling)
+        return self._parse_answer(await self._request_with_retries(request, conversation), request, sampling)
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]) -> dict[str, Any]:
         return {
@@ -155,7 +164,7 @@ class VLLMPolicy:
             "frequency_penalty": 0.0,
             "max_tokens": sampling.max_tokens,
             "stop_token_ids": list(stop_ids),
-            "ignore_eos": True,  # a turn ends with the chat template's token, not with what a model's file says
+            "ignore_eos": True,  # a turn ends with the chat template's token, not with the model's EOS
             "logprobs": 0,
             "return_token_ids": True,
             "add_special_tokens": False,
@@ -165,11 +174,11 @@ class VLLMPolicy:
         }
 
     async def check(self, context: int) -> None:
-        """See whether every server has the model, and takes requests of `context` tokens, answer included.
+        """Check that every server has the model and accepts `context` tokens per request, answer included.
 
         Raises:
-            UsageError: one has or does not; the message says what it has.
-            PolicyError: one does not answer.
+            UsageError: if a server lacks the model, or accepts fewer tokens.
+            PolicyError: if a server does not answer.
         """
         for client in (each.client for each in self._servers):
             try:
@@ -178,7 +187,7 @@ class VLLMPolicy:
                 names = [each["id"] for each in served]
                 longest = min((each["max_model_len"] for each in served if each.get("max_model_len")), default=context)
             except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-                raise _no_answer(client, error) from None
+                raise _connection_error(client, error) from None
             if self._model not in names:
                 raise UsageError(
                     "inference.model-not-served",
@@ -193,25 +202,25 @@ class VLLMPolicy:
                 )
 
     async def check_vocabulary(self, tokenizer: "Vocabulary", text: str, needed: Sequence[int]) -> None:
-        """See whether every server's model has a tokenizer's vocabulary: each token that a server makes of a text has
-        the same id there and here, and `needed` [tokens] are among them.
+        """Check that the model of every server has the vocabulary of `tokenizer`.
 
-        Where the text is parted is left aside: that does not matter to ids. A server without /tokenize is let pass.
+        Each server tokenizes `text`. Its tokens must have the same ids here, and include `needed` [tokens]. Servers
+        without /tokenize are not checked.
 
         Raises:
-            UsageError: one has another vocabulary.
-            PolicyError: one does not answer.
+            UsageError: if a server has another vocabulary.
+            PolicyError: if a server does not answer.
         """
         request = {"model": self._model, "prompt": text, "add_special_tokens": False, "return_token_strs": True}
         for client in (each.client for each in self._servers):
             try:
                 response = await client.post("/tokenize", json=request, timeout=self._limits.connect)
-                if response.status_code != httpx.codes.OK:  # 404: no such route; others: a proxy keeps it to itself
+                if response.status_code != httpx.codes.OK:  # 404: no such route; others: blocked by a proxy
                     continue
                 answer = response.json()
                 theirs = dict(zip(answer["token_strs"] or (), answer["tokens"], strict=True))
             except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-                raise _no_answer(client, error) from None
+                raise _connection_error(client, error) from None
             other = [
                 f"its id of {token!r} is {number}"
                 for token, number in theirs.items()
@@ -226,137 +235,141 @@ class VLLMPolicy:
                 )
 
     async def check_logprobs(self, prompt_ids: Sequence[int], stop_ids: Sequence[int]) -> None:
-        """See whether every server's log-probabilities are those of the distribution that it samples from: where one
-        token alone is left to choose from (top-k 1), they are 0.
+        """Check that the log-probabilities of every server are of the distribution that it samples from.
+
+        With top-k 1 there is only one token to sample, so they must be 0.
 
         Raises:
-            UsageError: one gives those of the model as it is.
-            PolicyError: one does not answer.
+            UsageError: if a server returns the model's raw log-probabilities.
+            PolicyError: if a server does not answer.
         """
-        greedy = Sampling(top_k=1, max_tokens=_PROBED)
+        greedy = Sampling(top_k=1, max_tokens=_PROBE_TOKENS)
         request = self._request(prompt_ids, greedy, stop_ids)
         for client in (each.client for each in self._servers):
             try:
-                probed = self._checked(await self._tried(client, request), request, greedy)
-            except _TryAgainError as error:
-                raise PolicyError(error.code, error.plain, error.said) from None
-            if min(probed.logprobs) < _SURE:
+                probed = self._parse_answer(await self._request_once(client, request), request, greedy)
+            except _RetryableError as error:
+                raise PolicyError(error.code, error.public_message, error.server_message) from None
+            if min(probed.logprobs) < _MIN_CERTAIN_LOGPROB:
                 raise UsageError(
                     "inference.logprobs-not-processed",
                     f"{client.base_url} returns log-probabilities of a distribution that it does not sample from; "
                     "start the server with --logprobs-mode processed_logprobs",
                 )
 
-    async def _answer(self, request: dict[str, Any], member: "_Member | None") -> Any:
-        """The answer to a request, which is made again where that may help."""
+    async def _request_with_retries(self, request: dict[str, Any], conversation: "_VLLMConversation | None") -> Any:
+        """Return the answer to a request, with retries."""
         failures = tries = 0
 
         def is_over(state: RetryCallState) -> bool:
             nonlocal failures, tries
             tries = state.attempt_number
-            if state.outcome is not None and isinstance(state.outcome.exception(), _GoneError):
-                return tries >= self._limits.attempts and self._gone_for() >= self._limits.patience
+            if state.outcome is not None and isinstance(state.outcome.exception(), _ServerGoneError):
+                return tries >= self._limits.attempts and self._unavailable_seconds() >= self._limits.patience
             failures += 1
             return failures >= self._limits.attempts
 
         pause = wait_random_exponential(max=self._limits.backoff)
         retrying = AsyncRetrying(
             stop=is_over,
-            wait=lambda state: 0.0 if self._has_another() else pause(state),
-            retry=retry_if_exception_type(_TryAgainError),
+            wait=lambda state: 0.0 if self._has_healthy_server() else pause(state),
+            retry=retry_if_exception_type(_RetryableError),
             reraise=True,
         )
         try:
             async for attempt in retrying:
                 with attempt:
-                    answer = await self._post(request, self._server_of(member))
-        except _TryAgainError as error:
-            plain = f"{self._model}: {error.plain}, after {tries} tries"
-            raise PolicyError(error.code, plain, error.said) from None
+                    answer = await self._post(request, self._choose_server(conversation))
+        except _RetryableError as error:
+            message = f"{self._model}: {error.public_message}, after {tries} tries"
+            raise PolicyError(error.code, message, error.server_message) from None
         return answer
 
-    def _gone_for(self) -> float:
-        """Seconds for which no server has been there."""
-        return 0.0 if self._gone_since is None else time.monotonic() - self._gone_since
+    def _unavailable_seconds(self) -> float:
+        """Return the seconds since no server was reachable."""
+        return 0.0 if self._unavailable_since is None else time.monotonic() - self._unavailable_since
 
-    def _note_gone(self, error: _GoneError) -> None:
-        if self._gone_since is None:
-            self._gone_since = time.monotonic()
-        elif not self._told and self._limits.backoff < self._gone_for() < self._limits.patience:
-            self._told = True
+    def _record_unavailable(self, error: _ServerGoneError) -> None:
+        if self._unavailable_since is None:
+            self._unavailable_since = time.monotonic()
+        elif not self._has_warned and self._limits.backoff < self._unavailable_seconds() < self._limits.patience:
+            self._has_warned = True
             _log.warning("%s; waiting up to %g seconds for it to come back", error, self._limits.patience)
 
-    def _note_there(self, client: httpx.AsyncClient) -> None:
-        if self._told:
-            _log.warning("%s is reachable again after %.0f seconds", client.base_url, self._gone_for())
-        self._gone_since, self._told = None, False
+    def _record_available(self, client: httpx.AsyncClient) -> None:
+        if self._has_warned:
+            _log.warning("%s is reachable again after %.0f seconds", client.base_url, self._unavailable_seconds())
+        self._unavailable_since, self._has_warned = None, False
 
-    def _has_another(self) -> bool:
-        """Whether there is a server that has not just failed."""
-        return not all(each.rests for each in self._servers)
+    def _has_healthy_server(self) -> bool:
+        """Return True if a server has not failed recently."""
+        return not all(each.is_avoided for each in self._servers)
 
-    def _server_of(self, member: "_Member | None") -> _Server:
-        """Which server a request goes to."""
-        if member is not None and member.server is not None and not member.server.rests:
-            return member.server
-        server = min(self._servers, key=lambda each: (each.rests, each.seated, each.busy, each.sent))
-        if member is not None:
-            member.sit(server)
+    def _choose_server(self, conversation: "_VLLMConversation | None") -> _Server:
+        """Choose the server for a request."""
+        if conversation is not None and conversation.server is not None and not conversation.server.is_avoided:
+            return conversation.server
+        server = min(
+            self._servers,
+            key=lambda each: (each.is_avoided, each.conversations, each.in_flight, each.total_requests),
+        )
+        if conversation is not None:
+            conversation.assign(server)
         return server
 
     async def _post(self, request: dict[str, Any], server: _Server) -> Any:
-        server.busy += 1
-        server.sent += 1
+        server.in_flight += 1
+        server.total_requests += 1
         try:
-            answer = await self._tried(server.client, request)
-        except _TryAgainError as error:
-            if isinstance(error, _GoneError):
-                self._note_gone(error)
-            server.rests_until = time.monotonic() + self._limits.backoff
+            answer = await self._request_once(server.client, request)
+        except _RetryableError as error:
+            if isinstance(error, _ServerGoneError):
+                self._record_unavailable(error)
+            server.avoid_until = time.monotonic() + self._limits.backoff
             raise
         finally:
-            server.busy -= 1
-        server.rests_until = 0.0
+            server.in_flight -= 1
+        server.avoid_until = 0.0
         return answer
 
-    async def _tried(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Any:
-        """The answer of one server to one try."""
+    async def _request_once(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Any:
+        """Return the answer of one server to one attempt."""
         try:
             async with asyncio.timeout(self._limits.deadline):
                 response = await client.post("/v1/completions", content=orjson.dumps(request), headers=_JSON)
         except TimeoutError:
-            raise _TryAgainError(
+            raise _RetryableError(
                 "inference.timeout", f"{client.base_url} did not answer in {self._limits.deadline:g} seconds"
             ) from None
         except httpx.TransportError as error:
-            kind = _GoneError if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else _TryAgainError
+            kind = _ServerGoneError if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else _RetryableError
             raise kind(
                 "inference.server-unreachable", f"{client.base_url} does not answer: {type(error).__name__}: {error}"
             ) from None
         except httpx.RequestError as error:
-            raise _TryAgainError(
+            raise _RetryableError(
                 "inference.invalid-answer",
                 f"cannot read the answer of {client.base_url}: {type(error).__name__}: {error}",
             ) from None
         code = response.status_code
-        if code in _GONE or (code == httpx.codes.NOT_FOUND and _NO_MODEL in response.text):
-            problem = "inference.server-unavailable" if code in _GONE else "inference.model-not-served"
-            raise _GoneError(problem, f"{client.base_url} answered {code}", response.text[:200])
-        self._note_there(client)
-        if code in _TRY_AGAIN or (code >= httpx.codes.INTERNAL_SERVER_ERROR and code not in _NEVER):
-            raise _TryAgainError("inference.server-error", f"{client.base_url} answered {code}", response.text[:200])
+        if code in _UNAVAILABLE or (code == httpx.codes.NOT_FOUND and _NO_MODEL in response.text):
+            problem = "inference.server-unavailable" if code in _UNAVAILABLE else "inference.model-not-served"
+            raise _ServerGoneError(problem, f"{client.base_url} answered {code}", response.text[:200])
+        self._record_available(client)
+        if code in _RETRYABLE or (code >= httpx.codes.INTERNAL_SERVER_ERROR and code not in _NOT_RETRYABLE):
+            raise _RetryableError("inference.server-error", f"{client.base_url} answered {code}", response.text[:200])
         if code != httpx.codes.OK:
             raise PolicyError("inference.request-rejected", f"{client.base_url} answered {code}", response.text[:500])
         try:
             return response.json()
         except ValueError:
-            raise _TryAgainError("inference.invalid-answer", f"the answer of {client.base_url} is not JSON") from None
+            raise _RetryableError("inference.invalid-answer", f"the answer of {client.base_url} is not JSON") from None
 
-    def _checked(self, answer: Any, request: dict[str, Any], sampling: Sampling) -> Completion:
-        """The answer, if it is whole and from the policy that was asked.
+    def _parse_answer(self, answer: Any, request: dict[str, Any], sampling: Sampling) -> Completion:
+        """Check an answer, and return it as a completion.
 
         Raises:
-            PolicyError: it is not.
+            PolicyError: if it is incomplete, or from another policy.
         """
         try:
             model, (choice,) = answer["model"], answer["choices"]
@@ -387,18 +400,18 @@ class VLLMPolicy:
 
 
 @dataclass(slots=True)
-class _Member:
-    """A policy's part in one conversation."""
+class _VLLMConversation:
+    """Policy for one conversation of a `VLLMPolicy`."""
 
     _policy: VLLMPolicy
     server: _Server | None = None
 
-    def sit(self, server: _Server | None) -> None:
-        """From now on that server has the conversation; or none has it."""
+    def assign(self, server: _Server | None) -> None:
+        """Move the conversation to a server, or to none if it ends."""
         if self.server is not None:
-            self.server.seated -= 1
+            self.server.conversations -= 1
         if server is not None:
-            server.seated += 1
+            server.conversations += 1
         self.server = server
 
     async def sample(
@@ -409,27 +422,28 @@ class _Member:
         stop_ids: Sequence[int],
         seed: int,  # noqa: ARG002
     ) -> Completion:
-        """As `VLLMPolicy.sample`."""
-        return await self._policy._sampled(prompt_ids, sampling, stop_ids, self)
+        """Sample a turn (see `VLLMPolicy.sample`)."""
+        return await self._policy._sample(prompt_ids, sampling, stop_ids, self)
 
 
-def _no_answer(client: httpx.AsyncClient, error: Exception) -> PolicyError:
+def _connection_error(client: httpx.AsyncClient, error: Exception) -> PolicyError:
     """Return the error for a server that cannot be reached, or does not answer as vLLM does."""
     if isinstance(error, httpx.TransportError):
-        said = f"{client.base_url} does not answer: {type(error).__name__}: {error}"
-        return PolicyError("inference.server-unreachable", said)
+        message = f"{client.base_url} does not answer: {type(error).__name__}: {error}"
+        return PolicyError("inference.server-unreachable", message)
     return PolicyError("inference.not-vllm", f"{client.base_url} does not answer as a vLLM server: {error}")
 
 
 class Vocabulary(Protocol):
-    """What is used of a tokenizer: the ids of its tokens, and None or that of the unknown token for all others."""
+    """A tokenizer that returns the ids of its tokens, and None or the unknown token's id for all others."""
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
 
 
-def _is_near(url: str) -> bool:
-    """Whether an address is this machine's or its network's own, which no proxy is to be asked for: a private one, or a
-    name without a domain, as a Service has in its namespace.
+def _is_local_network(url: str) -> bool:
+    """Return True if an address is in the local network, so that no proxy is used.
+
+    That is a private IP address, or a name without a domain, such as that of a Kubernetes Service.
     """
     host = httpx.URL(url).host
     try:
@@ -439,7 +453,7 @@ def _is_near(url: str) -> bool:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and 0 <= each < _MOST_IDS for each in value)
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < _ID_LIMIT for each in value)
 
 
 def _is_number(value: Any) -> bool:

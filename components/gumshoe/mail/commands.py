@@ -1,4 +1,4 @@
-"""`gumshoe mail`: index, search, read, stats."""
+"""`gumshoe mail`: index, search, read and stats."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -12,8 +12,8 @@ from gumshoe.mail.search_arguments import Order
 from gumshoe.terminal import (
     JsonFlag,
     err,
+    escape_control_characters,
     out,
-    plain,
     print_counts,
     print_json,
     print_origin,
@@ -24,11 +24,11 @@ from gumshoe.terminal import (
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Index mail, search it and read it, one inbox at a time.",
+    help="Index, search and read mail, one inbox at a time.",
 )
 
-IndexDirectory = Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of an index.")]
-Inbox = Annotated[str, typer.Option(metavar="ADDRESS", help="Whose mail; nothing else is seen.")]
+IndexDirectory = Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of the index.")]
+Inbox = Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the inbox. No other mail is visible.")]
 
 
 @app.command()
@@ -37,42 +37,43 @@ def index(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="maildir:DIR (also a tree of raw files), mbox:FILE[.gz], eml:DIR, jsonl:FILE[.gz], or "
-            "hf:DATASET or hf:DATASET@SPLIT, such as hf:corbt/enron-emails. Files may lie under file:// or s3://.",
+            help="maildir:DIR (or a tree of raw files), mbox:FILE[.gz], eml:DIR, jsonl:FILE[.gz], hf:DATASET or "
+            "hf:DATASET@SPLIT, e.g. hf:corbt/enron-emails. Files may be file:// or s3:// URIs.",
         ),
     ],
-    directory: Annotated[Path, typer.Option("--out", help="Where the index goes; made where it is missing.")],
+    directory: Annotated[Path, typer.Option("--out", help="Output directory (created if missing).")],
     max_body: Annotated[
-        int, typer.Option(min=0, help="Leave out messages with a longer body, in characters; 0 keeps all.")
+        int, typer.Option(min=0, help="Maximum body length in characters; longer messages are skipped. 0: no limit.")
     ] = 5000,
     max_recipients: Annotated[
-        int, typer.Option(min=0, help="Leave out messages to more recipients; 0 keeps all.")
+        int, typer.Option(min=0, help="Maximum number of recipients; messages with more are skipped. 0: no limit.")
     ] = 30,
     duplicates: Annotated[
         bool,
-        typer.Option("--keep-duplicates", help="Keep every message of one subject, body and sender, not the first."),
+        typer.Option("--keep-duplicates", help="Keep all messages with equal subject, body and sender."),
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace an index that is there, in one step.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing index.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Index mail from one or more sources into DIR/mail.sqlite.
 
-    What is kept out by default is what the published recipe for the public Enron mail keeps out (ART-E). What
-    cannot be read is counted by reason; `gumshoe mail stats --unreadable` lists it.
+    The default limits are those of the published recipe for the public Enron mail (ART-E). Unreadable items are counted
+    by reason; `gumshoe mail stats --unreadable` lists them.
     """
-    from gumshoe.mail.build import MailBuildOptions, build_index
+    from gumshoe.mail.build import MailBuildOptions, build_mail_index
 
     options = MailBuildOptions(max_body or None, max_recipients or None, drop_duplicates=not duplicates)
-    report = build_index(sources, directory, options, replace=replace)
+    report = build_mail_index(sources, directory, options, replace=replace)
     if json:
         print_json(asdict(report) | {"kept_out": dict(report.kept_out), "unreadable": dict(report.unreadable)})
         return
     pace = report.read / max(report.seconds, 1e-9)
-    out.print(f"[bold]{report.messages:,} messages[/] indexed in {plain(directory)} ({pace:,.0f} a second)")
-    print_counts("kept out", report.kept_out)
-    print_counts("could not be read", report.unreadable)
+    place = escape_control_characters(directory)
+    out.print(f"[bold]{report.messages:,} messages[/] indexed in {place} ({pace:,.0f}/s)")
+    print_counts("skipped", report.kept_out)
+    print_counts("unreadable", report.unreadable)
     if report.unreadable:
-        out.print(f"See `gumshoe mail stats --index {plain(directory)} --unreadable` for which.")
+        out.print(f"Run `gumshoe mail stats --index {escape_control_characters(directory)} --unreadable` to list them.")
 
 
 @app.command()
@@ -80,17 +81,22 @@ def search(
     index: IndexDirectory,
     inbox: Inbox,
     keywords: Annotated[
-        list[str], typer.Argument(metavar="KEYWORD...", help='All must appear; "several words" are a phrase.')
+        list[str],
+        typer.Argument(metavar="KEYWORD...", help='Words that must all appear; "several words" form a phrase.'),
     ],
-    sender: Annotated[str | None, typer.Option("--from", metavar="ADDRESS", help="Only from this address.")] = None,
-    recipient: Annotated[str | None, typer.Option("--to", metavar="ADDRESS", help="Only to this address.")] = None,
-    after: Annotated[str | None, typer.Option(metavar="DATE", help="Sent on this day (UTC) or later.")] = None,
-    before: Annotated[str | None, typer.Option(metavar="DATE", help="Sent before this day (UTC).")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10, help="Most results.")] = 10,
-    order: Annotated[Order, typer.Option(help="The best first, or the newest.")] = "relevance",
+    sender: Annotated[
+        str | None, typer.Option("--from", metavar="ADDRESS", help="Only mail from this address.")
+    ] = None,
+    recipient: Annotated[str | None, typer.Option("--to", metavar="ADDRESS", help="Only mail to this address.")] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="DATE", help="Only mail sent on this day (UTC) or later.")
+    ] = None,
+    before: Annotated[str | None, typer.Option(metavar="DATE", help="Only mail sent before this day (UTC).")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10, help="Maximum number of results.")] = 10,
+    order: Annotated[Order, typer.Option(help="Sort by relevance, or newest first.")] = "relevance",
     json: JsonFlag = False,
 ) -> None:
-    """Find messages in one inbox."""
+    """Search one inbox."""
     from gumshoe.mail.index import MailIndex
 
     hits = MailIndex(index).search(
@@ -108,20 +114,22 @@ def search(
         return
     for hit in hits:
         out.print(f"[bold]{printable(hit.subject) or '(no subject)'}[/]", soft_wrap=True)
-        out.print(f"  {_date(hit.sent)}  {printable(hit.sender)}  [cyan]{printable(hit.message_id)}[/]", soft_wrap=True)
+        out.print(
+            f"  {_format_date(hit.sent)}  {printable(hit.sender)}  [cyan]{printable(hit.message_id)}[/]", soft_wrap=True
+        )
         out.print(f"  [dim]{printable(hit.snippet)}[/]", soft_wrap=True)
     if not hits:
-        err.print("Nothing found.")
+        err.print("No messages found.")
 
 
 @app.command()
 def read(
     index: IndexDirectory,
     inbox: Inbox,
-    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="As `search` shows it.")],
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Id from `gumshoe mail search`.")],
     json: JsonFlag = False,
 ) -> None:
-    """Read one message of one inbox."""
+    """Read one message of an inbox."""
     from gumshoe.mail.index import MailIndex
 
     message = MailIndex(index).read(inbox, message_id)
@@ -129,13 +137,13 @@ def read(
         print_json(asdict(message) | {"sent": message.sent and message.sent.isoformat()})
         return
     lines = [
-        ("From", _person(message.sender_name, message.sender)),
+        ("From", _format_person(message.sender_name, message.sender)),
         *(
             (role.capitalize(), ", ".join(people))
             for role in ROLES
-            if (people := [_person(each.name, each.address) for each in message.recipients if each.role == role])
+            if (people := [_format_person(each.name, each.address) for each in message.recipients if each.role == role])
         ),
-        ("Date", _date(message.sent)),
+        ("Date", _format_date(message.sent)),
         ("Subject", message.subject),
         ("Message-ID", message.message_id),
     ]
@@ -148,17 +156,17 @@ def read(
 @app.command()
 def stats(
     index: IndexDirectory,
-    unreadable: Annotated[bool, typer.Option("--unreadable", help="List what could not be read.")] = False,
+    unreadable: Annotated[bool, typer.Option("--unreadable", help="List unreadable items.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Say what is in an index and what built it."""
+    """Show statistics of an index, and how it was built."""
     from rich.filesize import decimal
 
     from gumshoe.mail.index import MailIndex
 
     opened = MailIndex(index)
     if unreadable:
-        print_unreadable(opened.unreadable(), json=json)
+        print_unreadable(opened.list_unreadable(), json=json)
         return
     facts = opened.stats()
     if json:
@@ -166,19 +174,19 @@ def stats(
         return
     out.print(f"[bold]{facts['messages']:,} messages[/] of {facts['addresses']:,} addresses, {decimal(facts['bytes'])}")
     out.print(f"sent from {facts['first_sent'] or 'no date'} to {facts['last_sent'] or 'no date'}")
-    print_counts("kept out", facts["kept_out"])
-    print_counts("could not be read", facts["unreadable"])
+    print_counts("skipped", facts["kept_out"])
+    print_counts("unreadable", facts["unreadable"])
     out.print(
-        f"{facts['other_ids']:,} other ids of kept messages; "
-        f"{facts['without_date']:,} read without a date, {facts['without_id']:,} without an id",
+        f"{facts['other_ids']:,} additional ids of indexed messages; "
+        f"{facts['without_date']:,} messages without a date, {facts['without_id']:,} without an id",
         soft_wrap=True,
     )
     print_origin(facts)
 
 
-def _person(name: str, address: str) -> str:
+def _format_person(name: str, address: str) -> str:
     return f"{name} <{address}>" if name else address
 
 
-def _date(sent: datetime | None) -> str:
+def _format_date(sent: datetime | None) -> str:
     return f"{sent:%Y-%m-%d %H:%M %z}" if sent else "no date"

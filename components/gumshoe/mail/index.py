@@ -1,8 +1,8 @@
-"""Search one inbox, read one of its messages: the wall round a mailbox.
+"""Search one inbox and read its messages, isolated from all other inboxes.
 
-Every query carries the inbox as a term of the full-text expression, or as a condition of the SQL that finds the
-message. Ranking uses the inbox's own statistics, so that what an inbox is shown is what it would be shown if it
-were alone in the index.
+Every query contains the inbox, as a term of the full-text expression or as a condition of the SQL that finds the
+message. Ranking uses the statistics of that inbox only. Results are therefore the same as if the inbox were alone in
+the index.
 """
 
 import json
@@ -18,12 +18,12 @@ from typing import Any
 
 import apsw
 
-from gumshoe.artifacts.sqlite import damage_explained, open_read_only
+from gumshoe.artifacts.sqlite import explain_damage, open_read_only
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.mail.message import Recipient, clean, shown_date
-from gumshoe.mail.schema import TOKENIZER, VERSION, address_term, index_file
+from gumshoe.mail.message import Recipient, clean, to_datetime
+from gumshoe.mail.schema import TOKENIZER, VERSION, address_term, index_path
 from gumshoe.mail.search_arguments import (
-    MAX_KEYWORD,
+    MAX_KEYWORD_LENGTH,
     MailSearchError,
     Order,
     check_address,
@@ -36,14 +36,14 @@ SNIPPET_WORDS = 24
 
 # Okapi BM25 as SQLite computes it (https://sqlite.org/fts5.html#the_bm25_function), over subject and body.
 _K1, _B = 1.2, 0.75
-_SUBJECT_WEIGHT = 2.0  # a word in the subject counts as often as two in the body
-_RESULTS = 1_000  # results of searches, and messages, kept in memory
-_CACHED = 10_000  # statistics and addresses kept in memory
-_CACHE_KIB = 2_000  # a connection, one a thread; the operating system caches the file for all
+_SUBJECT_WEIGHT = 2.0  # a word in the subject counts as much as two in the body
+_RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
+_LOOKUP_CACHE_SIZE = 10_000  # statistics and addresses in memory
+_CACHE_KIB = 2_000  # per connection; each thread has one, and the operating system caches the file for all
 
 _COLUMNS = {"inbox": "{sender recipients}", "sender": "sender", "recipient": "recipients"}
-# The recipients of {message} that an inbox may know of: all for its sender; for the others those of the copies that
-# reached them, without blind copies to somebody else.
+# The recipients of {message} that an inbox may see. The sender sees all. Others see those of the copies that they
+# received, without blind copies to somebody else.
 _VISIBLE = """
     SELECT role, listed.address AS address, name FROM recipients AS listed
     WHERE listed.message = {message} AND (
@@ -60,7 +60,7 @@ _LISTED = """
     WHERE search MATCH ? ORDER BY sent IS NULL, sent, message_id
 """
 _COUNT = "SELECT count(*) FROM search WHERE search MATCH ?"
-# One pass over the matches: with `+`, SQLite does not begin a query of its own for each message, which takes longer.
+# One pass over the matches: the `+` prevents SQLite from starting a slower query for each message.
 _HITS = f"""
     SELECT message, message_id, sent, utc_offset, text, messages.subject,
         snippet(search, 1, '', '', ' … ', {SNIPPET_WORDS})
@@ -82,20 +82,20 @@ _READ = """
 
 
 class MessageNotFoundError(GumshoeError):
-    """The inbox holds no message of that id. Whether another inbox does is not said."""
+    """The inbox contains no message with that id. Other inboxes are not mentioned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One message that a search found."""
+    """One search result."""
 
     message_id: str
     sent: datetime | None
-    """On the sender's clock; None where the message has no date."""
+    """In the sender's time zone. None if the message has no date."""
     sender: str
     subject: str
     snippet: str
-    """The part of the body where the keywords are, at most `SNIPPET_WORDS` words on one line."""
+    """The part of the body that contains the keywords, at most `SNIPPET_WORDS` words on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +104,23 @@ class Message:
 
     message_id: str
     sent: datetime | None
-    """On the sender's clock; None where the message has no date."""
+    """In the sender's time zone. None if the message has no date."""
     sender: str
     sender_name: str
     recipients: tuple[Recipient, ...]
-    """As the reading inbox may know them: a blind copy is known to the sender, and to who got it."""
+    """Recipients visible to the reading inbox. A blind copy is visible to the sender and to its recipient."""
     subject: str
     body: str
 
 
 @dataclass(slots=True)
 class _Scorer:
-    """BM25 of the row that a query stands at. Called once for every match, so it is written for speed."""
+    """Compute BM25 for the current row of a query. SQLite calls it for every match, so it is optimized for speed."""
 
     weights: list[float] = field(default_factory=list)
     """Inverse document frequency of each keyword, in the order of the query's phrases."""
     average: float = 1.0
-    """Words in a message of this inbox, on average."""
+    """Average number of words per message of this inbox."""
 
     def __call__(self, row: apsw.FTS5ExtensionApi, *_: object) -> float:
         norm = _K1 * (1 - _B) + _K1 * _B * (row.column_size(0) + row.column_size(1)) / self.average
@@ -133,30 +133,30 @@ class _Scorer:
 
 
 class MailIndex:
-    """An index, opened read-only. One may be used by many threads, and survives a fork.
+    """Search and read an index, opened read-only. Thread-safe and fork-safe.
 
     Raises on opening:
-        UsageError: there is none.
-        GumshoeError: it is damaged, or another version of Gumshoe built it.
+        UsageError: if there is no index.
+        GumshoeError: if it is damaged, or another version of Gumshoe built it.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = index_file(directory)
+        self.path = index_path(directory)
         if not self.path.is_file():
             raise UsageError(
                 "mail.no-index", f"{directory} contains no mail index; build one with `gumshoe mail index`"
             )
-        self._file = _identity(self.path)
+        self._file = _file_identity(self.path)
         self._local = threading.local()
-        # The file never changes, and the episodes of a group, or the turns of one, ask for the same.
-        self._hits = lru_cache(_RESULTS)(self._find_hits)
-        self._message = lru_cache(_RESULTS)(self._find_message)
-        self._phrase = lru_cache(_CACHED)(self._quoted)
-        self._address = lru_cache(_CACHED)(self._find_address)
-        self._text = lru_cache(_CACHED)(self._find_text)
-        self._size = lru_cache(_CACHED)(self._find_size)
-        self._count = lru_cache(_CACHED)(self._find_count)
-        with self._explained():
+        # The file never changes, and episodes of one group often send the same queries.
+        self._hits = lru_cache(_RESULT_CACHE_SIZE)(self._find_hits)
+        self._message = lru_cache(_RESULT_CACHE_SIZE)(self._find_message)
+        self._phrase = lru_cache(_LOOKUP_CACHE_SIZE)(self._quote_keyword)
+        self._address = lru_cache(_LOOKUP_CACHE_SIZE)(self._find_address)
+        self._text = lru_cache(_LOOKUP_CACHE_SIZE)(self._find_text)
+        self._size = lru_cache(_LOOKUP_CACHE_SIZE)(self._find_size)
+        self._count = lru_cache(_LOOKUP_CACHE_SIZE)(self._find_count)
+        with self._explain_damage():
             schema = self._connection().execute("SELECT value FROM build WHERE name = 'schema'").get
         if schema != str(VERSION):
             raise GumshoeError(
@@ -176,59 +176,61 @@ class MailIndex:
         limit: int = 10,
         order: Order = "relevance",
     ) -> list[Hit]:
-        """Messages of an inbox that contain every keyword, the best or the newest first.
+        """Return the messages of an inbox that contain every keyword, sorted by relevance or newest first.
 
-        A keyword with spaces is a phrase. Case and accents do not count, and all that is not a letter or digit
-        only separates words. `sender` and `recipient` are whole addresses. `sent_after` includes its moment and
-        `sent_before` does not; a day (YYYY-MM-DD) begins at midnight UTC. A message without a date is found only
-        where neither is given. `limit` is 1 to 10.
+        A keyword with spaces is a phrase. Case and accents are ignored; everything except letters and digits only
+        separates words. `sender` and `recipient` are complete addresses. `sent_after` is inclusive and `sent_before` is
+        exclusive; a day (YYYY-MM-DD) begins at midnight UTC. A message without a date is found only if neither is
+        given. `limit` is 1 to 10.
 
         Raises:
-            SearchArgumentError: an argument cannot be used; the message says what to write instead.
-            GumshoeError: the file is damaged.
+            MailSearchError: if an argument is invalid; the message says what to write instead.
+            GumshoeError: if the file is damaged.
         """
         phrases = [self._phrase(keyword) for keyword in check_keywords(keywords)]
         after, before = check_period(sent_after, sent_before)
         check_choices(limit, order)
-        named = [("inbox", check_address("inbox", inbox))]
+        addresses = [("inbox", check_address("inbox", inbox))]
         for role, text in (("sender", sender), ("recipient", recipient)):
             if text is not None:
-                named.append((role, check_address(role, text)))
-        return [*self._hits(tuple(phrases), tuple(named), after, before, limit, order)]
+                addresses.append((role, check_address(role, text)))
+        return [*self._hits(tuple(phrases), tuple(addresses), after, before, limit, order)]
 
     def _find_hits(
         self,
         phrases: tuple[str, ...],
-        named: tuple[tuple[str, str], ...],
+        addresses: tuple[tuple[str, str], ...],
         after: int | None,
         before: int | None,
         limit: int,
         order: Order,
     ) -> tuple[Hit, ...]:
-        with self._explained():
-            people = {role: self._address(text) for role, text in named}
-            if None in people.values():  # nobody in the whole index has that address
+        with self._explain_damage():
+            people = {role: self._address(text) for role, text in addresses}
+            if None in people.values():  # the address does not occur in the index
                 return ()
             terms = [f'{_COLUMNS[role]} : "{address_term(number)}"' for role, number in people.items() if number]
             match = " AND ".join([*phrases, *terms])
             if order == "relevance":
                 self._prepare_scorer(terms[0], phrases)
             values: dict[str, Any] = {"match": match, "after": after, "before": before, "limit": limit, **people}
-            numbers: list[Any] = [number for (number,) in self._connection().execute(_best(values, order), values)]
+            numbers: list[Any] = [
+                number for (number,) in self._connection().execute(_best_matches_query(values, order), values)
+            ]
             rows = self._connection().execute(_HITS, (match, json.dumps(numbers))) if numbers else ()
             hits = {
-                number: Hit(message_id, shown_date(moment, offset), sender, subject, " ".join(snippet.split()))
+                number: Hit(message_id, to_datetime(moment, offset), sender, subject, " ".join(snippet.split()))
                 for number, message_id, moment, offset, sender, subject, snippet in rows
             }
         return tuple(hits[number] for number in numbers)
 
     def read(self, inbox: str, message_id: str) -> Message:
-        """One message of an inbox, by its id or by that of a dropped duplicate.
+        """Return one message of an inbox, by its id or by the id of a dropped duplicate.
 
         Raises:
-            MessageNotFoundError: the inbox holds no such message, wherever else it may be.
-            SearchArgumentError: an argument is not of the right form.
-            GumshoeError: the file is damaged.
+            MessageNotFoundError: if the inbox does not contain the message, even if another inbox does.
+            MailSearchError: if an argument is invalid.
+            GumshoeError: if the file is damaged.
         """
         owner = check_address("inbox", inbox)
         if not isinstance(message_id, str):
@@ -236,8 +238,8 @@ class MailIndex:
         return self._message(owner, clean(message_id).strip())
 
     def _find_message(self, owner: str, exact: str) -> Message:
-        bare = exact.strip("<>")  # agents lose the brackets
-        with self._explained():
+        bare = exact.strip("<>")  # agents often drop the brackets
+        with self._explain_damage():
             values = {"inbox": self._address(owner), "exact": exact, "bare": bare, "bracketed": f"<{bare}>"}
             found = next(self._connection().execute(_READ, values), None)
             if found is None:
@@ -250,50 +252,50 @@ class MailIndex:
                 _VISIBLE.format(message=":message"), {"message": number, "inbox": values["inbox"]}
             )
             recipients = dict.fromkeys(Recipient(role, self._text(address), name) for role, address, name in listed)
-        return Message(kept_id, shown_date(sent, offset), sender, sender_name, tuple(recipients), subject, body.strip())
+        return Message(
+            kept_id, to_datetime(sent, offset), sender, sender_name, tuple(recipients), subject, body.strip()
+        )
 
-    def listing(self, inbox: str) -> list[tuple[str, datetime | None]]:
-        """All messages of an inbox, the oldest first: the id of each, and when it was sent, in UTC.
-
-        Those without a date stand last.
+    def list_messages(self, inbox: str) -> list[tuple[str, datetime | None]]:
+        """Return id and time (UTC) of all messages of an inbox, oldest first. Messages without a date come last.
 
         Raises:
-            SearchArgumentError: the inbox is not a whole address.
-            GumshoeError: the file is damaged.
+            MailSearchError: if the inbox is not a complete address.
+            GumshoeError: if the file is damaged.
         """
         owner = check_address("inbox", inbox)
-        with self._explained():
+        with self._explain_damage():
             number = self._address(owner)
             if number is None:
                 return []
             rows = self._connection().execute(_LISTED, (f'{_COLUMNS["inbox"]} : "{address_term(number)}"',))
-            return [(message_id, shown_date(sent, None)) for message_id, sent in rows]
+            return [(message_id, to_datetime(sent, None)) for message_id, sent in rows]
 
     def stats(self) -> dict[str, Any]:
-        """What built this index and what is in it: the facts of `MailBuildReport`, and counts."""
-        with self._explained():
+        """Return statistics of the index and how it was built: the fields of `MailBuildReport`, and counts."""
+        with self._explain_damage():
             database = self._connection()
             facts = {name: json.loads(value) for name, value in database.execute("SELECT name, value FROM build")}
             first, last = next(database.execute("SELECT min(sent), max(sent) FROM messages"))
             facts["first_sent"], facts["last_sent"] = (
-                moment.isoformat() if (moment := shown_date(sent, None)) else None for sent in (first, last)
+                moment.isoformat() if (moment := to_datetime(sent, None)) else None for sent in (first, last)
             )
             facts["addresses"] = database.execute("SELECT count(*) FROM addresses").get
             facts["other_ids"] = database.execute("SELECT count(*) FROM other_ids").get
             facts["bytes"] = self.path.stat().st_size
         return facts
 
-    def unreadable(self) -> list[tuple[str, str, str]]:
-        """What the build could not read: place, reason, detail."""
-        with self._explained():
+    def list_unreadable(self) -> list[tuple[str, str, str]]:
+        """Return place, reason and detail of each item that the build could not read."""
+        with self._explain_damage():
             return list(self._connection().execute("SELECT place, reason, detail FROM unreadable"))
 
-    def _quoted(self, keyword: str) -> str:
-        """A keyword as a quoted phrase of the query language: nothing in it is an operator."""
+    def _quote_keyword(self, keyword: str) -> str:
+        """Return a keyword as a quoted phrase of the query language, so that nothing in it is an operator."""
         words = clean(keyword)
-        if len(words) > MAX_KEYWORD:
+        if len(words) > MAX_KEYWORD_LENGTH:
             raise MailSearchError(
-                "mail.keyword-too-long", f"a keyword has {len(words)} characters; use at most {MAX_KEYWORD}"
+                "mail.keyword-too-long", f"a keyword has {len(words)} characters; use at most {MAX_KEYWORD_LENGTH}"
             )
         tokenize = self._connection().fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
         if not tokenize(words.encode(), apsw.FTS5_TOKENIZE_QUERY, None):
@@ -310,21 +312,21 @@ class MailIndex:
         return str(self._connection().execute("SELECT text FROM addresses WHERE address = ?", (address,)).get)
 
     def _find_size(self, term: str) -> tuple[int, float]:
-        """How many messages the inbox with that term has, and how many words a message of it on average."""
+        """Return the number of messages of the inbox with that term, and their average number of words."""
         lengths = [words for (words,) in self._connection().execute(_LENGTHS, (term,))]
         return len(lengths), sum(lengths) / max(len(lengths), 1)
 
     def _find_count(self, term: str, phrase: str) -> int:
-        """How many messages of the inbox with that term a phrase is in."""
+        """Return the number of messages of the inbox with that term that contain a phrase."""
         return int(next(self._connection().execute(_COUNT, (f"{phrase} AND {term}",)))[0])
 
     def _prepare_scorer(self, term: str, phrases: tuple[str, ...]) -> None:
-        """Set the statistics that this thread's next query is ranked by: those of the inbox with that term alone."""
+        """Set the statistics for ranking this thread's next query: those of the inbox with that term only."""
         messages, average = self._size(term)
-        self._connection()  # makes this thread's scorer
+        self._connection()  # creates this thread's scorer
         scorer: _Scorer = self._local.scorer
         scorer.average = max(average, 1.0)
-        # A single weight changes no order.
+        # A single weight does not change the order.
         scorer.weights = [self._weight(term, phrase, messages) if phrases[1:] else 1.0 for phrase in phrases]
 
     def _weight(self, term: str, phrase: str, messages: int) -> float:
@@ -332,9 +334,9 @@ class MailIndex:
         return max(math.log((messages - count + 0.5) / (count + 0.5)), 1e-6)
 
     def _connection(self) -> apsw.Connection:
-        """This thread's connection, made on its first use, and made anew after a fork."""
+        """Return this thread's connection, created on first use and again after a fork."""
         if getattr(self._local, "process", None) != os.getpid():
-            if _identity(self.path) != self._file:
+            if _file_identity(self.path) != self._file:
                 raise GumshoeError(
                     "mail.index-replaced", f"{self.path} was replaced after it was opened; open it again"
                 )
@@ -347,12 +349,12 @@ class MailIndex:
         connection: apsw.Connection = self._local.database
         return connection
 
-    def _explained(self) -> AbstractContextManager[None]:
-        return damage_explained(self.path)
+    def _explain_damage(self) -> AbstractContextManager[None]:
+        return explain_damage(self.path)
 
 
-def _best(values: dict[str, Any], order: Order) -> str:
-    """The query for the best or newest matches, with the conditions that `values` asks for."""
+def _best_matches_query(values: dict[str, Any], order: Order) -> str:
+    """Return the SQL for the best or newest matches, with the conditions present in `values`."""
     conditions = ["search MATCH :match"]
     if values["after"] is not None:
         conditions.append("sent >= :after")
@@ -367,6 +369,6 @@ def _best(values: dict[str, Any], order: Order) -> str:
     )
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells one file from another of the same name."""
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode, which distinguish files of the same name."""
     return (path.stat().st_dev, path.stat().st_ino) if path.exists() else None

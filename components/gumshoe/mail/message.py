@@ -1,4 +1,4 @@
-"""A message as it comes from a source, and the rules that its text, addresses and dates follow."""
+"""A message as parsed from a source, and the normalization of its text, addresses and dates."""
 
 import re
 from calendar import timegm
@@ -12,18 +12,18 @@ from typing import Literal
 Role = Literal["to", "cc", "bcc"]
 ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
 
-# Starts the index's own term for an address. No text that is stored or searched for contains it.
+# First character of the index's own terms for addresses. It is removed from all text.
 ADDRESS_MARK = "\ue000"
-_AROUND = re.compile(r"""^[\s<>'"]+|[\s<>'"]+$""")
+_SURROUNDING = re.compile(r"""^[\s<>'"]+|[\s<>'"]+$""")
 _UNWANTED = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff{ADDRESS_MARK}]")
 _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
 _MAX_OFFSET = 24 * 60
-_FIRST, _LAST = -62135510400, 253402214400  # a day within the years 1 and 9999: any clock can show what is between
+_FIRST, _LAST = -62135510400, 253402214400  # years 1 to 9999, less a day for time zones
 
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """One addressee: how they were addressed, their address in lower case, and the name written beside it."""
+    """One recipient: the role (to, cc or bcc), the address in lower case, and the name written beside it."""
 
     role: Role
     address: str
@@ -32,27 +32,27 @@ class Recipient:
 
 @dataclass(slots=True)
 class ParsedMessage:
-    """A message as a source gave it, in the form in which it is indexed."""
+    """A parsed message, in the form in which it is indexed."""
 
     message_id: str
     sent: int | None
-    """Seconds since 1970, UTC; None where the message does not say."""
+    """Seconds since 1970, UTC. None if the message has no date."""
     utc_offset: int | None
-    """Minutes east of UTC of the clock that the date was written by; None where it is unknown."""
+    """Time zone of the sender, in minutes east of UTC. None if unknown."""
     sender: str
     sender_name: str
     recipients: list[Recipient]
     subject: str
     body: str
-    invented_id: bool = field(default=False)
-    """The message had no id of its own."""
+    has_generated_id: bool = field(default=False)
+    """True if the message had no id of its own."""
 
 
 def clean(text: str) -> str:
-    """Text without carriage returns, control characters, broken code points and the index's own mark."""
+    """Normalize line ends, and replace control characters, surrogates and the index's own mark."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if text.isascii():  # far the most text, and five times as fast to check so
+    if text.isascii():  # most text is ASCII, and this check is five times as fast
         data = text.encode()
         if len(data.translate(None, _CONTROLS)) == len(data):
             return text
@@ -60,20 +60,23 @@ def clean(text: str) -> str:
 
 
 def clean_line(text: str) -> str:
-    """`clean`, on one line, with runs of white space as one space."""
-    if text.isascii() and text.isprintable() and "  " not in text:  # nothing to do but at the ends
+    """Clean a text like `clean` and collapse whitespace, so that it is one line."""
+    if text.isascii() and text.isprintable() and "  " not in text:  # only the ends may need stripping
         return text.strip()
     return " ".join(clean(text).split())
 
 
-@lru_cache(1 << 16)  # few people write most mail
-def normal_address(address: str) -> str:
-    """The form in which addresses are compared: lower case, without brackets, quotes or white space around it."""
-    return _AROUND.sub("", clean(address)).lower()
+@lru_cache(1 << 16)  # a few people write most mail
+def normalize_address(address: str) -> str:
+    """Return an address for comparison: lower case, without surrounding brackets, quotes or whitespace."""
+    return _SURROUNDING.sub("", clean(address)).lower()
 
 
 def to_utc(moment: datetime) -> tuple[int, int | None]:
-    """Seconds since 1970 and offset in minutes. A moment without a time zone counts as UTC, offset unknown."""
+    """Return seconds since 1970 and the UTC offset in minutes.
+
+    A time without a zone counts as UTC, with offset None.
+    """
     offset = moment.utcoffset()
     if offset is None:
         return int(moment.replace(tzinfo=UTC).timestamp()), None
@@ -81,45 +84,45 @@ def to_utc(moment: datetime) -> tuple[int, int | None]:
 
 
 def parse_date(text: str) -> tuple[int | None, int | None]:
-    """Seconds since 1970 (UTC) and offset in minutes of a date, ISO 8601 or as in a mail header.
+    """Parse a date in ISO 8601 or mail header format to seconds since 1970 (UTC) and the offset in minutes.
 
-    Either is None where the text does not say; an impossible offset counts as unknown, its date as UTC.
+    Either is None if the text does not contain it. An impossible offset counts as unknown, and the date as UTC.
     """
     text = text.strip()
     try:
-        return known_date(*to_utc(datetime.fromisoformat(text)))
+        return validate_date(*to_utc(datetime.fromisoformat(text)))
     except (ValueError, OverflowError):
         pass
     try:
         parts = parsedate_tz(text)
         if parts is None or not 1 <= parts[0] <= 9998 or parts[2] == 0:
             return None, None
-        datetime(*parts[:6])  # noqa: DTZ001 - only to see whether there is such a day
+        datetime(*parts[:6])  # noqa: DTZ001 - only checks that the day exists
         offset = None if parts[9] is None else round(parts[9] / 60)
         if offset is not None and abs(offset) >= _MAX_OFFSET:
             offset = None
-        if offset == 0 and parsedate_to_datetime(text).tzinfo is None:  # no zone, -0000, or one that nobody knows
+        if offset == 0 and parsedate_to_datetime(text).tzinfo is None:  # no zone, -0000, or an unknown zone
             offset = None
-        return known_date(timegm((*parts[:6], 0, 1, 0)) - (offset or 0) * 60, offset)
+        return validate_date(timegm((*parts[:6], 0, 1, 0)) - (offset or 0) * 60, offset)
     except (ValueError, OverflowError, TypeError, IndexError):
         return None, None
 
 
-def known_date(sent: float, utc_offset: int | None) -> tuple[int | None, int | None]:
-    """A date as it is stored: unknown where no calendar can show it, without an offset that no clock can have."""
+def validate_date(sent: float, utc_offset: int | None) -> tuple[int | None, int | None]:
+    """Return a date as it is stored: None if out of range, and without an impossible offset."""
     if not _FIRST <= sent <= _LAST:
         return None, None
     return int(sent), None if utc_offset is None or abs(utc_offset) >= _MAX_OFFSET else utc_offset
 
 
-def shown_date(sent: int | None, utc_offset: int | None) -> datetime | None:
-    """The moment a message was sent, on the clock of its sender."""
+def to_datetime(sent: int | None, utc_offset: int | None) -> datetime | None:
+    """Return the time a message was sent, in the sender's time zone."""
     if sent is None:
         return None
     zone = UTC if not utc_offset else timezone(timedelta(minutes=utc_offset))
     return (datetime.fromtimestamp(0, UTC) + timedelta(seconds=sent)).astimezone(zone)
 
 
-def invent_id(*parts: str) -> str:
-    """An id for a message without one: the same for the same content, wherever it is read."""
+def generate_id(*parts: str) -> str:
+    """Return an id for a message without one. Equal content gives an equal id."""
     return f"<{sha256(chr(0).join(parts).encode()).hexdigest()[:32]}@no-message-id>"

@@ -1,4 +1,4 @@
-"""The tables of an index, and the form in which addresses and keywords reach its full-text search."""
+"""The tables of an index, and the full-text terms of addresses."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ FILE_NAME = "mail.sqlite"
 VERSION = 1
 TOKENIZER = ("unicode61", "remove_diacritics", "2")
 
-# `search` holds the words of each message and, in its last two columns, one term for each address that sent or
-# received it. An inbox is then one more term of the query: what lies in other inboxes is never looked at.
-# The text itself is stored once, in `messages` and `bodies`; `indexed` shows it to `search` for snippets.
+# `search` contains the words of each message and, in its last two columns, one term for each address that sent or
+# received it. The inbox is therefore one more term of the query, and other inboxes are never read.
+# The text itself is stored once, in `messages` and `bodies`. `search` reads it through `indexed`, for snippets.
 TABLES = """
 CREATE TABLE build (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE addresses (address INTEGER PRIMARY KEY, text TEXT NOT NULL);
@@ -45,7 +45,7 @@ CREATE VIRTUAL TABLE search USING fts5(
 );
 """.replace("MARK", ADDRESS_MARK).replace("TOKENIZER", " ".join(TOKENIZER))
 
-# Made when everything is in: sorting once is faster than keeping order all the while.
+# Created after all rows are inserted, because sorting once is faster.
 INDEXES = """
 CREATE UNIQUE INDEX addresses_text ON addresses (text);
 CREATE UNIQUE INDEX messages_id ON messages (message_id);
@@ -53,11 +53,11 @@ CREATE INDEX other_ids_id ON other_ids (message_id);
 """
 
 
-def index_file(directory: Path) -> Path:
-    """Where an index lies in its directory."""
+def index_path(directory: Path) -> Path:
+    """Return the path of the index file in its directory."""
     return directory / FILE_NAME
 
 
 def address_term(address: int) -> str:
-    """The full-text term of an address: no text can contain it, since the mark is removed from all text."""
+    """Return the full-text term of an address. No text can contain it, because its mark is removed from all text."""
     return f"{ADDRESS_MARK}{address:x}"

@@ -1,24 +1,24 @@
-"""The checks of what an agent, or a person, asks of a mailbox. Each error says what to write instead."""
+"""Validation of the arguments of mail searches. Each error says what to write instead."""
 
 import re
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from gumshoe.errors import UsageError
-from gumshoe.mail.message import normal_address, to_utc
+from gumshoe.mail.message import normalize_address, to_utc
 
 MAX_LIMIT = 10
 MAX_KEYWORDS = 32
-MAX_KEYWORD = 200  # characters
+MAX_KEYWORD_LENGTH = 200  # characters
 Order = Literal["relevance", "date"]
 
 
 class MailSearchError(UsageError):
-    """An argument of a search that cannot be carried out. Models read these messages: their wording must not change."""
+    """A search argument is invalid. Models read these messages, so their wording must not change."""
 
 
 def check_choices(limit: Any, order: Any) -> None:
-    """Raises SearchArgumentError unless these are a number of results and an order."""
+    """Raise MailSearchError if the number of results or the order is invalid."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
         raise MailSearchError("mail.invalid-limit", f"limit is {limit!r}; write a whole number from 1 to {MAX_LIMIT}")
     if order not in get_args(Order):
@@ -26,7 +26,7 @@ def check_choices(limit: Any, order: Any) -> None:
 
 
 def check_keywords(keywords: Any) -> list[str]:
-    """The keywords, if they are a list of texts that is neither empty nor endless."""
+    """Return the keywords if they are a list of texts of allowed length."""
     if not isinstance(keywords, list | tuple) or not all(isinstance(keyword, str) for keyword in keywords):
         raise MailSearchError(
             "mail.invalid-keywords", 'keywords is not a list of texts; write it as ["first", "second words"]'
@@ -37,8 +37,8 @@ def check_keywords(keywords: Any) -> list[str]:
 
 
 def check_address(name: str, text: Any) -> str:
-    """The normal form of a whole address."""
-    if not isinstance(text, str) or not re.fullmatch(r"\S+@\S+", address := normal_address(text)):
+    """Return the normal form of a complete address."""
+    if not isinstance(text, str) or not re.fullmatch(r"\S+@\S+", address := normalize_address(text)):
         raise MailSearchError(
             "mail.invalid-address", f"{name} is {text!r}; write a whole address, such as ann@example.com"
         )
@@ -46,15 +46,15 @@ def check_address(name: str, text: Any) -> str:
 
 
 def check_period(after: Any, before: Any) -> tuple[int | None, int | None]:
-    """Seconds since 1970 of the two ends of a period, None where it is open."""
-    start, end = _moment("sent_after", after), _moment("sent_before", before)
+    """Return the start and end of a period in seconds since 1970. None means open."""
+    start, end = _parse_moment("sent_after", after), _parse_moment("sent_before", before)
     if start is not None and end is not None and start >= end:
         raise MailSearchError("mail.empty-period", f"sent_after {after} is not earlier than sent_before {before}")
     return start, end
 
 
-def _moment(name: str, value: Any) -> int | None:
-    """Seconds since 1970 of a day, a moment, or the ISO 8601 text of either; without a zone it is UTC."""
+def _parse_moment(name: str, value: Any) -> int | None:
+    """Return seconds since 1970 of a day, a time, or the ISO 8601 text of either. The default time zone is UTC."""
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Bytes to text: charsets that lie, and HTML."""
+"""Turn bytes into text: wrong charsets, and HTML."""
 
 import codecs
 import re
@@ -7,9 +7,9 @@ import charset_normalizer
 
 from gumshoe.mail.message import clean
 
-# Other charsets decode any bytes, so that they do proves nothing.
+# Other charsets can decode any bytes, so success proves nothing.
 _MULTI_BYTE = ("big5", "cp9", "euc", "gb", "hz", "iso2022", "johab", "shift", "utf")
-_WIDE = ("utf_16", "utf_32")  # text in them has bytes of zero: letters, spaces or the ends of lines
+_WIDE = ("utf_16", "utf_32")  # text in these contains zero bytes
 _STATEFUL = ("hz", "iso2022", "utf_16", "utf_32", "utf_7")  # their bytes may all be ASCII
 _ALIASES = {
     "iso8859_1": "cp1252",
@@ -21,42 +21,41 @@ _ALIASES = {
 }
 _NOT_CHARSETS = {"unicode_escape", "raw_unicode_escape", "idna", "punycode", "undefined", "mbcs", "oem"}
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset=[\"']?([A-Za-z0-9_.:-]{1,40})", re.I)
-_UNFIT = 4  # of so many characters outside ASCII, one may be broken
-_ENOUGH_TO_GUESS = 64  # bytes outside ASCII; with fewer, a guess is worse than Western European
+_CHARACTERS_PER_ERROR = 4  # one in this many characters outside ASCII may be broken
+_MIN_BYTES_TO_GUESS = 64  # outside ASCII; with fewer, Windows-1252 is a better guess
 
 
 def decode(data: bytes, declared: str | None = None) -> str:
-    """Text of bytes whose charset may be missing, unknown or wrong. Never fails.
+    """Decode bytes whose charset may be missing, unknown or wrong. Never fails.
 
-    UTF-8 wins over a declared single-byte charset where the bytes are valid UTF-8, since bytes of another
-    charset almost never are. Few broken characters do not rule a charset out. Where nothing fits, it is guessed, and
-    last of all Windows-1252 is taken.
+    Valid UTF-8 wins over a declared single-byte charset, because text in another charset is almost never valid UTF-8. A
+    charset may leave a few broken characters. If no charset fits, it is guessed; the last resort is Windows-1252.
     """
-    name = _codec(declared) or ""
+    name = _find_codec(declared) or ""
     trusted = b"\0" in data if name.startswith(_WIDE) else name.startswith(_MULTI_BYTE)
     if data.isascii() and not (trusted and name.startswith(_STATEFUL)):
         return data.decode("ascii")
     for charset in (name, "utf_8") if trusted else ("utf_8", name):
-        if charset and (text := _fitting(data, _ALIASES.get(charset, charset))) is not None:
+        if charset and (text := _decode_if_valid(data, _ALIASES.get(charset, charset))) is not None:
             return text
-    if sum(byte > 127 for byte in data[:65536]) >= _ENOUGH_TO_GUESS:
+    if sum(byte > 127 for byte in data[:65536]) >= _MIN_BYTES_TO_GUESS:
         guess = charset_normalizer.from_bytes(data[:65536]).best()
         if guess is not None:
             return data.decode(guess.encoding, "replace")
     return data.decode("cp1252", "replace")
 
 
-def _fitting(data: bytes, charset: str) -> str | None:
-    """Text of bytes that are in a charset, but for few of them: mail is cut off and mangled on its way."""
+def _decode_if_valid(data: bytes, charset: str) -> str | None:
+    """Decode bytes, or return None if too many are invalid. Mail is often truncated or mangled in transit."""
     try:
         return data.decode(charset)
     except ValueError:
         text = data.decode(charset, "replace")
     foreign = len(text) - len(text.encode("ascii", "ignore"))
-    return text if text.count("\ufffd") * _UNFIT <= foreign else None
+    return text if text.count("\ufffd") * _CHARACTERS_PER_ERROR <= foreign else None
 
 
-def _codec(declared: str | None) -> str | None:
+def _find_codec(declared: str | None) -> str | None:
     if not declared:
         return None
     try:
@@ -68,18 +67,18 @@ def _codec(declared: str | None) -> str | None:
 
 
 def decode_html(data: bytes, declared: str | None = None) -> str:
-    """Text of an HTML document given as bytes; the charset that its own header names counts where none is declared."""
-    return html_to_text(decode(data, declared or charset_in_html(data)))
+    """Convert the bytes of an HTML document to text. Its own charset declaration is the default."""
+    return html_to_text(decode(data, declared or find_html_charset(data)))
 
 
-def charset_in_html(data: bytes) -> str | None:
-    """The charset that an HTML document names in its own header."""
+def find_html_charset(data: bytes) -> str | None:
+    """Return the charset that an HTML document declares in its header."""
     found = _META_CHARSET.search(data[:4096])
     return found[1].decode("ascii") if found else None
 
 
 def html_to_text(html: str) -> str:
-    """The text that an HTML document shows, laid out in lines. Scripts, styles and comments are left out."""
+    """Convert HTML to the text it shows, in lines, without scripts, styles and comments."""
     from resiliparse.extract.html2text import extract_plain_text
 
     return str(extract_plain_text(clean(html), preserve_formatting=True, alt_texts=False, noscript=True))

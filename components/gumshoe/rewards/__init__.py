@@ -1,1 +1,1 @@
-"""Rewards: numbers for what an episode did."""
+"""Reward functions, judges, and ways to combine rewards and to choose among samples."""

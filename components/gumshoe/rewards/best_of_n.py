@@ -1,7 +1,7 @@
-"""One answer from several episodes of a question: the one that most of them give, or the one that a judge likes best.
+"""Choose one answer from several samples of a question: by majority (self-consistency), or the best by RULER.
 
-What always holds: nothing here knows the reference answer. A choice is made of the question and of what the episodes
-said and did, and an episode's record of right sources has no part in it.
+Invariant: the choice never uses the reference answer, nor an episode's record of correct sources. It depends on the
+question and on what the episodes said and did.
 """
 
 import asyncio
@@ -15,55 +15,55 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gumshoe.environments.email import bare_id
-from gumshoe.errors import GumshoeError, UnavailableError, UsageError, faults_of
-from gumshoe.inference.policy import HIGHEST_TEMPERATURE
-from gumshoe.rewards.chat_judge import JudgeModelSettings, Usage, model_named
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError, describe_validation_error
+from gumshoe.inference.policy import MAX_TEMPERATURE
+from gumshoe.rewards.chat_judge import JudgeModelSettings, Usage, parse_model_name
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.values import normalize
 from gumshoe.rewards.judge import Judge, JudgeError
-from gumshoe.rewards.judge_registry import OpenAIJudge, named_settings, open_judge
+from gumshoe.rewards.judge_registry import OpenAIJudge, open_judge, parse_judge
 from gumshoe.rewards.ruler import Ruler, RulerSettings
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Trajectory
 
-MOST = 64
-"""Samples of a question."""
-Way = Literal["majority", "best"]
-_COMPARE = ("heuristic", "exact", "openai", "embedding")
+MAX_SAMPLES = 64
+"""Maximum number of samples per question."""
+ChoiceMethod = Literal["majority", "best"]
+_COMPARING_JUDGES = ("heuristic", "exact", "openai", "embedding")
 _RULER = "ruler"
 
 
-class LateError(UnavailableError):
-    """A sample still ran when the time for it was over."""
+class SampleTimeoutError(UnavailableError):
+    """Report that a sample did not end in time."""
 
 
 class ChoiceSettings(BaseModel):
-    """Several samples of each question, and how one of them is chosen."""
+    """Number of samples per question, and how one of them is chosen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    samples: Annotated[int, Field(ge=2, le=MOST)]
-    choose: Way = "majority"
+    samples: Annotated[int, Field(ge=2, le=MAX_SAMPLES)]
+    choose: ChoiceMethod = "majority"
     choose_by: Any = None
-    """Who says which answers are alike, for a majority: a judge, `heuristic` unless given. Who judges, for the best:
-    `ruler:MODEL[@URL]`, or with settings."""
-    temperature: Annotated[float, Field(gt=0, le=HIGHEST_TEMPERATURE)] = 1.0
-    """Of the samples: at 0 they would all be alike."""
+    """Judge, with or without settings: for `majority`, it compares answers (default: `heuristic`); for `best`, it is
+    `ruler:MODEL[@URL]`."""
+    temperature: Annotated[float, Field(gt=0, le=MAX_TEMPERATURE)] = 1.0
+    """Sampling temperature; at 0 all samples would be identical."""
 
     @model_validator(mode="after")
     def _known(self) -> "ChoiceSettings":
         try:
-            _named(self)
+            _resolve_judge(self)
         except UsageError as error:
             raise ValueError(error) from None
         return self
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "ChoiceSettings | None":
-        """By name; None of an empty mapping.
+    def from_mapping(cls, settings: Mapping[str, Any]) -> "ChoiceSettings | None":
+        """Validate settings, given by name. Return None for an empty mapping.
 
         Raises:
-            UsageError: they are not such settings; the message says which is wrong.
+            UsageError: if a setting is wrong; the message names it.
         """
         if not settings:
             return None
@@ -71,37 +71,37 @@ class ChoiceSettings(BaseModel):
             return cls.model_validate(dict(settings))
         except ValidationError as error:
             raise UsageError(
-                code_of(error, "rewards.invalid-choice-settings"),
-                f"invalid settings for several samples: {faults_of(error)}",
+                get_error_code(error, "rewards.invalid-choice-settings"),
+                f"invalid settings for several samples: {describe_validation_error(error)}",
             ) from None
 
     @property
-    def by(self) -> str:
-        """Who compares, or judges, as people are told of it."""
-        name, settings = _named(self)
+    def judge_name(self) -> str:
+        """Name of the judge that compares or chooses, for display."""
+        name, settings = _resolve_judge(self)
         model = settings.get("model")
         model = model.get("model") if isinstance(model, Mapping) else model
         return f"{name}:{model}" if model else name
 
-    def opened(self) -> "Selector":
-        """What chooses so.
+    def open_selector(self) -> "Selector":
+        """Create the selector.
 
         Raises:
-            UsageError: its model cannot be asked.
+            UsageError: if its model cannot be used.
         """
-        name, settings = _named(self)
+        name, settings = _resolve_judge(self)
         if name == _RULER:
             return BestOfN(Ruler(RulerSettings.model_validate(settings)))
         return SelfConsistency(open_judge({name: settings}))
 
 
-def chosen_of(
+def parse_choice_options(
     samples: int, choose: str | None, choose_by: Any, temperature: float | None = None
 ) -> ChoiceSettings | None:
-    """The settings that a command's options say; None where nothing is to be chosen.
+    """Return the settings given by command-line options, or None without `choose`.
 
     Raises:
-        UsageError: they do not go together.
+        UsageError: if the options do not fit together.
     """
     if choose is None:
         if choose_by is not None:
@@ -110,61 +110,63 @@ def chosen_of(
             )
         return None
     if samples < 2:
-        raise UsageError("rewards.samples-missing", f"--choose needs several samples: set --samples to 2..{MOST}")
+        raise UsageError(
+            "rewards.samples-missing", f"--choose needs several samples: set --samples to 2..{MAX_SAMPLES}"
+        )
     if temperature == 0:
         raise UsageError(
             "rewards.greedy-samples",
             f"--samples {samples} needs --temperature > 0, got 0: greedy samples are identical",
         )
     given = {"samples": samples, "choose": choose, "choose_by": choose_by, "temperature": temperature}
-    return ChoiceSettings.of({name: value for name, value in given.items() if value is not None})
+    return ChoiceSettings.from_mapping({name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several episodes, why that one, and what it took to choose it."""
+    """The chosen episode of a group, the reason, and the cost of the choice."""
 
     place: int
-    """Of the episode, in the group."""
+    """Index of the episode in the group."""
     why: str
     failed: str = ""
-    """Why there is no choice; the place means nothing then."""
+    """Why there is no choice; `place` is then meaningless."""
     requests: int = 0
-    """Of a judge that is a model, those that gave nothing among them."""
+    """Requests to the judge's model, including failed ones."""
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     dollars: float = 0.0
     seconds: float = 0.0
-    """Of those requests."""
+    """Total duration of the requests."""
 
 
 class Selector(Protocol):
-    """Chooses one of several episodes of a question."""
+    """Choose one of several episodes of a question."""
 
     async def choose(
         self, question: str, asked_on: date | None, group: Sequence[Trajectory], seconds: float | None = None
     ) -> Choice:
-        """One of them, within so many seconds; with `failed` where there is none, for the cost is told all the same.
+        """Choose an episode within `seconds`. If that fails, return a choice with `failed` and its cost.
 
         Raises:
-            UsageError: the judge's server does not know the model, or the key.
+            UsageError: if the judge's server does not know the model or the key.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close what it holds, if anything."""
+        """Close connections and files, if any."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SelfConsistency:
-    """Self-consistency (https://arxiv.org/abs/2203.11171): the answer that most samples agree with.
+    """Choose the answer that most samples agree with: self-consistency (https://arxiv.org/abs/2203.11171).
 
-    Two answers agree where the judge takes each for right with the other as the reference; the same words always do.
-    "I don't know", and no answer at all, agree with each other, and are chosen only where they are more than half.
-    Among equals, the answer whose sources most of those that agree with it give too, and then the likeliest: the one of
-    the highest mean log-probability of what was sampled, where that is known; at last the earliest. What is chosen is
-    a whole episode, so that its answer stands in the sources that it gives.
+    Two answers agree if the judge accepts each with the other as the reference; identical texts always agree. "I don't
+    know" and missing answers agree with each other, and win only with more than half of the samples.
+
+    Ties are broken by the number of agreeing samples with the same sources, then by the mean log-probability of the
+    sampled tokens if known, then by order. The choice is a whole episode, so that answer and sources belong together.
     """
 
     judge: Judge
@@ -172,121 +174,125 @@ class SelfConsistency:
     async def choose(
         self, question: str, asked_on: date | None, group: Sequence[Trajectory], seconds: float | None = None
     ) -> Choice:
-        """As `Selector.choose`."""
+        """Choose the majority's episode. See `Selector.choose`."""
         judge, usage = self.judge, Usage()
         if isinstance(judge, OpenAIJudge):
-            judge = judge.apart()
+            judge = judge.with_own_usage()
             usage = judge.model.usage
-        said = [_said(each) for each in group]
+        answers = [_get_answer(each) for each in group]
         try:
             async with asyncio.timeout(seconds):
-                alike = await _alike(judge, question, asked_on, [each for each in said if each is not None])
+                agreeing = await _find_agreeing(
+                    judge, question, asked_on, [each for each in answers if each is not None]
+                )
         except (JudgeError, TimeoutError) as error:
-            return _without(_failure_of(error) or f"the answers were not compared within {seconds:g} seconds", usage)
-        place, why = _most_agreed(group, said, alike)
-        return _counted(Choice(place, why), usage)
+            return _failed_choice(
+                _describe_failure(error) or f"the answers were not compared within {seconds:g} seconds", usage
+            )
+        place, why = _choose_majority(group, answers, agreeing)
+        return _with_usage(Choice(place, why), usage)
 
     async def aclose(self) -> None:
-        """As `Selector.aclose`."""
+        """Close the judge."""
         await self.judge.aclose()
 
 
 @dataclass(frozen=True, slots=True)
 class BestOfN:
-    """The sample to which RULER gives the highest score beside the others; among equals as `SelfConsistency`."""
+    """Choose the sample with the highest RULER score. Ties are broken as in `SelfConsistency`."""
 
     ruler: Ruler
 
     async def choose(
         self,
-        question: str,  # noqa: ARG002 - it stands in what the episodes begin with
+        question: str,  # noqa: ARG002 - it is in the episodes' prompts
         asked_on: date | None,  # noqa: ARG002
         group: Sequence[Trajectory],
         seconds: float | None = None,
     ) -> Choice:
-        """As `Selector.choose`."""
-        ruler = self.ruler.apart()
+        """Choose the best episode. See `Selector.choose`."""
+        ruler = self.ruler.with_own_usage()
         try:
             async with asyncio.timeout(seconds):
                 found = await ruler.scores(group)
         except (JudgeError, TimeoutError) as error:
-            said = _failure_of(error) or f"the judge did not answer within {seconds:g} seconds"
-            return _without(said, ruler.model.usage)
-        place = max(range(len(group)), key=lambda each: (found.scores[each], *_preferred(group[each], each)))
+            failure = _describe_failure(error) or f"the judge did not answer within {seconds:g} seconds"
+            return _failed_choice(failure, ruler.model.usage)
+        place = max(range(len(group)), key=lambda each: (found.scores[each], *_tie_break(group[each], each)))
         why = f"scored {found.scores[place]:.2f}, the highest of {len(group)}: {found.explanations[place]}"
-        return _counted(Choice(place, why), ruler.model.usage)
+        return _with_usage(Choice(place, why), ruler.model.usage)
 
     async def aclose(self) -> None:
-        """As `Selector.aclose`."""
+        """Close the ruler."""
         await self.ruler.aclose()
 
 
 @dataclass(frozen=True, slots=True)
 class SampledAnswer:
-    """An answer that was chosen from several."""
+    """An answer chosen among several samples."""
 
     answer: Answer
-    """With what all of them took."""
+    """The answer, with the cost of all samples."""
     how: Literal["chosen", "only", "first"]
-    """By the choice; or because no other sample ended, or because the judge failed."""
-    trouble: str
-    """Why the judge failed, where it did; it may quote what was read."""
+    """"chosen" by the selector, the "only" sample that ended, or the "first" one because the judge failed."""
+    judge_error: str
+    """Error of the judge, if it failed. It may quote the episodes."""
     failures: tuple[GumshoeError, ...]
-    """Of the samples that did not end."""
+    """Errors of the samples that did not end."""
 
 
 RunSample = Callable[[int], Awaitable[tuple[Answer, Trajectory]]]
-"""Runs one sample of a question, from 0."""
+"""Run one sample of a question, given its number from 0."""
 
 
 async def answer_with_samples(
     run: RunSample,
     settings: ChoiceSettings,
-    chooser: Selector,
+    selector: Selector,
     asked: tuple[str, date | None],
     *,
     patience: float | None = None,
     judge_patience: float | None = None,
 ) -> SampledAnswer:
-    """Run the samples of a question at once, and choose one; those that fail are left out, as long as one ends.
+    """Run the samples of a question concurrently and choose one. Samples that fail are ignored if another one ends.
 
-    `asked` is the question and its day. After `patience` seconds what still runs is given up, if anything has ended by
-    then. Where the judge fails, or takes longer than `judge_patience` seconds from the beginning, the first sample with
-    an answer is taken.
+    `asked` is the question and its date. After `patience` seconds the remaining samples are cancelled, if any has
+    ended. If the judge fails, or is not done `judge_patience` seconds after the start, the first sample with an answer
+    is taken.
 
     Raises:
-        GumshoeError: no sample ended; it is the first one's failure.
+        GumshoeError: if no sample ended; it is the error of the first one.
     """
-    began = time.monotonic()
-    ended, failures = await _ended(run, settings.samples, patience)
+    started = time.monotonic()
+    ended, failures = await _run_samples(run, settings.samples, patience)
     answers, group = [each for each, _ in ended], [each for _, each in ended]
     how: Literal["chosen", "only", "first"] = "chosen"
     if len(group) == 1:
         choice, how = Choice(0, f"the only sample of {settings.samples} that ended"), "only"
     else:
-        left = None if judge_patience is None else max(0.0, judge_patience - (time.monotonic() - began))
+        left = None if judge_patience is None else max(0.0, judge_patience - (time.monotonic() - started))
         try:
-            choice = await chooser.choose(*asked, group, left)
+            choice = await selector.choose(*asked, group, left)
         except UsageError as error:
             choice = Choice(0, "", error.message_with_code)
         if choice.failed:
             first = next((place for place, each in enumerate(answers) if each.success), 0)
-            choice, how = replace(choice, place=first, why="the first sample, for the judge chose none"), "first"
-    cost = cost_of(group, choice, failed=len(failures))
-    chosen = replace(answers[choice.place], seconds=time.monotonic() - began, cost=cost, chosen=choice.why)
+            choice, how = replace(choice, place=first, why="the first sample, because the judge failed"), "first"
+    cost = total_cost(group, choice, failed=len(failures))
+    chosen = replace(answers[choice.place], seconds=time.monotonic() - started, cost=cost, chosen=choice.why)
     return SampledAnswer(chosen, how, choice.failed, tuple(failures))
 
 
-def code_of(error: ValidationError, default: str) -> str:
-    """Return the code of the first GumshoeError that a validator raised inside a ValueError, or else the default."""
+def get_error_code(error: ValidationError, default: str) -> str:
+    """Return the code of the first GumshoeError that a validator raised inside a ValueError, or the default."""
     raised = [each["ctx"]["error"] for each in error.errors() if each["type"] == "value_error"]
     causes = [cause for each in raised for cause in each.args if isinstance(cause, GumshoeError)]
     return causes[0].code if causes else default
 
 
-def cost_of(group: Sequence[Trajectory], choice: Choice, failed: int = 0) -> Cost:
-    """What all samples of a question took, and the choice of one."""
-    alone = Cost.of(group, failed)
+def total_cost(group: Sequence[Trajectory], choice: Choice, failed: int = 0) -> Cost:
+    """Return the total cost of all samples of a question and of the choice."""
+    alone = Cost.from_episodes(group, failed)
     return replace(
         alone,
         seconds=alone.seconds + choice.seconds,
@@ -298,29 +304,30 @@ def cost_of(group: Sequence[Trajectory], choice: Choice, failed: int = 0) -> Cos
     )
 
 
-def _named(settings: ChoiceSettings) -> tuple[str, dict[str, Any]]:
-    """Who compares, or judges, and with which settings.
+def _resolve_judge(settings: ChoiceSettings) -> tuple[str, dict[str, Any]]:
+    """Return the name and the settings of the judge that compares or chooses.
 
     Raises:
-        UsageError: there is nobody of that name for it.
+        UsageError: if it does not exist, or cannot do that.
     """
     if settings.choose == "majority":
-        name, given = named_settings("heuristic" if settings.choose_by is None else settings.choose_by)
-        if name not in _COMPARE:
+        name, given = parse_judge("heuristic" if settings.choose_by is None else settings.choose_by)
+        if name not in _COMPARING_JUDGES:
             hint = "; ruler chooses the best sample" if name == _RULER else ""
             raise UsageError(
-                "rewards.cannot-compare", f"{name!r} does not compare answers; use one of {', '.join(_COMPARE)}{hint}"
+                "rewards.cannot-compare",
+                f"{name!r} does not compare answers; use one of {', '.join(_COMPARING_JUDGES)}{hint}",
             )
         if name == "openai":
             given = {"cache": None, **given}
-            _checked(name, JudgeModelSettings, given)
+            _validate(name, JudgeModelSettings, given)
         return name, given
     if settings.choose_by is None:
         raise UsageError(
             "rewards.chooser-missing", "choosing the best sample needs a judge; use ruler:MODEL or ruler:MODEL@URL"
         )
-    name, given = named_settings(settings.choose_by)
-    if name in _COMPARE:
+    name, given = parse_judge(settings.choose_by)
+    if name in _COMPARING_JUDGES:
         raise UsageError(
             "rewards.chooser-needs-reference",
             f"{name!r} needs the reference answer, which is not known here; use ruler:MODEL or ruler:MODEL@URL",
@@ -331,57 +338,59 @@ def _named(settings: ChoiceSettings) -> tuple[str, dict[str, Any]]:
             f"{name!r} cannot choose the best sample; use ruler:MODEL or ruler:MODEL@URL",
         )
     model = given.get("model", {})
-    model = model_named(model) if isinstance(model, str) else model
-    if isinstance(model, Mapping):  # an answer from a cache has no cost to tell of, and would be kept on disk
+    model = parse_model_name(model) if isinstance(model, str) else model
+    if isinstance(model, Mapping):  # no cache: cached answers report no cost, and are stored on disk
         given = {**given, "model": {"cache": None, **model}}
-    _checked(name, RulerSettings, given)
+    _validate(name, RulerSettings, given)
     return name, given
 
 
-def _checked(name: str, kind: type[BaseModel], given: dict[str, Any]) -> None:
+def _validate(name: str, kind: type[BaseModel], given: dict[str, Any]) -> None:
     try:
         kind.model_validate(given)
     except ValidationError as error:
-        raise UsageError("judges.invalid-settings", f"invalid settings of {name}: {faults_of(error)}") from None
+        raise UsageError(
+            "judges.invalid-settings", f"invalid settings of {name}: {describe_validation_error(error)}"
+        ) from None
 
 
-def _failure_of(error: JudgeError | TimeoutError) -> str:
+def _describe_failure(error: JudgeError | TimeoutError) -> str:
     return error.message_with_code if isinstance(error, JudgeError) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _ChoiceQuestion:
-    """A question with somebody's answer in place of the reference."""
+    """A question with a sampled answer instead of the reference."""
 
     question: str
     answer: str
     query_date: date | None
 
 
-def _said(episode: Trajectory) -> str | None:
-    """An episode's answer; None where there is none, or it says that it does not know."""
+def _get_answer(episode: Trajectory) -> str | None:
+    """Return an episode's answer, or None if there is none or it is "I don't know"."""
     answer = episode.record.answer
     if answer is None or episode.record.does_not_know or phrases.UNKNOWN.search(normalize(answer)):
         return None
     return answer
 
 
-def _key(answer: str) -> str:
-    """The same of answers that differ in nothing but how they are written."""
+def _answer_key(answer: str) -> str:
+    """Return a key that is the same for answers that differ in case, spaces or punctuation only."""
     return normalize(answer).casefold().strip(" .,;:!?\"'")
 
 
-async def _alike(
+async def _find_agreeing(
     judge: Judge, question: str, asked_on: date | None, answers: Sequence[str]
 ) -> Mapping[str, frozenset[str]]:
-    """The keys of the answers that each agrees with, by its key.
+    """Return, by the key of each answer, the keys of all answers that it agrees with.
 
     Raises:
-        JudgeError: two cannot be compared.
+        JudgeError: if the judge cannot compare two answers.
     """
     written: dict[str, str] = {}
-    for each in sorted(answers):  # of several ways to write one the first, in whatever order they came
-        written.setdefault(_key(each), each)
+    for each in sorted(answers):  # the result must not depend on the order of the answers
+        written.setdefault(_answer_key(each), each)
     found = {key: {key} for key in written}
     keys = sorted(written)
     for place, one in enumerate(keys):
@@ -389,7 +398,7 @@ async def _alike(
             if await _agree(judge, question, asked_on, written[one], written[other]):
                 found[one].add(other)
                 found[other].add(one)
-            await asyncio.sleep(0)  # rules do not wait for anything, and others have work too
+            await asyncio.sleep(0)  # rule-based judges never wait; let other tasks run
     return {key: frozenset(each) for key, each in found.items()}
 
 
@@ -400,45 +409,45 @@ async def _agree(judge: Judge, question: str, asked_on: date | None, one: str, o
     return True
 
 
-def _most_agreed(
-    group: Sequence[Trajectory], said: Sequence[str | None], alike: Mapping[str, frozenset[str]]
+def _choose_majority(
+    group: Sequence[Trajectory], answers: Sequence[str | None], agreeing: Mapping[str, frozenset[str]]
 ) -> tuple[int, str]:
-    """The place of the majority's episode, and why it is that one."""
-    keys = [None if each is None else _key(each) for each in said]
-    silent = {place for place, key in enumerate(keys) if key is None}
-    is_silent = 2 * len(silent) > len(group)
-    agreeing = {
-        place: silent if key is None else {other for other, its in enumerate(keys) if its in alike[key]}
+    """Return the index of the majority's episode, and the reason."""
+    keys = [None if each is None else _answer_key(each) for each in answers]
+    unanswered = {place for place, key in enumerate(keys) if key is None}
+    is_unanswered = 2 * len(unanswered) > len(group)
+    supporters = {
+        place: unanswered if key is None else {other for other, its in enumerate(keys) if its in agreeing[key]}
         for place, key in enumerate(keys)
-        if (key is None) == is_silent
+        if (key is None) == is_unanswered
     }
     sources = [frozenset(map(bare_id, each.record.sources)) for each in group]
 
     def rank(place: int) -> tuple[float, ...]:
-        own = agreeing[place]
-        return len(own), sum(sources[each] == sources[place] for each in own), *_preferred(group[place], place)
+        own = supporters[place]
+        return len(own), sum(sources[each] == sources[place] for each in own), *_tie_break(group[place], place)
 
-    place = max(agreeing, key=rank)
-    votes = len(agreeing[place])
-    if is_silent:
+    place = max(supporters, key=rank)
+    votes = len(supporters[place])
+    if is_unanswered:
         return place, f"{votes} of {len(group)} samples have no answer"
-    others = any(len(own) == votes and place not in own for own in agreeing.values())
-    told = f"{votes} of {len(group)} samples agree"
-    return place, f"{told}, and as many on another answer" if others else told
+    is_tie = any(len(own) == votes and place not in own for own in supporters.values())
+    why = f"{votes} of {len(group)} samples agree"
+    return place, f"{why}, and as many on another answer" if is_tie else why
 
 
-def _preferred(episode: Trajectory, place: int) -> tuple[float, ...]:
-    """What decides between equals, the higher first: whether it ended with an answer, how likely it was, how early."""
+def _tie_break(episode: Trajectory, place: int) -> tuple[float, ...]:
+    """Return the key that breaks ties, higher first: ended with an answer, mean log-probability, earlier."""
     logprobs = [each for segment in episode.segments for each in segment.logprobs]
     likely = statistics.fmean(logprobs) if logprobs else float("-inf")
     return float(episode.ending == "answer"), likely, -place
 
 
-def _without(failed: str, usage: Usage) -> Choice:
-    return _counted(Choice(0, "", failed), usage)
+def _failed_choice(failed: str, usage: Usage) -> Choice:
+    return _with_usage(Choice(0, "", failed), usage)
 
 
-def _counted(choice: Choice, usage: Usage) -> Choice:
+def _with_usage(choice: Choice, usage: Usage) -> Choice:
     return replace(
         choice,
         requests=usage.requests,
@@ -449,13 +458,13 @@ def _counted(choice: Choice, usage: Usage) -> Choice:
     )
 
 
-async def _ended(
+async def _run_samples(
     run: RunSample, samples: int, patience: float | None
 ) -> tuple[list[tuple[Answer, Trajectory]], list[GumshoeError]]:
-    """What the samples came to, in their order, and the failures of the rest.
+    """Run all samples. Return the results of those that ended, in order, and the errors of the others.
 
     Raises:
-        GumshoeError: none ended; it is the first one's failure.
+        GumshoeError: if no sample ended; it is the error of the first one.
     """
     running = [asyncio.ensure_future(run(sample)) for sample in range(samples)]
     try:
@@ -467,7 +476,7 @@ async def _ended(
             failure = (
                 each.exception()
                 if each.done()
-                else LateError("rewards.sample-timeout", "the sample did not end in time")
+                else SampleTimeoutError("rewards.sample-timeout", "the sample did not end in time")
             )
             if failure is None:
                 ended.append(each.result())

@@ -1,14 +1,14 @@
-"""The reward functions that come with Gumshoe."""
+"""Built-in reward functions."""
 
 import asyncio
 from collections.abc import Sequence
 
-from gumshoe.embeddings.embedder import DEFAULT, NamedEmbedder
+from gumshoe.embeddings.embedder import DEFAULT_MODEL, EmbedderSetting
 from gumshoe.environments.base import Unusable
 from gumshoe.rewards.judge_registry import NamedJudge
 from gumshoe.rewards.reward import group_reward, reward
 from gumshoe.rewards.ruler import NamedRuler
-from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, parse_call, reasons_first
+from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, parse_call, starts_with_reasoning
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
@@ -18,7 +18,7 @@ async def rubric(
     trajectory: Trajectory,
     scenario: Scenario,
     *,
-    judge: NamedJudge = "heuristic",  # type: ignore[assignment] # pydantic makes a judge of it
+    judge: NamedJudge = "heuristic",  # type: ignore[assignment] # pydantic converts it to a judge
     unparseable: float = -2.0,
     unknown_tool: float = -1.9,
     bad_arguments: float = -1.8,
@@ -34,15 +34,15 @@ async def rubric(
     few_sources: float = 0.1,
     few_turns: float = 0.1,
 ) -> float:
-    """The scheme of ART·E (https://openpipe.ai/blog/art-e-mail-agent), every number of it a setting.
+    """Score an episode by the rubric of ART·E (https://openpipe.ai/blog/art-e-mail-agent). Each value is a setting.
 
-    A correct answer is worth `correct`, `correct_source` with a right source, `few_sources` divided by the number of
-    sources given, and `few_turns` times the share of turns left. All else is worth what it is named for ("I don't
-    know", out of turns or of context: `no_answer`), and `found`, `read`, `no_invalid_id` and `source` for what went
-    well on the way.
+    A correct answer scores `correct`, plus `correct_source` if its source is correct, plus `few_sources` divided by the
+    number of sources given, plus `few_turns` times the share of unused turns. Any other episode scores `wrong`,
+    `no_answer` ("I don't know", out of turns or context) or the value of its unusable call, plus `found`, `read`,
+    `no_invalid_id` and `source` for partial success.
     """
     record = trajectory.record
-    right_source = _is_enough(record.right_sources, scenario)
+    right_source = _has_enough_sources(record.right_sources, scenario)
     unusable: dict[Unusable, float] = {
         "unparseable call": unparseable,
         "unknown tool": unknown_tool,
@@ -59,13 +59,13 @@ async def rubric(
         most = trajectory.settings.get("max_turns") or trajectory.turns
         value = correct + correct_source * right_source + few_turns * (1 - trajectory.turns / most)
         return value + (few_sources / len(record.sources) if record.sources else 0)
-    on_the_way = [
-        (found, _is_enough(record.found, scenario)),
-        (read, _is_enough(record.read, scenario)),
-        (no_invalid_id, not any("invalid id" in deeds for deeds in record.deeds)),
+    partial_success = [
+        (found, _has_enough_sources(record.found, scenario)),
+        (read, _has_enough_sources(record.read, scenario)),
+        (no_invalid_id, not any("invalid id" in events for events in record.deeds)),
         (source, right_source),
     ]
-    return value + sum(worth for worth, went_well in on_the_way if went_well)
+    return value + sum(worth for worth, achieved in partial_success if achieved)
 
 
 @reward
@@ -73,9 +73,9 @@ async def exact(
     trajectory: Trajectory,
     scenario: Scenario,
     *,
-    judge: NamedJudge = "heuristic",  # type: ignore[assignment] # pydantic makes a judge of it
+    judge: NamedJudge = "heuristic",  # type: ignore[assignment] # pydantic converts it to a judge
 ) -> float:
-    """1 for a correct answer, 0 for any other and for none."""
+    """Return 1 for a correct answer, and 0 otherwise."""
     answer = trajectory.record.answer
     if answer is None or trajectory.record.does_not_know:
         return 0.0
@@ -87,9 +87,9 @@ async def answer_similarity(
     trajectory: Trajectory,
     scenario: Scenario,
     *,
-    model: NamedEmbedder = DEFAULT,  # type: ignore[assignment] # pydantic makes an embedder of it
+    model: EmbedderSetting = DEFAULT_MODEL,  # type: ignore[assignment] # pydantic converts it to an embedder
 ) -> float:
-    """The cosine of the embeddings of answer and reference, 0 where that is negative or there is no answer."""
+    """Return the cosine similarity of answer and reference; 0 if it is negative or there is no answer."""
     answer = trajectory.record.answer
     if not answer or trajectory.record.does_not_know:
         return 0.0
@@ -102,15 +102,15 @@ async def ruler(
     group: Sequence[Trajectory],
     scenario: Scenario,  # noqa: ARG001
     *,
-    judge: NamedRuler = "o4-mini",  # type: ignore[assignment] # pydantic makes a judge of it
+    judge: NamedRuler = "o4-mini",  # type: ignore[assignment] # pydantic converts it to a judge
 ) -> list[float]:
-    """What a chat model thinks of each, from 0 to 1, relative to the others of the group."""
+    """Score the trajectories of a group from 0 to 1 relative to each other, with a chat model."""
     return (await judge.scores(group)).scores
 
 
 @reward
 def mrr(trajectory: Trajectory, scenario: Scenario) -> float:  # noqa: ARG001
-    """The reciprocal rank of a right source in the best search: 1 where one stood first, 0 where none was found."""
+    """Return the reciprocal of the best rank at which a search listed a correct source; 0 if none did."""
     return 1 / trajectory.record.best_rank if trajectory.record.best_rank else 0.0
 
 
@@ -121,17 +121,18 @@ def format(  # noqa: A001
     *,
     reasoning: bool | None = None,
 ) -> float:
-    """The share of sampled turns that keep the asked format: one call in each, after reasoning in `<think>` where the
-    environment asks for that, or `reasoning` says so; 0 without any call.
+    """Return the share of turns in the expected format: one call each, after `<think>` reasoning if it is required.
+
+    `reasoning` says if it is required; the default is the setting of the environment.
     """
     turns = [each.text for each in trajectory.segments if each.origin == "sampled"]
-    asked = trajectory.settings.get("environment", {}).get("reasoning", False) if reasoning is None else reasoning
-    return sum(_keeps_the_format(turn, reasoning=asked) for turn in turns) / len(turns) if turns else 0.0
+    required = trajectory.settings.get("environment", {}).get("reasoning", False) if reasoning is None else reasoning
+    return sum(_has_expected_format(turn, reasoning=required) for turn in turns) / len(turns) if turns else 0.0
 
 
 @reward
 def turns(trajectory: Trajectory, scenario: Scenario) -> float:  # noqa: ARG001
-    """What is left of the turns that there were: 0 where all were taken; NaN where no bound is known."""
+    """Return the share of unused turns: 0 if all were used; NaN if there is no known limit."""
     most = trajectory.settings.get("max_turns")
     return 1 - trajectory.turns / most if most else float("nan")
 
@@ -144,19 +145,19 @@ def repetition(
     again: float = -0.1,
     again_in_vain: float = -0.2,
 ) -> float:
-    """A penalty for each search that was made before, and a greater one where that had found nothing."""
-    repeated = [deeds for deeds in trajectory.record.deeds if "searched again" in deeds]
-    return sum(again_in_vain if "in vain" in deeds else again for deeds in repeated)
+    """Return a penalty for each repeated search, and a higher one if it finds nothing."""
+    repeated = [events for events in trajectory.record.deeds if "searched again" in events]
+    return sum(again_in_vain if "in vain" in events else again for events in repeated)
 
 
-def _is_enough(noted: list[str], scenario: Scenario) -> bool:
-    """Whether these are right sources enough: any one, or all where the scenario needs all."""
-    return len(noted) >= (len(scenario.sources) if scenario.needs_all else 1)
+def _has_enough_sources(sources: list[str], scenario: Scenario) -> bool:
+    """Return True if there are enough correct sources: one, or all if the scenario needs all."""
+    return len(sources) >= (len(scenario.sources) if scenario.needs_all else 1)
 
 
-def _keeps_the_format(turn: str, *, reasoning: bool) -> bool:
+def _has_expected_format(turn: str, *, reasoning: bool) -> bool:
     try:
         parse_call(turn)
     except (NoCallError, UnusableCallError):
         return False
-    return not reasoning or reasons_first(turn)
+    return not reasoning or starts_with_reasoning(turn)

@@ -1,4 +1,4 @@
-"""Chat models that judge: one question, one checked JSON answer, its cost counted."""
+"""Chat models as judges: ask a question, get a validated JSON answer, and count its cost."""
 
 import asyncio
 import copy
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache
-from gumshoe.endpoint import check_known, is_too_long, openai_client
-from gumshoe.errors import faults_of
+from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache_path
+from gumshoe.endpoint import is_too_long, openai_client, raise_if_misconfigured
+from gumshoe.errors import describe_validation_error
 from gumshoe.rewards.judge import JudgeError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply", bound=BaseModel)
 Question = tuple[str, type[Reply]]
-"""What the user says, and the form of the answer: the same names once each, and nothing else."""
+"""The user message, and the model of the answer: exactly its fields, each once."""
 Positive = Annotated[float, Field(gt=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 
@@ -34,94 +34,95 @@ _OPTIONS = {
     "temperature": "temperature",
     "max_completion_tokens": "max_completion_tokens",
 }
-"""What a request can do without, and how servers name it when they do not take it."""
-_NOT_TAKEN = (
+"""Optional parts of a request, and patterns of how servers name them in an error if they do not support them."""
+_UNSUPPORTED = (
     r"unsupported|not support|does not support|unknown|unrecognized|unexpected|extra|not permitted|not allowed|invalid"
 )
-_SAID = 300  # characters of an error that say what is wrong; a server may repeat the request after them
+_ERROR_LENGTH = 300  # characters of an error to search; a server may repeat the request after them
 _VERDICTS = {"correct", "score"}
-_TRY_AGAIN = {408, 409, 425, 429}
-_LONGEST = 600  # characters of a text in an answer, where a server can hold a model to that
-_PAUSE = 8  # seconds: the longest between two tries
+_RETRYABLE = {408, 409, 425, 429}
+_MAX_LENGTH = 600  # maximum characters of a string in an answer, if the server can enforce it
+_MAX_PAUSE = 8  # maximum seconds between two attempts
 
 
 class _UnusableError(Exception):
-    """One answer cannot be used; the next may be better."""
+    """Report an answer that cannot be used; another attempt may succeed."""
 
 
 class JudgeModelSettings(BaseModel):
-    """Which chat model, behind which OpenAI-compatible address, within which bounds. Its key is OPENAI_API_KEY."""
+    """A chat model, its OpenAI-compatible server, and limits of its use. The API key is OPENAI_API_KEY."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Annotated[str, Field(min_length=1)]
     url: HttpUrl | None = None
-    """OpenAI's own where there is none."""
+    """None for OpenAI itself."""
     concurrency: AtLeastOne = 16
-    """Requests at once."""
+    """Maximum number of concurrent requests."""
     deadline: Positive = 120
-    """Seconds for one question, with all its tries."""
+    """Seconds for one question, with all its attempts."""
     attempts: AtLeastOne = 4
-    """Tries of one question, whether the server fails or an answer cannot be used."""
+    """Attempts per question, after failures of the server and unusable answers."""
     max_tokens: AtLeastOne = 4096
-    """Most tokens of an answer."""
+    """Maximum number of tokens per answer."""
     prompt_price: Annotated[float, Field(ge=0)] = 0
+    """Dollars per million prompt tokens."""
     completion_price: Annotated[float, Field(ge=0)] = 0
-    """Dollars for a million tokens."""
-    cache: Path | None = Field(default_factory=lambda: default_cache("judge"))
-    """Answers that were given are kept here, and not asked for again; None keeps none."""
+    """Dollars per million completion tokens."""
+    cache: Path | None = Field(default_factory=lambda: default_cache_path("judge"))
+    """File that caches answers; None for no cache."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What asking came to."""
+    """Counts, cost and latency of the requests to a model."""
 
     requests: int = 0
-    """Answers that came from the model, usable or not."""
+    """Answers of the model, usable or not."""
     cached: int = 0
-    """Questions that were answered from the cache."""
+    """Questions answered from the cache."""
     retried: int = 0
-    """Requests that were sent again because the server failed."""
+    """Retries after failures of the server."""
     unusable: int = 0
     """Answers that could not be used."""
     failed: int = 0
-    """Questions that got no answer."""
+    """Questions without an answer."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
     """Dollars."""
     seconds: list[float] = field(default_factory=list)
-    """[requests]: how long each took."""
+    """Duration of each request [requests]."""
 
     @property
     def latency(self) -> float:
-        """The median of the requests' seconds."""
+        """Median duration of a request in seconds."""
         return statistics.median(self.seconds) if self.seconds else 0.0
 
-    def numbers(self) -> dict[str, float]:
-        """All of it by name, with `latency` in place of the single requests' seconds."""
+    def to_dict(self) -> dict[str, float]:
+        """Return all values by name, with `latency` instead of `seconds`."""
         counts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "seconds"}
         return {**counts, "latency": self.latency}
 
 
 class JudgeModel:
-    """A chat model that answers in JSON, in one form, or not at all.
+    """Ask a chat model for answers in JSON with a given schema.
 
-    Where the server knows structured output it is asked for; where it does not, the answer must be that JSON anyway.
+    Structured output is requested if the server supports it. Otherwise the answer must be valid JSON anyway.
     """
 
     def __init__(self, settings: JudgeModelSettings) -> None:
         self.settings = settings
         self.usage = Usage()
         url = str(settings.url) if settings.url else None
-        self._client = openai_client(url, timeout=None, retries=0)  # `ask` bounds each question as a whole
+        self._client = openai_client(url, timeout=None, retries=0)  # `ask` limits each question as a whole
         self._cache = Cache(settings.cache) if settings.cache else None
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._refused: set[str] = set()
-        """Settings of a request that this server does not take."""
+        self._unsupported: set[str] = set()
+        """Options of a request that the server does not support."""
 
-    def apart(self) -> "JudgeModel":
-        """The same, with a count of its own: connections, cache and room for requests are shared."""
+    def with_own_usage(self) -> "JudgeModel":
+        """Return a copy with its own `usage`. Connections, cache and the concurrency limit are shared."""
         other = copy.copy(self)
         other.usage = Usage()
         return other
@@ -133,23 +134,23 @@ class JudgeModel:
         question: Callable[[int], Question[Reply]],
         check: Callable[[Reply], str | None] = lambda _: None,
     ) -> Reply:
-        """What the model answers.
+        """Ask the model and return its answer.
 
-        `question` gives what it is asked at each try, from 0. `check` says what is wrong with an answer, if anything.
-        `version` names the prompt, so that a new one is asked anew.
+        `question` returns the question of each attempt, from 0. `check` returns what is wrong with an answer, or None.
+        `version` names the prompt; a new version does not use cached answers of an old one.
 
         Raises:
-            JudgeError: no answer could be used, or the server failed, or it took too long.
-            UsageError: the server does not know the model, or the key.
+            JudgeError: if no answer can be used, the server fails, or the deadline is exceeded.
+            UsageError: if the server does not know the model or the key.
         """
         from openai import APIError, APIStatusError  # takes half a second to import
 
         name, deadline = self.settings.model, self.settings.deadline
         tries = AsyncRetrying(
             stop=stop_after_attempt(self.settings.attempts),
-            wait=wait_random_exponential(max=_PAUSE),
-            retry=retry_if_exception(_may_pass),
-            before_sleep=self._count,
+            wait=wait_random_exponential(max=_MAX_PAUSE),
+            retry=retry_if_exception(_is_retryable),
+            before_sleep=self._count_retry,
             reraise=True,
         )
         try:
@@ -157,7 +158,7 @@ class JudgeModel:
                 async for attempt in tries:
                     with attempt:
                         user, reply = question(attempt.retry_state.attempt_number - 1)
-                        return await self._answer(version, system, user, reply, check)
+                        return await self._ask_once(version, system, user, reply, check)
         except TimeoutError:
             failure = JudgeError("judges.timeout", f"the judge {name} did not answer within {deadline:g} seconds")
         except _UnusableError as error:
@@ -167,7 +168,7 @@ class JudgeModel:
                 f"the judge {name} gave no usable answer in {attempts} attempts; the last: {error}",
             )
         except APIStatusError as error:
-            check_known(name, error)
+            raise_if_misconfigured(name, error)
             if is_too_long(error):
                 failure = JudgeError("judges.context-full", f"the request is too long for the judge {name}: {error}")
             else:
@@ -177,7 +178,7 @@ class JudgeModel:
         self.usage.failed += 1
         raise failure
 
-    def _count(self, state: RetryCallState) -> None:
+    def _count_retry(self, state: RetryCallState) -> None:
         from openai import APIError
 
         failed = state.outcome.exception() if state.outcome else None
@@ -189,7 +190,7 @@ class JudgeModel:
         if self._cache:
             self._cache.close()
 
-    async def _answer(
+    async def _ask_once(
         self,
         version: str,
         system: str,
@@ -202,15 +203,15 @@ class JudgeModel:
         kept = self._cache.get([key]).get(key) if self._cache else None
         if kept:
             try:
-                answer = _read(kept.decode(), reply, check)
-            except _UnusableError:  # what is asked for has changed since: ask anew
+                answer = _parse_reply(kept.decode(), reply, check)
+            except _UnusableError:  # the checks have changed since
                 pass
             else:
                 self.usage.cached += 1
                 return answer
         try:
-            text = await self._requested(system, user, reply)
-            answer = _read(text, reply, check)
+            text = await self._request(system, user, reply)
+            answer = _parse_reply(text, reply, check)
         except _UnusableError:
             self.usage.unusable += 1
             raise
@@ -218,11 +219,11 @@ class JudgeModel:
             self._cache.put({key: text.encode()})
         return answer
 
-    async def _requested(self, system: str, user: str, reply: type[BaseModel]) -> str:
+    async def _request(self, system: str, user: str, reply: type[BaseModel]) -> str:
         from openai import APIStatusError
 
         while True:
-            left_out = frozenset(self._refused)  # others may add to it while this waits
+            left_out = frozenset(self._unsupported)  # concurrent requests may add to it
             started = time.monotonic()
             try:
                 answer: Any = await self._client.chat.completions.create(
@@ -231,24 +232,24 @@ class JudgeModel:
                     **self._options(reply, left_out),
                 )
             except APIStatusError as error:
-                unknown = _not_taken(error) - left_out
+                unknown = _find_unsupported(error) - left_out
                 if not unknown:
                     raise
-                self._refused |= unknown
+                self._unsupported |= unknown
                 continue
-            except ValueError as error:  # openai passes on what JSON's parser says
-                raise _UnusableError(f"it is no JSON ({error})") from None
+            except ValueError as error:  # openai passes on errors of the JSON parser
+                raise _UnusableError(f"it is not JSON ({error})") from None
             self.usage.seconds.append(time.monotonic() - started)
             self.usage.requests += 1
             return self._text(answer)
 
     def _options(self, reply: type[BaseModel], left_out: frozenset[str]) -> dict[str, Any]:
-        """What makes the answer the same each time, and of the right form, where a server takes it."""
+        """Return the options of a request for a reproducible answer in the right form, if the server supports them."""
         schema = reply.model_json_schema()
         for described in [] if "maxLength" in left_out else [schema, *schema.get("$defs", {}).values()]:
             for each in described["properties"].values():
                 if each.get("type") == "string":
-                    each["maxLength"] = _LONGEST
+                    each["maxLength"] = _MAX_LENGTH
         form = {"name": reply.__name__.strip("_"), "schema": schema, "strict": True}
         options = {
             "temperature": 0,
@@ -258,7 +259,7 @@ class JudgeModel:
         return {name: value for name, value in options.items() if name not in left_out}
 
     def _text(self, answer: Any) -> str:
-        """The text of an answer, once its tokens are counted."""
+        """Count the tokens of an answer, and return its text."""
         used = getattr(answer, "usage", None)
         prompt, completion = (getattr(used, name, None) or 0 for name in ("prompt_tokens", "completion_tokens"))
         self.usage.prompt_tokens += prompt
@@ -272,41 +273,41 @@ class JudgeModel:
                 choice.finish_reason,
             )
         except (AttributeError, IndexError, TypeError):
-            raise _UnusableError("it is no answer of a chat") from None
+            raise _UnusableError("it is not a chat completion") from None
         if refusal or not isinstance(text, str) or finish == "length":
-            raise _UnusableError("it refused" if refusal else "it is cut off" if finish == "length" else "it is empty")
+            raise _UnusableError("a refusal" if refusal else "it is cut off" if finish == "length" else "it is empty")
         return text
 
 
-def _may_pass(error: BaseException) -> bool:
-    """Return whether the same question may be answered the next time."""
+def _is_retryable(error: BaseException) -> bool:
+    """Return True if another attempt at the same question may succeed."""
     from openai import APIError, APIStatusError
 
     if isinstance(error, APIStatusError):
-        return error.status_code in _TRY_AGAIN or error.status_code >= 500
+        return error.status_code in _RETRYABLE or error.status_code >= 500
     return isinstance(error, _UnusableError | APIError)
 
 
-def _not_taken(error: "APIStatusError") -> set[str]:
-    """The options of a request that a server says it does not take."""
+def _find_unsupported(error: "APIStatusError") -> set[str]:
+    """Return the options of a request that a server's error reports as not supported."""
     if error.status_code not in {400, 422} or is_too_long(error):
         return set()
-    said = str(error)[:_SAID]
-    named = {name for name, words in _OPTIONS.items() if error.param == name or re.search(words, said)}
-    return named if error.param in named or re.search(_NOT_TAKEN, said, re.I) else set()
+    text = str(error)[:_ERROR_LENGTH]
+    named = {name for name, words in _OPTIONS.items() if error.param == name or re.search(words, text)}
+    return named if error.param in named or re.search(_UNSUPPORTED, text, re.I) else set()
 
 
-def _read(text: str, reply: type[Reply], check: Callable[[Reply], str | None]) -> Reply:
-    """The answer in a text.
+def _parse_reply(text: str, reply: type[Reply], check: Callable[[Reply], str | None]) -> Reply:
+    """Parse and check an answer.
 
     Raises:
-        _UnusableError: there is none, or something is wrong with it.
+        _UnusableError: if it is not valid.
     """
     try:
-        answer = reply.model_validate(json.loads(_unfenced(text), object_pairs_hook=_once))
+        answer = reply.model_validate(json.loads(_strip_fence(text), object_pairs_hook=_build_object))
         wrong = check(answer)
     except ValidationError as error:
-        wrong = faults_of(error)
+        wrong = describe_validation_error(error)
     except (ValueError, RecursionError) as error:
         wrong = str(error)
     if wrong:
@@ -314,33 +315,34 @@ def _read(text: str, reply: type[Reply], check: Callable[[Reply], str | None]) -
     return answer
 
 
-def model_named(word: str) -> dict[str, Any]:
-    """The settings in MODEL or MODEL@URL."""
+def parse_model_name(word: str) -> dict[str, Any]:
+    """Return the settings in MODEL or MODEL@URL."""
     model, _, url = word.partition("@")
     return {"model": model} | ({"url": url} if url else {})
 
 
-def as_data(value: object) -> str:
-    """A value as JSON in which no text can end anything, or look like a tag, whatever it holds."""
+def to_safe_json(value: object) -> str:
+    """Return a value as JSON in which no text can close a string or look like a tag."""
     text = json.dumps(value, ensure_ascii=False)
     return (
         text.replace("<", "\\u003c").replace(">", "\\u003e").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     )
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which no name comes twice, for of two scores under one id none can be told to be meant; and no
-    verdict before its reason, which would be made up for it.
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object, and reject duplicate keys and a verdict before its reason.
+
+    Of two scores under one id, neither is certain to be meant. A reason after the verdict is made up to justify it.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name comes twice")
+        raise ValueError("a key occurs twice")
     if len(pairs) > 1 and pairs[0][0] in _VERDICTS:
         raise ValueError(f"{pairs[0][0]} comes before its reason")
     return found
 
 
-def _unfenced(text: str) -> str:
-    """An answer without the fence that some models put round JSON."""
+def _strip_fence(text: str) -> str:
+    """Remove the Markdown fence that some models put around JSON."""
     lines = text.strip().splitlines()
     return "\n".join(lines[1:-1]) if len(lines) > 2 and lines[0] in ("```", "```json") and lines[-1] == "```" else text

@@ -1,8 +1,8 @@
-"""From several rewards of each trajectory in a group to one, and which trajectories and groups to learn from.
+"""Combine several rewards of each trajectory in a group into one.
 
-What always holds: nothing gives NaN, and to change the order of a group changes the order of its rewards alone.
-A NaN among the scores is a reward that does not apply to its trajectory: it counts as the group's mean of that
-function, and neither helps nor harms. A function that applies to nobody is left out.
+Invariants: results are never NaN; reordering a group only reorders its rewards. A NaN score means that a function does
+not apply to a trajectory: it is replaced by the group's mean of that function. A function that applies to no trajectory
+is ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,29 +14,31 @@ from numpy.typing import NDArray
 from gumshoe.errors import UsageError
 
 Scores = NDArray[np.float64]
-"""[trajectories, functions]; NaN where a function does not apply."""
+"""[trajectories, functions]; NaN if a function does not apply."""
 Rewards = NDArray[np.float64]
 """[trajectories]"""
-Way = Literal["uniform", "weights", "std", "pca", "l2norm"]
-"""How rewards are combined: see `combined`."""
+Combination = Literal["uniform", "weights", "std", "pca", "l2norm"]
+"""Name of a method to combine rewards: see `combine_rewards`."""
 
-_SAME = 1e-9  # below this share of a function's values, or of a variance, a difference is one of rounding
-_LEAST = 1e-6  # length of what a direction has in common with another, for that to be more than rounding
+_RELATIVE_TOLERANCE = 1e-9  # relative differences below this are rounding errors
+_MIN_LENGTH = 1e-6  # projections shorter than this are rounding errors
 
 
-def check_combination(way: str, names: Sequence[str], weights: Mapping[str, float] | None) -> Way:
-    """The way of that name, if functions of these names can be combined so.
+def check_combination(method: str, names: Sequence[str], weights: Mapping[str, float] | None) -> Combination:
+    """Return the combination with that name, if it suits the functions with these names.
 
     Raises:
-        UsageError: there is no such way; or the weights are missing, not wanted, or not those of the functions.
+        UsageError: if it does not exist, or the weights are missing, not allowed, or not those of the functions.
     """
-    known: dict[str, Way] = {each: each for each in get_args(Way)}
-    if way not in known:
-        raise UsageError("rewards.unknown-combination", f"combine must be one of {', '.join(known)}; got {way!r}")
-    if way == "weights" and not weights:
+    known: dict[str, Combination] = {each: each for each in get_args(Combination)}
+    if method not in known:
+        raise UsageError("rewards.unknown-combination", f"combine must be one of {', '.join(known)}; got {method!r}")
+    if method == "weights" and not weights:
         raise UsageError("rewards.weights-missing", "combine: weights needs weights, e.g. {exact: 1, turns: 0.1}")
-    if weights and way != "weights":
-        raise UsageError("rewards.weights-unused", f"combine: {way} takes no weights, got {dict(weights)}; remove them")
+    if weights and method != "weights":
+        raise UsageError(
+            "rewards.weights-unused", f"combine: {method} takes no weights, got {dict(weights)}; remove them"
+        )
     if weights and set(weights) != set(names):
         raise UsageError(
             "rewards.weights-mismatch",
@@ -45,61 +47,47 @@ def check_combination(way: str, names: Sequence[str], weights: Mapping[str, floa
         )
     if weights and not all(map(np.isfinite, weights.values())):
         raise UsageError("rewards.weights-not-finite", f"weights must be finite numbers, got {dict(weights)}")
-    return known[way]
+    return known[method]
 
 
-def combine_rewards(scores: Scores, way: Way, weights: Sequence[float] = ()) -> Rewards:
-    """One reward for each trajectory of a group.
+def combine_rewards(scores: Scores, method: Combination, weights: Sequence[float] = ()) -> Rewards:
+    """Return one reward for each trajectory of a group.
 
-    `uniform`: the mean of all functions.
-    `weights`: the sum of each function times its weight [functions].
-    `std`: the sum of each function times its share of all standard deviations in the group: what tells the
-        trajectories apart counts. The mean, where nothing does.
-    `pca`: the projection of the standardised functions on their first principal component
-        (https://en.wikipedia.org/wiki/Principal_component_analysis), turned so that more reward is more: its loadings
-        sum to more than 0, and where they sum to 0 the first function's is positive. Functions that tell nobody apart
-        have no part in it; 0, where none does.
-    `l2norm`: the square root of the sum of squares of all that is positive, less that of all that is negative.
+    `uniform`: mean of all functions.
+    `weights`: sum of the functions, weighted by `weights` [functions].
+    `std`: sum of the functions, each weighted by its share of all standard deviations in the group. The mean if all
+        standard deviations are 0.
+    `pca`: projection of the standardized functions on their first principal component
+        (https://en.wikipedia.org/wiki/Principal_component_analysis). The sign is chosen so that the loadings sum to
+        more than 0, or if they sum to 0, so that the first loading is positive. Functions with the same value for all
+        trajectories are ignored; 0 if there are no others.
+    `l2norm`: square root of the sum of squares of all positive values, minus that of all negative values.
     """
-    applies, filled = _filled(scores)
+    applies, filled = _fill_missing(scores)
     count = filled.shape[1]
-    made: Rewards = np.zeros(len(scores))
+    rewards: Rewards = np.zeros(len(scores))
     if not count:
-        return made
-    if way == "pca":
-        return _first_component(filled)
-    if way == "l2norm":
+        return rewards
+    if method == "pca":
+        return _project_on_first_component(filled)
+    if method == "l2norm":
         good, bad = (np.sqrt(np.square(part).sum(axis=1)) for part in (filled.clip(min=0), filled.clip(max=0)))
-        made = good - bad
-    elif way == "weights":
-        made = filled @ np.asarray(weights, dtype=np.float64)[applies]
+        rewards = good - bad
+    elif method == "weights":
+        rewards = filled @ np.asarray(weights, dtype=np.float64)[applies]
     else:
-        spread = _spread(filled) if way == "std" else np.zeros(count)
-        made = filled @ (spread / spread.sum() if spread.any() else np.full(count, 1 / count))
-    return made
-
-
-def on_one_side(scores: Scores) -> NDArray[np.bool_]:
-    """[trajectories]: whether each lies on one side of the group's mean, or on it, in every function.
-
-    Such trajectories are good or bad whatever counts; the others are good in one way and bad in another.
-    """
-    _, filled = _filled(scores)
-    if not len(filled):
-        return np.zeros(0, dtype=bool)
-    above = filled - filled.mean(axis=0)
-    above[np.abs(above) <= _SAME * np.abs(filled).max(axis=0)] = 0
-    one_side: NDArray[np.bool_] = (above >= 0).all(axis=1) | (above <= 0).all(axis=1)
-    return one_side
+        spread = _standard_deviations(filled) if method == "std" else np.zeros(count)
+        rewards = filled @ (spread / spread.sum() if spread.any() else np.full(count, 1 / count))
+    return rewards
 
 
 def is_flat(rewards: Rewards, bound: float) -> bool:
-    """Whether a group's rewards have a standard deviation under a bound, so that there is little to learn from it."""
+    """Return True if the standard deviation of a group's rewards is below `bound`, i.e. there is little to learn."""
     return bool(np.std(rewards) < bound) if len(rewards) else True
 
 
-def _filled(scores: Scores) -> tuple[NDArray[np.bool_], Scores]:
-    """Which functions apply to anybody [functions], and their scores with no NaN [trajectories, those functions]."""
+def _fill_missing(scores: Scores) -> tuple[NDArray[np.bool_], Scores]:
+    """Return which functions apply to any trajectory [functions], and their scores without NaN [trajectories, ...]."""
     scores = np.asarray(scores, dtype=np.float64)
     known = np.array(np.isfinite(scores))
     applies: NDArray[np.bool_] = np.array(known.any(axis=0))
@@ -108,26 +96,28 @@ def _filled(scores: Scores) -> tuple[NDArray[np.bool_], Scores]:
     return applies, np.where(known, scores, means)
 
 
-def _spread(scores: Scores) -> NDArray[np.float64]:
-    """[functions]: standard deviations; 0 where values differ by rounding alone."""
+def _standard_deviations(scores: Scores) -> NDArray[np.float64]:
+    """Return the standard deviation of each function [functions]; 0 if its values differ by rounding errors only."""
     if not len(scores):
         return np.zeros(scores.shape[1])
     spread: NDArray[np.float64] = scores.std(axis=0)
-    return np.where(spread > _SAME * np.abs(scores).max(axis=0), spread, 0)
+    return np.where(spread > _RELATIVE_TOLERANCE * np.abs(scores).max(axis=0), spread, 0)
 
 
-def _first_component(scores: Scores) -> Rewards:
-    spread = _spread(scores)
-    telling = spread > 0
-    if not telling.any():
+def _project_on_first_component(scores: Scores) -> Rewards:
+    spread = _standard_deviations(scores)
+    varies = spread > 0
+    if not varies.any():
         return np.zeros(len(scores))
-    standard = (scores[:, telling] - scores[:, telling].mean(axis=0)) / spread[telling]
+    standard = (scores[:, varies] - scores[:, varies].mean(axis=0)) / spread[varies]
     variances, directions = np.linalg.eigh(standard.T @ standard / len(scores))
-    first = directions[:, variances > variances[-1] * (1 - _SAME)]  # several, where none is the first alone
-    count = int(telling.sum())
+    first = directions[
+        :, variances > variances[-1] * (1 - _RELATIVE_TOLERANCE)
+    ]  # several if the largest variance is not unique
+    count = int(varies.sum())
     for wanted in (np.ones(count), *np.eye(count)):
         loadings = first @ (first.T @ wanted)
-        if (length := np.linalg.norm(loadings)) > _LEAST:
+        if (length := np.linalg.norm(loadings)) > _MIN_LENGTH:
             projected: Rewards = standard @ (loadings / length)
             return projected
     raise AssertionError("a direction is at a right angle to all axes")

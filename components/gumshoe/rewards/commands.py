@@ -1,4 +1,4 @@
-"""`gumshoe judge`: score trajectories, and measure a judge on labelled answers."""
+"""`gumshoe judge`: score trajectories, and calibrate a judge on labelled answers."""
 
 import asyncio
 import json as json_lines
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
     from gumshoe.rewards.judge import Judge
     from gumshoe.rewards.ruler import Ruler
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Score trajectories, and measure a judge.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Score trajectories and calibrate judges.")
 Result = TypeVar("Result")
 
-Trajectories = Annotated[Path, typer.Argument(metavar="FILE", help="A file of trajectories.")]
+Trajectories = Annotated[Path, typer.Argument(metavar="FILE", help="File of trajectories.")]
 JudgeWord = Annotated[
     str,
-    typer.Option("--judge", metavar="WORD", help="heuristic, exact, openai:MODEL[@URL] or embedding:MODEL."),
-]
-Threshold = Annotated[
-    float | None, typer.Option(min=-1, max=1, help="Of an embedding judge: the similarity that is enough.")
-]
-PromptPrice = Annotated[float | None, typer.Option(min=0, help="Dollars for a million tokens that a model reads.")]
-CompletionPrice = Annotated[float | None, typer.Option(min=0, help="Dollars for a million tokens that it writes.")]
-Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests at once.")]
-Deadline = Annotated[float | None, typer.Option(min=1, help="Seconds for one question, with all its tries.")]
-CachePath = Annotated[
-    Path | None,
     typer.Option(
-        "--cache", metavar="FILE", help="Where answers and vectors are kept; in the user's cache unless given."
+        "--judge", metavar="WORD", help="Judge: heuristic, exact, openai:MODEL, openai:MODEL@URL or embedding:MODEL."
     ),
 ]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Ask again what was asked before.")]
-OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Each result goes here, as JSONL.")]
+Threshold = Annotated[
+    float | None, typer.Option(min=-1, max=1, help="Minimum cosine similarity (embedding judges only). Default: 0.8.")
+]
+PromptPrice = Annotated[float | None, typer.Option(min=0, help="Dollars per million prompt tokens.")]
+CompletionPrice = Annotated[float | None, typer.Option(min=0, help="Dollars per million completion tokens.")]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="Maximum number of concurrent requests. Default: 16.")]
+Deadline = Annotated[float | None, typer.Option(min=1, help="Seconds per question, with all attempts. Default: 120.")]
+CachePath = Annotated[
+    Path | None,
+    typer.Option("--cache", metavar="FILE", help="Cache of answers and embeddings. Default: in the user's cache."),
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not read or write a cache.")]
+OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the results here, as JSONL.")]
 
 
 @app.callback()
 def _group() -> None:
-    """Score trajectories, and measure a judge."""
+    """Score trajectories and calibrate judges."""
 
 
 @app.command()
 def score(
     path: Trajectories,
-    scenarios: Annotated[str, typer.Option(metavar="FILE", help="The scenarios that were rolled out.")],
+    scenarios: Annotated[str, typer.Option(metavar="FILE", help="Scenarios of the trajectories.")],
     judge: JudgeWord = "heuristic",
     threshold: Threshold = None,
     prompt_price: PromptPrice = None,
@@ -65,39 +65,41 @@ def score(
     results: OutFile = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say of each answer whether it is right. Ends with 75 where some have no verdict."""
+    """Judge each answer as correct or wrong. Exits with 75 if some answers have no verdict."""
     from gumshoe.rewards.scoring import judge_trajectories
 
-    model = _model(prompt_price, completion_price, concurrency, deadline, cache, no_cache)
-    made = _judge(judge, threshold, model)
+    model = _model_settings(prompt_price, completion_price, concurrency, deadline, cache, no_cache)
+    opened = _open_judge(judge, threshold, model)
     with progress("Judging") as advance:
-        found = _run(judge_trajectories(path, scenarios, made, advance), made)
-    _write(results, [asdict(each) for each in found])
+        found = _run_and_close(judge_trajectories(path, scenarios, opened, advance), opened)
+    _write_results(results, [asdict(each) for each in found])
     correct, failed = sum(each.correct is True for each in found), sum(each.correct is None for each in found)
     rules = Counter(each.rule for each in found if each.rule)
     if json:
-        facts = {"episodes": len(found), "correct": correct, "failed": failed, "usage": _usage(made)}
+        facts = {"episodes": len(found), "correct": correct, "failed": failed, "usage": _usage(opened)}
         print_json({**facts, "results": [asdict(each) for each in found]})
     else:
         judged = len(found) - failed
         share = f" ({correct / judged:.1%})" if judged else ""
-        out.print(f"[bold]{correct:,} of {judged:,} right[/]{share} for {escape(judge)}", soft_wrap=True)
+        out.print(f"[bold]{correct:,} of {judged:,} correct[/]{share} according to {escape(judge)}", soft_wrap=True)
         for rule, count in rules.most_common():
             out.print(f"  {count:>6,} {escape(rule)}")
-        _print_usage(made)
-    _refuse_missing_verdicts([each.why for each in found if each.correct is None])
+        _print_usage(opened)
+    _check_verdicts([each.why for each in found if each.correct is None])
 
 
 @app.command()
 def ruler(
     path: Trajectories,
-    judge: Annotated[str, typer.Option(metavar="MODEL[@URL]", help="The chat model that scores.")],
-    shuffles: Annotated[int, typer.Option(min=1, help="Scores are means over so many orders.")] = 1,
-    rubric: Annotated[Path | None, typer.Option(metavar="FILE", help="What to score by, in words.")] = None,
+    judge: Annotated[str, typer.Option(metavar="MODEL[@URL]", help="Chat model that scores.")],
+    shuffles: Annotated[
+        int, typer.Option(min=1, help="Number of random orders per group; scores are means over them.")
+    ] = 1,
+    rubric: Annotated[Path | None, typer.Option(metavar="FILE", help="Text file with the scoring criteria.")] = None,
     max_characters: Annotated[
-        int, typer.Option(min=1000, help="Longest group that is shown; results are shortened to it.")
+        int, typer.Option(min=1000, help="Maximum characters of a group in a request; longer results are shortened.")
     ] = 200_000,
-    seed: Annotated[int, typer.Option(help="Decides orders and ids.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the orders and ids.")] = 0,
     prompt_price: PromptPrice = None,
     completion_price: CompletionPrice = None,
     concurrency: Concurrency = None,
@@ -107,25 +109,25 @@ def ruler(
     results: OutFile = None,
     json: JsonFlag = False,
 ) -> None:
-    """Score the trajectories of each group relative to one another. Ends with 75 where groups were dropped."""
-    from gumshoe.rewards.chat_judge import model_named
+    """Score the trajectories of each group relative to each other. Exits with 75 if groups were dropped."""
+    from gumshoe.rewards.chat_judge import parse_model_name
     from gumshoe.rewards.ruler import open_ruler
     from gumshoe.rewards.scoring import score_groups
 
-    model = _model(prompt_price, completion_price, concurrency, deadline, cache, no_cache)
-    settings: dict[str, Any] = {"model": model_named(judge) | model, "shuffles": shuffles, "seed": seed}
+    model = _model_settings(prompt_price, completion_price, concurrency, deadline, cache, no_cache)
+    settings: dict[str, Any] = {"model": parse_model_name(judge) | model, "shuffles": shuffles, "seed": seed}
     settings["max_characters"] = max_characters
     if rubric is not None:
-        settings["rubric"] = _text(rubric)
-    made = open_ruler(settings)
+        settings["rubric"] = _read_rubric(rubric)
+    opened = open_ruler(settings)
     with progress("Scoring") as advance:
-        found = _run(score_groups(path, made, advance), made)
-    _write(results, [asdict(each) for each in found])
+        found = _run_and_close(score_groups(path, opened, advance), opened)
+    _write_results(results, [asdict(each) for each in found])
     scored = [each.scores for each in found if each.scores]
     dropped = [each.dropped for each in found if not each.scores]
     spread = sum(each.spread for each in scored) / len(scored) if scored else 0.0
     if json:
-        facts = {"groups": len(found), "dropped": len(dropped), "spread": spread, "usage": _usage(made)}
+        facts = {"groups": len(found), "dropped": len(dropped), "spread": spread, "usage": _usage(opened)}
         print_json({**facts, "results": [asdict(each) for each in found]})
     else:
         out.print(f"[bold]{len(scored):,} groups scored[/], {len(dropped):,} dropped", soft_wrap=True)
@@ -137,18 +139,18 @@ def ruler(
             )
             out.print(f"  {printable(each.scenario)}  {', '.join(shown)}", soft_wrap=True)
         if shuffles > 1:
-            out.print(f"position bias: a trajectory's scores spread by {spread:.3f} over {shuffles} orders")
-        _print_usage(made)
+            out.print(f"position bias: standard deviation {spread:.3f} of a trajectory's scores in {shuffles} orders")
+        _print_usage(opened)
     if dropped:
         raise UnavailableError("judges.groups-dropped", f"{len(dropped):,} groups have no scores, e.g.: {dropped[0]}")
 
 
 @app.command()
 def calibrate(
-    path: Annotated[str, typer.Argument(metavar="FILE", help="Labelled answers, as JSONL.")],
+    path: Annotated[str, typer.Argument(metavar="FILE", help="File of labelled answers, as JSONL.")],
     judge: JudgeWord = "heuristic",
     threshold: Threshold = None,
-    mistakes: Annotated[int, typer.Option(min=0, help="Show so many verdicts that are wrong.")] = 0,
+    mistakes: Annotated[int, typer.Option(min=0, help="Number of wrong verdicts to show.")] = 0,
     prompt_price: PromptPrice = None,
     completion_price: CompletionPrice = None,
     concurrency: Concurrency = None,
@@ -157,21 +159,24 @@ def calibrate(
     no_cache: NoCache = False,
     json: JsonFlag = False,
 ) -> None:
-    """Compare a judge with labelled answers: question, reference, query_date, answer, correct and kind on each line.
+    """Measure the accuracy of a judge on labelled answers.
 
-    Ends with 75 where some have no verdict.
+    Each line is a JSON object with question, reference, answer and correct, and optionally query_date and kind. Exits
+    with 75 if some answers have no verdict.
     """
-    from gumshoe.rewards.scoring import calibrate as measured
+    from gumshoe.rewards.scoring import calibrate as calibrate_judge
     from gumshoe.rewards.scoring import read_labelled
 
     answers = read_labelled(path)
-    made = _judge(judge, threshold, _model(prompt_price, completion_price, concurrency, deadline, cache, no_cache))
+    opened = _open_judge(
+        judge, threshold, _model_settings(prompt_price, completion_price, concurrency, deadline, cache, no_cache)
+    )
     with progress("Judging") as advance:
-        found = _run(measured(answers, made, advance), made)
-    table = {(is_so, said): found.table[is_so, said] for is_so in (True, False) for said in (True, False)}
+        found = _run_and_close(calibrate_judge(answers, opened, advance), opened)
+    table = {(label, verdict): found.table[label, verdict] for label in (True, False) for verdict in (True, False)}
     names = {True: "right", False: "wrong"}
     if json:
-        confusion = {f"{names[is_so]}, judged {names[said]}": count for (is_so, said), count in table.items()}
+        confusion = {f"{names[label]}, judged {names[verdict]}": count for (label, verdict), count in table.items()}
         kinds = {kind: counts[True] / counts.total() for kind, counts in found.kinds.items()}
         print_json(
             {
@@ -179,14 +184,14 @@ def calibrate(
                 "confusion": confusion,
                 "kinds": kinds,
                 "failed": len(found.failures),
-                "usage": _usage(made),
+                "usage": _usage(opened),
             }
         )
     else:
-        out.print(f"[bold]{found.accuracy:.1%}[/] of {found.table.total():,} verdicts are as labelled")
+        out.print(f"[bold]{found.accuracy:.1%}[/] of {found.table.total():,} verdicts agree with the label")
         shown = Table("", "judged right", "judged wrong")
-        for is_so, name in names.items():
-            shown.add_row(name, str(table[is_so, True]), str(table[is_so, False]))
+        for label, name in names.items():
+            shown.add_row(name, str(table[label, True]), str(table[label, False]))
         out.print(shown)
         for kind, counts in sorted(found.kinds.items(), key=lambda each: each[1][True] / each[1].total()):
             out.print(f"  {counts[True]:>4,} of {counts.total():>4,} {printable(kind)}")
@@ -197,25 +202,26 @@ def calibrate(
                 f"{printable(each.given)}",
                 soft_wrap=True,
             )
-        _print_usage(made)
-    _refuse_missing_verdicts(found.failures)
+        _print_usage(opened)
+    _check_verdicts(found.failures)
 
 
-def _judge(word: str, threshold: float | None, model: dict[str, Any]) -> "Judge":
-    from gumshoe.rewards.judge_registry import named_settings, open_judge
+def _open_judge(word: str, threshold: float | None, model: dict[str, Any]) -> "Judge":
+    from gumshoe.rewards.judge_registry import open_judge, parse_judge
 
-    name, settings = named_settings(word)
+    name, settings = parse_judge(word)
     takes = {"openai": set(model), "embedding": {"cache", "threshold"}}.get(name, set())
     given = model | ({} if threshold is None else {"threshold": threshold})
-    refused = ", ".join(f"--{each.replace('_', '-')}" for each in given if each not in takes and each != "cache")
-    if refused:
+    unsupported = ", ".join(f"--{each.replace('_', '-')}" for each in given if each not in takes and each != "cache")
+    if unsupported:
         raise UsageError(
-            "judges.option-not-supported", f"the judge {name} does not take {refused}; remove it, or use another judge"
+            "judges.option-not-supported",
+            f"the judge {name} does not support {unsupported}; remove it, or use another judge",
         )
     return open_judge({name: settings | {each: value for each, value in given.items() if each in takes}})
 
 
-def _model(
+def _model_settings(
     prompt_price: float | None,
     completion_price: float | None,
     concurrency: int | None,
@@ -223,7 +229,7 @@ def _model(
     cache: Path | None,
     no_cache: bool,
 ) -> dict[str, Any]:
-    """The settings of a model that the options give."""
+    """Return the settings of the judge's model given by options."""
     if cache and no_cache:
         raise UsageError("judges.cache-conflict", "--cache and --no-cache exclude each other; use one of them")
     kept = {"cache": None} if no_cache else {"cache": cache} if cache else {}
@@ -232,39 +238,35 @@ def _model(
     return {name: value for name, value in given.items() if value is not None} | kept
 
 
-def _run(work: Coroutine[Any, Any, Result], made: "Judge | Ruler") -> Result:
-    async def closing() -> Result:
+def _run_and_close(work: Coroutine[Any, Any, Result], judge: "Judge | Ruler") -> Result:
+    """Run a coroutine, then close the judge."""
+
+    async def run_and_close() -> Result:
         try:
             return await work
         finally:
-            await made.aclose()
+            await judge.aclose()
 
-    return asyncio.run(closing())
-
-
-def _asked(made: object) -> "JudgeModel | None":
-    """The chat model behind a judge, if it has one."""
-    found: JudgeModel | None = getattr(made, "model", None)
-    return found
+    return asyncio.run(run_and_close())
 
 
-def _usage(made: object) -> dict[str, Any]:
-    model = _asked(made)
-    return {} if model is None else model.usage.numbers()
+def _usage(judge: object) -> dict[str, Any]:
+    model: JudgeModel | None = getattr(judge, "model", None)
+    return {} if model is None else model.usage.to_dict()
 
 
-def _print_usage(made: object) -> None:
-    used = _usage(made)
+def _print_usage(judge: object) -> None:
+    used = _usage(judge)
     if used:
         out.print(
-            f"{used['requests']:,} requests ({used['retried']:,} sent again, {used['unusable']:,} answers unusable), "
-            f"{used['cached']:,} from the cache; {used['prompt_tokens']:,} tokens read and "
-            f"{used['completion_tokens']:,} written, ${used['cost']:.4f}; {used['latency']:.2f} s a request",
+            f"{used['requests']:,} requests ({used['retried']:,} retries, {used['unusable']:,} unusable answers), "
+            f"{used['cached']:,} answers from the cache; {used['prompt_tokens']:,} prompt tokens, "
+            f"{used['completion_tokens']:,} completion tokens, ${used['cost']:.4f}; {used['latency']:.2f} s/request",
             soft_wrap=True,
         )
 
 
-def _write(path: Path | None, results: list[dict[str, Any]]) -> None:
+def _write_results(path: Path | None, results: list[dict[str, Any]]) -> None:
     from gumshoe.artifacts.storage import explain_os_errors
 
     if path is not None:
@@ -274,14 +276,14 @@ def _write(path: Path | None, results: list[dict[str, Any]]) -> None:
             )
 
 
-def _text(path: Path) -> str:
+def _read_rubric(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("judges.rubric-unreadable", f"cannot read {path}: {error}; name a UTF-8 text file") from None
 
 
-def _refuse_missing_verdicts(failures: list[str]) -> None:
+def _check_verdicts(failures: list[str]) -> None:
     if failures:
         raise UnavailableError(
             "judges.verdicts-missing", f"{len(failures):,} answers have no verdict, e.g.: {failures[0]}"

@@ -1,4 +1,4 @@
-"""Whether an answer says just what the reference answer says."""
+"""Compare an answer with the reference answer word for word."""
 
 import re
 import unicodedata
@@ -7,18 +7,18 @@ _YES_OR_NO = re.compile(r"(yes|no)\b", re.I)
 
 
 def is_exact(answer: str | None, reference: str) -> bool:
-    """Whether an answer is the reference, but for case, spaces and punctuation at its ends.
+    """Return True if an answer equals the reference, ignoring case, spaces and punctuation at its ends.
 
-    Where the reference begins with yes or no, only that has to agree.
+    If the reference begins with yes or no, only that is compared.
     """
     if answer is None:
         return False
-    verdict = _YES_OR_NO.match(_plain(reference))
+    verdict = _YES_OR_NO.match(_normalize(reference))
     if verdict:
-        said = _YES_OR_NO.match(_plain(answer))
-        return said is not None and said[0] == verdict[0]
-    return _plain(answer) == _plain(reference)
+        own = _YES_OR_NO.match(_normalize(answer))
+        return own is not None and own[0] == verdict[0]
+    return _normalize(answer) == _normalize(reference)
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip(" .,;:!?\"'")

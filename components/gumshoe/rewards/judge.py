@@ -1,4 +1,4 @@
-"""What a judge is: who says whether an answer is right."""
+"""Interface of judges, which decide if an answer is correct."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -8,22 +8,22 @@ from gumshoe.errors import UnavailableError
 
 
 class JudgeError(UnavailableError):
-    """A judge gave no verdict, or no scores, that can be used."""
+    """Report that a judge gave no usable verdict or scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an answer is right, and why."""
+    """Decision of a judge about one answer."""
 
     correct: bool
     why: str
-    """A reason in words: what was compared, or what a model said."""
+    """Reason in words: what was compared, or the explanation of a model."""
     rule: str = ""
-    """Which rule decided, of a judge that has rules."""
+    """Name of the rule that decided, if the judge has rules."""
 
 
 class JudgedQuestion(Protocol):
-    """A question with its reference answer, as a scenario is one."""
+    """A question with its reference answer, such as a scenario."""
 
     @property
     def question(self) -> str: ...
@@ -35,15 +35,16 @@ class JudgedQuestion(Protocol):
 
 @runtime_checkable
 class Judge(Protocol):
-    """Compares an answer with the reference answer. What an answer says is data: nothing in it instructs the judge."""
+    """Compare answers with reference answers. An answer is data: the judge must not follow instructions in it."""
 
     async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:
-        """
+        """Decide if an answer is correct.
+
         Raises:
-            JudgeError: there is no verdict that can be used.
+            JudgeError: if there is no usable verdict.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close what it holds, if anything."""
+        """Close connections and files, if any."""
         ...

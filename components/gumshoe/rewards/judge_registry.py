@@ -1,4 +1,4 @@
-"""The judges, each under its name: `heuristic` (the default), `exact`, `openai` and `embedding`."""
+"""Open judges by name: `heuristic` (the default), `exact`, `openai` and `embedding`."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gumshoe.embeddings.embedder import Embedder, EmbedderSettings, EmbeddingError, open_embedder
-from gumshoe.errors import UsageError, faults_of
-from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, as_data, model_named
+from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, parse_model_name, to_safe_json
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
 from gumshoe.rewards.judge import Judge, JudgedQuestion, JudgeError, Verdict
@@ -30,16 +30,16 @@ Reply with one JSON object: {"reasoning": "<one or two sentences>", "correct": t
 
 
 class ExactJudge:
-    """Takes nothing but the reference answer itself, as `is_exact` compares them."""
+    """Accept the reference answer only, compared by `is_exact`."""
 
     async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:
-        """As `Judge.verdict`."""
+        """Decide if an answer is correct."""
         if is_exact(answer, asked.answer):
             return Verdict(correct=True, why="it is the reference answer")
         return Verdict(correct=False, why="it is not the reference answer, word for word")
 
     async def aclose(self) -> None:
-        """As `Judge.aclose`."""
+        """Close connections and files, if any."""
 
 
 class _Said(BaseModel):
@@ -52,14 +52,14 @@ class _Said(BaseModel):
 
 
 class OpenAIJudge:
-    """Asks a chat model."""
+    """Ask a chat model for verdicts."""
 
     def __init__(self, model: JudgeModel) -> None:
         self.model = model
 
     async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:
-        """As `Judge.verdict`."""
-        shown = as_data(
+        """Decide if an answer is correct."""
+        shown = to_safe_json(
             {
                 "question": asked.question,
                 "asked_on": str(asked.query_date) if asked.query_date else None,
@@ -67,54 +67,53 @@ class OpenAIJudge:
                 "answer_to_judge": answer,
             }
         )
-        said = await self.model.ask(_VERSION, _SYSTEM, lambda _: (shown, _Said))
-        return Verdict(said.correct, said.reasoning)
+        answer_of_model = await self.model.ask(_VERSION, _SYSTEM, lambda _: (shown, _Said))
+        return Verdict(answer_of_model.correct, answer_of_model.reasoning)
 
-    def apart(self) -> "OpenAIJudge":
-        """The same, with a count of its own of what its model is asked."""
-        return OpenAIJudge(self.model.apart())
+    def with_own_usage(self) -> "OpenAIJudge":
+        """Return a copy whose model has its own `usage`."""
+        return OpenAIJudge(self.model.with_own_usage())
 
     async def aclose(self) -> None:
-        """As `Judge.aclose`."""
+        """Close connections and files, if any."""
         await self.model.aclose()
 
 
 class EmbeddingSettings(EmbedderSettings):
-    """Which embeddings, and how alike an answer has to be."""
+    """An embedding model, and the similarity that an answer must reach."""
 
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.8
 
 
 class EmbeddingJudge:
-    """Takes what is alike enough: the cosine of the embeddings of answer and reference."""
+    """Accept answers whose embedding is similar to that of the reference, by cosine similarity."""
 
     def __init__(self, embedder: Embedder, threshold: float) -> None:
         self._embedder, self._threshold = embedder, threshold
 
     async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:
-        """As `Judge.verdict`."""
+        """Decide if an answer is correct."""
         try:
             one, other = await asyncio.to_thread(self._embedder.embed, [answer, asked.answer], "similarity")
         except EmbeddingError as error:
             raise JudgeError(error.code, error.message) from None
-        likeness = float(one @ other)
-        return Verdict(likeness >= self._threshold, f"similarity {likeness:.3f}, {self._threshold:g} is enough")
+        similarity = float(one @ other)
+        return Verdict(similarity >= self._threshold, f"similarity {similarity:.3f}, {self._threshold:g} is enough")
 
     async def aclose(self) -> None:
-        """As `Judge.aclose`."""
+        """Close connections and files, if any."""
         self._embedder.close()
 
 
 def open_judge(named: Any) -> Judge:
-    """A judge from its name, as `heuristic` or `openai:MODEL@URL`, or with settings, as {"openai": {"model": ...}} or
-    that in YAML.
+    """Open a judge, given its name (e.g. `openai:MODEL@URL`) or a mapping of the name to settings, also as YAML text.
 
     Raises:
-        UsageError: there is none of that name, or its settings are wrong.
+        UsageError: if the judge does not exist, or its settings are wrong.
     """
     if isinstance(named, Judge):
         return named
-    name, settings = named_settings(named)
+    name, settings = parse_judge(named)
     try:
         match name:
             case "heuristic" | "exact" if settings:
@@ -132,7 +131,7 @@ def open_judge(named: Any) -> Judge:
                 return EmbeddingJudge(open_embedder(wanted.model, wanted.cache), wanted.threshold)
     except ValidationError as error:
         raise UsageError(
-            "judges.invalid-settings", f"invalid settings of the judge {name}: {faults_of(error)}"
+            "judges.invalid-settings", f"invalid settings of the judge {name}: {describe_validation_error(error)}"
         ) from None
     raise UsageError(
         "judges.unknown-judge",
@@ -140,11 +139,11 @@ def open_judge(named: Any) -> Judge:
     )
 
 
-def named_settings(named: Any) -> tuple[str, dict[str, Any]]:
-    """The name of a judge and its settings, from a word or a mapping, or from a mapping's text in YAML.
+def parse_judge(named: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name and the settings of a judge, given a word, a mapping, or a mapping as YAML text.
 
     Raises:
-        UsageError: the text cannot be read.
+        UsageError: if the text is not valid YAML.
     """
     if isinstance(named, str) and named.lstrip().startswith("{"):
         try:
@@ -161,8 +160,8 @@ def named_settings(named: Any) -> tuple[str, dict[str, Any]]:
         return str(name), dict(settings)
     if settings in (None, ""):
         return str(name), {}
-    return str(name), model_named(str(settings)) if name == "openai" else {"model": str(settings)}
+    return str(name), parse_model_name(str(settings)) if name == "openai" else {"model": str(settings)}
 
 
 NamedJudge = Annotated[Judge, BeforeValidator(open_judge)]
-"""A judge, as a reward function's setting."""
+"""A judge as a setting of a reward function."""

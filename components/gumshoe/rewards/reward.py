@@ -1,13 +1,13 @@
-"""Reward functions: what they are given, how one is named, and how its settings are checked before anything starts.
+"""Define, name and load reward functions. Their settings are validated before a run starts.
 
-A reward function is decorated, takes a trajectory and its scenario, or a whole group and its scenario, and gives a
-number each: NaN where it does not apply. It may be `async`. What stands after `*` in its signature are its settings:
+A reward function takes a trajectory, or a group of them, and the scenario. It returns one number per trajectory, or NaN
+if it does not apply. It may be `async`. The arguments after `*` in its signature are its settings:
 
     @reward
     def brevity(trajectory: Trajectory, scenario: Scenario, *, longest: int = 100) -> float:
         return 1 - min(len(trajectory.record.answer or ""), longest) / longest
 
-In a configuration it is named as `brevity` where Gumshoe has it, and as `my_package.rewards:brevity` elsewhere.
+In a configuration, a built-in function is named `brevity`, and a custom one `my_package.rewards:brevity`.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.plugins import checked, faults, imported, settings_of
+from gumshoe.plugins import describe_faults, import_attribute, settings_model, validate_settings
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 Result = TypeVar("Result")
 BUILT_IN = ("gumshoe.rewards.builtin_rewards",)
-"""Modules whose reward functions are named without their module."""
+"""Modules with the built-in reward functions."""
 
 
 class RewardSettings(BaseModel):
-    """A reward function as a configuration names it."""
+    """Name and settings of a reward function in a configuration."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,35 +43,35 @@ class RewardSettings(BaseModel):
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A function that `reward` or `group_reward` marked."""
+    """A function decorated with `reward` or `group_reward`."""
 
     function: Callable[..., Any]
-    of_group: bool
+    is_group: bool
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
-        """As the function itself."""
+        """Call the function."""
         return self.function(*arguments, **settings)
 
     @property
-    def inputs(self) -> int:
-        """How many arguments it takes that are no settings."""
+    def input_count(self) -> int:
+        """Number of arguments that are not settings."""
         parameters = inspect.signature(self.function).parameters.values()
         return sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
 
     @cached_property
     def settings(self) -> type[BaseModel]:
-        """What its settings must be: the arguments after `*`, with their types and defaults."""
-        return settings_of(self.function)
+        """Model of its settings: the arguments after `*`, with their types and defaults."""
+        return settings_model(self.function)
 
 
 def reward(function: Callable[..., Any]) -> RewardFunction:
-    """Mark a function of a trajectory and its scenario."""
-    return RewardFunction(function, of_group=False)
+    """Decorate a function that takes a trajectory and its scenario, and returns a number."""
+    return RewardFunction(function, is_group=False)
 
 
 def group_reward(function: Callable[..., Any]) -> RewardFunction:
-    """Mark a function of a group's trajectories and their scenario, which gives a number for each of them."""
-    return RewardFunction(function, of_group=True)
+    """Decorate a function that takes the trajectories of a group and their scenario, and returns a number for each."""
+    return RewardFunction(function, is_group=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +82,35 @@ class Reward:
     function: RewardFunction
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    async def of(self, group: Sequence[Trajectory], scenario: Scenario) -> list[float]:
-        """[group]: a number each; NaN where it does not apply.
+    async def score(self, group: Sequence[Trajectory], scenario: Scenario) -> list[float]:
+        """Return the reward of each trajectory [group]; NaN if it does not apply.
 
         Raises:
-            GumshoeError: the function gave something else, which is a defect in it.
-            Exception: whatever it raises; UnavailableError where a judge gave no answer.
+            GumshoeError: if the function returns anything else, which is a defect in it.
+            UnavailableError: if a judge gave no answer.
+            Exception: if the function raises it.
         """
-        if self.function.of_group:
-            given = await _awaited(self.function(group, scenario, **self.settings))
+        if self.function.is_group:
+            given = await _await_value(self.function(group, scenario, **self.settings))
             values = list(given) if isinstance(given, Iterable) else [given]
         else:
-            values = await all_of(_awaited(self.function(each, scenario, **self.settings)) for each in group)
+            values = await gather_all(_await_value(self.function(each, scenario, **self.settings)) for each in group)
         if len(values) != len(group):
             raise GumshoeError(
                 "rewards.wrong-count",
                 f"the reward {self.name} returned {len(values)} numbers for a group of {len(group)} trajectories",
             )
-        return [self._checked(value, scenario) for value in values]
+        return [self._validate_value(value, scenario) for value in values]
 
     async def aclose(self) -> None:
-        """Close the judges and embedders among its settings."""
+        """Close the judges and embedders in its settings."""
         for setting in self.settings.values():
             if hasattr(setting, "aclose"):
                 await setting.aclose()
             elif hasattr(setting, "close"):
                 setting.close()
 
-    def _checked(self, value: Any, scenario: Scenario) -> float:
+    def _validate_value(self, value: Any, scenario: Scenario) -> float:
         if isinstance(value, Real) and not math.isinf(value):
             return float(value)
         raise GumshoeError(
@@ -119,8 +120,8 @@ class Reward:
         )
 
 
-async def all_of(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results in their order; where one fails, the others are stopped."""
+async def gather_all(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Run coroutines concurrently and return their results in order. If one fails, cancel the others."""
     running = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*running)
@@ -131,12 +132,12 @@ async def all_of(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 
 
 def load_reward(wanted: RewardSettings) -> Reward:
-    """The reward function of that name, with these settings.
+    """Load a reward function with its settings.
 
     Raises:
-        UsageError: it does not exist, or its settings are wrong; the message says what exists.
+        UsageError: if it does not exist, or its settings are wrong. The message lists what exists.
     """
-    function = _found(wanted.name)
+    function = _find_function(wanted.name)
     try:
         settings = function.settings
     except NameError as error:
@@ -145,21 +146,22 @@ def load_reward(wanted: RewardSettings) -> Reward:
             f"the reward {wanted.name}: {error}; import the types of its settings at run time too",
         ) from None
     try:
-        return Reward(wanted.name, function, checked(settings, wanted.arguments))
+        return Reward(wanted.name, function, validate_settings(settings, wanted.arguments))
     except ValidationError as error:
         raise UsageError(
-            "rewards.invalid-settings", f"invalid settings of the reward {wanted.name}: {faults(settings, error)}"
+            "rewards.invalid-settings",
+            f"invalid settings of the reward {wanted.name}: {describe_faults(settings, error)}",
         ) from None
 
 
-def built_in() -> dict[str, RewardFunction]:
-    """The reward functions that come with Gumshoe, by name."""
+def list_builtin_rewards() -> dict[str, RewardFunction]:
+    """Return the built-in reward functions by name."""
     modules = [vars(import_module(module)) for module in BUILT_IN]
     return {name: each for found in modules for name, each in found.items() if isinstance(each, RewardFunction)}
 
 
-def _found(name: str) -> RewardFunction:
-    known = built_in()
+def _find_function(name: str) -> RewardFunction:
+    known = list_builtin_rewards()
     if name in known:
         return known[name]
     place, _, attribute = name.rpartition(":")
@@ -168,21 +170,21 @@ def _found(name: str) -> RewardFunction:
             "rewards.unknown-reward",
             f"unknown reward {name!r}; use {', '.join(sorted(known))}, or your own as my_package.rewards:name",
         )
-    function = imported(f"the reward {name}", place, attribute, "rewards.import-failed")
+    function = import_attribute(f"the reward {name}", place, attribute, "rewards.import-failed")
     if not isinstance(function, RewardFunction):
         raise UsageError(
             "rewards.not-a-reward-function",
             f"{place} has no reward function {attribute!r}; decorate it with gumshoe.rewards.reward.reward or "
             "group_reward",
         )
-    if function.inputs != 2:
+    if function.input_count != 2:
         raise UsageError(
             "rewards.wrong-signature",
             f"the reward {name} must take 2 arguments before its settings (a trajectory or a group, and the scenario), "
-            f"got {function.inputs}",
+            f"got {function.input_count}",
         )
     return function
 
 
-async def _awaited(value: Any) -> Any:
+async def _await_value(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value

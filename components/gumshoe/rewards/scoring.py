@@ -1,4 +1,4 @@
-"""Judges at work on files: trajectories to score, and labelled answers to measure a judge with."""
+"""Run judges on files: score trajectories, and calibrate a judge on labelled answers."""
 
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -10,9 +10,9 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.artifacts.lines import read_lines
-from gumshoe.errors import UsageError, faults_of
+from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.rewards.judge import Judge, JudgeError
-from gumshoe.rewards.reward import all_of
+from gumshoe.rewards.reward import gather_all
 from gumshoe.rewards.ruler import GroupScores, Ruler
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class LabelledAnswer(BaseModel):
-    """An answer of which somebody has said whether it is right."""
+    """An answer with a human label."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -35,30 +35,30 @@ class LabelledAnswer(BaseModel):
     given: str = Field(alias="answer")
     correct: bool
     kind: str = ""
-    """In what way it is right or wrong."""
+    """Kind of correct or wrong answer."""
 
     @property
     def answer(self) -> str:
-        """The reference answer, as judges are asked with."""
+        """The reference answer, as in `JudgedQuestion`."""
         return self.reference
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedTrajectory:
-    """One episode's verdict. Without an answer, or with "I don't know", it is wrong and no judge is asked."""
+    """Verdict on one episode. No answer and "I don't know" are wrong without asking the judge."""
 
     scenario: str
     sample: int
     answer: str | None
     correct: bool | None
-    """None where the judge gave no verdict."""
+    """None if the judge gave no verdict."""
     why: str
     rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RulerResult:
-    """A group's relative scores, or why it has none."""
+    """Scores of a group, or the reason why it has none."""
 
     scenario: str
     samples: list[int]
@@ -68,37 +68,38 @@ class RulerResult:
 
 @dataclass(slots=True)
 class Calibration:
-    """How a judge does on labelled answers."""
+    """Results of a judge on labelled answers."""
 
     table: Counter[tuple[bool, bool]] = field(default_factory=Counter)
-    """How many by (what they are, what the judge says)."""
+    """Confusion matrix: counts by (label, verdict)."""
     kinds: dict[str, Counter[bool]] = field(default_factory=lambda: defaultdict(Counter))
-    """By kind, how many the judge got right, and wrong."""
+    """Counts of correct (True) and wrong (False) verdicts, by kind of answer."""
     mistakes: list[tuple[LabelledAnswer, str]] = field(default_factory=list)
-    """With what decided."""
+    """Answers with a wrong verdict, and the reason for it."""
     failures: list[str] = field(default_factory=list)
-    """Why answers have no verdict."""
+    """Errors of the answers without a verdict."""
 
     @property
     def accuracy(self) -> float:
-        """The share of verdicts that agree with the label; 0 without any."""
-        return sum(count for (is_so, said), count in self.table.items() if is_so == said) / max(1, self.table.total())
+        """Share of verdicts that agree with the label; 0 if there are none."""
+        correct = sum(count for (label, verdict), count in self.table.items() if label == verdict)
+        return correct / max(1, self.table.total())
 
 
 async def judge_trajectories(path: Path, scenarios: str, judge: Judge, advance: Advance) -> list[JudgedTrajectory]:
-    """[trajectories]: the verdicts on a file's answers.
+    """Return the verdicts on the answers of a file [trajectories].
 
     Raises:
-        UsageError: the file or the scenarios cannot be read, or do not belong together.
+        UsageError: if the file or the scenarios cannot be read, or do not belong together.
     """
     found = list(read_trajectories(path))
     by_id = _scenarios_of(found, scenarios, path)
 
-    return await at_once(lambda each: judge_one(each, by_id[each.scenario], judge), found, advance)
+    return await map_concurrently(lambda each: judge_trajectory(each, by_id[each.scenario], judge), found, advance)
 
 
-async def judge_one(trajectory: Trajectory, scenario: Scenario, judge: Judge) -> JudgedTrajectory:
-    """The verdict on one episode's answer."""
+async def judge_trajectory(trajectory: Trajectory, scenario: Scenario, judge: Judge) -> JudgedTrajectory:
+    """Return the verdict on one episode's answer."""
     about, answer = (trajectory.scenario, trajectory.sample), trajectory.record.answer
     if answer is None or trajectory.record.does_not_know:
         ending = trajectory.ending if answer is None else "it does not know"
@@ -111,10 +112,10 @@ async def judge_one(trajectory: Trajectory, scenario: Scenario, judge: Judge) ->
 
 
 async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[RulerResult]:
-    """[groups]: the relative scores of a file's groups.
+    """Return the relative scores of a file's groups [groups]. Groups of one trajectory are ignored.
 
     Raises:
-        UsageError: the file cannot be read, or has no group of two.
+        UsageError: if the file cannot be read, or has no group of 2 or more.
     """
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for each in read_trajectories(path):
@@ -125,44 +126,43 @@ async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[Ruler
             f"{path} has no scenario with 2 or more trajectories; run the rollout with e.g. --samples 4",
         )
 
-    async def scored(group: list[Trajectory]) -> RulerResult:
+    async def score(group: list[Trajectory]) -> RulerResult:
         samples = [each.sample for each in group]
         try:
             return RulerResult(group[0].scenario, samples, await ruler.scores(group))
         except JudgeError as error:
             return RulerResult(group[0].scenario, samples, None, error.message_with_code)
 
-    whole = [group for group in groups.values() if len(group) > 1]
-    return await at_once(scored, whole, advance)
+    return await map_concurrently(score, [group for group in groups.values() if len(group) > 1], advance)
 
 
 async def calibrate(answers: Sequence[LabelledAnswer], judge: Judge, advance: Advance) -> Calibration:
-    """What a judge says of labelled answers, against what they are."""
+    """Compare a judge's verdicts with the labels of answers."""
     found = Calibration()
 
-    async def judged(each: LabelledAnswer) -> tuple[LabelledAnswer, bool | None, str]:
+    async def judge_answer(each: LabelledAnswer) -> tuple[LabelledAnswer, bool | None, str]:
         try:
             verdict = await judge.verdict(each, each.given)
         except JudgeError as error:
             return each, None, error.message_with_code
         return each, verdict.correct, f"{verdict.rule}: {verdict.why}" if verdict.rule else verdict.why
 
-    for each, said, why in await at_once(judged, answers, advance):
-        if said is None:
+    for each, is_correct, why in await map_concurrently(judge_answer, answers, advance):
+        if is_correct is None:
             found.failures.append(why)
             continue
-        found.table[each.correct, said] += 1
-        found.kinds[each.kind][each.correct == said] += 1
-        if each.correct != said:
+        found.table[each.correct, is_correct] += 1
+        found.kinds[each.kind][each.correct == is_correct] += 1
+        if each.correct != is_correct:
             found.mistakes.append((each, why))
     return found
 
 
 def read_labelled(place: str) -> list[LabelledAnswer]:
-    """The labelled answers of a JSONL file.
+    """Read the labelled answers of a JSONL file.
 
     Raises:
-        UsageError: a line is not a labelled answer, or the file has none; the message says which.
+        UsageError: if a line is not a labelled answer, or the file has none.
     """
     found = []
     for number, line in enumerate(read_lines(place), 1):
@@ -172,7 +172,8 @@ def read_labelled(place: str) -> list[LabelledAnswer]:
             found.append(LabelledAnswer.model_validate_json(line))
         except ValidationError as error:
             raise UsageError(
-                "judges.invalid-labelled-answer", f"{place}:{number}: not a labelled answer: {faults_of(error)}"
+                "judges.invalid-labelled-answer",
+                f"{place}:{number}: not a labelled answer: {describe_validation_error(error)}",
             ) from None
     if not found:
         raise UsageError("judges.no-labelled-answers", f"{place} has no labelled answers")
@@ -191,10 +192,10 @@ def _scenarios_of(found: Iterable[Trajectory], scenarios: str, path: Path) -> di
     return by_id
 
 
-async def at_once(
+async def map_concurrently(
     work: Callable[[Thing], Awaitable[Result]], things: Sequence[Thing], advance: Advance
 ) -> list[Result]:
-    """[things]: the result for each, at once; how many requests that makes at a time is the judge's to say."""
+    """Apply `work` to all things concurrently, and return the results in order. The judge limits its own requests."""
     advance(total=len(things))
 
     async def one(thing: Thing) -> Result:
@@ -202,4 +203,4 @@ async def at_once(
         advance(1)
         return result
 
-    return await all_of(map(one, things))
+    return await gather_all(map(one, things))

@@ -1,4 +1,4 @@
-"""Process rewards: a value for each turn, from what that turn did."""
+"""Process rewards: a reward for each turn, based on the events of that turn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,28 +12,28 @@ from gumshoe.scenarios.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class TurnRewardValues:
-    """What the deeds of a turn are worth; those of one turn add up."""
+    """Values of the events of a turn. The values of one turn are added up."""
 
     found: float = 0.2
-    """A search listed a right source that none had listed before."""
+    """A search listed a correct source for the first time."""
     read: float = 0.2
-    """A right source was read for the first time."""
+    """A correct source was read for the first time."""
     read_another: float = -0.02
     read_again: float = -0.05
     new_search: float = 0.02
-    """A search that was not made before, whatever it found."""
+    """A new search, with or without results."""
     repeated_search: float = -0.05
     in_vain: float = -0.02
-    """A search found nothing; one that is repeated loses both."""
+    """A search found nothing. A repeated search without results gets both penalties."""
     invalid_id: float = -0.1
     right: float = 1.0
-    """The answer is right; "I don't know" is neither right nor wrong."""
+    """The answer is correct. "I don't know" is neither correct nor wrong."""
     wrong: float = -0.5
     unusable: float = -1.0
-    """The call could not be used."""
+    """The call cannot be used."""
 
-    def of_deeds(self) -> Mapping[Event, float]:
-        """By what a record calls them; an answer has its value from a judge."""
+    def by_event(self) -> Mapping[Event, float]:
+        """Return the value of each event. The value of an answer depends on the judge, so it is 0 here."""
         return {
             "searched": self.new_search,
             "searched again": self.repeated_search,
@@ -50,13 +50,13 @@ class TurnRewardValues:
 async def turn_rewards(
     trajectory: Trajectory, scenario: Scenario, values: TurnRewardValues, judge: Judge
 ) -> list[float]:
-    """[turns]: what each sampled turn is worth by itself.
+    """Return the reward of each sampled turn [turns].
 
     Raises:
-        UnavailableError: the judge gave no verdict.
+        UnavailableError: if the judge gave no verdict.
     """
-    record, worth = trajectory.record, values.of_deeds()
-    rewards = [sum(worth[deed] for deed in deeds) for deeds in record.deeds]
+    record, worth = trajectory.record, values.by_event()
+    rewards = [sum(worth[event] for event in events) for events in record.deeds]
     rewards += [0.0] * (trajectory.turns - len(rewards))
     if trajectory.ending in get_args(Unusable):
         rewards[-1] += values.unusable

@@ -1,4 +1,4 @@
-"""What came of a question: the answer, where it stands, and what was done for it, also while it is done."""
+"""Answer a question with one episode: the answer, its sources, its steps and its cost."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from gumshoe.environments.base import Source
 from gumshoe.environments.registry import EnvFactory
-from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, parse_call, text_beside_call
+from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, parse_call, text_outside_call
 from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, Turn, run_episode
 from gumshoe.rollouts.sessions import OpenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -18,35 +18,35 @@ from gumshoe.scenarios.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class AnswerStep:
-    """One turn of the model, and what its tool said."""
+    """One turn of the model and the result of its tool call."""
 
     turn: int
-    """From 1."""
+    """Number of the turn, from 1."""
     tool: str
-    """Empty where the turn holds no call."""
+    """Empty if the turn has no call."""
     arguments: dict[str, Any]
     text: str
-    """What the model wrote beside the call; all of it where there is none."""
+    """Text of the turn outside the call."""
     result: str | None = None
-    """None while the tool is at work, and where the turn ended the conversation."""
+    """None while the tool runs, and if the turn ended the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an answer took: all episodes that were run for it, and the judge, if one chose among them."""
+    """Cost of an answer: all episodes that were run for it, and the judge, if one chose among them."""
 
     samples: int
-    """Episodes that ended."""
+    """Number of episodes that ended."""
     failed: int
-    """Episodes that did not, for want of infrastructure; what they took is in no number."""
+    """Number of episodes that failed because of infrastructure; their cost is not included."""
     turns: int
     prompt_tokens: int | None
-    """Of all requests, added up as an endpoint bills them; None where it did not say."""
+    """Sum over all requests, as an endpoint bills them; None if unknown."""
     sampled_tokens: int | None
     seconds: float
-    """In the model and the tools, of all episodes together, and in the judge."""
+    """Total seconds in the model and the tools, over all episodes, and in the judge."""
     longest: float
-    """Of the episode that took longest, and of the judge after it: seconds to wait where all run at once."""
+    """Seconds of the longest episode and of the judge after it: the latency if all episodes run at once."""
     judge_requests: int = 0
     judge_prompt_tokens: int = 0
     judge_sampled_tokens: int = 0
@@ -54,7 +54,7 @@ class Cost:
 
     @property
     def summary(self) -> str:
-        """In a line."""
+        """The cost as one line of text."""
         parts = [f"{self.samples} of {self.samples + self.failed} ended", f"{self.turns:,} turns"]
         if self.prompt_tokens is not None and self.sampled_tokens is not None:
             parts.append(f"{self.prompt_tokens:,} prompt and {self.sampled_tokens:,} sampled tokens")
@@ -65,8 +65,8 @@ class Cost:
         return ", ".join(parts)
 
     @classmethod
-    def of(cls, episodes: Sequence[Trajectory], failed: int = 0) -> "Cost":
-        """Of episodes alone, one or more."""
+    def from_episodes(cls, episodes: Sequence[Trajectory], failed: int = 0) -> "Cost":
+        """Add up the cost of one or more episodes, without a judge."""
         seconds = [each.policy_seconds + each.tool_seconds for each in episodes]
         usage = [each.usage for each in episodes if each.usage is not None]
         is_known = len(usage) == len(episodes)
@@ -83,62 +83,67 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a question."""
+    """Answer to a question, with its sources and steps."""
 
     question: str
     inbox_address: str | None
-    """None where the question is about documents."""
+    """None if the question is about documents."""
     query_date: date | None
-    """None where that does not matter."""
+    """None if the question has no date."""
     answer: str
     source_ids: tuple[str, ...]
-    """Of messages, or documents, that are there; ids that the model invented are left out."""
+    """Ids of messages or documents that exist; invented ids are left out."""
     sources: tuple[Source, ...]
     success: bool
     reason: str
-    """Why there is no answer; empty where there is one."""
+    """Why there is no answer; empty if there is one."""
     steps: tuple[AnswerStep, ...]
     policy: str
-    """The version of the policy that took every turn."""
+    """Version of the policy that sampled every turn."""
     turns: int
     seconds: float
     chosen: str = ""
-    """Why it is this one, where several were sampled; empty where one was."""
+    """Why this answer was chosen among several samples; empty for a single sample."""
     cost: Cost | None = None
-    """None where an older server does not say."""
+    """None if an older server does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Answers questions, any number at once, by the episodes that training has."""
+    """Answer questions concurrently, with the same episodes as in training."""
 
-    world: EnvFactory
+    env_factory: EnvFactory
     limits: EpisodeLimits
     threads: ToolThreads
 
     async def answer(
         self,
         scenario: Scenario,
-        speak: OpenChatSession,
+        open_session: OpenChatSession,
         seed: str = "asked",
-        tell: Callable[[AnswerStep], object] = lambda _: None,
+        on_step: Callable[[AnswerStep], object] = lambda _: None,
         sample: int = 0,
     ) -> tuple[Answer, Trajectory]:
-        """Run one episode, which is that sample of its question; `tell` hears of each turn as it is taken, and again
-        when its tool has done.
+        """Run one episode and return its answer and trajectory.
+
+        `on_step` is called after each turn, and again with the result of its tool. `sample` is the number of the
+        episode among those of its question.
 
         Raises:
-            ScenarioError: the question is not for this world.
-            PolicyError, ToolFailedError: infrastructure failed.
+            ScenarioError: if the environment does not support the question.
+            PolicyError: if the policy failed.
+            ToolFailedError: if a tool did not answer in time.
         """
-        environment = self.world.new_environment(scenario, self.limits.max_turns)
+        environment = self.env_factory.new_environment(scenario, self.limits.max_turns)
         started = time.monotonic()
-        with speak(environment, f"{seed}/{sample}" if sample else seed) as speaker:
-            telling = _ReportingSession(speaker, tell)
-            trajectory = await run_episode(telling, environment, sample, self.limits, self.threads)
+        with open_session(environment, f"{seed}/{sample}" if sample else seed) as session:
+            reporting = _ReportingSession(session, on_step)
+            trajectory = await run_episode(reporting, environment, sample, self.limits, self.threads)
         record = trajectory.record
         success = trajectory.ending == "answer" and not record.does_not_know
-        found = [await self.threads.run("sources", self.world.find_source, scenario, each) for each in record.sources]
+        found = [
+            await self.threads.run("sources", self.env_factory.find_source, scenario, each) for each in record.sources
+        ]
         sources = {each.id: each for each in found if each is not None}
         answer = Answer(
             question=scenario.question,
@@ -148,49 +153,47 @@ class Answerer:
             source_ids=tuple(sources),
             sources=tuple(sources.values()),
             success=success,
-            reason="" if success else _reason(trajectory),
-            steps=tuple(telling.steps),
+            reason="" if success else _failure_reason(trajectory),
+            steps=tuple(reporting.steps),
             policy=trajectory.policy,
             turns=trajectory.turns,
             seconds=time.monotonic() - started,
-            cost=Cost.of([trajectory]),
+            cost=Cost.from_episodes([trajectory]),
         )
         return answer, trajectory
 
 
 class _ReportingSession:
-    """A speaker that tells of each turn as it is taken, in the event loop, and of what its tool said, in the tool's
-    thread.
-    """
+    """Chat session that reports each turn in the event loop, and the result of its tool in the tool's thread."""
 
-    def __init__(self, speaker: ChatSession, tell: Callable[[AnswerStep], object]) -> None:
-        self._speaker, self._tell = speaker, tell
+    def __init__(self, session: ChatSession, on_step: Callable[[AnswerStep], object]) -> None:
+        self._session, self._on_step = session, on_step
         self.steps: list[AnswerStep] = []
 
     def add_tool_result(self, result: str) -> None:
-        """As `ChatSession.add_tool_result`."""
-        self._speaker.add_tool_result(result)
+        """Pass on the result and report it."""
+        self._session.add_tool_result(result)
         self.steps[-1] = replace(self.steps[-1], result=result)
-        self._tell(self.steps[-1])
+        self._on_step(self.steps[-1])
 
     async def next_turn(self) -> Turn | None:
-        """As `ChatSession.next_turn`."""
-        said = await self._speaker.next_turn()
-        if said is not None:
-            self.steps.append(_step(len(self.steps) + 1, said.text))
-            self._tell(self.steps[-1])
-        return said
+        """Return the next turn and report it."""
+        turn = await self._session.next_turn()
+        if turn is not None:
+            self.steps.append(_to_step(len(self.steps) + 1, turn.text))
+            self._on_step(self.steps[-1])
+        return turn
 
 
-def _step(turn: int, text: str) -> AnswerStep:
+def _to_step(turn: int, text: str) -> AnswerStep:
     try:
         call = parse_call(text)
     except (NoCallError, UnusableCallError):
         return AnswerStep(turn, "", {}, text.strip())
-    return AnswerStep(turn, call.name, call.arguments, text_beside_call(text))
+    return AnswerStep(turn, call.name, call.arguments, text_outside_call(text))
 
 
-def _reason(trajectory: Trajectory) -> str:
+def _failure_reason(trajectory: Trajectory) -> str:
     if trajectory.ending == "answer":
         return "the agent found no answer"
     return f"the agent came to no answer: {trajectory.ending}" + (f", {trajectory.detail}" if trajectory.detail else "")

@@ -1,7 +1,7 @@
-"""How a conversation becomes token ids, once and for all: the prompt, the glue between turns, and the calls in a turn.
+"""Convert conversations to token ids: the prompt, the glue between turns, and the tool calls in a turn.
 
-What always holds: history is never rendered again. A turn is the ids that were sampled, and between two of them
-stands glue alone: the tool's result in the words of the chat template, and the header of the next turn.
+Invariant: the history is never rendered again. A turn consists of the ids that were sampled. Between two turns there
+is only glue: the tool's result in the format of the chat template, and the header of the next turn.
 """
 
 import json
@@ -16,22 +16,22 @@ from gumshoe.errors import UsageError
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
 _REASONING = re.compile(r"\s*<think>(?!\s*</think>).*?</think>", re.S)
-_REMEMBERED = 512  # texts and their ids: more than those of the groups that run at once
-_MARK = "3f9c1e"  # stands for the result where the glue is derived
+_CACHE_SIZE = 512  # cached texts; more than the texts of the groups that run at once
+_MARK = "3f9c1e"  # placeholder of the result, to derive the glue
 _PROBES = ("plain", 'two\nlines, "quoted" & <b>', " spaces ", "{}")
 _TURNS = ('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', "<think>\nwell\n</think>\n\nYes.", "Yes.")
 
 
 class UnusableCallError(Exception):
-    """A turn holds no call that can be carried out."""
+    """Report that a turn has no call that can be used."""
 
 
 class NoCallError(UnusableCallError):
-    """A turn holds no call at all."""
+    """Report that a turn has no call at all."""
 
 
 class Tokenizer(Protocol):
-    """What is used of a tokenizer of `transformers`."""
+    """A tokenizer of `transformers`, with the members that are used here."""
 
     name_or_path: str
     chat_template: Any
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text and its ids."""
+    """A text and its token ids."""
 
     text: str
     ids: tuple[int, ...]
@@ -55,10 +55,10 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class _Glue:
-    """The text between what a model samples and its next turn."""
+    """Text between a sampled turn and the next one."""
 
     end: str
-    """What closes a turn, such as `<|im_end|>`: the stop token."""
+    """Text of the stop token, which ends a turn, e.g. `<|im_end|>`."""
     before: str
     after: str
 
@@ -67,24 +67,24 @@ class _Glue:
 
 
 class ChatFormat:
-    """A tokenizer's chat template, checked to be fit for token-exact episodes.
+    """Encode conversations with a tokenizer's chat template, after checks that it allows token-exact episodes.
 
     Raises:
-        UsageError: the template rewrites earlier turns, changes results, or has calls of another form than
-            `<tool_call>` with JSON; or a turn's ids depend on what comes after it. Its message names the tokenizer.
+        UsageError: if the template rewrites earlier turns, changes results, or does not use `<tool_call>` with JSON;
+            or if the ids of a turn depend on the text after it. The message names the tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        tokenizer.backend_tokenizer.no_truncation()  # its file may say to cut texts, or to fill them up
+        tokenizer.backend_tokenizer.no_truncation()  # its file may enable both
         tokenizer.backend_tokenizer.no_padding()
-        self._glue = _derive(tokenizer)
+        self._glue = _derive_glue(tokenizer)
         self._control = _control(tokenizer, self._glue)
-        # The episodes of a group begin with the same prompt, and often come by the same results.
-        self._encoded = lru_cache(_REMEMBERED)(self._encode)
-        self._rendered = lru_cache(_REMEMBERED)(self._render)
+        # The episodes of a group have the same prompt, and often the same results.
+        self._encode_cached = lru_cache(_CACHE_SIZE)(self._encode)
+        self._render_cached = lru_cache(_CACHE_SIZE)(self._render)
         self.end = self._glue.end
-        """The text that ends a turn."""
+        """Text that ends a turn."""
         stop = tokenizer.convert_tokens_to_ids(self._glue.end)
         if not isinstance(stop, int) or tokenizer.decode([stop]) != self._glue.end:
             raise UsageError(
@@ -92,34 +92,34 @@ class ChatFormat:
                 f"{_name(tokenizer)} ends turns with {self._glue.end!r}, which is not a single token of the tokenizer",
             )
         self.stop_ids: tuple[int, ...] = (stop,)
-        """Sampling one of these ends a turn."""
+        """Token ids that end a turn."""
         self._check_token_boundaries()
 
-    def prompt(self, system: str, user: str, tools: list[dict[str, Any]]) -> Encoded:
-        """What an episode begins with: system prompt, tools, what the user says, and the first turn's header."""
-        return self._rendered(system, user, json.dumps(tools))
+    def encode_prompt(self, system: str, user: str, tools: list[dict[str, Any]]) -> Encoded:
+        """Encode the start of an episode: system prompt, tools, user message, and the header of the first turn."""
+        return self._render_cached(system, user, json.dumps(tools))
 
-    def glue(self, result: str) -> Encoded:
-        """What stands between a turn that ended and the next: a tool's result, and the next turn's header."""
-        return self._encoded(self._glue.text(self.escape_control_tokens(result)))
+    def encode_tool_result(self, result: str) -> Encoded:
+        """Encode the text between two turns: a tool's result and the header of the next turn."""
+        return self._encode_cached(self._glue.text(self.escape_control_tokens(result)))
 
-    def turn(self, text: str) -> Encoded:
-        """A turn that somebody wrote as text, with the token that ends it; what follows an end in it was never said."""
+    def encode_turn(self, text: str) -> Encoded:
+        """Encode a turn that is given as text, with its stop token. Text after a stop token in it is dropped."""
         return self._encode(text.partition(self.end)[0] + self.end)
 
     def decode_turn(self, ids: Sequence[int]) -> tuple[str, str]:
-        """What sampled ids [tokens] say, and the text of the stop token, empty where there is none."""
+        """Return the text of sampled ids [tokens], and the text of the stop token, or "" if they do not end with it."""
         if ids and ids[-1] in self.stop_ids:
             return self.decode(ids[:-1]), self.end
         return self.decode(ids), ""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """All that ids say, control tokens included."""
+        """Return the text of ids, control tokens included."""
         return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def escape_control_tokens(self, text: str) -> str:
-        """Text in which nothing is a control token: data must not be able to end a turn or begin another."""
-        while (broken := self._control.sub(_broken, text)) != text:
+        """Return text without control tokens, so that data cannot end a turn or start another."""
+        while (broken := self._control.sub(_split_token, text)) != text:
             text = broken
         return text
 
@@ -131,19 +131,19 @@ class ChatFormat:
         text = self._tokenizer.apply_chat_template(
             messages, tools=json.loads(tools), tokenize=False, add_generation_prompt=True
         )
-        told, end, rest = text.partition(self.end)  # system prompt and tools are most of it, and often the same
-        return Encoded(text, (*self._encoded(told + end).ids, *self._encode(rest).ids))
+        first, end, rest = text.partition(self.end)  # system prompt and tools are most of it, and often the same
+        return Encoded(text, (*self._encode_cached(first + end).ids, *self._encode(rest).ids))
 
     def _encode(self, text: str) -> Encoded:
-        # The batch call works outside the interpreter's lock; the one without offsets takes half as long.
+        # The batch call releases the GIL; without offsets it takes half the time.
         found = self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return Encoded(text, tuple(found[0].ids))
 
     def _check_token_boundaries(self) -> None:
-        """Texts that are encoded each on its own, with a turn's end between them, have the ids of the whole."""
-        prompt, turn = self.prompt("S", "U", [_TOOL]), self._encode(_TURNS[0])
+        """Check that texts encoded separately, with a stop token between them, have the same ids as the whole text."""
+        prompt, turn = self.encode_prompt("S", "U", [_TOOL]), self._encode(_TURNS[0])
         for probe in _PROBES:
-            glue = self.glue(probe)
+            glue = self.encode_tool_result(probe)
             whole = self._encode(prompt.text + turn.text + self.end + glue.text)
             if whole.ids != (*prompt.ids, *turn.ids, *self.stop_ids, *glue.ids):
                 raise UsageError(
@@ -154,11 +154,11 @@ class ChatFormat:
 
 
 def parse_call(text: str) -> Call:
-    """The one call in a turn: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Text round it is no matter.
+    """Return the call in a turn: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with any text around it.
 
     Raises:
-        NoCallError: there is none.
-        UnusableCallError: there are several, it is cut off, or it is not such an object in strict JSON.
+        NoCallError: if there is no call.
+        UnusableCallError: if there are several calls, or the call is cut off or not such an object in strict JSON.
     """
     found = _CALL.findall(text)
     opened = text.count("<tool_call>")
@@ -169,9 +169,9 @@ def parse_call(text: str) -> Call:
     if not found:
         raise UnusableCallError("the call is cut off")
     try:
-        found[0].encode()  # halves of code points are no text,
+        found[0].encode()  # reject lone surrogates,
         call = _STRICT.decode(found[0])
-        if "\\u" in found[0]:  # and JSON can name them
+        if "\\u" in found[0]:  # and escaped ones too
             json.dumps(call, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise UnusableCallError(f"the call is not JSON ({error})") from None
@@ -181,20 +181,20 @@ def parse_call(text: str) -> Call:
     raise UnusableCallError('the call is not {"name": ..., "arguments": {...}}')
 
 
-def text_beside_call(text: str) -> str:
-    """What a turn says beside its call."""
+def text_outside_call(text: str) -> str:
+    """Return the text of a turn without its call."""
     return _CALL.sub("", text).strip()
 
 
-def reasons_first(text: str) -> bool:
-    """Whether a turn begins with reasoning, in `<think>` and `</think>`, that is not empty."""
+def starts_with_reasoning(text: str) -> bool:
+    """Return True if a turn begins with reasoning in `<think>` and `</think>` that is not empty."""
     return _REASONING.match(text) is not None
 
 
 def _control(tokenizer: Tokenizer, glue: _Glue) -> re.Pattern[str]:
-    """What text from outside must not say as it stands: control tokens, and the tags that calls and results stand in.
+    """Return a pattern of what external text must not contain: control tokens, and the tags of calls and results.
 
-    Some tokenizers add plain words and runs of spaces as tokens; those control nothing.
+    Some tokenizers add ordinary words and runs of spaces as tokens; these are not control tokens.
     """
     added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
     control = {token for token in added if len(token) > 2 and not re.search(r"\s", token) and not token.isalnum()}
@@ -202,14 +202,14 @@ def _control(tokenizer: Tokenizer, glue: _Glue) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))))
 
 
-def _refused(constant: str) -> Any:
+def _reject_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
-_STRICT = json.JSONDecoder(parse_constant=_refused)
+_STRICT = json.JSONDecoder(parse_constant=_reject_constant)
 
 
-def _broken(found: re.Match[str]) -> str:
+def _split_token(found: re.Match[str]) -> str:
     return f"{found[0][:1]} {found[0][1:]}"
 
 
@@ -217,7 +217,7 @@ def _name(tokenizer: Tokenizer) -> str:
     return f"the chat template of {tokenizer.name_or_path or 'this tokenizer'}"
 
 
-def _rewrites(tokenizer: Tokenizer) -> UsageError:
+def _rewrites_error(tokenizer: Tokenizer) -> UsageError:
     return UsageError(
         "rollouts.template-rewrites-history",
         f"{_name(tokenizer)} rewrites earlier turns or tool results (as Qwen3's does with thinking); use a template "
@@ -225,8 +225,8 @@ def _rewrites(tokenizer: Tokenizer) -> UsageError:
     )
 
 
-def _derive(tokenizer: Tokenizer) -> _Glue:
-    """The glue, found by rendering conversations and checked on several."""
+def _derive_glue(tokenizer: Tokenizer) -> _Glue:
+    """Derive the glue from rendered conversations, and check it on several others."""
     if not tokenizer.chat_template:
         raise UsageError("rollouts.no-chat-template", f"{_name(tokenizer)} does not exist; add one to the tokenizer")
     system, user = {"role": "system", "content": "S"}, {"role": "user", "content": "U"}
@@ -236,7 +236,7 @@ def _derive(tokenizer: Tokenizer) -> _Glue:
             rendered = tokenizer.apply_chat_template(
                 [system, user, *messages], tools=[_TOOL], tokenize=False, add_generation_prompt=header
             )
-        except Exception as error:  # noqa: BLE001 - a template is somebody's program, and may raise anything
+        except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
             raise UsageError(
                 "rollouts.template-render-failed",
                 f"{_name(tokenizer)} cannot render a conversation with tools: {error}",
@@ -251,27 +251,27 @@ def _derive(tokenizer: Tokenizer) -> _Glue:
         )
     first = _turn(_TURNS[0])
     head, mark, after = render(first, _result(_MARK), header=True).partition(_MARK)
-    opened = head.removeprefix(start + _TURNS[0])
-    if not mark or opened == head or _MARK in after:
-        raise _rewrites(tokenizer)
-    ended = render(first, header=False)
-    if not ended.startswith(start + _TURNS[0]):
-        raise _rewrites(tokenizer)
-    closed = ended.removeprefix(start + _TURNS[0])
-    end = closed.strip()
-    if not end or not opened.startswith(closed):
+    before_result = head.removeprefix(start + _TURNS[0])
+    if not mark or before_result == head or _MARK in after:
+        raise _rewrites_error(tokenizer)
+    without_result = render(first, header=False)
+    if not without_result.startswith(start + _TURNS[0]):
+        raise _rewrites_error(tokenizer)
+    turn_end = without_result.removeprefix(start + _TURNS[0])
+    end = turn_end.strip()
+    if not end or not before_result.startswith(turn_end):
         raise UsageError(
             "rollouts.template-turn-end-varies",
             f"{_name(tokenizer)} ends a turn differently if a tool result follows; use a template that only appends",
         )
-    glue = _Glue(end, opened[opened.index(end) + len(end) :], after)
+    glue = _Glue(end, before_result[before_result.index(end) + len(end) :], after)
     for turns in ((turn, again) for turn in _TURNS for again in _TURNS):
-        said, expected = [], start
+        messages, expected = [], start
         for turn, probe in zip(turns, _PROBES, strict=False):
-            said += [_turn(turn), _result(probe)]
+            messages += [_turn(turn), _result(probe)]
             expected += turn + glue.end + glue.text(probe)
-            if render(*said, header=True) != expected:
-                raise _rewrites(tokenizer)
+            if render(*messages, header=True) != expected:
+                raise _rewrites_error(tokenizer)
     for probe in _PROBES:
         if render(first, _result(probe), header=True) != start + _TURNS[0] + glue.end + glue.text(probe):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""`gumshoe rollout` and `gumshoe trajectories`: run episodes, and look at what they left."""
+"""`gumshoe rollout` and `gumshoe trajectories`: run episodes and show recorded trajectories."""
 
 import asyncio
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.inference.policy import HIGHEST_TEMPERATURE
+from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.terminal import JsonFlag, out, print_json, printable, progress
 
 if TYPE_CHECKING:
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from gumshoe.rollouts.writer import RolloutOptions, RolloutReport
 
 rollout = typer.Typer(add_completion=False)
-trajectories = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at what episodes left.")
+trajectories = typer.Typer(no_args_is_help=True, add_completion=False, help="Show recorded trajectories.")
 
-IndexDirectory = Annotated[
-    Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of an index, of mail or of documents.")
+IndexOption = Annotated[
+    Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of an index of mail or documents.")
 ]
-EnvironmentWord = Annotated[
+EnvironmentOption = Annotated[
     str | None,
     typer.Option(
         "--environment",
         metavar="WORD",
-        help="What episodes take place in, as the index tells unless given: email, documents, package.module:Class, or "
-        "one with its settings as YAML: '{documents: {reasoning: false}}'.",
+        help="Environment: email, documents, package.module:Class, or one with settings as YAML, e.g. "
+        "'{documents: {reasoning: false}}'. Default: depends on the index.",
     ),
 ]
 
@@ -37,37 +37,43 @@ _COLOURS = {"prompt": "dim", "injected": "cyan", "sampled": "green"}
 
 @rollout.command()
 def run(
-    index: IndexDirectory,
-    scenarios: Annotated[str, typer.Option(metavar="FILE", help="Scenarios, as `gumshoe scenarios load` takes them.")],
+    index: IndexOption,
+    scenarios: Annotated[
+        str, typer.Option(metavar="FILE", help="Scenarios, in any format that `gumshoe scenarios load` reads.")
+    ],
     policy: Annotated[
         str,
         typer.Option(
             metavar="WORD",
-            help="tiny (the one that comes with Gumshoe), vllm:URL or vllm:URL#ADAPTER (several URLs with commas), "
-            "transformers:DIR or transformers:DIR#ADAPTER-DIR, chat:MODEL or chat:MODEL@URL.",
+            help="Policy: tiny (bundled with Gumshoe), local:MODEL, vllm:URL (several URLs separated by commas), "
+            "transformers:DIR, chat:MODEL or chat:MODEL@URL. Append #ADAPTER to use an adapter.",
         ),
     ],
-    path: Annotated[Path, typer.Option("--out", metavar="FILE", help="Trajectories go here as JSONL, as they finish.")],
+    path: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="File to append finished trajectories to, as JSONL.")
+    ],
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="DIR|NAME", help="The model's tokenizer; for token policies.")
+        str | None,
+        typer.Option(metavar="DIR|NAME", help="Tokenizer of the model (required for vllm: policies)."),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Only scenarios of this split.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many scenarios.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Episodes of each scenario: a group.")] = 1,
-    seed: Annotated[int, typer.Option(help="Decides what is sampled, where the policy does as it is told.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0, max=HIGHEST_TEMPERATURE, help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of probability that is sampled from.")] = 1.0,
-    max_turns: Annotated[int, typer.Option(min=1, help="Most turns of an episode.")] = 10,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
-    max_context: Annotated[int, typer.Option(min=64, help="Most tokens of an episode.")] = 8192,
-    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 64,
-    environment: EnvironmentWord = None,
+    split: Annotated[str | None, typer.Option(help="Use only scenarios of this split.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of scenarios.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes per scenario (group size).")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed; used by in-process inference only.")] = 0,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=MAX_TEMPERATURE, help="Sampling temperature; 0 is greedy.")
+    ] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Top-p (nucleus) sampling.")] = 1.0,
+    max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of turns per episode.")] = 10,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per turn.")] = 512,
+    max_context: Annotated[int, typer.Option(min=64, help="Maximum number of tokens per episode.")] = 8192,
+    concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = 64,
+    environment: EnvironmentOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Run episodes of scenarios and write their trajectories; started again, only what is missing is run.
+    """Run episodes of scenarios and write their trajectories. Run it again to continue: only missing groups are run.
 
-    A failure of a server is no result: the episode is run again, and after three tries its group is left out, with
-    its cause. Ends with 75 where groups were left out.
+    If a server fails, the episode is retried. After three attempts its group is dropped, and the command exits with 75.
     """
     from gumshoe.inference.policy import Sampling
     from gumshoe.rollouts.episode import EpisodeLimits
@@ -87,15 +93,15 @@ def run(
         sampling=Sampling(temperature, top_p, max_tokens=max_tokens),
         limits=EpisodeLimits(max_turns, max_context),
         concurrency=concurrency,
-        environment=named_environment(environment),
+        environment=parse_environment(environment),
     )
-    report = _watched(settings, path)
+    report = _run_with_progress(settings, path)
     if json:
         print_json(asdict(report))
     else:
         out.print(
-            f"[bold]{report.done:,} episodes[/] in {printable(path)}, {report.already_there:,} were there; "
-            f"{report.retried:,} begun again, {report.dropped:,} groups dropped",
+            f"[bold]{report.done:,} new episodes[/] in {printable(path)}, {report.already_there:,} existed; "
+            f"{report.retried:,} retries, {report.dropped:,} groups dropped",
             soft_wrap=True,
         )
         for ending, count in report.endings.items():
@@ -110,11 +116,11 @@ def run(
         )
 
 
-def named_environment(word: str | None) -> "EnvironmentSettings | None":
-    """The environment of an option.
+def parse_environment(word: str | None) -> "EnvironmentSettings | None":
+    """Parse the option `--environment`.
 
     Raises:
-        UsageError: it names none.
+        UsageError: if it is not the name of an environment.
     """
     if word is None:
         return None
@@ -123,7 +129,7 @@ def named_environment(word: str | None) -> "EnvironmentSettings | None":
     return EnvironmentSettings.parse(word)
 
 
-def _watched(settings: "RolloutOptions", path: Path) -> "RolloutReport":
+def _run_with_progress(settings: "RolloutOptions", path: Path) -> "RolloutReport":
     from gumshoe.rollouts.writer import run_to_file
 
     with progress("Episodes") as advance:
@@ -132,18 +138,18 @@ def _watched(settings: "RolloutOptions", path: Path) -> "RolloutReport":
 
 @trajectories.callback()
 def _group() -> None:
-    """Look at what episodes left."""
+    """Show recorded trajectories."""
 
 
 @trajectories.command()
 def show(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file of trajectories.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File of trajectories.")],
     wanted: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="A scenario's id, or ID/N for the N-th of its group.")
+        str | None, typer.Argument(metavar="[ID]", help="Scenario id, or ID/N for sample N (from 0).")
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Print one trajectory, turn by turn; without an id, list all."""
+    """Print a trajectory turn by turn. Without an id, list all trajectories."""
     from gumshoe.rollouts.writer import read_trajectories
 
     found = list(read_trajectories(path))
@@ -182,12 +188,12 @@ def _print_trajectory(each: "Trajectory") -> None:
     out.print()
     out.print(f"[bold]{each.ending}[/] after {each.turns} turns by {printable(each.policy)} {printable(each.detail)}")
     out.print(f"answer: {printable(record.answer)}", soft_wrap=True)
-    out.print(f"sources: {printable(', '.join(record.sources) or 'none')}, right: {len(record.right_sources)}")
+    out.print(f"sources: {printable(', '.join(record.sources) or 'none')}, correct: {len(record.right_sources)}")
     out.print(
-        f"{record.searches} searches ({record.repeated_searches} repeated, {record.empty_searches} empty), "
-        f"found {len(record.found)} and read {len(record.read)} right ones, read {record.read_others} others, "
-        f"{record.invalid_ids} ids that are not there; {each.prompt_tokens:,} tokens given, {each.sampled_tokens:,} "
-        f"sampled; {each.policy_seconds:.1f} s in the policy, {each.tool_seconds:.2f} s in the tools",
+        f"{record.searches} searches ({record.repeated_searches} repeated, {record.empty_searches} empty); correct "
+        f"sources: {len(record.found)} found, {len(record.read)} read; other sources read: {record.read_others}; "
+        f"invalid ids: {record.invalid_ids}; tokens: {each.prompt_tokens:,} given, {each.sampled_tokens:,} sampled; "
+        f"seconds: {each.policy_seconds:.1f} in the policy, {each.tool_seconds:.2f} in the tools",
         soft_wrap=True,
     )
     for name, value in each.rewards.items():

@@ -1,4 +1,4 @@
-"""Many episodes at once: whole groups, handed on as they finish, whatever the infrastructure does."""
+"""Run many episodes concurrently, and yield complete groups as they finish."""
 
 import asyncio
 from collections import Counter
@@ -12,32 +12,32 @@ from gumshoe.rollouts.trajectory import Group, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 RunEpisode = Callable[[Scenario, int, int], Awaitable[Trajectory]]
-"""Runs one fresh episode: of which scenario, which of its group, and which try."""
+"""Run one new episode, given its scenario, its number in the group, and the number of the attempt."""
 
 
 @dataclass(slots=True)
 class RolloutProgress:
-    """Where a rollout stands."""
+    """Counters of a rollout."""
 
     done: int = 0
-    """Episodes that finished."""
+    """Finished episodes."""
     running: int = 0
     retried: int = 0
-    """Episodes that were begun again for want of infrastructure."""
+    """Retries after failures of infrastructure."""
     dropped: int = 0
-    """Groups."""
+    """Dropped groups."""
     sampled_tokens: int = 0
     causes: Counter[str] = field(default_factory=Counter)
-    """Why groups were dropped, by error code."""
+    """Dropped groups by error code."""
 
 
 @dataclass(slots=True)
 class RolloutEngine:
-    """Runs groups of episodes, so many episodes at once.
+    """Run groups of episodes, at most `concurrency` episodes at once.
 
-    A failure of infrastructure (`UnavailableError`) is no reward: the episode is run again, afresh, and after
-    `tries` its whole group is dropped with the cause. Any other error is a defect, or a mistake in the settings,
-    and ends the rollout.
+    A failure of infrastructure (`UnavailableError`) is not a reward of zero: the episode starts again, and after
+    `tries` attempts its whole group is dropped with the cause. Any other error is a defect or a wrong setting, and
+    ends the rollout.
     """
 
     run_episode: RunEpisode
@@ -46,35 +46,35 @@ class RolloutEngine:
     progress: RolloutProgress = field(default_factory=RolloutProgress)
 
     async def run(self, scenarios: Iterable[Scenario], samples: int = 1) -> AsyncGenerator[Group, None]:
-        """Each scenario's group as it finishes. Leaving the iteration early cancels what still runs.
+        """Yield the group of each scenario as it finishes. Leaving the iteration early cancels the rest.
 
-        Groups begin in the order of their scenarios, one as each is taken: no more of them run, or wait to be taken,
-        than there may be episodes at once.
+        Groups start in the order of their scenarios. A new group starts when a finished one is taken, so that at most
+        `concurrency` groups run or wait to be taken.
         """
         slots = asyncio.Semaphore(self.concurrency)
         finished: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()
         coming, running = iter(scenarios), set[asyncio.Task[Group]]()
 
-        def begin(count: int) -> None:
+        def start(count: int) -> None:
             for scenario in islice(coming, count):
-                task = asyncio.create_task(self._group(scenario, samples, slots))
+                task = asyncio.create_task(self._run_group(scenario, samples, slots))
                 task.add_done_callback(finished.put_nowait)
                 running.add(task)
 
-        begin(self.concurrency)
+        start(self.concurrency)
         try:
             while running:
                 task = await finished.get()
                 running.discard(task)
-                begin(1)
+                start(1)
                 yield task.result()
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _group(self, scenario: Scenario, samples: int, slots: asyncio.Semaphore) -> Group:
-        episodes = [asyncio.create_task(self._episode(scenario, sample, slots)) for sample in range(samples)]
+    async def _run_group(self, scenario: Scenario, samples: int, slots: asyncio.Semaphore) -> Group:
+        episodes = [asyncio.create_task(self._run_with_retries(scenario, sample, slots)) for sample in range(samples)]
         try:
             return Group(scenario.id, tuple(await asyncio.gather(*episodes)))
         except UnavailableError as error:
@@ -87,20 +87,20 @@ class RolloutEngine:
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(*episodes, return_exceptions=True)
 
-    async def _episode(self, scenario: Scenario, sample: int, slots: asyncio.Semaphore) -> Trajectory:
+    async def _run_with_retries(self, scenario: Scenario, sample: int, slots: asyncio.Semaphore) -> Trajectory:
         async with slots:
             self.progress.running += 1
             try:
                 for attempt in range(1, self.tries):
                     try:
-                        return self._counted(await self.run_episode(scenario, sample, attempt), attempt)
+                        return self._count(await self.run_episode(scenario, sample, attempt), attempt)
                     except UnavailableError:
                         self.progress.retried += 1
-                return self._counted(await self.run_episode(scenario, sample, self.tries), self.tries)
+                return self._count(await self.run_episode(scenario, sample, self.tries), self.tries)
             finally:
                 self.progress.running -= 1
 
-    def _counted(self, trajectory: Trajectory, tries: int) -> Trajectory:
+    def _count(self, trajectory: Trajectory, tries: int) -> Trajectory:
         trajectory.tries = tries
         self.progress.done += 1
         self.progress.sampled_tokens += trajectory.sampled_tokens

@@ -1,4 +1,4 @@
-"""Run one episode: turns of a policy, calls of tools, until one of the endings."""
+"""Run one episode: turns of a policy and calls of tools, until it ends."""
 
 import hashlib
 import time
@@ -18,16 +18,16 @@ _UNUSABLE: dict[type[Exception], Unusable] = {
     UnknownToolError: "unknown tool",
     BadArgumentsError: "bad arguments",
 }
-_LEAST_ROOM = 8  # tokens: the shortest turn that can be of use
+_MIN_TURN_TOKENS = 8  # tokens; the shortest useful turn
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Bounds on one episode."""
+    """Limits of one episode."""
 
     max_turns: int = 10
     max_context: int = 8192
-    """Most tokens of a whole episode."""
+    """Maximum number of tokens of the whole episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +35,33 @@ class Turn:
     """One turn of a model."""
 
     segments: tuple[Segment, ...]
-    """What was injected before it, and what was sampled."""
+    """Segments that were injected before it, and the sampled one."""
     text: str
     version: str
-    cut: bool
-    """It was cut off because the context is full."""
+    is_truncated: bool
+    """True if it was truncated because the context is full."""
     usage: TokenUsage | None = None
-    """None where an endpoint does not say."""
+    """None if an endpoint does not report it."""
 
 
 class ChatSession(Protocol):
-    """The model's side of one conversation."""
+    """Interface to a model in one conversation."""
 
     def add_tool_result(self, result: str) -> None:
-        """Take a tool's result, which comes before the next turn. Called in the thread that the tool ran in."""
+        """Add a tool's result, which precedes the next turn. Called in the thread of the tool."""
         ...
 
     async def next_turn(self) -> Turn | None:
-        """The next turn; None where the context has no room for one.
+        """Return the next turn, or None if the context has no room for one.
 
         Raises:
-            PolicyError: there is no answer that can be used.
+            PolicyError: if there is no usable answer.
         """
         ...
 
 
 class TokenChatSession:
-    """Speaks in token ids: the whole history is the ids that were sampled, and glue."""
+    """Chat session in token ids. The history is the prompt, the sampled ids and the glue between turns."""
 
     def __init__(
         self,
@@ -74,46 +74,47 @@ class TokenChatSession:
     ) -> None:
         self._policy, self._chat, self._sampling = policy, chat, sampling
         self._max_context, self._seed = max_context, seed
-        self._coming = Segment("prompt", prompt.text, prompt.ids)
+        self._next_input = Segment("prompt", prompt.text, prompt.ids)
         self._ids: list[int] = []
         self._turn = 0
 
     def add_tool_result(self, result: str) -> None:
-        """As `ChatSession.add_tool_result`. Close a turn that was cut off after its call before the result follows."""
+        """Add a tool's result. If the turn was truncated after its call, end the turn first."""
         stop = self._chat.stop_ids[0]
-        glue = self._chat.glue(result)
+        glue = self._chat.encode_tool_result(result)
         if self._ids[-1] in self._chat.stop_ids:
-            self._coming = Segment("injected", glue.text, glue.ids)
+            self._next_input = Segment("injected", glue.text, glue.ids)
         else:
-            self._coming = Segment("injected", self._chat.end + glue.text, (stop, *glue.ids))
+            self._next_input = Segment("injected", self._chat.end + glue.text, (stop, *glue.ids))
 
     async def next_turn(self) -> Turn | None:
-        """As `ChatSession.next_turn`."""
-        room = self._max_context - len(self._ids) - len(self._coming.ids)
-        if room < _LEAST_ROOM:
+        """Sample the next turn. See `ChatSession.next_turn`."""
+        room = self._max_context - len(self._ids) - len(self._next_input.ids)
+        if room < _MIN_TURN_TOKENS:
             return None
-        self._ids += self._coming.ids
-        asked = self._sampling if self._sampling.max_tokens <= room else replace(self._sampling, max_tokens=room)
+        self._ids += self._next_input.ids
+        sampling = self._sampling if self._sampling.max_tokens <= room else replace(self._sampling, max_tokens=room)
         seed = int(hashlib.sha256(f"{self._seed}/{self._turn}".encode()).hexdigest()[:8], 16) >> 1
-        completion = await self._policy.sample(self._ids, asked, stop_ids=self._chat.stop_ids, seed=seed)
+        completion = await self._policy.sample(self._ids, sampling, stop_ids=self._chat.stop_ids, seed=seed)
         self._turn += 1
         usage = TokenUsage(len(self._ids), len(completion.ids))
         self._ids += completion.ids
         text, closed = self._chat.decode_turn(completion.ids)
         sampled = Segment("sampled", text + closed, completion.ids, completion.logprobs)
-        cut = completion.finish == "length" and asked.max_tokens == room
-        return Turn((self._coming, sampled), text, completion.version, cut, usage)
+        cut = completion.finish == "length" and sampling.max_tokens == room
+        return Turn((self._next_input, sampled), text, completion.version, cut, usage)
 
 
 async def run_episode(
-    speaker: ChatSession, environment: Environment, sample: int, limits: EpisodeLimits, threads: ToolThreads
+    session: ChatSession, environment: Environment, sample: int, limits: EpisodeLimits, threads: ToolThreads
 ) -> Trajectory:
-    """One episode from its first turn to its ending.
+    """Run one episode to its end, and return its trajectory.
 
-    What the model does wrong is an ending, or a tool's message to it.
+    Mistakes of the model do not raise: they end the episode, or the model receives an error message.
 
     Raises:
-        PolicyError, ToolFailedError: infrastructure failed; the episode says nothing about the model.
+        PolicyError: if the policy failed; the episode then says nothing about the model.
+        ToolFailedError: if a tool did not answer in time.
     """
     segments: list[Segment] = []
     version = ""
@@ -123,26 +124,26 @@ async def run_episode(
     detail, turns = "", 0
     while turns < limits.max_turns:
         started = time.monotonic()
-        said = await speaker.next_turn()
+        turn = await session.next_turn()
         policy_seconds += time.monotonic() - started
-        if said is None:
+        if turn is None:
             ending = "context full"
             break
-        if version and said.version != version:
+        if version and turn.version != version:
             raise PolicyError(
-                "rollouts.policy-changed", f"the policy changed during an episode: from {version} to {said.version}"
+                "rollouts.policy-changed", f"the policy changed during an episode: from {version} to {turn.version}"
             )
-        version = said.version
-        segments += said.segments
+        version = turn.version
+        segments += turn.segments
         turns += 1
-        usage = usage + said.usage if usage and said.usage else None
-        if said.cut:
+        usage = usage + turn.usage if usage and turn.usage else None
+        if turn.is_truncated:
             ending = "context full"
             break
         started = time.monotonic()
         try:
-            call = parse_call(said.text)
-            await threads.run(call.name, _carry_out, call, environment, speaker)
+            call = parse_call(turn.text)
+            await threads.run(call.name, _run_tool, call, environment, session)
         except tuple(_UNUSABLE) as error:
             ending, detail = _UNUSABLE[type(error)], str(error)
             break
@@ -166,12 +167,12 @@ async def run_episode(
     )
 
 
-def _carry_out(call: Call, environment: Environment, speaker: ChatSession) -> None:
-    """Call a tool, and give its result to the speaker. The thread that does it also encodes the result."""
+def _run_tool(call: Call, environment: Environment, session: ChatSession) -> None:
+    """Call a tool and add its result to the session, which encodes it in the same thread."""
     try:
         result = environment.toolbox.run(call)
     except ToolError as error:
         environment.record.tool_errors += 1
         result = f"Error: {error}"
     if not environment.finished:
-        speaker.add_tool_result(result)
+        session.add_tool_result(result)

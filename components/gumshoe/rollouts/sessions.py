@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 OpenChatSession = Callable[[Environment, str], AbstractContextManager[ChatSession]]
-"""Begins a conversation in an environment, with a seed of its own; it is over when the context is left."""
+"""Open a conversation in an environment with its own seed. It ends when the context is left."""
 
 
-def env_for_policy(world: EnvFactory, policy: PolicyName) -> EnvFactory:
-    """A world as a policy was taught it; what its settings say stays as it is."""
-    return world.for_tiny() if policy.is_tiny else world
+def env_for_policy(env_factory: EnvFactory, policy: PolicyName) -> EnvFactory:
+    """Return the environments with the settings that a policy was trained with. Settings of the user are kept."""
+    return env_factory.for_tiny() if policy.is_tiny else env_factory
 
 
 @asynccontextmanager
@@ -40,12 +40,13 @@ async def open_policy(
     limits: EpisodeLimits,
     requests: RequestLimits | None = None,
 ) -> AsyncIterator[OpenChatSession]:
-    """What begins conversations with a policy, as long as the block runs. `requests` bounds those to vLLM servers.
+    """Yield a function that opens conversations with a policy, while the block runs.
+
+    `requests` limits the requests to vLLM servers.
 
     Raises:
-        UsageError: the policy cannot be used as it was named, the tokenizer is not that of the server's model, or its
-            chat template is not usable.
-        PolicyError: its server does not answer.
+        UsageError: if the policy's name or its tokenizer is wrong, or its chat template cannot be used.
+        PolicyError: if its server does not answer.
     """
     if tokenizer is not None and not name.takes_tokenizer:
         raise UsageError(
@@ -54,15 +55,15 @@ async def open_policy(
     if name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None) as client:
             yield lambda environment, _: nullcontext(
-                ApiChatSession(client, name.model, *_prompts_of(environment), sampling)
+                ApiChatSession(client, name.model, *_build_prompts(environment), sampling)
             )
         return
     if name.kind == "local":
         async with (
             start_local_policy(name, limits.max_context) as running,
-            open_policy(running, name.base, sampling, limits, requests) as speak,
+            open_policy(running, name.base, sampling, limits, requests) as open_session,
         ):
-            yield speak
+            yield open_session
         return
     if tokenizer is None and name.kind == "vllm":
         raise UsageError(
@@ -72,51 +73,53 @@ async def open_policy(
     codec = await asyncio.to_thread(load_tokenizer, tokenizer or name.model)
     chat = await asyncio.to_thread(ChatFormat, codec)
     if name.kind == "vllm":
-        async with VLLMPolicy(name.urls, name.model, requests) as served:
-            await served.check(limits.max_context)
-            probe = _probe(chat)
-            await served.check_vocabulary(codec, chat.decode(probe), chat.stop_ids)
-            await served.check_logprobs(probe[: len(probe) // 2], chat.stop_ids)
-            yield token_chat_sessions(served, chat, sampling, limits.max_context)
+        async with VLLMPolicy(name.urls, name.model, requests) as server_policy:
+            await server_policy.check(limits.max_context)
+            probe = _build_probe(chat)
+            await server_policy.check_vocabulary(codec, chat.decode(probe), chat.stop_ids)
+            await server_policy.check_logprobs(probe[: len(probe) // 2], chat.stop_ids)
+            yield token_chat_sessions(server_policy, chat, sampling, limits.max_context)
         return
     try:
         from gumshoe.inference.transformers_policy import TransformersPolicy  # takes seconds to import
 
-        here = TransformersPolicy(name.model, name.adapter, version=name.version)
+        local = TransformersPolicy(name.model, name.adapter, version=name.version)
     except ModuleNotFoundError as error:
         raise UsageError(
             "inference.transformers-not-installed",
             f"in-process inference requires {error.name}: pip install torch 'gumshoe-agents[cpu]'",
         ) from None
     highest = max(codec.get_vocab().values())
-    if highest >= here.vocabulary:
+    if highest >= local.vocabulary:
         raise UsageError(
             "inference.tokenizer-mismatch",
-            f"the tokenizer has ids up to {highest}, but {name.model} has only {here.vocabulary} tokens; use the "
+            f"the tokenizer has ids up to {highest}, but {name.model} has only {local.vocabulary} tokens; use the "
             "model's own tokenizer",
         )
-    yield token_chat_sessions(here, chat, sampling, limits.max_context)
+    yield token_chat_sessions(local, chat, sampling, limits.max_context)
 
 
 def token_chat_sessions(
     policy: "Policy | TransformersPolicy", chat: ChatFormat, sampling: Sampling, max_context: int
 ) -> OpenChatSession:
-    """What begins conversations in token ids with a policy; with one in this process, each has its own share in it."""
+    """Return a function that opens conversations in token ids with a policy."""
 
     @contextmanager
-    def speak(environment: Environment, seed: str) -> Iterator[ChatSession]:
-        share = policy.member() if hasattr(policy, "member") else nullcontext(policy)
-        with share as own:
-            yield TokenChatSession(own, chat, chat.prompt(*_prompts_of(environment)), sampling, max_context, seed)
+    def open_session(environment: Environment, seed: str) -> Iterator[ChatSession]:
+        context = policy.open_conversation() if hasattr(policy, "open_conversation") else nullcontext(policy)
+        with context as own:
+            yield TokenChatSession(
+                own, chat, chat.encode_prompt(*_build_prompts(environment)), sampling, max_context, seed
+            )
 
-    return speak
+    return open_session
 
 
-def _probe(chat: ChatFormat) -> tuple[int, ...]:
-    """A text that tells vocabularies apart: words, digits and signs, and the control tokens of a conversation."""
-    prompt = chat.prompt("You answer questions.", "Who paid 1,095 dollars to the harbour, and when?", [])
+def _build_probe(chat: ChatFormat) -> tuple[int, ...]:
+    """Return token ids that tell vocabularies apart: words, digits, punctuation and the control tokens of a prompt."""
+    prompt = chat.encode_prompt("You answer questions.", "Who paid 1,095 dollars to the harbour, and when?", [])
     return (*prompt.ids, *chat.stop_ids)
 
 
-def _prompts_of(environment: Environment) -> tuple[str, str, list[dict[str, Any]]]:
+def _build_prompts(environment: Environment) -> tuple[str, str, list[dict[str, Any]]]:
     return environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()

@@ -1,4 +1,4 @@
-"""The threads that tools run in: off the event loop, each call with a deadline."""
+"""Run tools in threads, outside the event loop, with a deadline per call."""
 
 import asyncio
 import os
@@ -13,11 +13,13 @@ from typing import Any, Self, TypeVar, cast
 from gumshoe.errors import UnavailableError
 
 T = TypeVar("T")
-_FEW = max(2, min(4, os.cpu_count() or 1))  # nearly all of a tool's time is Python's: more would wait for each other
+_DEFAULT_COUNT = max(
+    2, min(4, os.cpu_count() or 1)
+)  # tools are mostly Python code, so more threads would wait for the GIL
 
 
 class ToolFailedError(UnavailableError):
-    """A tool did not answer in time, or could not: a failure of infrastructure, never of the model."""
+    """Report that a tool did not answer in time. It is a failure of infrastructure, not of the model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,24 +27,23 @@ class _Call:
     name: str
     function: Callable[[], Any]
     outcome: "asyncio.Future[tuple[Any, BaseException | None]]"
-    """What the function gave, and what it raised."""
+    """Result and exception of the function."""
 
 
 class ToolThreads:
-    """Runs the tools of all episodes of one event loop in `count` threads (a few, by default).
+    """Run the tools of all episodes of one event loop in `count` threads (default: 2 to 4).
 
-    A thread takes one call after another and never waits for the event loop, as the threads of a pool with a limit
-    on what is handed to it would. A call that is past its deadline, in seconds, is left behind with its thread, which
-    another replaces: tools that hang do not hold up those that do not, nor the end of the process. Waiting for a
-    thread is no part of the deadline.
+    Threads take calls from a queue and never wait for the event loop. A call that exceeds the deadline, in seconds, is
+    abandoned with its thread, and a new thread takes its place. So a tool that hangs delays neither other tools nor the
+    end of the process. The deadline does not include the time in the queue.
     """
 
     def __init__(self, count: int | None = None, deadline: float = 30) -> None:
-        self._count, self._deadline = count or _FEW, deadline
+        self._count, self._deadline = count or _DEFAULT_COUNT, deadline
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._begun: dict[_Call, float] = {}  # and when; who takes a call out of it decides what becomes of it
-        self._open = 0  # calls that somebody waits for
-        self._next_look: asyncio.TimerHandle | None = None
+        self._started: dict[_Call, float] = {}  # start times; whoever removes a call sets its outcome
+        self._pending = 0  # calls that an episode waits for
+        self._next_check: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -51,27 +52,27 @@ class ToolThreads:
         return self
 
     async def __aexit__(self, *_raised: object) -> None:
-        """Let the threads end, without waiting for what runs in them."""
-        if self._next_look is not None:
-            self._next_look.cancel()
+        """Tell the threads to end, without waiting for them."""
+        if self._next_check is not None:
+            self._next_check.cancel()
         for _ in range(self._count):
             self._calls.put(None)
 
     async def run(self, name: str, function: Callable[..., T], *arguments: object) -> T:
-        """What the function gives, which carries out a call of the tool of that name.
+        """Run a function in a thread and return its result. `name` is the name of the tool, for errors.
 
         Raises:
-            ToolFailedError: it did not answer in time.
-            Exception: whatever it raises.
+            ToolFailedError: if it does not return in time.
+            Exception: if the function raises it.
         """
         call = _Call(name, lambda: function(*arguments), self._loop.create_future())
-        self._open += 1
+        self._pending += 1
         try:
             self._calls.put(call)
-            self._look_later()
+            self._schedule_check()
             result, error = await call.outcome
         finally:
-            self._open -= 1
+            self._pending -= 1
         if error is not None:
             raise error
         return cast(T, result)
@@ -83,36 +84,36 @@ class ToolThreads:
         while (call := self._calls.get()) is not None:
             if call.outcome.done():  # its episode was cancelled
                 continue
-            self._begun[call] = time.monotonic()
-            outcome = _outcome(call.function)
-            if self._begun.pop(call, None) is None:
-                return  # it was left behind
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits
+            self._started[call] = time.monotonic()
+            outcome = _call_function(call.function)
+            if self._started.pop(call, None) is None:
+                return  # the call was abandoned
+            with suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(_set_result, call, outcome)
-            del call, outcome  # nothing is kept while waiting for the next
+            del call, outcome  # free memory while waiting for the next call
 
-    def _look_later(self) -> None:
-        if self._next_look is None:  # a timer for each call would take longer than some tools do
-            self._next_look = self._loop.call_later(self._deadline / 8, self._look)
+    def _schedule_check(self) -> None:
+        if self._next_check is None:  # a timer per call would take longer than some tools
+            self._next_check = self._loop.call_later(self._deadline / 8, self._abandon_overdue_calls)
 
-    def _look(self) -> None:
-        """Leave the calls behind that are past their deadline."""
-        self._next_look = None
+    def _abandon_overdue_calls(self) -> None:
+        """Abandon the calls that exceed the deadline."""
+        self._next_check = None
         latest = time.monotonic() - self._deadline
-        for call, begun in self._begun.copy().items():
-            if begun < latest and self._begun.pop(call, None) is not None:
+        for call, begun in self._started.copy().items():
+            if begun < latest and self._started.pop(call, None) is not None:
                 self._add_thread()
-                said = f"tool {call.name} did not answer in {self._deadline:g} seconds"
-                error = ToolFailedError("rollouts.tool-timeout", said)
+                message = f"tool {call.name} did not answer in {self._deadline:g} seconds"
+                error = ToolFailedError("rollouts.tool-timeout", message)
                 _set_result(call, (None, error))
-        if self._open:
-            self._look_later()
+        if self._pending:
+            self._schedule_check()
 
 
-def _outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+def _call_function(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     try:
         return function(), None
-    except BaseException as error:  # noqa: BLE001 - handed on, to be raised where the result is awaited
+    except BaseException as error:  # noqa: BLE001 - raised again by `run`
         return None, error
 
 

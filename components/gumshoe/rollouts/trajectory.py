@@ -1,4 +1,4 @@
-"""What an episode leaves: every token that the policy saw and sampled, and what happened."""
+"""Trajectory of an episode: every token that the policy received and sampled, and a record of what happened."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -8,31 +8,31 @@ from gumshoe.environments.base import Ending, EpisodeState
 from gumshoe.errors import UsageError
 
 Origin = Literal["prompt", "sampled", "injected"]
-"""Where tokens come from: what an episode begins with, the policy, or the environment."""
+"""Origin of tokens: the initial prompt, the policy, or the environment (injected tool results)."""
 
 
 class TrajectoryFileError(UsageError):
-    """A file of trajectories cannot be read as one."""
+    """Report that a file of trajectories cannot be read or continued."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of tokens of one origin.
+    """Consecutive tokens of one origin.
 
-    Invariant: `logprobs` has one number a token where the policy sampled them, and is empty elsewhere.
+    Invariant: `logprobs` has one number per token if the policy sampled them, and is empty otherwise.
     """
 
     origin: Origin
     text: str
     ids: tuple[int, ...] = ()
-    """[tokens]; empty where the policy is a chat model."""
+    """[tokens]; empty if the policy is a chat model."""
     logprobs: tuple[float, ...] = ()
     """[tokens] or []"""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of an episode's requests, added up as an endpoint bills them: what was said before counts in each."""
+    """Tokens of an episode's requests, as an endpoint bills them: each request counts the whole conversation so far."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -52,31 +52,31 @@ class Trajectory:
     scenario: str
     """The scenario's id."""
     sample: int
-    """Which of the group's episodes this is, from 0."""
+    """Number of the episode in its group, from 0."""
     policy: str
-    """The version of the policy that sampled every turn."""
+    """Version of the policy that sampled every turn."""
     ending: Ending
     detail: str
-    """What was wrong with a call that could not be used; empty otherwise."""
+    """Error of an unusable call; empty otherwise."""
     segments: list[Segment]
     record: EpisodeState
     turns: int
     policy_seconds: float
     tool_seconds: float
     usage: TokenUsage | None = None
-    """None where an endpoint did not say."""
+    """None if an endpoint does not report it."""
     tries: int = 1
-    """Episodes that it took; those before this one failed for want of infrastructure."""
+    """Number of attempts; earlier ones failed because of infrastructure."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What it was run with, by name: the rollout's seed, its sampling, and the bounds on an episode."""
+    """Settings of the rollout, by name: seed, sampling, episode limits, environment and index."""
     rewards: dict[str, float] = field(default_factory=dict)
 
     @property
     def ids(self) -> list[int]:
-        """[tokens]: all that the policy saw and sampled, in order.
+        """All token ids that the policy received and sampled, in order [tokens].
 
         Raises:
-            UsageError: a chat model wrote it.
+            UsageError: if a chat model wrote the trajectory.
         """
         found = [token for segment in self.segments for token in segment.ids]
         if self.segments and not found:
@@ -89,12 +89,12 @@ class Trajectory:
 
     @property
     def mask(self) -> list[int]:
-        """[tokens]: 1 where the policy sampled, 0 elsewhere."""
+        """1 for sampled tokens, 0 for all others [tokens]."""
         return [int(segment.origin == "sampled") for segment in self.segments for _ in segment.ids]
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that the environment gave: the prompt and what was injected."""
+        """Number of tokens from the environment: the prompt and injected results."""
         return sum(len(segment.ids) for segment in self.segments if segment.origin != "sampled")
 
     @property
@@ -102,16 +102,16 @@ class Trajectory:
         return sum(len(segment.ids) for segment in self.segments if segment.origin == "sampled")
 
     def to_json(self) -> str:
-        """One line of a file of trajectories."""
+        """Return the trajectory as one line of JSON."""
         line = json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
-        return line.encode(errors="replace").decode()  # chat models may write halves of code points
+        return line.encode(errors="replace").decode()  # chat models may write lone surrogates
 
     @classmethod
     def from_json(cls, line: str | bytes, where: str) -> "Trajectory":
-        """A trajectory from its line.
+        """Read a trajectory from a line of JSON.
 
         Raises:
-            TrajectoryFileError: it is not one; `where` names the place.
+            TrajectoryFileError: if it is not a trajectory. The message begins with `where`.
         """
         try:
             fields: dict[str, Any] = json.loads(line)
@@ -120,23 +120,23 @@ class Trajectory:
                 for each in fields.pop("segments")
             ]
             record, usage = EpisodeState(**fields.pop("record")), fields.pop("usage", None)
-            made = cls(**fields, segments=segments, record=record, usage=TokenUsage(**usage) if usage else None)
-            if not isinstance(made.settings, dict):
+            result = cls(**fields, segments=segments, record=record, usage=TokenUsage(**usage) if usage else None)
+            if not isinstance(result.settings, dict):
                 raise TypeError("settings must be an object")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TrajectoryFileError(
                 "rollouts.invalid-trajectory", f"{where}: not a trajectory: {type(error).__name__}: {error}"
             ) from None
-        if made.ending not in get_args(Ending):
-            raise TrajectoryFileError("rollouts.invalid-trajectory", f"{where}: unknown ending: {made.ending!r}")
-        return made
+        if result.ending not in get_args(Ending):
+            raise TrajectoryFileError("rollouts.invalid-trajectory", f"{where}: unknown ending: {result.ending!r}")
+        return result
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The trajectories of one scenario, whole; or none, and why it was dropped."""
+    """All trajectories of one scenario, or none if the group was dropped."""
 
     scenario: str
     trajectories: tuple[Trajectory, ...] = ()
     dropped: str = ""
-    """The failure that ended its last try; empty where the group is whole."""
+    """Error of its last attempt; empty if the group is complete."""

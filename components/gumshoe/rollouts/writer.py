@@ -1,4 +1,4 @@
-"""One rollout from its settings to its file: only what is missing is run, and each group is written as it ends."""
+"""Run a rollout into a file of trajectories: run missing groups only, and write each group when it ends."""
 
 import asyncio
 import os
@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gumshoe.artifacts.lines import DAMAGED, read_lines
-from gumshoe.artifacts.storage import NotFoundError, explain_os_errors, held_file
+from gumshoe.artifacts.lines import GZIP_ERRORS, read_lines
+from gumshoe.artifacts.storage import NotFoundError, explain_os_errors, open_locked_file
 from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_env
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Sampling
@@ -22,16 +22,16 @@ from gumshoe.rollouts.episode import EpisodeLimits, run_episode
 from gumshoe.rollouts.sessions import OpenChatSession, env_for_policy, open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory, TrajectoryFileError
-from gumshoe.scenarios.scenario import Scenario, ScenarioSet, as_split
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet, parse_split
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
 
-_LOOK = 0.5  # seconds between two looks at how far a rollout is
+_UPDATE_INTERVAL = 0.5  # seconds between updates of the progress line
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutOptions:
-    """What a rollout is to do; the command line's options."""
+    """Options of a rollout, as on the command line."""
 
     index: Path
     scenarios: str
@@ -45,77 +45,79 @@ class RolloutOptions:
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     concurrency: int = 64
     environment: EnvironmentSettings | None = None
-    """As the index tells, where none is named."""
+    """None for the default environment of the index."""
 
     @property
-    def of_an_episode(self) -> dict[str, Any]:
-        """What decides how an episode goes, beside its scenario, the policy, and what a `EnvFactory` notes."""
+    def episode_settings(self) -> dict[str, Any]:
+        """Settings that affect an episode, in addition to its scenario, the policy and `EnvFactory.provenance`."""
         return {"seed": self.seed, **asdict(self.sampling), **asdict(self.limits)}
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutReport:
-    """What a rollout did."""
+    """Outcome of a rollout."""
 
     done: int
-    """Episodes that were run and written."""
+    """Number of episodes that were run and written."""
     already_there: int
-    """Episodes that the file had."""
+    """Number of episodes that the file already had."""
     endings: dict[str, int]
-    """Episodes that were run, by their ending, the commonest first."""
+    """New episodes by ending, the most frequent first."""
     retried: int
-    """Episodes that were begun again for want of infrastructure."""
+    """Number of retries after failures of infrastructure."""
     dropped: int
-    """Groups that were left out."""
+    """Number of dropped groups."""
     causes: dict[str, int]
-    """Why, by error code."""
+    """Dropped groups by error code."""
     dropped_groups: dict[str, str]
-    """The last failure of each, by its scenario's id."""
+    """Last error of each dropped group, by scenario id."""
     scenarios: str
-    """Which these were: `ScenarioSet.content`."""
+    """Identifier of the scenarios: `ScenarioSet.content`."""
 
 
 async def run_to_file(
-    settings: RolloutOptions, path: Path, advance: Advance, world: EnvFactory | None = None
+    settings: RolloutOptions, path: Path, advance: Advance, env_factory: EnvFactory | None = None
 ) -> RolloutReport:
-    """Run what a file of trajectories lacks, and add it; in a world that is open already, if one is given.
+    """Run the groups that are missing in a file of trajectories, and append them.
+
+    `env_factory` is an index that is already open; without it, the index of the settings is opened.
 
     Raises:
-        UsageError: the settings cannot be carried out, or another process writes to the file; nothing was begun.
-        PolicyError: the policy does not answer at all.
+        UsageError: if the settings are wrong, or another process writes to the file. No episode was started.
+        PolicyError: if the policy does not answer at all.
     """
     if path.suffix == ".gz":
         raise UsageError(
             "rollouts.compressed-output", f"cannot append to a .gz file: {path}; use an uncompressed output path"
         )
     name = PolicyName.parse(settings.policy)
-    chosen = chosen_scenarios(settings)
-    world = env_for_policy(world or open_env(settings.index, settings.environment), name)
+    chosen = select_scenarios(settings)
+    env_factory = env_for_policy(env_factory or open_env(settings.index, settings.environment), name)
     limits = settings.limits
-    world.check(chosen, limits.max_turns)
-    noted = {**settings.of_an_episode, **world.provenance, "weights": name.weights}
-    speak: OpenChatSession
+    env_factory.check(chosen, limits.max_turns)
+    recorded = {**settings.episode_settings, **env_factory.provenance, "weights": name.weights_digest}
+    open_session: OpenChatSession
 
     async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
-        environment = world.new_environment(scenario, limits.max_turns)
+        environment = env_factory.new_environment(scenario, limits.max_turns)
         seed = f"{settings.seed}/{scenario.id}/{sample}/{attempt}"
-        with speak(environment, seed) as speaker:
-            trajectory = await run_episode(speaker, environment, sample, limits, threads)
-        trajectory.settings = noted
+        with open_session(environment, seed) as session:
+            trajectory = await run_episode(session, environment, sample, limits, threads)
+        trajectory.settings = recorded
         return trajectory
 
     engine = RolloutEngine(episode, settings.concurrency)
     endings, dropped = Counter[str](), dict[str, str]()
     async with AsyncExitStack() as held:
-        file, there = held.enter_context(_opened(path, settings.samples, name.version, noted))
+        file, there = held.enter_context(_open_output(path, settings.samples, name.version, recorded))
         missing = [scenario for scenario in chosen if scenario.id not in there]
         advance(total=len(missing) * settings.samples)
-        if missing:  # a policy may be gone by the time that nothing is asked of it
-            await asyncio.to_thread(world.get_ready)
+        if missing:  # do not require a policy if there is nothing to run
+            await asyncio.to_thread(env_factory.get_ready)
             opened = open_policy(name, settings.tokenizer, settings.sampling, limits)
-            speak = await held.enter_async_context(opened)
+            open_session = await held.enter_async_context(opened)
             threads = await held.enter_async_context(ToolThreads())
-            held.enter_context(_shown(engine.progress, advance))
+            held.enter_context(_show_progress(engine.progress, advance))
             groups = await held.enter_async_context(aclosing(engine.run(missing, settings.samples)))
             async for group in groups:
                 if group.dropped:
@@ -138,19 +140,19 @@ async def run_to_file(
 
 
 @contextmanager
-def _shown(state: RolloutProgress, advance: Advance) -> Iterator[None]:
-    """Keep the progress line up to date while the block runs."""
+def _show_progress(state: RolloutProgress, advance: Advance) -> Iterator[None]:
+    """Update the progress line while the block runs."""
     started = time.monotonic()
 
     def show() -> None:
-        pace = state.sampled_tokens / (time.monotonic() - started + _LOOK)
-        counts = f"{state.running} running, {state.retried} again, {state.dropped} dropped"
+        pace = state.sampled_tokens / (time.monotonic() - started + _UPDATE_INTERVAL)
+        counts = f"{state.running} running, {state.retried} retries, {state.dropped} dropped"
         advance(note=f"{pace:,.0f} tokens/s, {counts}")
 
     async def keep_showing() -> None:
         while True:
             show()
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_UPDATE_INTERVAL)
 
     showing = asyncio.create_task(keep_showing())
     try:
@@ -160,15 +162,15 @@ def _shown(state: RolloutProgress, advance: Advance) -> Iterator[None]:
         show()
 
 
-def chosen_scenarios(settings: RolloutOptions) -> ScenarioSet:
-    """The scenarios that a rollout is of.
+def select_scenarios(settings: RolloutOptions) -> ScenarioSet:
+    """Return the scenarios of a rollout.
 
     Raises:
-        UsageError: there are none.
+        UsageError: if there are none.
     """
     scenarios = load_scenarios(settings.scenarios)
     if settings.split is not None:
-        scenarios = scenarios.only(as_split(settings.split))
+        scenarios = scenarios.only(parse_split(settings.split))
     chosen = ScenarioSet(scenarios.scenarios[: settings.limit])
     if not chosen:
         of = f" in the split {settings.split}" if settings.split else ""
@@ -177,10 +179,10 @@ def chosen_scenarios(settings: RolloutOptions) -> ScenarioSet:
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a file. A last line that was cut off, as when a run was killed, is left out.
+    """Yield the trajectories of a file. An incomplete last line, left by a killed run, is ignored.
 
     Raises:
-        TrajectoryFileError: it is not there, or a line is not a trajectory.
+        TrajectoryFileError: if the file does not exist, or a line is not a trajectory.
     """
     lines = enumerate(read_lines(str(path)), 1)
     try:
@@ -189,37 +191,37 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
                 if line.strip():
                     yield Trajectory.from_json(line, f"{path}:{number}")
             except TrajectoryFileError:
-                if next(lines, None) is not None or not _is_cut(path):
+                if next(lines, None) is not None or not _ends_mid_line(path):
                     raise
-    except DAMAGED as error:
+    except GZIP_ERRORS as error:
         raise TrajectoryFileError("rollouts.damaged-gzip", f"cannot decompress {path}: {error}") from None
     except NotFoundError as error:
         raise TrajectoryFileError(error.code, str(error)) from None
 
 
-def _is_cut(path: Path) -> bool:
-    """Whether a file ends within a line."""
+def _ends_mid_line(path: Path) -> bool:
+    """Return True if the last line of a file is incomplete."""
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return path.suffix != ".gz" and file.read(1) != b"\n"
 
 
 @contextmanager
-def _opened(path: Path, samples: int, policy: str, noted: dict[str, Any]) -> Iterator[tuple[BinaryIO, set[str]]]:
-    """A file of trajectories to add to, and the ids of the scenarios whose groups it has whole.
+def _open_output(
+    path: Path, samples: int, policy: str, recorded: dict[str, Any]
+) -> Iterator[tuple[BinaryIO, set[str]]]:
+    """Open a file of trajectories to append to. Yield it with the ids of the scenarios whose groups are complete.
 
-    What a run that was killed left of its last group is taken out of it, with a line that was cut off. No other
-    process can do the same until the block, or this process, ends. Where the block fails and nothing was added to a
-    new file, it is not there.
+    An incomplete last group or line, left by a killed run, is removed. The file is locked until the block or this
+    process ends. If the block fails and a new file is still empty, the file is removed.
 
     Raises:
-        InUseError: another process has it.
-        TrajectoryFileError: a line is not a trajectory, or another policy's, or was run
-            with other settings, or is of a group that had fewer samples.
+        InUseError: if another process has locked it.
+        TrajectoryFileError: if a line is not a trajectory, or is of another policy, other settings or a smaller group.
     """
     with ExitStack() as held:
         with explain_os_errors(path):
-            file, there = _repaired(path, samples, policy, noted, held)
+            file, there = _remove_incomplete(path, samples, policy, recorded, held)
         try:
             yield file, there
         except BaseException:
@@ -228,12 +230,12 @@ def _opened(path: Path, samples: int, policy: str, noted: dict[str, Any]) -> Ite
             raise
 
 
-def _repaired(
-    path: Path, samples: int, policy: str, noted: dict[str, Any], held: ExitStack
+def _remove_incomplete(
+    path: Path, samples: int, policy: str, recorded: dict[str, Any], held: ExitStack
 ) -> tuple[BinaryIO, set[str]]:
-    """The file, and the scenarios whose groups it has whole, with nothing else in it. It is `held` from here on."""
-    file = held.enter_context(held_file(path))
-    owners = _owners(file, path, policy, noted)
+    """Remove incomplete groups from a file. Return it, locked in `held`, and the scenarios of the complete groups."""
+    file = held.enter_context(open_locked_file(path))
+    owners = _read_owners(file, path, policy, recorded)
     counts = Counter(owner for owner in owners if owner)
     whole = {owner for owner, count in counts.items() if count >= samples}
     last = next((owner for owner in reversed(owners) if owner), None)
@@ -246,7 +248,7 @@ def _repaired(
         )
     if not whole.issuperset(owners):
         partial = path.with_name(f".{path.name}.partial")
-        kept = held.enter_context(held_file(partial))  # held before it is seen in the other's place
+        kept = held.enter_context(open_locked_file(partial))  # lock it before it replaces the file
         kept.truncate(0)
         file.seek(0)
         kept.writelines(line for line, owner in zip(file, owners, strict=True) if owner in whole)
@@ -257,8 +259,8 @@ def _repaired(
     return file, {owner for owner in whole if owner}
 
 
-def _owners(file: BinaryIO, path: Path, policy: str, noted: dict[str, Any]) -> list[str | None]:
-    """The scenario of each line of a file; None for a line that is empty, or was cut off."""
+def _read_owners(file: BinaryIO, path: Path, policy: str, recorded: dict[str, Any]) -> list[str | None]:
+    """Return the scenario id of each line of a file; None for an empty or incomplete line."""
     owners: list[str | None] = []
     file.seek(0)
     for number, line in enumerate(file, 1):
@@ -272,7 +274,7 @@ def _owners(file: BinaryIO, path: Path, policy: str, noted: dict[str, Any]) -> l
                 "rollouts.other-policy",
                 f"{path} contains trajectories of another policy: {found.policy}; use another file for {policy}",
             )
-        others = [f"{name} {value}" for name, value in found.settings.items() if noted.get(name, value) != value]
+        others = [f"{name} {value}" for name, value in found.settings.items() if recorded.get(name, value) != value]
         if others:
             raise TrajectoryFileError(
                 "rollouts.other-settings",

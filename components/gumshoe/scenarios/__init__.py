@@ -1,1 +1,1 @@
-"""Questions with known answers: load them, check them against a mail index, split them without leaks."""
+"""Questions with known answers: load them, check them against an index, and split them without leaks."""

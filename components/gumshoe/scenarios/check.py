@@ -1,4 +1,4 @@
-"""Check scenarios against the index that they are asked on: what is wrong with which line, and what is left."""
+"""Check scenarios against the index that they are about: report problems by line, and keep the usable scenarios."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from gumshoe.mail.audit import MailAudit
-from gumshoe.scenarios.indexes import kind_of_index
+from gumshoe.scenarios.indexes import detect_index_kind
 from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioSet, Split
-from gumshoe.scenarios.sources import Line
-from gumshoe.scenarios.splitting import ties
+from gumshoe.scenarios.sources import ScenarioLine
+from gumshoe.scenarios.splitting import overlap_keys
 
 Problem = Literal[
     "malformed line",
@@ -31,50 +31,50 @@ Problem = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFault:
-    """Something wrong with one line."""
+    """A problem of one line."""
 
     where: str
     problem: Problem
     text: str
-    """What exactly, for people."""
+    """Details, for people."""
 
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a check found."""
+    """The result of a check."""
 
     lines: int = 0
-    """Lines that were checked."""
+    """Number of lines that were checked."""
     findings: list[ScenarioFault] = field(default_factory=list)
-    """In order of line."""
+    """In order of lines."""
     clean: ScenarioSet = field(default_factory=lambda: ScenarioSet(()))
-    """What is left: scenarios with every id that is right and as the index lists it."""
-    mended: int = 0
-    """Scenarios of `clean` that lost a wrong id, or got the index's own id of a message."""
+    """The usable scenarios, with valid ids as the index lists them."""
+    corrected: int = 0
+    """Number of scenarios in `clean` that lost an invalid id, or got the id that the index uses."""
 
     @property
     def counts(self) -> dict[Problem, int]:
-        """Findings of each sort, the commonest first."""
+        """Findings by problem, most frequent first."""
         return dict(Counter(finding.problem for finding in self.findings).most_common())
 
 
 def check_scenarios(
-    lines: Iterable[Line], index: Path, advance: Callable[[int], object] = lambda _: None
+    lines: Iterable[ScenarioLine], index: Path, advance: Callable[[int], object] = lambda _: None
 ) -> CheckReport:
-    """Check that each scenario can be answered from its inbox, and that nothing is asked or leaked twice.
+    """Check that each scenario can be answered from its inbox or the documents, without repetitions and leaks.
 
     Every gold message must be in the index under that id, in the scenario's inbox, and sent by the end of the query
-    date; every gold document in the index of documents. No question may be asked twice of one inbox, or of the
-    documents, on one day, or with one source; and no two splits may share a source or a question. `advance` is told of
-    lines as they are checked.
+    date. Every gold document must be in the document index. No question may be asked twice of the same inbox or of the
+    documents on one day, or with a common source. No two splits may share a source or a question. `advance` is called
+    with the number of lines checked.
 
     Raises:
-        GumshoeError: the index does not exist, or cannot be read.
+        GumshoeError: if the index does not exist, or cannot be read.
     """
-    checker = _Checker(_Documents(index) if kind_of_index(index) == "documents" else _Mail(index))
+    checker = _Checker(_DocumentSources(index) if detect_index_kind(index) == "documents" else _MailSources(index))
     report = CheckReport()
     found: list[tuple[int, ScenarioFault]] = []
-    rows: list[_Row] = []
+    rows: list[_UsableScenario] = []
     for number, line in enumerate(lines):
         if line.left_out:
             continue
@@ -84,56 +84,56 @@ def check_scenarios(
         found += [(number, finding) for finding in findings]
         if row is not None:
             rows.append(row)
-            report.mended += row.mended
-    clean, findings_between = _without_overlap(rows)
+            report.corrected += row.corrected
+    clean, findings_between = _drop_overlaps(rows)
     found += findings_between
     lost = {row.number for row in rows} - {row.number for row in clean}
-    report.mended -= sum(row.mended for row in rows if row.number in lost)
+    report.corrected -= sum(row.corrected for row in rows if row.number in lost)
     report.findings = [finding for _, finding in sorted(found, key=lambda each: each[0])]
     report.clean = ScenarioSet.of(row.scenario for row in clean)
     return report
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """A scenario that can be used, and where it came from."""
+class _UsableScenario:
+    """A usable scenario, and its location."""
 
     number: int
     where: str
     scenario: Scenario
-    mended: bool
+    corrected: bool
 
 
-Looked = tuple[str | None, Problem | None, str]
-"""The id under which searches list a source that can be used, or None; what is wrong with it, if anything; and how."""
+LookupResult = tuple[str | None, Problem | None, str]
+"""The id under which searches list a usable source, or None; its problem, if any; and the details."""
 
 
-class _Library(Protocol):
-    """What sources are looked up in."""
+class _SourceIndex(Protocol):
+    """An index in which sources are looked up."""
 
     kind: Literal["mail", "documents"]
 
-    def look(self, scenario: Scenario, source_id: str) -> Looked: ...
+    def look_up(self, scenario: Scenario, source_id: str) -> LookupResult: ...
 
 
-class _Mail:
-    """An index of mail."""
+class _MailSources:
+    """Look up sources in a mail index."""
 
     kind: Literal["mail", "documents"] = "mail"
 
     def __init__(self, index: Path) -> None:
         self._audit = MailAudit(index)
 
-    def look(self, scenario: Scenario, source_id: str) -> Looked:
-        """As `_Library.look`."""
-        named = self._audit.find(source_id)
-        if not named:
+    def look_up(self, scenario: Scenario, source_id: str) -> LookupResult:
+        """See `_SourceIndex.look_up`."""
+        messages = self._audit.find(source_id)
+        if not messages:
             return None, "message missing", "is not in the index"
-        message = next((each for each in named if scenario.inbox_address in each.addresses), None)
+        message = next((each for each in messages if scenario.inbox_address in each.addresses), None)
         if message is None:
-            return None, "message outside the inbox", f"is in the index, but not in that of {scenario.inbox_address}"
+            return None, "message outside the inbox", f"is in the index, but not in the inbox {scenario.inbox_address}"
         if message.sent is None:
-            return None, "message without a date", "has no date, so that no search up to the query date finds it"
+            return None, "message without a date", "has no date, so no search with a query date finds it"
         if scenario.visible_before is not None and message.sent >= scenario.visible_before:
             text = f"was sent on {message.sent:%Y-%m-%d}, after the question was asked on {scenario.query_date}"
             return None, "message after the query date", text
@@ -142,18 +142,18 @@ class _Mail:
         return message.message_id, None, ""
 
 
-class _Documents:
-    """An index of documents."""
+class _DocumentSources:
+    """Look up sources in a document index."""
 
     kind: Literal["mail", "documents"] = "documents"
 
     def __init__(self, index: Path) -> None:
-        from gumshoe.documents.index import DocumentIndex, DocumentNotFoundError  # takes longer to import
+        from gumshoe.documents.index import DocumentIndex, DocumentNotFoundError  # slow to import
 
         self._index, self._missing = DocumentIndex(index), DocumentNotFoundError
 
-    def look(self, scenario: Scenario, source_id: str) -> Looked:  # noqa: ARG002 - all may read every document
-        """As `_Library.look`."""
+    def look_up(self, scenario: Scenario, source_id: str) -> LookupResult:  # noqa: ARG002 - every document is visible to everyone
+        """See `_SourceIndex.look_up`."""
         try:
             listed = self._index.head(source_id).document_id
         except self._missing:
@@ -164,30 +164,30 @@ class _Documents:
 
 
 class _Checker:
-    """Checks one line after another, and remembers what was asked before."""
+    """Check one line after another, and remember earlier questions."""
 
-    def __init__(self, library: _Library) -> None:
-        self._library = library
+    def __init__(self, source_index: _SourceIndex) -> None:
+        self._source_index = source_index
         self._ids: dict[str, str] = {}
         self._asked: dict[tuple[str, ...], str] = {}
 
-    def check(self, number: int, line: Line) -> tuple[_Row | None, list[ScenarioFault]]:
-        """The scenario as it can be used, if at all, and what is wrong with the line."""
+    def check(self, number: int, line: ScenarioLine) -> tuple[_UsableScenario | None, list[ScenarioFault]]:
+        """Return the usable scenario, if any, and the problems of the line."""
         scenario = line.scenario
         if scenario is None:
             return None, [ScenarioFault(line.where, "malformed line", line.fault)]
         if first := self._ids.get(scenario.id):
             return None, [ScenarioFault(line.where, "id used twice", f"the id {scenario.id!r} is that of {first}")]
         self._ids[scenario.id] = line.where
-        if self._library.kind == "mail" and not scenario.message_ids:
+        if self._source_index.kind == "mail" and not scenario.message_ids:
             return None, [
                 ScenarioFault(line.where, "not about mail", "its sources are documents; a mail index holds none")
             ]
-        if self._library.kind == "documents" and not scenario.document_ids:
+        if self._source_index.kind == "documents" and not scenario.document_ids:
             return None, [
                 ScenarioFault(line.where, "not about documents", "its sources are messages; the index holds none")
             ]
-        good, findings = self._sources(scenario, line.where)
+        good, findings = self._check_sources(scenario, line.where)
         usable = bool(good) and not (scenario.needs_all and len(good) < len(scenario.sources))
         if not usable:
             return None, findings
@@ -195,25 +195,25 @@ class _Checker:
         if mended:
             name = "message_ids" if scenario.message_ids else "document_ids"
             scenario = scenario.model_copy(update={name: tuple(dict.fromkeys(good))})
-        if first := self._asked_before(scenario, line.where):
-            of = ", of the same inbox" if scenario.inbox_address else ""
-            text = f"{scenario.question!r} is asked at {first} too{of}"
+        if first := self._find_repetition(scenario, line.where):
+            of = ", for the same inbox" if scenario.inbox_address else ""
+            text = f"{scenario.question!r} is also asked at {first}{of}"
             return None, [*findings, ScenarioFault(line.where, "question asked twice", text)]
-        return _Row(number, line.where, scenario, mended), findings
+        return _UsableScenario(number, line.where, scenario, mended), findings
 
-    def _sources(self, scenario: Scenario, where: str) -> tuple[list[str], list[ScenarioFault]]:
-        """The index's ids of the gold sources that can be used, and what is wrong with the others."""
+    def _check_sources(self, scenario: Scenario, where: str) -> tuple[list[str], list[ScenarioFault]]:
+        """Return the index's ids of the usable gold sources, and the problems of the others."""
         good, findings = [], []
         for source_id in scenario.sources:
-            listed, problem, text = self._library.look(scenario, source_id)
+            listed, problem, text = self._source_index.look_up(scenario, source_id)
             if problem is not None:
                 findings.append(ScenarioFault(where, problem, f"{source_id} {text}"))
             if listed is not None:
                 good.append(listed)
         return good, findings
 
-    def _asked_before(self, scenario: Scenario, where: str) -> str | None:
-        """Where the same was asked before in the same split, on the same day or with one of the same sources."""
+    def _find_repetition(self, scenario: Scenario, where: str) -> str | None:
+        """Return where the same question was asked in the same split, on the same day or with a common source."""
         about = (str(scenario.split), str(scenario.inbox_address), scenario.plain_question)
         keys = [(*about, mark) for mark in (str(scenario.query_date), *scenario.sources)]
         first = next((self._asked[key] for key in keys if key in self._asked), None)
@@ -222,30 +222,30 @@ class _Checker:
         return first
 
 
-def _without_overlap(rows: list[_Row]) -> tuple[list[_Row], list[tuple[int, ScenarioFault]]]:
-    """The rows that share nothing with a split that learning must not see: test, and then validation."""
-    held: dict[str, tuple[Split, str]] = {}
-    kept: list[_Row] = [row for row in rows if row.scenario.split is None]
+def _drop_overlaps(rows: list[_UsableScenario]) -> tuple[list[_UsableScenario], list[tuple[int, ScenarioFault]]]:
+    """Drop scenarios that share something with a held-out split: first with test, then with validation."""
+    used_keys: dict[str, tuple[Split, str]] = {}
+    kept: list[_UsableScenario] = [row for row in rows if row.scenario.split is None]
     found: list[tuple[int, ScenarioFault]] = []
     for split in reversed(SPLITS):
-        own: dict[str, tuple[Split, str]] = {}
+        split_keys: dict[str, tuple[Split, str]] = {}
         for row in rows:
             if row.scenario.split != split:
                 continue
-            shared = next(_shared(row.scenario, held), None)
+            shared = next(_describe_overlaps(row.scenario, used_keys), None)
             if shared is None:
                 kept.append(row)
-                own.update((tie, (split, row.where)) for tie in ties(row.scenario))
+                split_keys.update((tie, (split, row.where)) for tie in overlap_keys(row.scenario))
             else:
                 found.append((row.number, ScenarioFault(row.where, "overlap between splits", shared)))
-        held |= own
+        used_keys |= split_keys
     return sorted(kept, key=lambda row: row.number), found
 
 
-def _shared(scenario: Scenario, held: dict[str, tuple[Split, str]]) -> Iterator[str]:
-    for tie in ties(scenario):
-        if tie in held:
-            split, where = held[tie]
+def _describe_overlaps(scenario: Scenario, used_keys: dict[str, tuple[Split, str]]) -> Iterator[str]:
+    for tie in overlap_keys(scenario):
+        if tie in used_keys:
+            split, where = used_keys[tie]
             name, _, value = tie.partition(" ")
             shown = f"the source {value}" if name == "source" else "its question"
             yield f"in {scenario.split}, it shares {shown} with {where}, which is in {split}"

@@ -1,4 +1,4 @@
-"""`gumshoe scenarios`: load, split, check."""
+"""`gumshoe scenarios`: load, split and check."""
 
 import io
 from collections import Counter
@@ -25,92 +25,93 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="FILE",
-        help="A JSONL file (a path, file:// or s3://; .gz too), or hf:DATASET or hf:DATASET@SPLIT, such as "
+        help="Scenarios: a JSONL file (path, file:// or s3://, optionally .gz), hf:DATASET or hf:DATASET@SPLIT, e.g. "
         "hf:corbt/enron_emails_sample_questions or hf:lavita/MedQuAD.",
     ),
 ]
-Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the scenarios go, as JSONL.")]
-Replace = Annotated[bool, typer.Option("--replace", help="Replace a file that is there, in one step.")]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file (JSONL).")]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace an existing file.")]
 
 
 @app.command()
 def load(
     source: Source,
     path: Out,
-    split: Annotated[list[str] | None, typer.Option(metavar="SPLIT", help="Only of this split (repeatable).")] = None,
-    min_messages: Annotated[int, typer.Option(min=0, help="Only with so many sources or more.")] = 0,
-    max_messages: Annotated[int | None, typer.Option(min=1, help="Only with so many sources or fewer.")] = None,
+    split: Annotated[list[str] | None, typer.Option(metavar="SPLIT", help="Only this split (repeatable).")] = None,
+    min_messages: Annotated[int, typer.Option(min=0, help="Minimum number of sources.")] = 0,
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Maximum number of sources.")] = None,
     max_answer: Annotated[
         int | None,
-        typer.Option(min=1, metavar="WORDS", help="Only with reference answers as long as this, or shorter."),
+        typer.Option(min=1, metavar="WORDS", help="Maximum length of the reference answer, in words."),
     ] = None,
-    min_realism: Annotated[float, typer.Option(min=0, max=1, help="Only as realistic as this, or more.")] = 0,
-    inbox: Annotated[list[str] | None, typer.Option(metavar="ADDRESS", help="Only of this inbox (repeatable).")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(metavar="ID", help="Leave this one out (repeatable).")] = None,
+    min_realism: Annotated[float, typer.Option(min=0, max=1, help="Minimum realism (how_realistic).")] = 0,
+    inbox: Annotated[list[str] | None, typer.Option(metavar="ADDRESS", help="Only this inbox (repeatable).")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="ID", help="Exclude this scenario (repeatable).")] = None,
     exclude_from: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Leave out the ids in this file, one a line.")
+        Path | None, typer.Option(metavar="FILE", help="Exclude the ids in this file, one per line.")
     ] = None,
-    shuffle: Annotated[int | None, typer.Option(metavar="SEED", help="Put them into an order of this seed.")] = None,
+    shuffle: Annotated[int | None, typer.Option(metavar="SEED", help="Shuffle with this seed.")] = None,
     limit: Annotated[
-        list[str] | None, typer.Option(metavar="SPLIT=N", help="At most N of a split, such as train=500 (repeatable).")
+        list[str] | None,
+        typer.Option(metavar="SPLIT=N", help="Maximum number for a split, e.g. train=500 (repeatable)."),
     ] = None,
     replace: Replace = False,
     json: JsonFlag = False,
 ) -> None:
-    """Take scenarios from a file or a dataset, all or some of them, into one file."""
-    from gumshoe.scenarios.scenario import as_split
+    """Load scenarios from a file or a dataset, optionally filter them, and write them to one file."""
+    from gumshoe.scenarios.scenario import parse_split
     from gumshoe.scenarios.sources import Selection, load_scenarios
 
     selection = Selection(
-        splits=frozenset(map(as_split, split or [])),
+        splits=frozenset(map(parse_split, split or [])),
         min_messages=min_messages,
         max_messages=max_messages,
         max_answer=max_answer,
         min_realism=min_realism,
         inboxes=frozenset(inbox or []),
-        exclude=frozenset([*(exclude or []), *(_ids(exclude_from) if exclude_from else [])]),
+        exclude=frozenset([*(exclude or []), *(_read_ids(exclude_from) if exclude_from else [])]),
         shuffle=shuffle,
-        limits=dict(map(_limit, limit or [])),
+        limits=dict(map(_parse_limit, limit or [])),
     )
-    _check_free(path, replace)
+    _check_output(path, replace)
     unusable = Counter[str]()
     taken, left_out = selection.apply(load_scenarios(source, unusable))
     left_out += unusable
     if not taken:
         raise UsageError(
             "scenarios.none-selected",
-            f"no scenario in {source} passes the filters (left out: {_listed(left_out)}); loosen them",
+            f"no scenario in {source} passes the filters (left out: {_format_counts(left_out)}); loosen them",
         )
-    _write(path, taken)
+    _write_scenarios(path, taken)
     if json:
-        print_json({**_facts(taken), "left_out": dict(left_out)})
+        print_json({**_describe_set(taken), "left_out": dict(left_out)})
         return
-    _print_set(taken, path)
+    _print_summary(taken, path)
     if left_out:
-        out.print(f"left out: {_listed(left_out)}", soft_wrap=True)
+        out.print(f"excluded: {_format_counts(left_out)}", soft_wrap=True)
 
 
 @app.command(name="split")
 def split_command(
     source: Source,
     path: Out,
-    seed: Annotated[int, typer.Option(help="Decides which go where.")],
-    validation: Annotated[float, typer.Option(help="Share for choosing the checkpoint.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Random seed.")],
+    validation: Annotated[float, typer.Option(help="Share of the validation split (selects the checkpoint).")] = 0.1,
     test: Annotated[
-        float | None, typer.Option(help="Share for the test; 0.15 where neither this nor --keep-test is given.")
+        float | None, typer.Option(help="Share of the test split (default: 0.15 without --keep-test).")
     ] = None,
     keep_test: Annotated[
         bool,
-        typer.Option("--keep-test", help="Leave the test split as it is; drop what overlaps with it from the rest."),
+        typer.Option("--keep-test", help="Keep the existing test split, and drop scenarios that overlap with it."),
     ] = False,
     by_inbox: Annotated[bool, typer.Option("--by-inbox", help="Keep all questions of an inbox in one split.")] = False,
     replace: Replace = False,
     json: JsonFlag = False,
 ) -> None:
-    """Put scenarios into train, validation and test so that nothing leaks.
+    """Split scenarios into train, validation and test without leaks.
 
-    Scenarios that share a source or a question, directly or through others, stay together. The same
-    scenarios and seed give the same splits.
+    Scenarios that share a source or a question, directly or indirectly, stay in one split. The same scenarios and seed
+    give the same splits.
     """
     from gumshoe.scenarios.sources import load_scenarios
     from gumshoe.scenarios.splitting import split_scenarios
@@ -120,19 +121,19 @@ def split_command(
             "scenarios.conflicting-options",
             "--keep-test (keep the existing test split) and --test (make a new one) exclude each other; use one",
         )
-    _check_free(path, replace)
+    _check_output(path, replace)
     scenarios = load_scenarios(source)
     share = 0.15 if test is None else test
     result, report = split_scenarios(
         scenarios, validation=validation, test=share, seed=seed, by_inbox=by_inbox, keep_test=keep_test
     )
-    _write(path, result)
+    _write_scenarios(path, result)
     if json:
-        print_json({**_facts(result), **asdict(report)})
+        print_json({**_describe_set(result), **asdict(report)})
         return
-    _print_set(result, path)
+    _print_summary(result, path)
     out.print(
-        f"{report.groups:,} groups that share nothing, the largest of {report.largest_group:,}"
+        f"{report.groups:,} independent groups, the largest with {report.largest_group:,} scenarios"
         + (f"; dropped {report.dropped:,} that overlap with the test split" if keep_test else ""),
         soft_wrap=True,
     )
@@ -143,20 +144,20 @@ def check(
     source: Source,
     index: Annotated[
         Path,
-        typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of an index, of mail or of documents."),
+        typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of a mail or document index."),
     ],
-    drop: Annotated[bool, typer.Option("--drop", help="Write those that are right to a file.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Write the usable scenarios to a file.")] = False,
     path: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Where --drop writes; NAME.clean.jsonl beside a file NAME.jsonl."),
+        typer.Option("--out", metavar="FILE", help="Output file of --drop (default: NAME.clean.jsonl)."),
     ] = None,
     replace: Replace = False,
     json: JsonFlag = False,
 ) -> None:
-    """Check that every question can be answered from its inbox, or from the documents, and that nothing leaks.
+    """Check that questions can be answered from their inbox or the documents, and that nothing leaks.
 
-    Exit status 3 when something is wrong, unless --drop leaves it out. A scenario with several sources
-    loses only those that are wrong, unless it needs all of them.
+    Exits with 3 if there are problems, unless --drop is given. A scenario with several sources loses only the invalid
+    ones, unless it needs all of them.
     """
     from gumshoe.scenarios.check import check_scenarios
     from gumshoe.scenarios.sources import read_scenarios
@@ -167,7 +168,7 @@ def check(
         )
     if drop:
         path = path or _clean_path(source)
-        _check_free(path, replace)
+        _check_output(path, replace)
     with progress("Checking") as advance:
         report = check_scenarios(read_scenarios(source), index, advance)
     if not report.lines:
@@ -175,21 +176,21 @@ def check(
     lost = report.lines - len(report.clean)
     written = path if report.clean else None
     if written is not None:
-        _write(written, report.clean)
+        _write_scenarios(written, report.clean)
     if json:
         findings = [asdict(finding) for finding in report.findings]
-        facts = {"lines": report.lines, "mended": report.mended, "counts": report.counts, "findings": findings}
-        print_json({**facts, **_facts(report.clean)})
+        facts = {"lines": report.lines, "mended": report.corrected, "counts": report.counts, "findings": findings}
+        print_json({**facts, **_describe_set(report.clean)})
     else:
         for finding in report.findings:
             out.print(
                 f"{printable(finding.where)}: [yellow]{finding.problem}[/]: {printable(finding.text)}", soft_wrap=True
             )
-        counts = _listed(report.counts) or "nothing is wrong"
+        counts = _format_counts(report.counts) or "no problems"
         out.print(f"[bold]{report.lines:,} scenarios checked[/]: {counts}", soft_wrap=True)
         if written is not None:
-            _print_set(report.clean, written)
-            out.print(f"{lost:,} dropped, {report.mended:,} with other ids than before")
+            _print_summary(report.clean, written)
+            out.print(f"{lost:,} dropped, {report.corrected:,} with corrected ids")
     if drop and written is None:
         raise RefusedError(
             "scenarios.none-usable",
@@ -198,23 +199,23 @@ def check(
     if report.findings and not drop:
         raise RefusedError(
             "scenarios.check-failed",
-            f"{lost + report.mended:,} of {report.lines:,} scenarios have problems; correct them, or write the others "
-            "to a file with --drop",
+            f"{lost + report.corrected:,} of {report.lines:,} scenarios have problems; correct them, or write the "
+            "others to a file with --drop",
         )
 
 
-def _limit(text: str) -> tuple["Split", int]:
-    from gumshoe.scenarios.scenario import as_split
+def _parse_limit(text: str) -> tuple["Split", int]:
+    from gumshoe.scenarios.scenario import parse_split
 
     name, _, number = text.partition("=")
     if not number.isdecimal():
         raise UsageError(
             "scenarios.invalid-limit", f"--limit must be a split and a number, e.g. train=500, got {text!r}"
         )
-    return as_split(name), int(number)
+    return parse_split(name), int(number)
 
 
-def _ids(path: Path) -> list[str]:
+def _read_ids(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -224,7 +225,7 @@ def _ids(path: Path) -> list[str]:
 
 
 def _clean_path(source: str) -> Path:
-    """`questions.clean.jsonl` for `questions.jsonl` or `questions.jsonl.gz`."""
+    """Return `questions.clean.jsonl` for `questions.jsonl` or `questions.jsonl.gz`."""
     place = source.removeprefix("jsonl:")
     if "://" in place or place.startswith("hf:"):
         raise UsageError(
@@ -234,7 +235,7 @@ def _clean_path(source: str) -> Path:
     return Path(place).with_name(f"{name}.clean.jsonl")
 
 
-def _check_free(path: Path, replace: bool) -> None:
+def _check_output(path: Path, replace: bool) -> None:
     if path.is_dir() or not path.absolute().parent.is_dir():
         fault = "is a directory" if path.is_dir() else "is in a directory that does not exist"
         raise UsageError("scenarios.invalid-output", f"output path {path} {fault}; name a file in a directory")
@@ -244,24 +245,24 @@ def _check_free(path: Path, replace: bool) -> None:
         )
 
 
-def _write(path: Path, scenarios: "ScenarioSet") -> None:
+def _write_scenarios(path: Path, scenarios: "ScenarioSet") -> None:
     from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 
     with explain_os_errors(path):
         write_atomically(path, io.BytesIO(scenarios.to_jsonl()))
 
 
-def _facts(scenarios: "ScenarioSet") -> dict[str, object]:
-    """What a set is: of each split its size, content hash and ids."""
+def _describe_set(scenarios: "ScenarioSet") -> dict[str, object]:
+    """Return size, content hash and ids of a set and its splits."""
     splits = {str(split or "none"): scenarios.only(split) for split in dict.fromkeys(each.split for each in scenarios)}
     return {
         "scenarios": len(scenarios),
         "content": scenarios.content,
-        "splits": {name: each.record().model_dump() for name, each in splits.items()},
+        "splits": {name: each.to_record().model_dump() for name, each in splits.items()},
     }
 
 
-def _print_set(scenarios: "ScenarioSet", path: Path) -> None:
+def _print_summary(scenarios: "ScenarioSet", path: Path) -> None:
     from gumshoe.scenarios.scenario import SPLITS
 
     counts = {split or "in no split": len(scenarios.only(split)) for split in (*SPLITS, None)}
@@ -270,5 +271,5 @@ def _print_set(scenarios: "ScenarioSet", path: Path) -> None:
     err.print(f"content {scenarios.content}", soft_wrap=True)
 
 
-def _listed(counts: Mapping[Any, int]) -> str:
+def _format_counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())

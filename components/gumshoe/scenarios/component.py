@@ -1,4 +1,4 @@
-"""The pipeline's step that loads scenarios."""
+"""Pipeline step that loads scenarios."""
 
 from kfp import dsl
 
@@ -13,24 +13,26 @@ def load_scenarios(
     scenarios: dsl.Output[dsl.Dataset],
     current: dsl.Input[dsl.Model] = None,
 ) -> int:
-    """Check scenarios against what they ask about, drop those that are wrong, and divide the rest; how many there are.
+    """Check scenarios against an index, drop those with problems, split the rest, and return how many there are.
 
     Args:
-        source: As `gumshoe scenarios load` takes it.
-        index: Of mail, or of documents.
-        seed: Decides which go where, where the source does not say.
-        state: What lies there, so that other scenarios are not taken from the cache.
-        code: A hash of the code, so that what other code made is not taken from the cache.
-        scenarios: A directory with `scenarios.jsonl`.
-        current: The adapter in service: it is tested on nothing that it has seen.
+        source: Source of the scenarios, as for `gumshoe scenarios load`.
+        index: Index of mail or documents.
+        seed: Seed of the split, if the source has no splits.
+        state: Digest of the source's state, so that the cache is not used after a change.
+        code: Hash of the code, so that results of other code are not taken from the cache.
+        scenarios: Directory with `scenarios.jsonl`.
+        current: Adapter in service. It is never tested on scenarios that it has seen.
     """
     from pathlib import Path
 
-    from gumshoe.scenarios.prepare import prepare
+    from gumshoe.scenarios.prepare import prepare_scenarios
 
-    known = None if current is None else Path(current.path)
-    found = prepare(source, Path(index.path), Path(scenarios.path), validation=0.1, test=0.15, seed=seed, current=known)
-    dropped = {str(problem): count for problem, count in found.report.counts.items()}
-    scenarios.metadata.update(found.splits, content=found.scenarios.content, problems=dropped, code=code)
-    print(f"{len(found.scenarios):,} scenarios: {found.splits}; problems: {dropped or 'none'}")
-    return len(found.scenarios)
+    current_adapter = None if current is None else Path(current.path)
+    prepared = prepare_scenarios(
+        source, Path(index.path), Path(scenarios.path), validation=0.1, test=0.15, seed=seed, current=current_adapter
+    )
+    dropped = {str(problem): count for problem, count in prepared.report.counts.items()}
+    scenarios.metadata.update(prepared.splits, content=prepared.scenarios.content, problems=dropped, code=code)
+    print(f"{len(prepared.scenarios):,} scenarios: {prepared.splits}; problems: {dropped or 'none'}")
+    return len(prepared.scenarios)

@@ -1,23 +1,23 @@
-"""Which kind of index a directory holds."""
+"""Detect the kind of an index."""
 
 from pathlib import Path
 from typing import Literal
 
 from gumshoe.errors import UsageError
-from gumshoe.mail.schema import index_file
+from gumshoe.mail.schema import index_path
 
 IndexKind = Literal["email", "documents"]
 
 
-def kind_of_index(directory: Path) -> IndexKind:
-    """What an index is of: mail, or documents.
+def detect_index_kind(directory: Path) -> IndexKind:
+    """Return the kind of the index in a directory.
 
     Raises:
-        UsageError: the directory has no index.
+        UsageError: if the directory has no index.
     """
-    if index_file(directory).exists():
+    if index_path(directory).exists():
         return "email"
-    from gumshoe.documents.schema import is_document_index  # takes longer to import
+    from gumshoe.documents.schema import is_document_index  # slow to import
 
     if is_document_index(directory):
         return "documents"

@@ -1,52 +1,53 @@
-"""Which scenarios an adapter has seen: a file beside its weights, so that it is never tested on them."""
+"""The scenarios that an adapter has seen: a file beside its weights, so that it is never tested on them."""
 
 import io
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from gumshoe.artifacts.source_files import read_model
+from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
 from gumshoe.scenarios.scenario import ScenarioRecord, ScenarioSet
 
-LINEAGE = "scenarios.json"
+LINEAGE_FILE = "scenarios.json"
 
 
 class Lineage(BaseModel):
-    """What an adapter learned from, and what it was chosen on."""
+    """The scenarios that an adapter was trained on and selected on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     learned_from: ScenarioRecord
     chosen_on: ScenarioRecord | None = None
     before: "Lineage | None" = None
-    """Of the adapter that it was begun at."""
+    """Lineage of the adapter that training started from."""
 
     @property
     def questions(self) -> frozenset[str]:
-        """The digests of all the scenarios that were seen."""
+        """Digests of all scenarios that were seen."""
         records = [self.learned_from, *([self.chosen_on] if self.chosen_on else [])]
         own = frozenset(each for record in records for each in record.questions)
         return own | self.before.questions if self.before else own
 
     def write(self, directory: Path) -> None:
-        """Into an adapter's directory."""
-        write_atomically(directory / LINEAGE, io.BytesIO(self.model_dump_json(indent=2).encode() + b"\n"))
+        """Write the lineage into an adapter's directory."""
+        write_atomically(directory / LINEAGE_FILE, io.BytesIO(self.model_dump_json(indent=2).encode() + b"\n"))
 
     @classmethod
     def read(cls, directory: Path) -> "Lineage | None":
-        """That of an adapter's directory; None where it has none.
+        """Return the lineage in an adapter's directory, or None if there is none.
 
         Raises:
-            UsageError: it cannot be read.
+            UsageError: if it cannot be read.
         """
-        return read_model(cls, directory / LINEAGE, "scenarios")
+        return read_json_model(cls, directory / LINEAGE_FILE, "scenarios")
 
     def check_unseen(self, scenarios: ScenarioSet, policy: str) -> None:
-        """
+        """Check that a policy has not seen any of the scenarios.
+
         Raises:
-            UsageError: the policy has seen some of the scenarios; it says how many, and names one.
+            UsageError: if it has; the message gives their number and an example.
         """
         if self.before is not None:
             self.before.check_unseen(scenarios, policy)

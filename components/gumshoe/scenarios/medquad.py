@@ -1,7 +1,8 @@
-"""Questions of MedQuAD (https://github.com/abachaa/MedQuAD) as scenarios about the pages that answer them.
+"""Turn questions of MedQuAD (https://github.com/abachaa/MedQuAD) into scenarios about the pages that answer them.
 
-A record is a question, an answer and the address of a page. The set asks some questions again, of the same page or of
-another: a question is one scenario, its reference all the answers to it, and each page that has one is a right source.
+A record is a question, an answer and the URL of a page. Some questions occur several times, for the same page or for
+others. Each question becomes one scenario: its reference contains all the answers, and each page with an answer is a
+right source.
 """
 
 import hashlib
@@ -10,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gumshoe.documents.sources import page_of
+from gumshoe.documents.sources import find_page_id
 
 NO_ANSWER = "without an answer"
-"""Why a record is left out: its publisher took the answer back."""
+"""Reason for skipping a record whose answer was withdrawn by its publisher."""
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _QuestionRecords:
     where: str
     question: str
     kind: str
@@ -26,36 +27,34 @@ class _Gathered:
 
 
 @dataclass(slots=True)
-class MedQuadGatherer:
-    """Gathers records by their question."""
+class MedQuadGrouper:
+    """Group records by question."""
 
     without_answer: int = 0
-    _found: dict[str, _Gathered] = field(default_factory=dict)
+    _found: dict[str, _QuestionRecords] = field(default_factory=dict)
 
     def add(self, record: Mapping[str, Any], where: str) -> None:
-        """Take in a record, which stands at `where`.
+        """Add a record with its location.
 
         Raises:
-            TypeError: a field is of the wrong type; the message names it.
-            ValueError: the question is empty, or no page is named.
+            TypeError: if a field has a wrong type; the message names it.
+            ValueError: if the question is empty, or the record has no page.
         """
-        answer = _text(record, "answer")
+        answer = _get_text(record, "answer")
         if not answer:
             self.without_answer += 1
             return
-        question = re.sub(r"[\s?]+$", "?", _text(record, "question"))
+        question = re.sub(r"[\s?]+$", "?", _get_text(record, "question"))
         key = " ".join(re.findall(r"\w+", question.casefold()))
         if not key:
             raise ValueError("question has no words")
-        kind, page = _text(record, "question_type", "qtype"), page_of(record)
-        gathered = self._found.setdefault(key, _Gathered(where, question, kind))
+        kind, page = _get_text(record, "question_type", "qtype"), find_page_id(record)
+        gathered = self._found.setdefault(key, _QuestionRecords(where, question, kind))
         gathered.answers.setdefault(answer)
         gathered.pages.setdefault(page)
 
-    def scenarios(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each question, as a line of a file has it, with where it stands first, in the order in which they came; in no
-        split.
-        """
+    def make_scenarios(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield each question with its first location, as a scenario without a split, in order of occurrence."""
         for key, each in self._found.items():
             yield (
                 each.where,
@@ -69,7 +68,7 @@ class MedQuadGatherer:
             )
 
 
-def _text(record: Mapping[str, Any], *names: str) -> str:
+def _get_text(record: Mapping[str, Any], *names: str) -> str:
     value = next((record[name] for name in names if record.get(name)), "")
     if not isinstance(value, str):
         raise TypeError(f"{'/'.join(names)} must be a string, got {type(value).__name__}")

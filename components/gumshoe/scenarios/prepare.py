@@ -1,33 +1,33 @@
-"""Scenarios made ready for training: only those that can be answered, divided so that nothing leaks."""
+"""Prepare scenarios for training: keep the answerable ones, and split them without leaks."""
 
 import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from gumshoe.artifacts.private_data import mark
+from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.errors import RefusedError
 from gumshoe.scenarios.check import CheckReport, check_scenarios
 from gumshoe.scenarios.lineage import Lineage
-from gumshoe.scenarios.scenario import SCENARIOS, SPLITS, ScenarioSet
+from gumshoe.scenarios.scenario import SCENARIOS_FILE, SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import read_scenarios
 from gumshoe.scenarios.splitting import split_scenarios
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedScenarios:
-    """What became of the scenarios of a source."""
+    """The usable scenarios of a source, and the report of the check."""
 
     scenarios: ScenarioSet
     report: CheckReport
 
     @property
     def splits(self) -> dict[str, int]:
-        """Scenarios by split."""
+        """Number of scenarios by split."""
         return {split: len(self.scenarios.only(split)) for split in SPLITS}
 
 
-def prepare(
+def prepare_scenarios(
     source: str,
     index: Path,
     directory: Path,
@@ -37,25 +37,26 @@ def prepare(
     seed: int,
     current: Path | None = None,
 ) -> PreparedScenarios:
-    """Check scenarios, drop those that are wrong, divide what is not divided, and write them to a directory.
+    """Check scenarios, drop those with problems, split them if needed, and write them to a directory.
 
-    A test split that is there stays as it is, and so does a validation split beside it. `current` is the directory of
-    an adapter that will be tested too: what it has seen, and what shares a source with that, goes into the split train.
+    An existing test split is kept, and so is a validation split beside it. `current` is the directory of an adapter
+    that will be tested too: scenarios that it has seen, and scenarios that share a source with those, go into the train
+    split.
 
     Raises:
-        RefusedError: none can be answered.
-        UsageError: the adapter has seen some of a test split that is there (`scenarios.seen-in-training`,
+        RefusedError: if no scenario is usable.
+        UsageError: if the adapter has seen scenarios of an existing test split (`scenarios.seen-in-training`,
             `scenarios.seen-in-selection`).
-        UsageError: they cannot be read, or divided so.
+        UsageError: if the scenarios cannot be read, or cannot be split this way.
     """
     lineage = None if current is None else Lineage.read(current)
     report = check_scenarios(read_scenarios(source), index)
     scenarios = report.clean
     if not scenarios:
-        why = ", ".join(f"{count:,} {problem}" for problem, count in report.counts.items())
+        problems = ", ".join(f"{count:,} {problem}" for problem, count in report.counts.items())
         raise RefusedError(
             "scenarios.none-usable",
-            f"none of the {report.lines:,} scenarios in {source} is usable: {why or 'the source is empty'}; "
+            f"none of the {report.lines:,} scenarios in {source} is usable: {problems or 'the source is empty'}; "
             "correct them, or check that the index is the right one",
         )
     has_test, has_validation = (bool(scenarios.only(split)) for split in ("test", "validation"))
@@ -66,7 +67,7 @@ def prepare(
         )
     if lineage is not None:
         lineage.check_unseen(scenarios.only("test"), "the adapter in service")
-    mark(directory, scenarios.inboxes)
+    mark_private(directory, scenarios.inboxes)
     with explain_os_errors(directory):
-        write_atomically(directory / SCENARIOS, io.BytesIO(scenarios.to_jsonl()))
+        write_atomically(directory / SCENARIOS_FILE, io.BytesIO(scenarios.to_jsonl()))
     return PreparedScenarios(scenarios, report)

@@ -1,4 +1,4 @@
-"""One scenario, and a set of them that knows its own content."""
+"""A scenario, and a set of scenarios with a content hash."""
 
 import hashlib
 import json
@@ -14,76 +14,76 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from gumshoe.errors import UsageError
-from gumshoe.mail.message import normal_address
+from gumshoe.mail.message import normalize_address
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-SCENARIOS = "scenarios.jsonl"
-"""What a file of them is called, beside what they are about."""
+SCENARIOS_FILE = "scenarios.jsonl"
+"""Name of a scenario file beside the data that it is about."""
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class ScenarioError(UsageError):
-    """A scenario, or a set of them, cannot be used as it is."""
+    """A scenario, or a set of scenarios, is invalid."""
 
 
-def _address(value: str) -> str:
-    if not re.fullmatch(r"\S+@\S+", address := normal_address(value)):
+def _validate_address(value: str) -> str:
+    if not re.fullmatch(r"\S+@\S+", address := normalize_address(value)):
         raise ValueError(f"{value!r} is not a whole address, such as ann@example.com")
     return address
 
 
-def _day(value: Any) -> Any:
-    """The day of a moment, as sets of the hub hold it."""
+def _to_date(value: Any) -> Any:
+    """Return the date of a datetime, as in datasets of the hub."""
     if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d[T ]", value):
         value = datetime.fromisoformat(value)
     return value.date() if isinstance(value, datetime) else value
 
 
-def _text(value: Any) -> Any:
-    """A number as text: the public set counts its questions."""
+def _to_text(value: Any) -> Any:
+    """Convert a number to text, because the public set numbers its questions."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+def _deduplicate(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values))
 
 
-Sources = Annotated[tuple[Text, ...], AfterValidator(_distinct)]
+Sources = Annotated[tuple[Text, ...], AfterValidator(_deduplicate)]
 
 
 class Scenario(BaseModel):
-    """A question, its reference answer, where the answer is, whose mailbox it is, and the date it is asked on.
+    """A question with its reference answer, the sources of the answer, an inbox and a date.
 
     >>> Scenario(id="7", question="When is the audit?", answer="3 May", message_ids=["<1@example.com>"],
     ...          inbox_address="ann@example.com", query_date="2024-04-20", split="test")
 
-    Fields that are not listed here are kept as they came.
+    Other fields are kept unchanged.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    id: Annotated[Text, BeforeValidator(_text)]
+    id: Annotated[Text, BeforeValidator(_to_text)]
     question: Text
     answer: Text
     message_ids: Sources = ()
-    """Each alone is a right source, unless `needs_all`."""
+    """Ids of messages with the answer. Each one is sufficient, unless `needs_all`."""
     document_ids: Sources = ()
-    """In place of `message_ids` where the question is about documents."""
+    """Ids of documents with the answer, if the question is about documents."""
     needs_all: bool = False
-    """The answer takes every source together."""
+    """True if the answer requires all sources together."""
     how_realistic: Annotated[float, Field(ge=0, le=1)] | None = None
-    """How likely the mailbox's owner would ask this, 0 to 1."""
-    inbox_address: Annotated[str, AfterValidator(_address)] | None = None
-    query_date: Annotated[date, BeforeValidator(_day)] | None = None
-    """The day it is asked on: what was sent later does not exist yet."""
+    """Probability that the inbox's owner asks this, from 0 to 1."""
+    inbox_address: Annotated[str, AfterValidator(_validate_address)] | None = None
+    query_date: Annotated[date, BeforeValidator(_to_date)] | None = None
+    """Day on which the question is asked. Mail sent later does not exist yet."""
     split: Split | None = None
     kind: str | None = None
-    """The sort of question, where the set says, to tell results apart by."""
+    """Kind of question, if known, for grouping results."""
 
     @model_validator(mode="after")
-    def _is_whole(self) -> "Scenario":
+    def _check_complete(self) -> "Scenario":
         if bool(self.message_ids) == bool(self.document_ids):
             raise ValueError("give either message_ids or document_ids, at least one")
         if self.message_ids:
@@ -101,17 +101,18 @@ class Scenario(BaseModel):
         return self
 
     @classmethod
-    def asked(cls, question: str, inbox_address: str | None, query_date: date | None) -> "Scenario":
-        """A question of which nobody knows the answer: one to answer, and not to learn from or to measure with.
+    def from_question(cls, question: str, inbox_address: str | None, query_date: date | None) -> "Scenario":
+        """Create a scenario for a question without a known answer. It can be answered, but not used for training or
+        evaluation.
 
-        About documents there is no inbox, and a date only where it matters.
+        Questions about documents have no inbox, and a date only if it matters.
 
         Raises:
-            ScenarioError: the question is empty, the address is malformed, or no day comes after the date.
+            ScenarioError: if the question is empty, the address is malformed, or the date is the last possible one.
         """
         text = question.strip()
         try:
-            inbox = None if inbox_address is None else _address(inbox_address)
+            inbox = None if inbox_address is None else _validate_address(inbox_address)
         except ValueError as error:
             raise ScenarioError("scenarios.invalid-inbox", str(error)) from None
         if not text:
@@ -127,20 +128,23 @@ class Scenario(BaseModel):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The ids of the messages or documents that hold the answer."""
+        """Ids of the messages or documents that contain the answer."""
         return self.message_ids or self.document_ids
 
     @property
     def visible_before(self) -> datetime | None:
-        """The first moment, UTC, of which nothing exists yet when this is asked: the end of `query_date`."""
+        """End of `query_date` in UTC. Later mail is not visible. None if there is no date."""
         if self.query_date is None or self.query_date == date.max:
             return None
         return datetime.combine(self.query_date + timedelta(days=1), time(), UTC)
 
     @property
     def plain_question(self) -> str:
-        """The words of the question alone, or all of it where it has none: equal for questions that differ only in
-        case, signs, or the code points that one letter is written with."""
+        """The question's words in lower case and normalized Unicode, without punctuation.
+
+        Questions that differ only in case, punctuation or the encoding of letters are equal. A question without words
+        is returned unchanged.
+        """
         text = unicodedata.normalize("NFKC", self.question).casefold()
         words = "".join(
             each if unicodedata.category(each)[0] in "LMN" else " " for each in text
@@ -149,35 +153,37 @@ class Scenario(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Equal for the same question about the same inbox, whatever its id: 16 hexadecimal digits of SHA-256."""
+        """16 hexadecimal digits of SHA-256, equal for the same question about the same inbox, whatever its id."""
         return hashlib.sha256(f"{self.inbox_address}\0{self.plain_question}".encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """One line of a scenario file, without the fields that say nothing."""
+        """Return one line of a scenario file, without fields that have no value."""
         fields = self.model_dump(mode="json")
         unset = {"message_ids": [], "document_ids": [], "needs_all": False}
-        said = {name: value for name, value in fields.items() if value is not None and value != unset.get(name, ...)}
-        return json.dumps(said, ensure_ascii=False)
+        non_default = {
+            name: value for name, value in fields.items() if value is not None and value != unset.get(name, ...)
+        }
+        return json.dumps(non_default, ensure_ascii=False)
 
 
 class ScenarioRecord(BaseModel):
-    """Which scenarios something was made from or measured on, to be kept with adapters and reports."""
+    """Identity of the scenarios that an adapter was trained on, or that a report was measured on."""
 
     model_config = ConfigDict(frozen=True)
 
     content: str
-    """`ScenarioSet.content`."""
+    """See `ScenarioSet.content`."""
     ids: tuple[str, ...]
     questions: tuple[str, ...]
-    """`Scenario.digest` of each, in the same order: what tells a question again that has another id."""
+    """`Scenario.digest` of each, in the same order. It identifies a question even under another id."""
 
 
 @dataclass(frozen=True)
 class ScenarioSet:
-    """Scenarios in their order, no two with one id.
+    """An ordered set of scenarios with unique ids.
 
     Raises:
-        ScenarioError: an id is used twice.
+        ScenarioError: if an id is used twice.
     """
 
     scenarios: tuple[Scenario, ...]
@@ -193,7 +199,7 @@ class ScenarioSet:
 
     @classmethod
     def of(cls, scenarios: Iterable[Scenario]) -> "ScenarioSet":
-        """The set of some scenarios."""
+        """Create a set from scenarios."""
         return cls(tuple(scenarios))
 
     def __iter__(self) -> Iterator[Scenario]:
@@ -203,25 +209,25 @@ class ScenarioSet:
         return len(self.scenarios)
 
     def only(self, split: Split | None) -> "ScenarioSet":
-        """The scenarios of one split, or with None those that are in none."""
+        """Return the scenarios of one split. None selects those without a split."""
         return ScenarioSet.of(scenario for scenario in self if scenario.split == split)
 
     @property
     def inboxes(self) -> frozenset[str]:
-        """Whose mail they ask about."""
+        """Inboxes that the questions are about."""
         return frozenset(each.inbox_address for each in self if each.inbox_address is not None)
 
     @cached_property
     def content(self) -> str:
-        """SHA-256 over every field of every scenario: equal for equal scenarios, whatever their order."""
+        """SHA-256 over every field of every scenario. Equal scenarios give an equal hash in any order."""
         digest = hashlib.sha256()
         for scenario in sorted(self, key=lambda each: each.id):
             fields = json.dumps(json.loads(scenario.to_json()), sort_keys=True)
             digest.update(f"{len(fields)}\0{fields}".encode())
         return digest.hexdigest()
 
-    def record(self) -> ScenarioRecord:
-        """What to keep with whatever is made from these scenarios, or measured on them."""
+    def to_record(self) -> ScenarioRecord:
+        """Return the identity of these scenarios, to store with an adapter or a report."""
         return ScenarioRecord(
             content=self.content,
             ids=tuple(scenario.id for scenario in self),
@@ -229,15 +235,15 @@ class ScenarioSet:
         )
 
     def to_jsonl(self) -> bytes:
-        """A scenario file."""
+        """Return the content of a scenario file."""
         return "".join(f"{scenario.to_json()}\n" for scenario in self).encode()
 
 
-def as_split(name: str) -> Split:
-    """The split of that name.
+def parse_split(name: str) -> Split:
+    """Return the split of that name.
 
     Raises:
-        ScenarioError: there is no such split.
+        ScenarioError: if there is no such split.
     """
     for split in SPLITS:
         if name == split:
@@ -245,6 +251,6 @@ def as_split(name: str) -> Split:
     raise ScenarioError("scenarios.unknown-split", f"split {name!r} does not exist; use one of {', '.join(SPLITS)}")
 
 
-def seeded(seed: int, text: str) -> str:
-    """A key to sort by: an order that the seed decides, the same on every machine and for any order before."""
+def seeded_sort_key(seed: int, text: str) -> str:
+    """Return a sort key for shuffling: it depends only on the seed and the text."""
     return hashlib.sha256(f"{seed}\0{text}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Read scenarios from `jsonl:` files and `hf:` datasets, and select among them."""
+"""Read scenarios from `jsonl:` files and `hf:` datasets, and select some of them."""
 
 import json
 from collections import Counter
@@ -8,64 +8,65 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset, split_names
-from gumshoe.artifacts.lines import DAMAGED, file_size, read_lines
+from gumshoe.artifacts.hub import explain_dataset_errors, list_splits, open_dataset
+from gumshoe.artifacts.lines import GZIP_ERRORS, file_size, read_lines
 from gumshoe.artifacts.storage import NotFoundError
-from gumshoe.documents.sources import is_of_medquad
-from gumshoe.mail.message import normal_address
+from gumshoe.documents.sources import is_medquad_record
+from gumshoe.mail.message import normalize_address
 from gumshoe.scenarios import medquad
-from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split, as_split, seeded
+from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split, parse_split, seeded_sort_key
 
-_SHOWN = 5  # malformed lines told of in one error
+_MAX_SHOWN = 5  # malformed lines listed in one error
 _KINDS = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScenarioLine:
     """One line of a file, or one row of a dataset."""
 
     where: str
-    """The place, such as `questions.jsonl:12`."""
+    """Its location, e.g. `questions.jsonl:12`."""
     scenario: Scenario | None
     fault: str = ""
-    """What is wrong with it where it holds no scenario."""
+    """Problem of a line without a scenario."""
     left_out: int = 0
-    """Records that hold no answer, told of at the end of a set that has such."""
+    """Number of records without an answer, reported once at the end."""
 
 
-def read_scenarios(source: str) -> Iterator[Line]:
-    """Each line of `jsonl:FILE[.gz]` (or a plain path; `file://`, `s3://`) or row of `hf:DATASET[@SPLIT]`.
+def read_scenarios(source: str) -> Iterator[ScenarioLine]:
+    """Yield each line of `jsonl:FILE[.gz]` (or a path, `file://`, `s3://`) or each row of `hf:DATASET[@SPLIT]`.
 
-    All splits of a dataset are read, unless one is named; a row without a `split` of its own is in the dataset's.
-    Records of MedQuAD come last, gathered by question, and are in no split.
+    All splits of a dataset are read, unless one is named. A row without its own `split` gets the dataset's split.
+    MedQuAD records come last, grouped by question, and have no split.
 
     Raises:
-        ScenarioError: the file does not exist, or is damaged; the dataset's splits have other names.
-        GumshoeError: the file or the dataset could not be read.
+        ScenarioError: if the file does not exist or is damaged, or the dataset's splits have other names.
+        GumshoeError: if the file or the dataset cannot be read.
     """
-    records = _rows(source) if source.startswith("hf:") else _lines(source.removeprefix("jsonl:"))
-    gatherer = medquad.MedQuadGatherer()
+    records = _read_rows(source) if source.startswith("hf:") else _read_lines(source.removeprefix("jsonl:"))
+    gatherer = medquad.MedQuadGrouper()
     for where, record, split in records:
-        if isinstance(record, Line):
+        if isinstance(record, ScenarioLine):
             yield record
-        elif isinstance(record, dict) and is_of_medquad(record):
+        elif isinstance(record, dict) and is_medquad_record(record):
             try:
                 gatherer.add(record, where)
             except (TypeError, ValueError) as error:
-                yield Line(where, None, str(error))
+                yield ScenarioLine(where, None, str(error))
         else:
-            yield _line(record, where, split)
-    for where, gathered in gatherer.scenarios():
-        yield _line(gathered, where, None)
+            yield _to_line(record, where, split)
+    for where, gathered in gatherer.make_scenarios():
+        yield _to_line(gathered, where, None)
     if gatherer.without_answer:
-        yield Line(source, None, left_out=gatherer.without_answer)
+        yield ScenarioLine(source, None, left_out=gatherer.without_answer)
 
 
 def load_scenarios(source: str, left_out: Counter[str] | None = None) -> ScenarioSet:
-    """All scenarios of a source, as `read_scenarios` reads it. Records without an answer are counted in `left_out`.
+    """Load all scenarios of a source (see `read_scenarios`). Records without an answer are counted in `left_out`.
 
     Raises:
-        ScenarioError: a line is malformed, or an id is used twice; the message names the lines. And as above.
+        ScenarioError: if a line is malformed, or an id is used twice; the message names the lines.
+        ScenarioError, GumshoeError: as in `read_scenarios`.
     """
     places: dict[str, str] = {}
     scenarios, faults = [], []
@@ -83,23 +84,23 @@ def load_scenarios(source: str, left_out: Counter[str] | None = None) -> Scenari
             places[line.scenario.id] = line.where
             scenarios.append(line.scenario)
     if faults:
-        more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
+        more = [f"and {len(faults) - _MAX_SHOWN} more"] if len(faults) > _MAX_SHOWN else []
         raise ScenarioError(
             "scenarios.malformed-line" if has_malformed else "scenarios.duplicate-id",
-            "\n".join([*faults[:_SHOWN], *more]),
+            "\n".join([*faults[:_MAX_SHOWN], *more]),
         )
     if not scenarios:
         raise ScenarioError("scenarios.no-scenarios", f"{source} holds no scenarios; check the source")
     return ScenarioSet.of(scenarios)
 
 
-_Found = tuple[str, Any, Split | None]
-"""Where a record stands, the record, or the line that is none, and the split that it is in unless it says so."""
+_LocatedRecord = tuple[str, Any, Split | None]
+"""Location of a record, the record (or a ScenarioLine if it cannot be read), and its default split."""
 
 
-def _lines(place: str) -> Iterator[_Found]:
+def _read_lines(place: str) -> Iterator[_LocatedRecord]:
     try:
-        file_size(place)  # refuses what is not one file
+        file_size(place)  # raises if it is not a single file
     except NotFoundError as error:
         raise ScenarioError(error.code, error.message) from None
     number = 0
@@ -107,22 +108,22 @@ def _lines(place: str) -> Iterator[_Found]:
         for number, line in enumerate(read_lines(place), 1):
             if line.strip():
                 where = f"{place}:{number}"
-                yield where, _parsed(line, where), None
-    except DAMAGED as error:
+                yield where, _parse_json(line, where), None
+    except GZIP_ERRORS as error:
         raise ScenarioError(
             "scenarios.damaged-file", f"{place} cannot be unpacked after line {number} ({error}); fetch it again"
         ) from None
 
 
-def _parsed(line: bytes, where: str) -> Any:
+def _parse_json(line: bytes, where: str) -> Any:
     try:
         return json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # covers bytes that are not UTF-8
-        return Line(where, None, f"not JSON ({error}); write one object per line, in UTF-8")
+        return ScenarioLine(where, None, f"not JSON ({error}); write one object per line, in UTF-8")
 
 
-def _rows(uri: str) -> Iterator[_Found]:
-    names = split_names(uri)
+def _read_rows(uri: str) -> Iterator[_LocatedRecord]:
+    names = list_splits(uri)
     unknown = sorted(set(names) - set(SPLITS))
     if unknown:
         raise ScenarioError(
@@ -132,79 +133,79 @@ def _rows(uri: str) -> Iterator[_Found]:
         )
     for name in names:
         place = uri if uri.endswith(f"@{name}") else f"{uri.removesuffix('@')}@{name}"
-        with dataset_errors_explained(place):
+        with explain_dataset_errors(place):
             for number, row in enumerate(open_dataset(uri, name), 1):
-                yield f"{place}#{number}", row, as_split(name)
+                yield f"{place}#{number}", row, parse_split(name)
 
 
-def _line(record: Any, where: str, split: Split | None) -> Line:
+def _to_line(record: Any, where: str, split: Split | None) -> ScenarioLine:
     if not isinstance(record, dict):
-        return Line(where, None, f"{_KINDS[type(record)]}, not an object; write one object per line")
-    said = {name: value for name, value in record.items() if value is not None}
-    if split is not None and not said.get("split"):
-        said["split"] = split
+        return ScenarioLine(where, None, f"{_KINDS[type(record)]}, not an object; write one object per line")
+    fields = {name: value for name, value in record.items() if value is not None}
+    if split is not None and not fields.get("split"):
+        fields["split"] = split
     try:
-        return Line(where, Scenario.model_validate(said))
+        return ScenarioLine(where, Scenario.model_validate(fields))
     except ValidationError as error:
-        return Line(where, None, "; ".join(map(_explained, error.errors(include_url=False))))
+        return ScenarioLine(where, None, "; ".join(map(_explain_error, error.errors(include_url=False))))
 
 
-def _explained(error: Any) -> str:
+def _explain_error(error: Any) -> str:
     field_name = ".".join(map(str, error["loc"]))
-    said = error["msg"].removeprefix("Value error, ")
-    said = said[:1].lower() + said[1:].replace("valid tuple", "list")
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:].replace("valid tuple", "list")
     if error["type"] == "missing":
         return f"{field_name} is missing"
     if not field_name:
-        return str(said)
+        return str(message)
     given = str(error["input"])
-    return f"{field_name}: {said} (got {given[:60] + '…' if len(given) > 60 else given!r})"
+    return f"{field_name}: {message} (got {given[:60] + '…' if len(given) > 60 else given!r})"
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which scenarios to take. Each default takes all."""
+    """Filters for scenarios. The defaults select all."""
 
     splits: frozenset[Split] = frozenset()
     min_messages: int = 0
-    """Fewest sources of a scenario."""
+    """Minimum number of sources."""
     max_messages: int | None = None
-    """Most sources of a scenario."""
+    """Maximum number of sources."""
     min_realism: float = 0
-    """Least `how_realistic`; a scenario that does not say is left out where this is above 0."""
+    """Minimum `how_realistic`. Above 0, scenarios without this field are excluded."""
     max_answer: int | None = None
-    """Most words of a reference answer."""
+    """Maximum number of words in the reference answer."""
     inboxes: frozenset[str] = frozenset()
     exclude: frozenset[str] = frozenset()
-    """Ids to leave out."""
+    """Ids to exclude."""
     shuffle: int | None = None
-    """Seed of an order that does not depend on the order before; None leaves that as it is."""
+    """Seed of an order that is independent of the input order. None keeps the input order."""
     limits: Mapping[Split, int] = field(default_factory=dict)
-    """Most scenarios of a split, the first of them in the order chosen."""
+    """Maximum number of scenarios per split: the first ones in the chosen order."""
 
     def apply(self, scenarios: ScenarioSet) -> tuple[ScenarioSet, Counter[str]]:
-        """Those that are taken, and how many were left out, by reason."""
-        inboxes = {normal_address(inbox) for inbox in self.inboxes}
+        """Return the selected scenarios, and the number of excluded ones by reason."""
+        inboxes = {normalize_address(inbox) for inbox in self.inboxes}
         left_out: Counter[str] = Counter()
         kept: list[Scenario] = []
-        taken: Counter[Split | None] = Counter()
+        selected_counts: Counter[Split | None] = Counter()
         ordered = list(scenarios)
         if self.shuffle is not None:
             seed = self.shuffle
-            ordered.sort(key=lambda each: seeded(seed, each.id))
+            ordered.sort(key=lambda each: seeded_sort_key(seed, each.id))
         for scenario in ordered:
-            reason = self._reason_against(scenario, inboxes)
+            reason = self._find_exclusion_reason(scenario, inboxes)
             limit = None if scenario.split is None else self.limits.get(scenario.split)
-            if reason is None and limit is not None and taken[scenario.split] >= limit:
+            if reason is None and limit is not None and selected_counts[scenario.split] >= limit:
                 reason = f"over the limit of {scenario.split}"
             if reason is None:
-                taken[scenario.split] += 1
+                selected_counts[scenario.split] += 1
                 kept.append(scenario)
             else:
                 left_out[reason] += 1
         return ScenarioSet.of(kept), left_out
 
-    def _reason_against(self, scenario: Scenario, inboxes: set[str]) -> str | None:
+    def _find_exclusion_reason(self, scenario: Scenario, inboxes: set[str]) -> str | None:
         sources = len(scenario.sources)
         reasons = {
             "excluded": scenario.id in self.exclude,

@@ -1,26 +1,26 @@
-"""Split scenarios so that nothing leaks: what shares a source or a question stays together."""
+"""Split scenarios without leaks: scenarios that share a source or a question stay together."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split, seeded
+from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split, seeded_sort_key
 
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """How a set was split."""
+    """The result of a split."""
 
     counts: dict[Split, int]
     groups: int
-    """Groups of scenarios that had to stay together."""
+    """Groups of scenarios that must stay together."""
     largest_group: int
     dropped: int
-    """Scenarios that share something with the test split that was kept."""
+    """Scenarios that overlap with the kept test split."""
 
 
-def ties(scenario: Scenario, *, by_inbox: bool = False) -> Iterator[str]:
-    """What a scenario must not have in common with one of another split: its sources, its question, its inbox."""
+def overlap_keys(scenario: Scenario, *, by_inbox: bool = False) -> Iterator[str]:
+    """Yield keys that scenarios of different splits must not share: sources, question and optionally inbox."""
     for source in scenario.sources:
         yield f"source {source.strip('<>')}"
     yield f"question {scenario.plain_question}"
@@ -38,17 +38,16 @@ def split_scenarios(
     keep_test: bool = False,
     seen: Collection[str] = (),
 ) -> tuple[ScenarioSet, SplitReport]:
-    """Put each scenario into a split, in the order they came.
+    """Assign each scenario to a split, keeping the input order.
 
-    Scenarios that share a source or a question (or an inbox, with `by_inbox`), directly or through others, are in
-    one split. `validation` and `test` are shares of the whole, and met as nearly as the groups allow. With
-    `keep_test` the test split stays what it is, `validation` is a share of the rest, and what shares something with
-    a test scenario is dropped from the rest. What some policy has `seen` (digests of scenarios) goes into the split
-    train, with what hangs together with it; the shares are of the others then. The same scenarios and seed give the
-    same splits in whatever order.
+    Scenarios that share a source or a question (or an inbox, with `by_inbox`), directly or indirectly, get the same
+    split. `validation` and `test` are shares of all scenarios, met as closely as the groups allow. With `keep_test`,
+    the test split is unchanged, `validation` is a share of the rest, and scenarios that overlap with the test split are
+    dropped. Scenarios that a policy has `seen` (digests) go into the train split, with their groups; the shares then
+    apply to the others. The same scenarios and seed give the same splits in any order.
 
     Raises:
-        ScenarioError: the shares are out of range, or a split would be empty.
+        ScenarioError: if the shares are out of range, or a split would be empty.
     """
     if not (0 <= validation < 1 and 0 <= test < 1 and validation + test < 1):
         raise ScenarioError(
@@ -61,28 +60,30 @@ def split_scenarios(
         raise ScenarioError(
             "scenarios.no-test-split", "no scenario is in the test split; use --test SHARE instead of --keep-test"
         )
-    held = {tie for scenario in kept for tie in ties(scenario, by_inbox=by_inbox)}
-    tested = {scenario.id for scenario in kept}
+    test_keys = {key for scenario in kept for key in overlap_keys(scenario, by_inbox=by_inbox)}
+    test_ids = {scenario.id for scenario in kept}
     free = [
         scenario
         for scenario in scenarios
-        if scenario.id not in tested and held.isdisjoint(ties(scenario, by_inbox=by_inbox))
+        if scenario.id not in test_ids and test_keys.isdisjoint(overlap_keys(scenario, by_inbox=by_inbox))
     ]
-    groups = _groups(free, by_inbox)
+    groups = _group_connected(free, by_inbox)
     shares: dict[Split, float] = {
         "train": 1 - validation - (0 if keep_test else test),
         "validation": validation,
         "test": 0 if keep_test else test,
     }
-    known = {scenario.id for scenario in free if scenario.digest in seen}
-    old = [group for group in groups if not known.isdisjoint(group)]
-    chosen: dict[str, Split] = dict.fromkeys((each for group in old for each in group), "train")
-    chosen |= _assign([group for group in groups if known.isdisjoint(group)], shares, seed)
-    chosen |= dict.fromkeys(tested, "test")
+    seen_ids = {scenario.id for scenario in free if scenario.digest in seen}
+    seen_groups = [group for group in groups if not seen_ids.isdisjoint(group)]
+    assigned: dict[str, Split] = dict.fromkeys((each for group in seen_groups for each in group), "train")
+    assigned |= _assign([group for group in groups if seen_ids.isdisjoint(group)], shares, seed)
+    assigned |= dict.fromkeys(test_ids, "test")
     result = ScenarioSet.of(
-        scenario.model_copy(update={"split": chosen[scenario.id]}) for scenario in scenarios if scenario.id in chosen
+        scenario.model_copy(update={"split": assigned[scenario.id]})
+        for scenario in scenarios
+        if scenario.id in assigned
     )
-    counts = Counter(chosen.values())
+    counts = Counter(assigned.values())
     largest = max(map(len, groups), default=0)
     empty = [split for split in SPLITS if shares[split] > 0 and not counts[split]]
     if empty:
@@ -95,47 +96,49 @@ def split_scenarios(
     return result, SplitReport({split: counts[split] for split in SPLITS}, len(groups), largest, dropped)
 
 
-def _groups(scenarios: Iterable[Scenario], by_inbox: bool) -> list[list[str]]:
-    """Ids of scenarios that hang together, directly or through others, each group in order of id."""
+def _group_connected(scenarios: Iterable[Scenario], by_inbox: bool) -> list[list[str]]:
+    """Return the ids of scenarios that are connected, directly or indirectly. Each group is sorted."""
     parents: dict[str, str] = {}
 
-    def root(tie: str) -> str:
-        while (above := parents.setdefault(tie, tie)) != tie:
-            parents[tie] = parents[above]  # halves the path for the next time
-            tie = above
-        return tie
+    def find_root(key: str) -> str:
+        while (parent := parents.setdefault(key, key)) != key:
+            parents[key] = parents[parent]  # path halving
+            key = parent
+        return key
 
     firsts: dict[str, str] = {}
     for scenario in scenarios:
-        first, *others = ties(scenario, by_inbox=by_inbox)
+        first, *others = overlap_keys(scenario, by_inbox=by_inbox)
         firsts[scenario.id] = first
         for other in others:
-            parents[root(other)] = root(first)
+            parents[find_root(other)] = find_root(first)
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for scenario_id, first in firsts.items():
-        groups[root(first)].append(scenario_id)
+        groups[find_root(first)].append(scenario_id)
     return [sorted(group) for group in groups.values()]
 
 
 def _assign(groups: list[list[str]], shares: dict[Split, float], seed: int) -> dict[str, Split]:
-    """The split of each scenario.
+    """Return the split of each scenario.
 
-    Groups come in an order that the seed decides, and each goes where the most is wanting for its size, so that a
-    small split gets groups of every size that fits into it. A split that none fitted into gets the one nearest to its
-    size from where there are most.
+    Groups are shuffled by the seed. Each goes to the split that lacks the most relative to its size, so that a small
+    split gets groups of every size that fits. A split that got no group takes the one nearest to its size from the
+    split with the most groups.
     """
     total = sum(map(len, groups))
-    wanting = {split: share * total for split, share in shares.items() if share > 0}
-    placed: dict[Split, list[list[str]]] = {split: [] for split in wanting}
-    for group in sorted(groups, key=lambda each: seeded(seed, each[0])):
-        fitting = [split for split in wanting if wanting[split] + 0.5 >= len(group)]
-        split = max(fitting or wanting, key=lambda each: wanting[each] / (shares[each] if fitting else 1))
-        wanting[split] -= len(group)
+    lacking = {split: share * total for split, share in shares.items() if share > 0}
+    placed: dict[Split, list[list[str]]] = {split: [] for split in lacking}
+    for group in sorted(groups, key=lambda each: seeded_sort_key(seed, each[0])):
+        fitting = [split for split in lacking if lacking[split] + 0.5 >= len(group)]
+        split = max(fitting or lacking, key=lambda each: lacking[each] / (shares[each] if fitting else 1))
+        lacking[split] -= len(group)
         placed[split].append(group)
     for split in [split for split in placed if not placed[split]]:
         giver = max(placed.values(), key=len)
         if len(giver) > 1:
-            nearest = min(giver, key=lambda group: abs(len(group) - wanting[split]))
+            nearest = min(giver, key=lambda group: abs(len(group) - lacking[split]))
             giver.remove(nearest)
             placed[split].append(nearest)
-    return {scenario_id: split for split, given in placed.items() for group in given for scenario_id in group}
+    return {
+        scenario_id: split for split, split_groups in placed.items() for group in split_groups for scenario_id in group
+    }

@@ -1,1 +1,1 @@
-"""The agent server: the trained agent over HTTP and MCP, to whoever may read the mail that is asked about."""
+"""Serve the trained agent over HTTP and MCP, with access control by inbox."""

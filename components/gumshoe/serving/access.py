@@ -1,9 +1,9 @@
-"""Who asks, and whose mail they may read: keys from a file, or tokens (JWT) that somebody else signs.
+"""Authenticate callers, and check which inboxes they may read.
 
-Documents may be read by all who may ask.
+Credentials are keys from a file, or tokens (JWT) of an identity provider. All authenticated callers may read documents.
 
-What always holds: a principal is told apart from its credentials alone, and an inbox that it may not read is refused
-before a question is taken, in the same words whether there is such an inbox or not.
+Invariants: a principal depends only on its credentials. A question about an inbox that the caller may not read is
+refused with the same message whether the inbox exists or not.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ import jwt
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gumshoe.errors import UnavailableError, UsageError, faults_of
-from gumshoe.mail.message import normal_address
+from gumshoe.errors import UnavailableError, UsageError, describe_validation_error
+from gumshoe.mail.message import normalize_address
 from gumshoe.serving.settings import AccessSettings
 
-_KEY = "gum_"  # what keys begin with, so that they are known where they leak
-_FRESH, _STALE = 600.0, 86400.0  # seconds for which published keys are used, and where their address is silent
-_PAUSE = 30.0  # seconds between two looks for a key that is not published
+_KEY = "gum_"  # prefix of keys, so that scanners can detect leaked ones
+_FRESH, _STALE = 600.0, 86400.0  # seconds until signing keys are fetched again, and until they expire
+_PAUSE = 30.0  # seconds between two fetches for an unknown signing key
 _LEEWAY = 30  # seconds that clocks may differ
-_TIMEOUT = 5.0  # seconds for all that they take
-_LARGEST = 1 << 20  # bytes of them
+_TIMEOUT = 5.0  # seconds for fetching the signing keys
+_LARGEST = 1 << 20  # maximum size of the signing keys in bytes
 
 _log = logging.getLogger(__name__)
 
 
 class UnauthenticatedError(Exception):
-    """Report that the caller is not known. The message says why, and nothing of what would be right."""
+    """Report that the caller is unknown. The message says why, but not what would be valid."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -47,104 +47,106 @@ class UnauthenticatedError(Exception):
 
 
 class ForbiddenError(Exception):
-    """Who asks may not read that inbox."""
+    """Report that the caller may not read an inbox."""
 
 
-class ProviderSilentError(UnavailableError):
-    """Report that the keys that tokens are signed with are not available."""
+class SigningKeysUnavailableError(UnavailableError):
+    """Report that the signing keys of tokens are not available."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks.
+    """An authenticated caller.
 
-    Invariant: `patterns` are lower-case addresses in which `*` stands for any run of characters but `@`.
+    Invariant: `patterns` are lower-case addresses in which `*` matches any characters except `@`.
     """
 
     name: str
     patterns: tuple[str, ...]
 
     def may_read(self, inbox: str) -> bool:
-        """Whether it may read an inbox, however that is written."""
-        address = normal_address(inbox)
+        """Return True if the caller may read an inbox, in any spelling of its address."""
+        address = normalize_address(inbox)
         return bool(address) and any(_matches(each, address) for each in self.patterns)
 
     @property
     def only_inbox(self) -> str | None:
-        """The one inbox that it may read, where that is one."""
+        """The inbox that the caller may read, if it is exactly one."""
         return self.patterns[0] if len(self.patterns) == 1 and "*" not in self.patterns[0] else None
 
 
-ANYBODY = Principal("anybody", ("*@*",))
+ANONYMOUS = Principal("anybody", ("*@*",))
 
 
 class Access(Protocol):
-    """Tells who asks."""
+    """Authenticate callers."""
 
-    async def principal(self, credentials: str | None) -> Principal:
-        """Who has these: what stands after `Bearer`, or None.
+    async def authenticate(self, credentials: str | None) -> Principal:
+        """Return the caller with these credentials: what follows `Bearer`, or None.
 
         Raises:
-            UnauthenticatedError: nobody.
-            ProviderSilentError: it cannot be told now.
+            UnauthenticatedError: if the credentials are missing or invalid.
+            SigningKeysUnavailableError: if a token cannot be verified now.
         """
         ...
 
 
 def open_access(settings: AccessSettings) -> Access:
-    """
+    """Return the access control that the settings describe.
+
     Raises:
-        UsageError: the file of keys cannot be read.
+        UsageError: if the key file cannot be read.
     """
     if settings.open:
-        return _Open()
-    keys = _Keys(read_keys(settings.keys)) if settings.keys else None
-    tokens = _Tokens(settings, _PublishedKeys(settings.jwks_url)) if settings.jwks_url else None
-    return _Either(keys, tokens)
+        return _OpenAccess()
+    keys = _KeyAccess(read_keys(settings.keys)) if settings.keys else None
+    tokens = _TokenAccess(settings, _SigningKeys(settings.jwks_url)) if settings.jwks_url else None
+    return _KeyOrTokenAccess(keys, tokens)
 
 
-class _Open:
-    async def principal(self, credentials: str | None) -> Principal:  # noqa: ARG002
-        return ANYBODY
+class _OpenAccess:
+    async def authenticate(self, credentials: str | None) -> Principal:  # noqa: ARG002
+        return ANONYMOUS
 
 
 @dataclass(frozen=True, slots=True)
-class _Either:
-    """Keys, and tokens for all that is none."""
+class _KeyOrTokenAccess:
+    """Authenticate by key, and by token if the credentials are not a key."""
 
-    keys: "_Keys | None"
-    tokens: "_Tokens | None"
+    keys: "_KeyAccess | None"
+    tokens: "_TokenAccess | None"
 
-    async def principal(self, credentials: str | None) -> Principal:
+    async def authenticate(self, credentials: str | None) -> Principal:
         if not credentials:
             raise UnauthenticatedError(
                 "serving.credentials-missing", "Send a key or a token: Authorization: Bearer ..."
             )
         if self.keys is not None and (self.tokens is None or credentials.startswith(_KEY)):
-            return self.keys.principal(credentials)
+            return self.keys.authenticate(credentials)
         if self.tokens is None:
             raise AssertionError("settings have keys or tokens")
-        return await self.tokens.principal(credentials)
+        return await self.tokens.authenticate(credentials)
 
 
 # Keys.
 
 
 class Key(BaseModel):
-    """A line of a file of keys: the key itself is not in it."""
+    """An entry of a key file. It contains the key's hash, not the key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     inboxes: tuple[str, ...] = ()
-    """None for one that reads documents alone."""
+    """Empty for a key that only reads documents."""
 
 
 def read_keys(path: Path) -> list[Key]:
-    """
+    """Read a key file.
+
     Raises:
-        UsageError: the file cannot be read as keys; the message says where.
+        UsageError: if the file cannot be read or is invalid; the message says where.
     """
     try:
         listed = yaml.safe_load(path.read_text(encoding="utf-8")) or []
@@ -154,7 +156,7 @@ def read_keys(path: Path) -> list[Key]:
             )
         keys = [Key.model_validate(each) for each in listed]
         for each in keys:
-            _checked_patterns(each.inboxes)
+            _check_patterns(each.inboxes)
     except OSError as error:
         raise UsageError(
             "serving.key-file-unreadable",
@@ -163,18 +165,19 @@ def read_keys(path: Path) -> list[Key]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError("serving.key-file-invalid-yaml", f"{path} is not valid YAML: {error}") from None
     except ValidationError as error:
-        raise UsageError("serving.key-file-invalid-key", f"{path} has an invalid key: {faults_of(error)}") from None
+        raise UsageError(
+            "serving.key-file-invalid-key", f"{path} has an invalid key: {describe_validation_error(error)}"
+        ) from None
     return keys
 
 
 def add_key(path: Path, name: str, inboxes: Iterable[str]) -> str:
-    """Make a key, and write its name, its hash and what it may read at the end of a file: the key, which is shown this
-    once.
+    """Create a key, append its name, hash and inboxes to a key file, and return the key, which is not stored.
 
     Raises:
-        UsageError: the file is none of keys, or has that name; an inbox is no address and no pattern.
+        UsageError: if the file is not a key file or already has that name, or an inbox is not an address or pattern.
     """
-    patterns = _checked_patterns(inboxes)
+    patterns = _check_patterns(inboxes)
     known = read_keys(path) if path.exists() else []
     if any(each.name == name for each in known):
         raise UsageError(
@@ -182,27 +185,27 @@ def add_key(path: Path, name: str, inboxes: Iterable[str]) -> str:
             f"{path} already has a key named {name!r}; use another name, or remove that key",
         )
     key = _KEY + secrets.token_urlsafe(32)
-    line = {"name": name, "sha256": _hashed(key), "inboxes": list(patterns)}
+    line = {"name": name, "sha256": _hash_key(key), "inboxes": list(patterns)}
     path.touch(mode=0o600)
     with path.open("a", encoding="utf-8") as file:
         yaml.safe_dump([line], file, sort_keys=False, allow_unicode=True)
     return key
 
 
-class _Keys:
+class _KeyAccess:
     def __init__(self, keys: list[Key]) -> None:
         self._keys = keys
 
-    def principal(self, credentials: str) -> Principal:
-        hashed = _hashed(credentials)
+    def authenticate(self, credentials: str) -> Principal:
+        hashed = _hash_key(credentials)
         found = [each for each in self._keys if hmac.compare_digest(each.sha256, hashed)]  # all of them, always
         if not found:
             raise UnauthenticatedError("serving.unknown-key", "This key is not known.")
-        return Principal(found[0].name, _checked_patterns(found[0].inboxes))
+        return Principal(found[0].name, _check_patterns(found[0].inboxes))
 
 
-def _hashed(key: str) -> str:
-    """A key has 256 random bits: to hash it slowly would protect nothing."""
+def _hash_key(key: str) -> str:
+    """Return the SHA-256 hash of a key. A slow hash is not needed, because a key has 256 random bits."""
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
 
@@ -210,8 +213,8 @@ def _hashed(key: str) -> str:
 
 
 @dataclass(slots=True)
-class _PublishedKeys:
-    """What a JWKS address publishes, remembered."""
+class _SigningKeys:
+    """Fetch and cache the signing keys of a JWKS URL."""
 
     url: str
     _keys: dict[str, jwt.PyJWK] = field(default_factory=dict)
@@ -219,19 +222,20 @@ class _PublishedKeys:
     _tried: float = field(default=-_STALE)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def key(self, name: str) -> jwt.PyJWK:
-        """
+    async def get(self, name: str) -> jwt.PyJWK:
+        """Return a signing key.
+
         Raises:
-            UnauthenticatedError: none of that name is published.
-            ProviderSilentError: the address does not answer, and nothing is known from before.
+            UnauthenticatedError: if no key of that name is published.
+            SigningKeysUnavailableError: if the URL does not answer and the cached keys have expired.
         """
         if not self._is_fresh(name):
-            async with self._lock:  # who waits for it finds what another has fetched
+            async with self._lock:  # waiting requests use what the first one has fetched
                 if not self._is_fresh(name) and time.monotonic() - self._tried >= _PAUSE:
                     self._tried = time.monotonic()
                     await self._fetch()
         if time.monotonic() - self._fetched >= _STALE:
-            raise ProviderSilentError(
+            raise SigningKeysUnavailableError(
                 "serving.signing-keys-unavailable", "the signing keys of tokens are not available; try again later"
             )
         if name not in self._keys:
@@ -244,7 +248,7 @@ class _PublishedKeys:
         return name in self._keys and time.monotonic() - self._fetched < _FRESH
 
     async def _fetch(self) -> None:
-        """Have the keys as they are published now; where that cannot be, those from before stay."""
+        """Fetch the published keys. If that fails, the cached ones are kept."""
         content = b""
         try:
             async with (
@@ -266,19 +270,19 @@ class _PublishedKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
+class _TokenAccess:
     settings: AccessSettings
-    published: _PublishedKeys
+    published: _SigningKeys
 
-    async def principal(self, credentials: str) -> Principal:
+    async def authenticate(self, credentials: str) -> Principal:
         settings = self.settings
         try:
             header = jwt.get_unverified_header(credentials)
-            if header.get("alg") not in settings.algorithms:  # never the header's own choice
+            if header.get("alg") not in settings.algorithms:  # do not trust the algorithm in the header
                 raise UnauthenticatedError(
                     "serving.unsupported-algorithm", "The token is signed with an algorithm that is not allowed."
                 )
-            key = await self.published.key(str(header.get("kid")))
+            key = await self.published.get(str(header.get("kid")))
             claims = jwt.decode(
                 credentials,
                 key=key,
@@ -292,28 +296,29 @@ class _Tokens:
             raise UnauthenticatedError(
                 "serving.invalid-token", f"The token is not valid: {str(error).lower()}."
             ) from None
-        own = _claimed(claims, settings)
-        return Principal(str(claims["sub"]), (*own, *_checked_patterns(settings.inboxes)))
+        own = _read_claimed_inboxes(claims, settings)
+        return Principal(str(claims["sub"]), (*own, *_check_patterns(settings.inboxes)))
 
 
-def _claimed(claims: dict[str, Any], settings: AccessSettings) -> tuple[str, ...]:
-    """The inboxes that a claim names, each in full: a pattern there is none."""
+def _read_claimed_inboxes(claims: dict[str, Any], settings: AccessSettings) -> tuple[str, ...]:
+    """Return the inboxes in a token's claim. They must be complete addresses: patterns are ignored."""
     name = settings.inbox_claim
     if name == "email" and settings.verified_email and claims.get("email_verified") is not True:
         return ()
     found = claims.get(name) if name else None
     listed = [found] if isinstance(found, str) else found if isinstance(found, list) else []
-    addresses = (normal_address(each) for each in listed if isinstance(each, str) and "*" not in each)
+    addresses = (normalize_address(each) for each in listed if isinstance(each, str) and "*" not in each)
     return tuple(each for each in addresses if each)
 
 
 # Patterns.
 
 
-def _checked_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
-    """
+def _check_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Normalize and check addresses and patterns.
+
     Raises:
-        UsageError: one is neither an address nor a pattern of one.
+        UsageError: if one is neither an address nor a pattern.
     """
     found = tuple(each.strip().lower() for each in patterns)
     for each in found:

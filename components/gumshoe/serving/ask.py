@@ -1,4 +1,4 @@
-"""One question, answered by an agent on this machine, or by an agent server."""
+"""Answer one question, with an agent on this machine or by asking an agent server."""
 
 import asyncio
 import json
@@ -28,9 +28,9 @@ from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 PROBLEM_TYPE = "urn:gumshoe:error:"
-"""What the type of a problem begins with, before its code."""
-_METADATA = "metadata.json"  # of an adapter: what made it
-_PATIENCE = 300.0  # seconds for an agent server's answer
+"""Prefix of a problem's type, before the error code."""
+_METADATA = "metadata.json"  # the training settings of an adapter
+_TIMEOUT = 300.0  # seconds for an agent server's answer
 _BUSY = 429
 _CODE = re.compile(re.escape(PROBLEM_TYPE) + r"([a-z][a-z-]*\.[a-z0-9][a-z0-9-]*)")
 
@@ -39,20 +39,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model to be run on this machine."""
+    """A model to run on this machine."""
 
     adapter: str | None
-    """A version in the store, `latest`, or a directory; None for the base model alone."""
+    """Version in the store, `latest`, or a directory; None for the base model alone."""
     store: str | None
     model: str | None
-    """The base model; None for the adapter's own, and `tiny` without one."""
+    """Base model; None for the adapter's own, or `tiny` without an adapter."""
 
-    def found(self, held: ExitStack) -> PolicyName:
-        """The policy; an adapter of the store is here as long as the stack is held.
+    def resolve(self, stack: ExitStack) -> PolicyName:
+        """Return the policy. A fetched adapter exists until the stack is closed.
 
         Raises:
-            UsageError: it cannot be had as it was put.
-            NotFoundError: the store has no such adapter.
+            UsageError: if the adapter or its base model is not specified completely.
+            NotFoundError: if the store has no such adapter.
         """
         if self.adapter is None:
             return PolicyName.parse(f"local:{self.model or 'tiny'}")
@@ -63,93 +63,95 @@ class LocalModel:
                     "serving.store-missing",
                     f"{self.adapter} is not a directory; for a published adapter, set --store",
                 )
-            here = Path(held.enter_context(TemporaryDirectory(prefix="gumshoe-adapter-"))) / "adapter"
+            here = Path(stack.enter_context(TemporaryDirectory(prefix="gumshoe-adapter-"))) / "adapter"
             fetched = Store(self.store).fetch(f"adapters/{self.adapter}", here)
             place, version = fetched.directory, fetched.manifest.version
-        model = self.model or _base_of(place)
-        return replace(PolicyName.parse(f"local:{model}#{place}"), called=f"{model}#{version}")
+        model = self.model or _read_base_model(place)
+        return replace(PolicyName.parse(f"local:{model}#{place}"), version_override=f"{model}#{version}")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and of whose mail, where it is about mail."""
+    """A question to answer on this machine."""
 
     index: Path
     inbox: str | None
     day: date | None
-    """Today, of mail, where none is given."""
+    """None for today (mail)."""
     text: str
     environment: EnvironmentSettings | None = None
-    """As the index tells, where none is named."""
+    """None for the environment that fits the index."""
 
 
-async def answered(
+async def answer_locally(
     question: Question,
     model: LocalModel,
     sampling: Sampling,
     limits: EpisodeLimits,
     choice: ChoiceSettings | None = None,
 ) -> Answer:
-    """Run one episode, or several of which one is chosen, at the temperature of that choice.
+    """Run one episode, or several from which `choice` selects one, at the temperature of that choice.
 
     Raises:
-        UsageError: it cannot be asked as it was put.
-        NotFoundError: the store has no such adapter.
-        PolicyError: the model does not answer.
+        UsageError: if the question, the model or the environment is invalid.
+        NotFoundError: if the store has no such adapter.
+        PolicyError: if the model does not answer.
     """
     if choice is not None:
         sampling = replace(sampling, temperature=choice.temperature)
-    with ExitStack() as held:
-        world = open_env(question.index, question.environment)
-        scenario = Scenario.asked(question.text, question.inbox, world.asked_on(question.day))
-        world.check([scenario], limits.max_turns)  # before a model is fetched or started
-        policy = model.found(held)
-        world = env_for_policy(world, policy)
-        await asyncio.to_thread(world.get_ready)
-        async with AsyncExitStack() as opened:
-            chooser = choice.opened() if choice else None
-            if chooser is not None:
-                opened.push_async_callback(chooser.aclose)
-            speak = await opened.enter_async_context(open_policy(policy, None, sampling, limits))
-            threads = await opened.enter_async_context(ToolThreads())
-            answerer = Answerer(world, limits, threads)
+    with ExitStack() as stack:
+        env_factory = open_env(question.index, question.environment)
+        scenario = Scenario.from_question(question.text, question.inbox, env_factory.default_query_date(question.day))
+        env_factory.check([scenario], limits.max_turns)  # before a model is fetched or started
+        policy = model.resolve(stack)
+        env_factory = env_for_policy(env_factory, policy)
+        await asyncio.to_thread(env_factory.get_ready)
+        async with AsyncExitStack() as async_stack:
+            selector = choice.open_selector() if choice else None
+            if selector is not None:
+                async_stack.push_async_callback(selector.aclose)
+            open_session = await async_stack.enter_async_context(open_policy(policy, None, sampling, limits))
+            threads = await async_stack.enter_async_context(ToolThreads())
+            answerer = Answerer(env_factory, limits, threads)
 
             async def run(sample: int) -> tuple[Answer, Trajectory]:
-                return await answerer.answer(scenario, speak, sample=sample)
+                return await answerer.answer(scenario, open_session, sample=sample)
 
-            if choice is None or chooser is None:
+            if choice is None or selector is None:
                 answer, _ = await run(0)
                 return answer
             sampled = await best_of_n.answer_with_samples(
-                run, choice, chooser, (scenario.question, scenario.query_date)
+                run, choice, selector, (scenario.question, scenario.query_date)
             )
-    if sampled.trouble:
-        _log.warning("no sample was chosen; using the first one: %s", sampled.trouble)
+    if sampled.judge_error:
+        _log.warning("no sample was chosen; using the first one: %s", sampled.judge_error)
     return sampled.answer
 
 
-def served(url: str, key: str | None, question: str, inbox: str | None, day: date | None) -> Answer:
-    """The answer of an agent server.
+def ask_server(url: str, key: str | None, question: str, inbox: str | None, day: date | None) -> Answer:
+    """Ask an agent server and return its answer.
 
     Raises:
-        UsageError: it does not take the question, or the key.
-        UnavailableError: it does not answer, or has no model that does.
+        UsageError: if the server rejects the question or the key.
+        UnavailableError: if the server or its model does not answer.
     """
-    whose = {} if inbox is None else {"inbox_address": inbox}
-    when = {} if day is None else {"query_date": str(day)}
-    asked = {"question": question, **whose, **when, "steps": True}
+    body: dict[str, object] = {"question": question, "steps": True}
+    if inbox is not None:
+        body["inbox_address"] = inbox
+    if day is not None:
+        body["query_date"] = str(day)
     try:
         response = httpx.post(
             f"{url.rstrip('/')}/invoke",
-            json={"parameters": asked},
+            json={"parameters": body},
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
         )
         if response.is_success:
             return TypeAdapter(Answer).validate_json(response.content)
-        told = response.json()
-        said = f"{url} answered {response.status_code}: {told['title']}: {told['detail']}"
-        found = _CODE.fullmatch(str(told.get("type")))
+        problem = response.json()
+        message = f"{url} answered {response.status_code}: {problem['title']}: {problem['detail']}"
+        found = _CODE.fullmatch(str(problem.get("type")))
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise UsageError("serving.invalid-url", f"--url {url} is not valid: {error}; write http://HOST:PORT") from None
     except httpx.HTTPError as error:
@@ -160,12 +162,12 @@ def served(url: str, key: str | None, question: str, inbox: str | None, day: dat
         raise UsageError("serving.not-an-agent-server", f"{url} is not an agent server; check the address") from None
     code = found[1] if found else "serving.request-rejected"
     if response.is_server_error or response.status_code == _BUSY:
-        raise UnavailableError(code, said)
-    raise UsageError(code, said)
+        raise UnavailableError(code, message)
+    raise UsageError(code, message)
 
 
-def _base_of(adapter: Path) -> str:
-    """The base model that an adapter is for, as its own files say."""
+def _read_base_model(adapter: Path) -> str:
+    """Return the base model that an adapter's metadata names."""
     try:
         return str(json.loads((adapter / _METADATA).read_bytes())["settings"]["model"]["name"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""`gumshoe serve`, `gumshoe serve-key` and `gumshoe ask`: the agent server, keys for it, and one question."""
+"""Provide `gumshoe serve`, `gumshoe serve-key` and `gumshoe ask`."""
 
 import asyncio
 import sys
@@ -11,8 +11,8 @@ import yaml
 from rich.markup import escape
 
 from gumshoe.errors import RefusedError, UsageError
-from gumshoe.inference.policy import HIGHEST_TEMPERATURE
-from gumshoe.rollouts.commands import EnvironmentWord, named_environment
+from gumshoe.inference.policy import MAX_TEMPERATURE
+from gumshoe.rollouts.commands import EnvironmentOption, parse_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ ChooseBy = Annotated[
     str | None,
     typer.Option(
         metavar="WORD",
-        help="For a majority, the judge that compares answers (heuristic unless given); for the best, "
-        "ruler:MODEL or ruler:MODEL@URL.",
+        help="Judge of the samples. For majority: compares answers (default: heuristic). For best: ruler:MODEL or "
+        "ruler:MODEL@URL.",
     ),
 ]
 
@@ -40,63 +40,68 @@ def run(
             "--index",
             envvar="GUMSHOE_INDEX",
             metavar="DIR|KIND/VERSION",
-            help="Of mail or of documents, here or in the store.",
+            help="Index of mail or documents: a directory, or KIND/VERSION in the store.",
         ),
     ] = None,
     store: Annotated[
-        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Where indexes and adapters were published.")
+        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Store of indexes and adapters.")
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="WORD", help="As for `gumshoe rollout`: vllm:URL#ADAPTER, chat:MODEL@URL, tiny, ..."),
+        typer.Option(
+            metavar="WORD", help="Policy as in `gumshoe rollout`: vllm:URL#ADAPTER, chat:MODEL@URL, tiny, ..."
+        ),
     ] = None,
     adapter: Annotated[
         str | None,
-        typer.Option(
-            metavar="VERSION|latest|DIR", help="In place of --policy: this adapter, with a vLLM server started for it."
-        ),
+        typer.Option(metavar="VERSION|latest|DIR", help="Instead of --policy: start a vLLM server for this adapter."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="DIR|NAME", help="The adapter's base model, where it is not its own.")
+        str | None, typer.Option(metavar="DIR|NAME", help="Base model (default: the one in the adapter's metadata).")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="The model's, for vllm:.")] = None,
-    canary: Annotated[str | None, typer.Option(metavar="ADAPTER", help="Another adapter of the same servers.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="DIR|NAME", help="Tokenizer of the model, required for vllm:.")
+    ] = None,
+    canary: Annotated[
+        str | None, typer.Option(metavar="ADAPTER", help="Canary: another adapter that the same servers have loaded.")
+    ] = None,
     canary_percent: Annotated[
-        float | None, typer.Option(min=0, max=100, help="Of the episodes that it takes; 10 unless given.")
+        float | None, typer.Option(min=0, max=100, help="Percentage of the questions for the canary (default: 10).")
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Who may ask, as `gumshoe serve-key` wrote it.")
+        Path | None, typer.Option(metavar="FILE", help="File of access keys, written by `gumshoe serve-key`.")
     ] = None,
     open_access: Annotated[
-        bool, typer.Option("--open", help="Anybody may read all of it: for one's own machine alone.")
+        bool, typer.Option("--open", help="Let anybody read everything. Use it only on your own machine.")
     ] = False,
-    host: Annotated[str | None, typer.Option(help="Address to listen at; 127.0.0.1 unless given.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: 127.0.0.1).")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="8000 unless given; 0 is any that is free.")
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on (default: 8000); 0 for any free port.")
     ] = None,
-    environment: EnvironmentWord = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings, as YAML.")] = None,
+    environment: EnvironmentOption = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with settings.")] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting, as limits.queue=10.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="One setting, e.g. limits.queue=10. Repeatable."),
     ] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show the settings, and serve nothing.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")] = False,
 ) -> None:
-    """Serve an agent that answers from mail, or from documents: HTTP at /invoke, MCP at /mcp, and a page at /.
+    """Serve an agent that answers from mail or documents: HTTP at /invoke, MCP at /mcp, and a page at /.
 
-    Flags come before the environment (GUMSHOE_SERVE__LIMITS__QUEUE=10), and that before the file of settings. Who may
-    ask is to be said: --keys, access.jwks_url, or --open.
+    Flags override environment variables (GUMSHOE_SERVE__LIMITS__QUEUE=10), which override the settings file. Access
+    must be configured: --keys, access.jwks_url or --open.
     """
     try:
-        from gumshoe.serving.server import serve as serve_until_asked_to_end
+        from gumshoe.serving.server import serve as run_server
         from gumshoe.serving.settings import read_settings
-        from gumshoe.serving.telemetry import log_as_json, told
+        from gumshoe.serving.telemetry import log_as_json, log_event
     except ModuleNotFoundError as error:
         raise UsageError(
             "serving.not-installed", f"gumshoe serve requires {error.name}: pip install 'gumshoe-agents[serve]'"
         ) from None
 
-    flags: dict[str, Any] = _nested(sets or [])
-    given = {
+    flags: dict[str, Any] = _parse_sets(sets or [])
+    options = {
         "index": index,
         "environment": environment,
         "store": store,
@@ -111,35 +116,37 @@ def run(
         "access.keys": None if keys is None else str(keys),
         "access.open": open_access or None,
     }
-    for setting, value in given.items():
+    for setting, value in options.items():
         if value is not None:
-            _put(flags, setting, value)
+            _set_nested(flags, setting, value)
     settings = read_settings(config, flags)
     if print_config:
         out.print(escape(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)), end="", soft_wrap=True)
         return
     if sys.stderr.isatty():
-        serve_until_asked_to_end(settings, lambda url: err.print(f"Serving at [bold]{escape(url)}[/]"))
+        run_server(settings, lambda url: err.print(f"Serving at [bold]{escape(url)}[/]"))
     else:
         log_as_json()
-        serve_until_asked_to_end(settings, lambda url: told(f"Serving at {url}"))
+        run_server(settings, lambda url: log_event(f"Serving at {url}"))
 
 
 @serve_key.command()
 def add(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of keys; it is made where there is none.")],
-    name: Annotated[str, typer.Argument(help="Who is to have it, as logs say.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Key file. It is created if it does not exist.")],
+    name: Annotated[str, typer.Argument(help="Name of the key's owner, shown in logs.")],
     inbox: Annotated[
         list[str] | None,
         typer.Option(
-            "--inbox", metavar="ADDRESS", help="May be read; patterns such as *@example.com too. Not for documents."
+            "--inbox",
+            metavar="ADDRESS",
+            help="Inbox that the key may read, or a pattern, e.g. *@example.com. Repeatable. Not needed for documents.",
         ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Make a key for the agent server, and show it this once: the file holds its hash.
+    """Create a key for the agent server and print it. The file only contains its hash, so it cannot be shown again.
 
-    A server that runs reads the file when it is started again. Who takes a key's lines out of it takes it back.
+    Restart a running server to use the new key. To revoke a key, remove its entry from the file.
     """
     from gumshoe.serving.access import add_key
 
@@ -149,14 +156,15 @@ def add(
         print_json({"name": name, "key": key, "inboxes": inboxes})
         return
     out.print(key, soft_wrap=True)
-    what = ", ".join(inboxes) or "documents, and no inbox (--inbox)"
+    what = ", ".join(inboxes) or "documents, but no inbox (add --inbox for mail)"
     err.print(f"{printable(name)} may read {printable(what)}", soft_wrap=True)
 
 
-def _nested(sets: list[str]) -> dict[str, Any]:
-    """
+def _parse_sets(sets: list[str]) -> dict[str, Any]:
+    """Parse NAME=VALUE options into nested settings.
+
     Raises:
-        UsageError: one is no NAME=VALUE.
+        UsageError: if one is malformed.
     """
     found: dict[str, Any] = {}
     for each in sets:
@@ -166,7 +174,7 @@ def _nested(sets: list[str]) -> dict[str, Any]:
                 "serving.invalid-set-option", f"--set must be NAME=VALUE, e.g. limits.queue=10; got {each!r}"
             )
         try:
-            _put(found, name.strip(), yaml.safe_load(value))
+            _set_nested(found, name.strip(), yaml.safe_load(value))
         except yaml.YAMLError as error:
             raise UsageError(
                 "serving.invalid-set-option", f"--set {each!r}: the value is not valid YAML: {error}"
@@ -174,7 +182,7 @@ def _nested(sets: list[str]) -> dict[str, Any]:
     return found
 
 
-def _put(found: dict[str, Any], name: str, value: Any) -> None:
+def _set_nested(found: dict[str, Any], name: str, value: Any) -> None:
     *groups, last = name.split(".")
     for group in groups:
         inner = found.setdefault(group, {})
@@ -189,59 +197,64 @@ def _put(found: dict[str, Any], name: str, value: Any) -> None:
 @ask.command()
 def run_question(
     context: typer.Context,
-    question: Annotated[str | None, typer.Argument(help="What to find out.")] = None,
+    question: Annotated[str | None, typer.Argument(help="The question.")] = None,
     inbox: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Whose mail, where it is about mail; nothing else is seen.")
+        str | None, typer.Option(metavar="ADDRESS", help="Inbox to search, for questions about mail.")
     ] = None,
     scenarios: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="In place of question and inbox: the first of the test split of scenarios."),
+        typer.Option(metavar="FILE", help="Ask the first test question of these scenarios instead."),
     ] = None,
     index: Annotated[
         Path | None,
-        typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of an index, of mail or of documents."),
+        typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of an index of mail or documents."),
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="Of an agent server, which has a model and an index.")
+        str | None, typer.Option("--url", metavar="URL", help="Agent server to ask. It has its own model and index.")
     ] = None,
-    key: Annotated[str | None, typer.Option(envvar="GUMSHOE_KEY", metavar="KEY", help="For the agent server.")] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="GUMSHOE_KEY", metavar="KEY", help="Key for the agent server.")
+    ] = None,
     adapter: Annotated[
         str | None,
-        typer.Option(metavar="VERSION|latest|DIR", help="Of the store, or a directory; the base model alone without."),
+        typer.Option(metavar="VERSION|latest|DIR", help="Adapter: a version in the store, or a directory."),
     ] = None,
-    store: Annotated[
-        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Where adapters were published.")
-    ] = None,
+    store: Annotated[str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Store of the adapters.")] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="DIR|NAME", help="The base model; the adapter's own unless given, or tiny.")
+        str | None,
+        typer.Option(metavar="DIR|NAME", help="Base model (default: the adapter's own; without an adapter, tiny)."),
     ] = None,
     day: Annotated[
         datetime | None,
-        typer.Option("--date", formats=["%Y-%m-%d"], help="Nothing sent later is seen; today, of mail."),
+        typer.Option("--date", formats=["%Y-%m-%d"], help="Ignore later messages (default for mail: today)."),
     ] = None,
-    max_turns: Annotated[int, typer.Option(min=1, help="Most turns.")] = 10,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn.")] = 512,
-    samples: Annotated[int, typer.Option(min=1, help="Episodes, of which one's answer is chosen; 64 at most.")] = 1,
+    max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of turns.")] = 10,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per turn.")] = 512,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Number of episodes, from which one answer is chosen (at most 64).")
+    ] = 1,
     choose: Annotated[
-        str | None, typer.Option(metavar="majority|best", help="How, where there are several; majority unless given.")
+        str | None,
+        typer.Option(metavar="majority|best", help="How to choose among several samples (default: majority)."),
     ] = None,
     choose_by: ChooseBy = None,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0, max=HIGHEST_TEMPERATURE, help="Greedy (0) unless given, or 1 with several samples."),
+        typer.Option(
+            min=0, max=MAX_TEMPERATURE, help="Sampling temperature (default: 0, greedy; 1 with several samples)."
+        ),
     ] = None,
-    environment: EnvironmentWord = None,
+    environment: EnvironmentOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Answer one question, with what was done for it and where the answer stands: on this machine (--index), or by an
-    agent server (--url).
+    """Answer one question, on this machine (--index) or by an agent server (--url), and show the steps and sources.
 
-    Ends with 3 where there is no answer.
+    Exits with 3 if there is no answer.
     """
-    if url is not None:  # an index and a store of the environment are for questions that are answered here
-        here = {"index", "adapter", "store", "model", "max_turns", "max_tokens", "environment"}
-        here |= {"samples", "choose", "choose_by", "temperature"}
-        sources = {name: context.get_parameter_source(name) for name in here}
+    if url is not None:  # index and store may be set by environment variables, for other commands
+        local_options = {"index", "adapter", "store", "model", "max_turns", "max_tokens", "environment"}
+        local_options |= {"samples", "choose", "choose_by", "temperature"}
+        sources = {name: context.get_parameter_source(name) for name in local_options}
         given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
         if given:
             flag = "--" + min(given).replace("_", "-")
@@ -260,21 +273,21 @@ def run_question(
         err.print(f"{printable(inbox)} asks: {printable(question)}" if inbox else printable(question), soft_wrap=True)
     if question is None:
         raise UsageError("serving.no-question", "no question given: write QUESTION, or use --scenarios FILE")
-    asked_on = known.query_date if known and known.query_date else day.date() if day else None
-    from gumshoe.serving.ask import LocalModel, Question, answered, served
+    query_date = known.query_date if known and known.query_date else day.date() if day else None
+    from gumshoe.serving.ask import LocalModel, Question, answer_locally, ask_server
 
     if index is None or url is not None:
-        found = served(str(url), key, question, inbox, asked_on)
+        found = ask_server(str(url), key, question, inbox, query_date)
     else:
         from gumshoe.inference.policy import Sampling
-        from gumshoe.rewards.best_of_n import chosen_of
+        from gumshoe.rewards.best_of_n import parse_choice_options
         from gumshoe.rollouts.episode import EpisodeLimits
 
-        choice = chosen_of(samples, choose or ("majority" if samples > 1 else None), choose_by, temperature)
-        asked = Question(index, inbox, asked_on, question, named_environment(environment))
+        choice = parse_choice_options(samples, choose or ("majority" if samples > 1 else None), choose_by, temperature)
+        local_question = Question(index, inbox, query_date, question, parse_environment(environment))
         local, limits = LocalModel(adapter, store, model), EpisodeLimits(max_turns)
         sampling = Sampling(temperature or 0.0, max_tokens=max_tokens)
-        found = asyncio.run(answered(asked, local, sampling, limits, choice))
+        found = asyncio.run(answer_locally(local_question, local, sampling, limits, choice))
     if json:
         from pydantic import TypeAdapter
 
@@ -284,25 +297,25 @@ def run_question(
     else:
         _print_answer(found)
         if known is not None:
-            err.print(f"The answer that is known: {printable(known.answer)}", soft_wrap=True)
+            err.print(f"Reference answer: {printable(known.answer)}", soft_wrap=True)
     if not found.success:
         raise RefusedError("serving.no-answer", f"no answer: {found.reason}")
 
 
 def _print_answer(found: "Answer") -> None:
     for step in found.steps:
-        err.print(f"[dim]{printable(_in_a_line(step))}[/]", soft_wrap=True)
+        err.print(f"[dim]{printable(_format_step(step))}[/]", soft_wrap=True)
     if found.success:
         out.print(f"[bold]{printable(found.answer)}[/]", soft_wrap=True)
     for each in found.sources:
-        out.print(f"  {printable(each.shown)}", soft_wrap=True)
+        out.print(f"  {printable(each.label)}", soft_wrap=True)
     err.print(f"{printable(found.policy)}, {found.turns} turns, {found.seconds:.1f} s", soft_wrap=True)
     if found.chosen and found.cost:
         err.print(f"{printable(found.chosen)}; all samples: {printable(found.cost.summary)}", soft_wrap=True)
 
 
-def _in_a_line(step: "AnswerStep") -> str:
-    """A call, and how much came of it."""
+def _format_step(step: "AnswerStep") -> str:
+    """Return a tool call in one line, with the number of hits of a search."""
     if not step.tool:
         return " ".join(step.text.split())
     values = ", ".join(f"{name}={value!r}" for name, value in step.arguments.items() if value is not None)

@@ -1,7 +1,7 @@
-"""What users asked, kept for training: what they said of answers as scenarios, and episodes as trajectories.
+"""Record feedback as scenarios, and episodes as trajectories, for training.
 
-What always holds: nothing is kept unless the settings say so; what is kept is published in the store whole or not at
-all, and bears the mark of the inboxes that it quotes, so that `gumshoe artifacts forget` finds it.
+Invariants: nothing is recorded unless the settings enable it. Records are published to the store completely or not at
+all. They are marked with the inboxes they quote, so that `gumshoe artifacts forget` finds them.
 """
 
 import logging
@@ -14,40 +14,41 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gumshoe.artifacts.private_data import mark
+from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
 from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.settings import RecordingSettings
-from gumshoe.terminal import quiet
+from gumshoe.terminal import hide_progress
 
 KIND = "feedback"
 SCENARIOS, TRAJECTORIES = "scenarios.jsonl", "trajectories.jsonl"
 _REDACTED = "[redacted]"
-_MOST = 1000  # lines that wait; what comes beside them is not kept
+_MAX_LINES = 1000  # maximum number of unpublished lines per file; further ones are dropped
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class FeedbackRecorder:
-    """Gathers what is to be kept, and publishes it now and then. A context manager: its end publishes the rest."""
+    """Collect records and publish them regularly. As a context manager, it publishes the rest at the end."""
 
     settings: RecordingSettings
     store: Store | None
     _lines: dict[str, dict[str, tuple[str | None, str]]] = field(
         default_factory=lambda: {SCENARIOS: {}, TRAJECTORIES: {}}
     )
-    """By file and by what a line is about, of which the latest counts: the inbox that it quotes, if any, and the
-    line."""
+    """Unpublished lines by file and key: the inbox that a line quotes, if any, and the line. A new line replaces the
+    old one with the same key.
+    """
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> "FeedbackRecorder":
         if self.store is not None:
-            self._thread = threading.Thread(target=self._work, name="keeping", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="keeping", daemon=True)
             self._thread.start()
         return self
 
@@ -57,39 +58,39 @@ class FeedbackRecorder:
             self._thread.join()
             self._publish()
 
-    def feedback(self, scenario: Scenario) -> None:
-        """Keep a question with the answer that is right, as somebody said."""
-        texts = {"question": self._without(scenario.question), "answer": self._without(scenario.answer)}
+    def record_feedback(self, scenario: Scenario) -> None:
+        """Record a question with its correct answer."""
+        texts = {"question": self._redact(scenario.question), "answer": self._redact(scenario.answer)}
         line = scenario.model_copy(update=texts).to_json()
-        self._keep(SCENARIOS, scenario.digest, scenario.inbox_address, line)
+        self._add(SCENARIOS, scenario.digest, scenario.inbox_address, line)
 
-    def episode(self, scenario: Scenario, trajectory: Trajectory) -> None:
-        """Keep an episode, if it is one of the sample."""
+    def record_episode(self, scenario: Scenario, trajectory: Trajectory) -> None:
+        """Record an episode, if it is selected for the sample."""
         if random.random() < self.settings.trajectories:  # noqa: S311 - nothing secret
-            line = self._redacted(trajectory).to_json()
-            self._keep(TRAJECTORIES, secrets.token_hex(8), scenario.inbox_address, line)
+            line = self._redact_trajectory(trajectory).to_json()
+            self._add(TRAJECTORIES, secrets.token_hex(8), scenario.inbox_address, line)
 
-    def _redacted(self, trajectory: Trajectory) -> Trajectory:
-        """Without what is not to be kept; token ids would say it all the same."""
+    def _redact_trajectory(self, trajectory: Trajectory) -> Trajectory:
+        """Return the trajectory without redacted text, and without token IDs, which would reveal it."""
         if not self.settings.redact:
             return trajectory
-        record = replace(trajectory.record, answer=self._without(trajectory.record.answer or ""))
-        segments = [Segment(each.origin, self._without(each.text)) for each in trajectory.segments]
-        return replace(trajectory, segments=segments, record=record, detail=self._without(trajectory.detail))
+        record = replace(trajectory.record, answer=self._redact(trajectory.record.answer or ""))
+        segments = [Segment(each.origin, self._redact(each.text)) for each in trajectory.segments]
+        return replace(trajectory, segments=segments, record=record, detail=self._redact(trajectory.detail))
 
-    def _without(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         for each in self.settings.redact:
             text = re.sub(each, _REDACTED, text)
         return text
 
-    def _keep(self, file: str, about: str, inbox: str | None, line: str) -> None:
+    def _add(self, file: str, key: str, inbox: str | None, line: str) -> None:
         with self._lock:
-            if len(self._lines[file]) >= _MOST and about not in self._lines[file]:
-                _log.warning("%s lines of %s wait to be published; another is left out", _MOST, file)
+            if len(self._lines[file]) >= _MAX_LINES and key not in self._lines[file]:
+                _log.warning("%s lines of %s are unpublished; a new one is dropped", _MAX_LINES, file)
                 return
-            self._lines[file][about] = inbox, line
+            self._lines[file][key] = inbox, line
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while not self._ended.wait(self.settings.every):
             self._publish()
 
@@ -100,15 +101,17 @@ class FeedbackRecorder:
             return
         version = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         try:
-            with TemporaryDirectory(prefix="gumshoe-kept-") as place, quiet():
+            with TemporaryDirectory(prefix="gumshoe-kept-") as place, hide_progress():
                 for file, kept in lines.items():
                     if kept:
                         text = "".join(f"{line}\n" for _, line in kept.values())
                         Path(place, file).write_text(text, encoding="utf-8")
-                mark(Path(place), {inbox for kept in lines.values() for inbox, _ in kept.values() if inbox is not None})
+                mark_private(
+                    Path(place), {inbox for kept in lines.values() for inbox, _ in kept.values() if inbox is not None}
+                )
                 self.store.publish(Path(place), KIND, version)
         except (GumshoeError, OSError) as error:
-            said = error.message_with_code if isinstance(error, GumshoeError) else error
-            _log.warning("cannot publish what was kept, trying again later: %s", said)
+            message = error.message_with_code if isinstance(error, GumshoeError) else error
+            _log.warning("cannot publish the records, trying again later: %s", message)
             with self._lock:
                 self._lines = {file: kept | self._lines[file] for file, kept in lines.items()}

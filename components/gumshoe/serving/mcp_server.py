@@ -1,6 +1,6 @@
-"""The agent server's tools for MCP clients: the same as an agent has, and the agent itself.
+"""Provide the environment's tools, and the agent itself as a tool, to MCP clients.
 
-What always holds: a tool reaches the inboxes of the principal that sent the request, and no other.
+Invariant: a tool only reads the inboxes of the principal that sent the request.
 """
 
 import inspect
@@ -16,10 +16,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field, TypeAdapter
 
 from gumshoe.environments.base import Source
-from gumshoe.environments.tools import BadArgumentsError, Call, Run, Toolbox
+from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolFunction
 from gumshoe.environments.tools import ToolError as RefusedCallError
-from gumshoe.serving.app import note, scenario_for
-from gumshoe.serving.errors import log_unexpected, problem_of
+from gumshoe.serving.app import build_scenario, log_answer
+from gumshoe.serving.errors import describe_error, log_unexpected
 from gumshoe.serving.service import AnswerService
 
 _ABOUT = """\
@@ -38,9 +38,9 @@ _CONTEXT, _INBOX, _DAY = (
 )
 
 
-def make_mcp(service: AnswerService) -> MCPServer[Any]:
-    """The server, whose requests bear a principal in their state."""
-    tools, has_inboxes = service.world.tools(), service.world.has_inboxes
+def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
+    """Create the MCP server. Its requests must have a principal in their state."""
+    tools, has_inboxes = service.env_factory.list_tools(), service.env_factory.has_inboxes
     named = " and ".join(f"`{tool.__name__}`" for tool in tools)
     about = _ABOUT.format(about="about mail" if has_inboxes else "from documents", tools=named)
     server: MCPServer[Any] = MCPServer("gumshoe", instructions=about, log_level="WARNING")
@@ -49,9 +49,9 @@ def make_mcp(service: AnswerService) -> MCPServer[Any]:
     async def run(
         call: Call, context: Context[Any, Any], inbox_address: str | None = None, query_date: date | None = None
     ) -> str:
-        with _told_of():
+        with _translate_errors():
             request: Any = context.request_context.request
-            return await service.call(scenario_for(request, call.name, inbox_address, query_date, service), call)
+            return await service.call(build_scenario(request, call.name, inbox_address, query_date, service), call)
 
     async def ask(
         *,
@@ -60,11 +60,11 @@ def make_mcp(service: AnswerService) -> MCPServer[Any]:
         inbox_address: str | None = None,
         query_date: date | None = None,
     ) -> dict[str, Any]:
-        with _told_of():
+        with _translate_errors():
             request: Any = context.request_context.request
-            scenario = scenario_for(request, question, inbox_address, query_date, service)
+            scenario = build_scenario(request, question, inbox_address, query_date, service)
             answer = await service.answer(scenario, None, lambda _: None)
-            note(request, answer, service.settings)
+            log_answer(request, answer, service.settings)
         return {
             "answer": answer.answer,
             "success": answer.success,
@@ -75,50 +75,50 @@ def make_mcp(service: AnswerService) -> MCPServer[Any]:
         }
 
     for tool in tools:
-        _add(server, _passed_on(tool, run, more), _described(tool))
+        _register(server, _wrap_tool(tool, run, more), _read_description(tool))
     asked = Annotated[str, Field(description="What to find out.")]
     question = Parameter("question", Parameter.KEYWORD_ONLY, annotation=asked)
-    _add(server, _with_signature(ask, [question, *more], dict[str, Any]), "Have an agent answer a question.")
+    _register(server, _with_signature(ask, [question, *more], dict[str, Any]), "Have an agent answer a question.")
     return server
 
 
-def _add(server: MCPServer[Any], tool: Callable[..., Any], description: str) -> None:
+def _register(server: MCPServer[Any], tool: Callable[..., Any], description: str) -> None:
     server.tool(tool.__name__, description=description)(tool)
 
 
-def _passed_on(tool: Run, run: Callable[..., Any], more: list[Parameter]) -> Callable[..., Any]:
-    """A tool of an environment as one of the server's: with its own arguments, and those that say whose mail it is."""
-    own = _parameters(tool)
-    beside = {each.name for each in (_CONTEXT, *more)}
+def _wrap_tool(tool: ToolFunction, run: Callable[..., Any], more: list[Parameter]) -> Callable[..., Any]:
+    """Wrap a tool of an environment as a tool of the server, with additional arguments for the inbox and the date."""
+    own = _describe_parameters(tool)
+    extra = {each.name for each in (_CONTEXT, *more)}
 
-    async def passed_on(**arguments: Any) -> str:
-        call = Call(tool.__name__, {name: value for name, value in arguments.items() if name not in beside})
-        result: str = await run(call, **{name: value for name, value in arguments.items() if name in beside})
+    async def wrapper(**arguments: Any) -> str:
+        call = Call(tool.__name__, {name: value for name, value in arguments.items() if name not in extra})
+        result: str = await run(call, **{name: value for name, value in arguments.items() if name in extra})
         return result
 
-    passed_on.__name__ = tool.__name__
-    return _with_signature(passed_on, [*own, *more], str)
+    wrapper.__name__ = tool.__name__
+    return _with_signature(wrapper, [*own, *more], str)
 
 
-def _parameters(tool: Run) -> list[Parameter]:
-    """A tool's arguments, with what its docstring says of each."""
-    said = Toolbox([tool]).schemas()[0]["function"]["parameters"]["properties"]
+def _describe_parameters(tool: ToolFunction) -> list[Parameter]:
+    """Return a tool's parameters, with the descriptions in its docstring."""
+    properties = Toolbox([tool]).schemas()[0]["function"]["parameters"]["properties"]
     signature = inspect.signature(tool, eval_str=True)
     return [
         each.replace(
             kind=Parameter.KEYWORD_ONLY,
-            annotation=Annotated[each.annotation, Field(description=said[each.name]["description"])],
+            annotation=Annotated[each.annotation, Field(description=properties[each.name]["description"])],
         )
         for each in signature.parameters.values()
     ]
 
 
-def _described(tool: Run) -> str:
+def _read_description(tool: ToolFunction) -> str:
     return str(Toolbox([tool]).schemas()[0]["function"]["description"])
 
 
 def _with_signature(function: Callable[..., Any], own: list[Parameter], result: Any) -> Callable[..., Any]:
-    """A function that says that it takes these arguments, and the context: what the SDK describes it by."""
+    """Set a function's signature to these parameters and the context. The SDK derives the tool's schema from it."""
     parameters = [*own, _CONTEXT]
     signature = inspect.Signature(parameters, return_annotation=result)
     function.__signature__ = signature  # type: ignore[attr-defined]
@@ -127,13 +127,13 @@ def _with_signature(function: Callable[..., Any], own: list[Parameter], result: 
 
 
 @contextmanager
-def _told_of() -> Iterator[None]:
-    """What goes wrong is told to the client as over HTTP, and of a call what is wrong with it."""
+def _translate_errors() -> Iterator[None]:
+    """Report errors to the client as over HTTP, and the errors of a tool call with their own message."""
     try:
         yield
     except (RefusedCallError, BadArgumentsError) as error:
         raise ToolError(str(error)) from None
-    except Exception as error:  # noqa: BLE001 - the SDK would tell the client what it says
+    except Exception as error:  # noqa: BLE001 - the SDK would reveal its message to the client
         log_unexpected(error)
-        code, _, title, detail = problem_of(error)
+        code, _, title, detail = describe_error(error)
         raise ToolError(f"{title}: {detail} [{code}]") from None

@@ -1,4 +1,4 @@
-"""What stands before every route: who asks, how much they may send, and what is told of it."""
+"""Handle every request before its route: authenticate it, limit its size, and log it."""
 
 import asyncio
 import re
@@ -12,19 +12,19 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gumshoe.serving.access import Access, UnauthenticatedError
-from gumshoe.serving.errors import RefusedRequestError, answer_to, log_unexpected
+from gumshoe.serving.errors import RefusedRequestError, build_error_response, log_unexpected
 from gumshoe.serving.settings import ServeSettings
-from gumshoe.serving.telemetry import Metrics, request_id, span_of, told
+from gumshoe.serving.telemetry import Metrics, log_event, request_id, start_span
 
 PUBLIC = {"/": "/", "/page.js": "/page", "/page.css": "/page", "/healthz": "/healthz", "/readyz": "/readyz"}
 PUBLIC |= {"/metrics": "/metrics", "/openapi.json": "/openapi.json"}
 ROUTES = {"/invoke", "/invoke/stream", "/feedback", "/principal", "/mcp"}
-_HERE = ("localhost", "127.0.0.1", "[::1]")
-_READ = 20.0  # seconds for a request's body
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+_BODY_TIMEOUT = 20.0  # seconds
 _ID = re.compile(r"[\w.-]{1,64}", re.A)
 _FAILED = 500
-_QUIET = {"/healthz", "/readyz", "/metrics"}  # asked again and again, and not worth a line
-_SAFE = [
+_QUIET = {"/healthz", "/readyz", "/metrics"}  # probed frequently, so they are not logged
+_SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
@@ -33,9 +33,10 @@ _SAFE = [
 
 @dataclass(slots=True)
 class Middleware:
-    """Passes on to `app` what is to be answered, with its whole body. In its state stand who asks (`principal`) and a
-    dictionary for what its line in the log is to say (`told`). Everything but what is public needs a principal;
-    where whoever asks leaves, the app's work is given up.
+    """Authenticate requests and pass them to `app` with their complete body.
+
+    The request's state contains the caller (`principal`) and a dictionary for its log line (`log_fields`). Only public
+    paths need no principal. If the client disconnects, the app's work is cancelled.
     """
 
     app: ASGIApp
@@ -45,76 +46,74 @@ class Middleware:
     tracer: Tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Handle an ASGI request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         path = scope["path"].rstrip("/") or "/"
         route = PUBLIC.get(path) or (path if path in ROUTES else "other")
-        state = scope["state"] = {**scope.get("state", {}), "told": {}}
+        state = scope["state"] = {**scope.get("state", {}), "log_fields": {}}
         given = headers.get("x-request-id", "")
-        held = request_id.set(given if _ID.fullmatch(given) else secrets.token_hex(8))
+        reset_token = request_id.set(given if _ID.fullmatch(given) else secrets.token_hex(8))
         answer = _ResponseWriter(send)
         started = time.monotonic()
         try:
-            with span_of(self.tracer, f"{scope['method']} {route}", dict(headers)) as span:
+            with start_span(self.tracer, f"{scope['method']} {route}", dict(headers)) as span:
                 try:
-                    await self._answered(scope, receive, answer, headers, route)
+                    await self._handle(scope, receive, answer, headers, route)
                 except Exception as error:  # noqa: BLE001 - the outermost boundary
                     if isinstance(error, UnauthenticatedError):
                         self.metrics.refused.labels("unauthenticated").inc()
                     log_unexpected(error)
                     if not answer.has_begun:
-                        await answer_to(error)(scope, receive, answer)
+                        await build_error_response(error)(scope, receive, answer)
                 span.set_attribute("http.response.status_code", answer.status)
                 if answer.status >= _FAILED:
                     span.set_status(StatusCode.ERROR)
                 if route not in _QUIET:
                     seconds = round(time.monotonic() - started, 4)
-                    told("request", route=route, status=answer.status, seconds=seconds, **state["told"])
+                    log_event("request", route=route, status=answer.status, seconds=seconds, **state["log_fields"])
         finally:
             self.metrics.requests.labels(route, str(answer.status)).inc()
             self.metrics.latency.labels(route).observe(time.monotonic() - started)
-            request_id.reset(held)
+            request_id.reset(reset_token)
 
-    async def _answered(
+    async def _handle(
         self, scope: Scope, receive: Receive, answer: "_ResponseWriter", headers: Headers, route: str
     ) -> None:
-        if route not in _QUIET:  # whoever probes a server knows its address, and no name
+        if route not in _QUIET:  # probes use the pod's IP address as host
             self._check_host(headers.get("host", ""))
         if route not in PUBLIC.values():
             kind, _, credentials = headers.get("authorization", "").partition(" ")
-            who = await self.access.principal(credentials.strip() if kind.lower() == "bearer" else None)
-            scope["state"]["principal"] = who
-            scope["state"]["told"]["principal"] = who.name
-        if route == "/mcp" and scope["method"] != "POST":  # or a stream is opened that never says anything
+            caller = await self.access.authenticate(credentials.strip() if kind.lower() == "bearer" else None)
+            scope["state"]["principal"] = caller
+            scope["state"]["log_fields"]["principal"] = caller.name
+        if route == "/mcp" and scope["method"] != "POST":  # GET would open a stream without events
             raise HTTPException(405, "Use POST for MCP.", {"Allow": "POST"})
-        body = await self._body(receive, headers)
-        leaving = asyncio.create_task(_left(receive))
-        work = asyncio.ensure_future(self.app(scope, _replayed(body, leaving), answer))
+        body = await self._read_body(receive, headers)
+        disconnect = asyncio.create_task(_wait_for_disconnect(receive))
+        work = asyncio.ensure_future(self.app(scope, _replay(body, disconnect), answer))
         try:
-            await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
         finally:
             work.cancel()
-            leaving.cancel()
-            await asyncio.gather(work, leaving, return_exceptions=True)
+            disconnect.cancel()
+            await asyncio.gather(work, disconnect, return_exceptions=True)
 
     def _check_host(self, host: str) -> None:
-        """Where access is open, a page of somebody else's that a browser on this machine shows must not reach the
-        server under a name of its own.
-        """
+        """Check the Host header, which protects a server with open access from DNS rebinding by web pages."""
         access = self.settings.access
-        allowed = access.allowed_hosts or (_HERE if access.open else ())
+        allowed = access.allowed_hosts or (_LOCAL_HOSTS if access.open else ())
         name = re.sub(r":\d+$", "", host).lower()
         if allowed and name not in allowed:
             raise RefusedRequestError(
                 "serving.host-not-allowed", 421, "Host not allowed", f"Host header {name!r} is not allowed."
             )
 
-    async def _body(self, receive: Receive, headers: Headers) -> bytes:
+    async def _read_body(self, receive: Receive, headers: Headers) -> bytes:
         most = self.settings.limits.body
         too_large = RefusedRequestError(
             "serving.request-too-large", 413, "Request too large", f"A request may have at most {most:,} bytes."
@@ -123,7 +122,7 @@ class Middleware:
             raise too_large
         parts, size = [], 0
         try:
-            async with asyncio.timeout(_READ):
+            async with asyncio.timeout(_BODY_TIMEOUT):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -144,40 +143,40 @@ class Middleware:
                 "serving.request-too-slow",
                 408,
                 "Request too slow",
-                f"The body did not arrive within {_READ:g} seconds.",
+                f"The body did not arrive within {_BODY_TIMEOUT:g} seconds.",
             ) from None
 
 
-def _replayed(body: bytes, leaving: "asyncio.Task[Message]") -> Receive:
-    """The body that was read, and then what else comes: the end of the connection."""
+def _replay(body: bytes, disconnect: "asyncio.Task[Message]") -> Receive:
+    """Return a receive function that yields the body that was read, and then the disconnect message."""
     coming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
-        return coming.pop() if coming else await asyncio.shield(leaving)
+        return coming.pop() if coming else await asyncio.shield(disconnect)
 
     return next_message
 
 
-async def _left(receive: Receive) -> Message:
-    """The message that says that whoever asked is gone."""
+async def _wait_for_disconnect(receive: Receive) -> Message:
+    """Return the message that the client has disconnected."""
     while (message := await receive())["type"] != "http.disconnect":
         pass
     return message
 
 
 class _ResponseWriter:
-    """Passes an answer on, with the headers that all have."""
+    """Send a response with the headers that all responses have."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.status = 499  # whoever asked is gone
+        self.status = 499  # client closed the request
         self.has_begun = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.has_begun, self.status = True, message["status"]
             known = {name.lower() for name, _ in message.get("headers", [])}
-            more = [each for each in _SAFE if each[0] not in known]
+            more = [each for each in _SECURITY_HEADERS if each[0] not in known]
             headers = [*message.get("headers", []), *more, (b"x-request-id", request_id.get().encode())]
             message = {**message, "headers": headers}
         await self._send(message)

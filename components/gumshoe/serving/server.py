@@ -1,4 +1,4 @@
-"""The agent server as a process: what it needs is brought here, opened, served, and put away again."""
+"""Run the agent server as a process: fetch and open what it needs, serve, and shut down."""
 
 import asyncio
 import gc
@@ -13,39 +13,39 @@ import uvloop
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
-from gumshoe.artifacts.store import Store, fetched_directory
+from gumshoe.artifacts.store import Store, fetch_directory
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
 from gumshoe.serving.access import Access, open_access
-from gumshoe.serving.app import make_app
+from gumshoe.serving.app import create_app
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
-from gumshoe.serving.mcp_server import make_mcp
+from gumshoe.serving.mcp_server import create_mcp_server
 from gumshoe.serving.middleware import Middleware
-from gumshoe.serving.service import AnswerService, serving
+from gumshoe.serving.service import AnswerService, open_service
 from gumshoe.serving.settings import ServeSettings
-from gumshoe.serving.telemetry import Metrics, tracer
+from gumshoe.serving.telemetry import Metrics, create_tracer
 
 _log = logging.getLogger(__name__)
 
 
 def serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
-    """Serve until the process is asked to end, and then until what runs has ended; `announce` is told the address.
+    """Serve until the process is asked to stop and running requests have ended. `announce` is called with the URL.
 
     Raises:
-        UsageError: it cannot be served as the settings say.
-        GumshoeError: the index is damaged, or cannot be had; the model of this machine does not start.
+        UsageError: if the settings cannot be used.
+        GumshoeError: if the index is damaged or not available, or a local model does not start.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, announce))
 
 
 async def _serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
-    with ExitStack() as held:
-        listening = held.enter_context(_listening(settings.host, settings.port))
-        index = held.enter_context(fetched_directory(settings.index, settings.store, verify=True))
-        world = open_env(index, settings.environment)
-        await asyncio.to_thread(world.get_ready)  # it may embed a text, which has a loop of its own
-        async with application(settings, world) as app:
+    with ExitStack() as stack:
+        listening = stack.enter_context(_open_socket(settings.host, settings.port))
+        index = stack.enter_context(fetch_directory(settings.index, settings.store, verify=True))
+        env_factory = open_env(index, settings.environment)
+        await asyncio.to_thread(env_factory.get_ready)  # it may embed a text, which runs its own event loop
+        async with open_application(settings, env_factory) as app:
             server = _UvicornServer(
                 uvicorn.Config(
                     app,
@@ -62,39 +62,40 @@ async def _serve(settings: ServeSettings, announce: Callable[[str], object]) -> 
 
 
 @asynccontextmanager
-async def application(settings: ServeSettings, world: EnvFactory) -> AsyncIterator[ASGIApp]:
-    """The whole of it as an ASGI application, as long as the block runs.
+async def open_application(settings: ServeSettings, env_factory: EnvFactory) -> AsyncIterator[ASGIApp]:
+    """Run the server as an ASGI application while the block runs.
 
     Raises:
-        UsageError, PolicyError: a model of this machine, or the file of keys, cannot be had.
+        UsageError: if the key file or a setting is invalid.
+        PolicyError: if a local model does not start.
     """
     keeps = settings.keeping.feedback or settings.keeping.trajectories > 0
     store = Store(settings.store) if keeps and settings.store else None
     access = open_access(settings.access)
-    with FeedbackRecorder(settings.keeping, store) as keeper:
+    with FeedbackRecorder(settings.keeping, store) as recorder:
         async with (
-            serving(settings, world, Metrics(), tracer(), keeper.episode) as service,
-            routes_to(service, access, keeper) as app,
+            open_service(settings, env_factory, Metrics(), create_tracer(), recorder.record_episode) as service,
+            open_routes(service, access, recorder) as app,
         ):
             yield app
 
 
 @asynccontextmanager
-async def routes_to(service: AnswerService, access: Access, keeper: FeedbackRecorder) -> AsyncIterator[ASGIApp]:
-    """HTTP and MCP to a service, for those who may ask it."""
+async def open_routes(service: AnswerService, access: Access, recorder: FeedbackRecorder) -> AsyncIterator[ASGIApp]:
+    """Serve HTTP and MCP for a service, with access control."""
     settings = service.settings
     if settings.access.open:
-        what = "every mailbox in" if service.world.has_inboxes else "all of"
+        what = "every mailbox in" if service.env_factory.has_inboxes else "all of"
         _log.warning("access is open: anyone who can reach this server can read %s its index", what)
-    app = make_app(settings, service, keeper)
-    tools = make_mcp(service)
+    app = create_app(settings, service, recorder)
+    tools = create_mcp_server(service)
     mounted = tools.streamable_http_app(
         stateless_http=True,
         json_response=True,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Middleware` does
     )
     app.router.routes.extend(mounted.routes)
-    # What is loaded by now stays: each full collection would walk through all of it, and hold up every episode for it.
+    # Exclude the objects loaded so far from garbage collection: each full collection would delay all episodes.
     gc.collect()
     gc.freeze()
     async with tools.session_manager.run():
@@ -102,10 +103,11 @@ async def routes_to(service: AnswerService, access: Access, keeper: FeedbackReco
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """
+def _open_socket(host: str, port: int) -> Iterator[socket.socket]:
+    """Open a listening socket.
+
     Raises:
-        UsageError: the port is not available.
+        UsageError: if the port is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -114,14 +116,14 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         raise UsageError(
             "serving.port-unavailable", f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
         ) from None
-    # Inherited by what is accepted; asyncio sets it for sockets that say that they are TCP, and this one does not.
+    # Accepted sockets inherit it. asyncio sets it only if a socket's protocol is TCP; this one's is 0.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listening:
         yield listening
 
 
 class _UvicornServer(uvicorn.Server):
-    """Ends when it is asked to; uvicorn's own would then end the process too, before all is put away."""
+    """Stop on a signal without ending the process. Uvicorn's own server would end it before everything is closed."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Episodes for whoever asks: so many at once, each by one policy, none for longer than it may take."""
+"""Answer questions with a limited number of concurrent episodes, one policy per episode, and a deadline per request."""
 
 import asyncio
 import hashlib
@@ -24,23 +24,23 @@ from gumshoe.inference.policy import PolicyError, Sampling
 from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, start_local_policy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.rewards import best_of_n
-from gumshoe.rewards.best_of_n import ChoiceSettings, LateError, Selector
+from gumshoe.rewards.best_of_n import ChoiceSettings, SampleTimeoutError, Selector
 from gumshoe.rollouts.answer import Answer, Answerer, AnswerStep
 from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.rollouts.chat_policy import check_chat
+from gumshoe.rollouts.chat_policy import check_chat_server
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.sessions import OpenChatSession, open_policy
 from gumshoe.rollouts.tool_threads import ToolFailedError, ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.ask import LocalModel
-from gumshoe.serving.errors import BusyError, ModelNotReadyError, TooSlowError
+from gumshoe.serving.errors import BusyError, DeadlineExceededError, ModelNotReadyError
 from gumshoe.serving.settings import ServeSettings
-from gumshoe.serving.telemetry import Metrics, span_of
+from gumshoe.serving.telemetry import Metrics, start_span
 
-_LOOK = 5.0  # seconds between two looks at a model
-_LOOKS = 5.0  # seconds that one may take
-_SAMPLING, _CHOOSING = 0.75, 0.9  # of the deadline: samples that still run are given up then, and so is a judge
+_CHECK_INTERVAL = 5.0  # seconds between two checks of a model
+_CHECK_TIMEOUT = 5.0  # seconds
+_SAMPLING, _CHOOSING = 0.75, 0.9  # fractions of the deadline after which unfinished samples and judges are cancelled
 
 T = TypeVar("T")
 
@@ -49,45 +49,45 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ServedPolicy:
-    """One of the policies in service."""
+    """A policy in service."""
 
     name: PolicyName
     share: float
-    speak: OpenChatSession | None = None
-    trouble: str = "not opened yet"
-    """Why it cannot answer; empty where it can."""
+    open_session: OpenChatSession | None = None
+    problem: str = "not opened yet"
+    """Why it cannot answer; empty if it can."""
 
 
 @dataclass(slots=True)
 class ConcurrencyLimiter:
-    """Room for so many at once, and for so many that wait until one of them has ended."""
+    """Limit concurrent tasks to `limit`, and waiting ones to `queue`."""
 
-    at_once: int
+    limit: int
     queue: int
-    waits: Gauge
-    """How many wait, for whoever watches."""
+    waiting_gauge: Gauge
+    """Metric for the number of waiting tasks."""
     _free: asyncio.Semaphore = field(init=False)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Of who takes places: two that each had half of what they need would wait for each other."""
+    _acquire_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Only one task acquires slots at a time: two that each hold half of what they need would wait for each other."""
     _left: int = field(init=False)
     _waiting: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._free = asyncio.Semaphore(self.at_once)
-        self._left = self.at_once
+        self._free = asyncio.Semaphore(self.limit)
+        self._left = self.limit
 
     @asynccontextmanager
-    async def taken(self, count: int = 1) -> AsyncIterator[Callable[[], None]]:
-        """So many of them together, as long as the block runs; what it is given gives one back before that.
+    async def acquire(self, count: int = 1) -> AsyncIterator[Callable[[], None]]:
+        """Hold `count` slots while the block runs. Yields a function that releases one of them early.
 
         Raises:
-            BusyError: as many wait as may.
+            BusyError: if the queue is full.
         """
-        if self._waiting >= self.queue and (self._turn.locked() or self._left < count):
+        if self._waiting >= self.queue and (self._acquire_lock.locked() or self._left < count):
             raise BusyError
         held = 0
 
-        def give_back() -> None:
+        def release_one() -> None:
             nonlocal held
             if held:
                 held -= 1
@@ -97,42 +97,42 @@ class ConcurrencyLimiter:
         try:
             self._waiting += 1
             try:
-                with self.waits.track_inprogress():
-                    async with self._turn:
+                with self.waiting_gauge.track_inprogress():
+                    async with self._acquire_lock:
                         while held < count:
                             await self._free.acquire()
                             held += 1
                             self._left -= 1
             finally:
                 self._waiting -= 1
-            yield give_back
+            yield release_one
         finally:
             while held:
-                give_back()
+                release_one()
 
 
-Served = Callable[[Scenario, Trajectory], object]
-"""Told of each episode that ended by itself."""
+EpisodeCallback = Callable[[Scenario, Trajectory], object]
+"""Called with each episode that ended normally."""
 
 
 @dataclass(slots=True)
 class AnswerService:
-    """Answers questions with the policies in service. Use it as an async context manager, by `serving`.
+    """Answer questions with the policies in service. Use it as an async context manager, with `open_service`.
 
-    Invariants: an episode has one policy, and so have all samples of a question; one session has the same, as long as
-    it is in service; no more than `limits.concurrency` episodes run at once, of whichever questions, and no more than
-    `limits.queue` questions wait. The same holds for single calls of a tool.
+    Invariants: an episode, and all samples of a question, use one policy. A session keeps its policy as long as that
+    is in service. At most `limits.concurrency` episodes run at once, over all questions, and at most `limits.queue`
+    questions wait. The same limits hold for single tool calls.
     """
 
     settings: ServeSettings
-    world: EnvFactory
+    env_factory: EnvFactory
     metrics: Metrics
     tracer: Tracer
     threads: ToolThreads
-    served: Served
+    on_episode: EpisodeCallback
     candidates: list[ServedPolicy]
-    chooser: Selector | None = None
-    """Where a question has several samples."""
+    selector: Selector | None = None
+    """Set if a question has several samples."""
     choice: ChoiceSettings | None = field(init=False)
     _episodes: ConcurrencyLimiter = field(init=False)
     _calls: ConcurrencyLimiter = field(init=False)
@@ -146,197 +146,215 @@ class AnswerService:
         )
 
     @property
-    def trouble(self) -> str:
-        """Why questions cannot be answered; empty where they can. A canary that is not there is none: the policy beside
-        it answers for it."""
+    def problem(self) -> str:
+        """Why questions cannot be answered; empty if they can. A missing canary is not a problem: the main policy
+        answers in its place.
+        """
         first = self.candidates[0]
-        return f"{first.name.version}: {first.trouble}" if first.trouble else ""
+        return f"{first.name.version}: {first.problem}" if first.problem else ""
 
-    async def answer(self, scenario: Scenario, session: str | None, tell: Callable[[AnswerStep], object]) -> Answer:
-        """Run an episode of a question, whose asker may read what it is about.
+    async def answer(self, scenario: Scenario, session: str | None, on_step: Callable[[AnswerStep], object]) -> Answer:
+        """Answer a question. The caller's access to its inbox must have been checked before.
 
         Raises:
-            BusyError, TooSlowError, NotReadyError: it was not answered.
-            PolicyError, ToolFailedError: the model or a tool failed.
+            BusyError: if the queue is full.
+            DeadlineExceededError: if there is no answer within the deadline.
+            ModelNotReadyError: if the model is not available.
+            PolicyError: if the model fails.
+            ToolFailedError: if a tool fails.
         """
         try:
-            return await self._in_time(self._in_turn(scenario, session, tell))
+            return await self._with_deadline(self._answer_in_turn(scenario, session, on_step))
         except BusyError:
             self.metrics.refused.labels("busy").inc()
             raise
-        except TooSlowError:
+        except DeadlineExceededError:
             self.metrics.model_errors.labels("too slow").inc()
             raise
         except ModelNotReadyError:
             self.metrics.model_errors.labels("not ready").inc()
             raise
-        except (PolicyError, UsageError) as error:  # the latter where a chat model's server takes the key no longer
+        except (PolicyError, UsageError) as error:  # UsageError: a chat model's server no longer accepts the key
             self.metrics.model_errors.labels("failed").inc()
             failure = error
             if not isinstance(failure, PolicyError):
                 failure = PolicyError(error.code, "the model rejected the request", str(error))
-            said = failure.message if self.settings.log_questions else failure.plain
-            _log.warning("the model failed: %s [%s]", said, failure.code)
+            message = failure.message if self.settings.log_questions else failure.public_message
+            _log.warning("the model failed: %s [%s]", message, failure.code)
             raise failure from None
 
     async def call(self, scenario: Scenario, call: Call) -> str:
-        """What one call of a tool gives for whoever may read what the scenario is about.
+        """Run one tool call and return its result. The caller's access to the scenario's inbox must have been checked.
 
         Raises:
-            BusyError, TooSlowError: it was not carried out.
-            ToolError, BadArgumentsError: it cannot be, as it was put.
-            ToolFailedError: the tool failed.
+            BusyError: if the queue is full.
+            DeadlineExceededError: if there is no result within the deadline.
+            ToolError: if the tool rejects the call.
+            BadArgumentsError: if the arguments are invalid.
+            ToolFailedError: if the tool fails.
         """
-        environment = self.world.for_calls().new_environment(scenario, 1)
-        return await self._in_time(self._carried_out(environment, call))
+        environment = self.env_factory.for_calls().new_environment(scenario, 1)
+        return await self._with_deadline(self._run_call(environment, call))
 
-    async def missing(self, scenario: Scenario) -> list[str]:
-        """Those of a scenario's sources that are not there: that its inbox did not hold on its day."""
-        look = self.world.find_source
-        found = [await self.threads.run("sources", look, scenario, each) for each in scenario.sources]
+    async def find_missing_sources(self, scenario: Scenario) -> list[str]:
+        """Return the sources of a scenario that do not exist in its inbox on its date, or in the documents."""
+        find = self.env_factory.find_source
+        found = [await self.threads.run("sources", find, scenario, each) for each in scenario.sources]
         return [name for name, each in zip(scenario.sources, found, strict=True) if each is None]
 
-    async def _carried_out(self, environment: Environment, call: Call) -> str:
-        async with self._calls.taken():
+    async def _run_call(self, environment: Environment, call: Call) -> str:
+        async with self._calls.acquire():
             return await self.threads.run(call.name, environment.toolbox.run, call)
 
-    async def _in_time(self, work: Awaitable[T]) -> T:
+    async def _with_deadline(self, work: Awaitable[T]) -> T:
         deadline = self.settings.limits.deadline
         try:
             async with asyncio.timeout(deadline):
                 return await work
         except TimeoutError:
-            raise TooSlowError(f"No answer within {deadline:g} seconds.") from None
+            raise DeadlineExceededError(f"No answer within {deadline:g} seconds.") from None
 
-    async def _in_turn(self, scenario: Scenario, session: str | None, tell: Callable[[AnswerStep], object]) -> Answer:
-        began = time.monotonic()
+    async def _answer_in_turn(
+        self, scenario: Scenario, session: str | None, on_step: Callable[[AnswerStep], object]
+    ) -> Answer:
+        """Wait for a free slot, then run the episodes of a question."""
+        started = time.monotonic()
         choice = self.choice
-        async with self._episodes.taken(choice.samples if choice else 1) as give_back:
-            self.metrics.phases.labels("waiting").observe(time.monotonic() - began)
-            chosen = self._chosen(session)
-            if chosen.speak is None:
-                raise ModelNotReadyError(chosen.trouble)
-            speak, seed = chosen.speak, secrets.token_hex(8)
-            if choice is None or self.chooser is None:
-                answer, _ = await self._episode(scenario, speak, seed, 0, tell)
+        async with self._episodes.acquire(choice.samples if choice else 1) as release_one:
+            self.metrics.phases.labels("waiting").observe(time.monotonic() - started)
+            policy = self._choose_policy(session)
+            if policy.open_session is None:
+                raise ModelNotReadyError(policy.problem)
+            open_session, seed = policy.open_session, secrets.token_hex(8)
+            if choice is None or self.selector is None:
+                answer, _ = await self._run_episode(scenario, open_session, seed, 0, on_step)
                 return answer
 
             async def run(sample: int) -> tuple[Answer, Trajectory]:
                 try:
-                    return await self._episode(scenario, speak, seed, sample, lambda _: None)
+                    return await self._run_episode(scenario, open_session, seed, sample, lambda _: None)
                 finally:
-                    give_back()
+                    release_one()
 
-            answer = await self._sampled(scenario, run, choice, self.chooser, time.monotonic() - began)
+            answer = await self._answer_with_samples(scenario, run, choice, self.selector, time.monotonic() - started)
         for step in answer.steps:
-            tell(step)
+            on_step(step)
         return answer
 
-    async def _sampled(
-        self, scenario: Scenario, run: best_of_n.RunSample, choice: ChoiceSettings, chooser: Selector, waited: float
+    async def _answer_with_samples(
+        self, scenario: Scenario, run: best_of_n.RunSample, choice: ChoiceSettings, selector: Selector, waited: float
     ) -> Answer:
-        """Several samples of a question, and one of them."""
+        """Run several samples of a question and choose one of their answers."""
         deadline = self.settings.limits.deadline
         found = await best_of_n.answer_with_samples(
             run,
             choice,
-            chooser,
+            selector,
             (scenario.question, scenario.query_date),
             patience=max(0.0, _SAMPLING * deadline - waited),
             judge_patience=max(0.0, _CHOOSING * deadline - waited),
         )
-        self.metrics.chosen(choice.choose if found.how == "chosen" else found.how, found.answer.cost)
+        self.metrics.count_choice(choice.choose if found.how == "chosen" else found.how, found.answer.cost)
         for failure in found.failures:
             if not isinstance(failure, ToolFailedError):
-                self.metrics.model_errors.labels("too slow" if isinstance(failure, LateError) else "failed").inc()
+                self.metrics.model_errors.labels(
+                    "too slow" if isinstance(failure, SampleTimeoutError) else "failed"
+                ).inc()
         if found.failures:
             first = found.failures[0]
-            said = str(first) if self.settings.log_questions else getattr(first, "plain", type(first).__name__)
+            public_message = getattr(first, "public_message", type(first).__name__)
+            message = str(first) if self.settings.log_questions else public_message
             failed = len(found.failures)
-            _log.warning("%s of %s samples failed and are left out: %s [%s]", failed, choice.samples, said, first.code)
-        if found.trouble:
-            said = found.trouble if self.settings.log_questions else "what it said is not logged"
-            _log.warning("%s chose no sample; using the first one: %s", choice.by, said)
+            _log.warning("%s of %s samples failed: %s [%s]", failed, choice.samples, message, first.code)
+        if found.judge_error:
+            reason = found.judge_error if self.settings.log_questions else "the reason is not logged"
+            _log.warning("%s chose no sample; using the first one: %s", choice.judge_name, reason)
         return found.answer
 
-    async def _episode(
-        self, scenario: Scenario, speak: OpenChatSession, seed: str, sample: int, tell: Callable[[AnswerStep], object]
+    async def _run_episode(
+        self,
+        scenario: Scenario,
+        open_session: OpenChatSession,
+        seed: str,
+        sample: int,
+        on_step: Callable[[AnswerStep], object],
     ) -> tuple[Answer, Trajectory]:
-        """One episode of a question, counted."""
-        with self.metrics.running.track_inprogress(), span_of(self.tracer, "episode") as span:
-            answerer = Answerer(self.world, _episode_limits(self.settings), self.threads)
+        """Run one episode, and count it in the metrics."""
+        with self.metrics.running.track_inprogress(), start_span(self.tracer, "episode") as span:
+            answerer = Answerer(self.env_factory, _episode_limits(self.settings), self.threads)
 
-            def noted(step: AnswerStep) -> None:
-                what = "called" if step.result is None else "returned"
-                span.add_event(what, {"turn": step.turn, "tool": step.tool})
-                tell(step)
+            def record_step(step: AnswerStep) -> None:
+                event = "called" if step.result is None else "returned"
+                span.add_event(event, {"turn": step.turn, "tool": step.tool})
+                on_step(step)
 
-            answer, trajectory = await answerer.answer(scenario, speak, seed, noted, sample)
+            answer, trajectory = await answerer.answer(scenario, open_session, seed, record_step, sample)
             span.set_attributes({"policy": answer.policy, "turns": answer.turns, "success": answer.success})
-        self.metrics.episode(answer, trajectory)
-        self.served(scenario, trajectory)
+        self.metrics.count_episode(answer, trajectory)
+        self.on_episode(scenario, trajectory)
         return answer, trajectory
 
-    def _chosen(self, session: str | None) -> ServedPolicy:
-        """By weight: always the same for one session, as long as that is there."""
+    def _choose_policy(self, session: str | None) -> ServedPolicy:
+        """Choose a policy at random by its share. A session always gets the same one, as long as it is available."""
         drawn = random.random() if session is None else _fraction(session)  # noqa: S311 - nothing secret
         first, *others = self.candidates
-        return next((each for each in others if drawn < each.share and not each.trouble), first)
+        return next((each for each in others if drawn < each.share and not each.problem), first)
 
 
 def _fraction(session: str) -> float:
-    """A number in [0, 1) that a session always has."""
+    """Return a number in [0, 1) that is fixed for a session."""
     return int.from_bytes(hashlib.sha256(session.encode(errors="replace")).digest()[:8]) / 2**64
 
 
 @asynccontextmanager
-async def serving(
-    settings: ServeSettings, world: EnvFactory, metrics: Metrics, tracer: Tracer, served: Served
+async def open_service(
+    settings: ServeSettings, env_factory: EnvFactory, metrics: Metrics, tracer: Tracer, on_episode: EpisodeCallback
 ) -> AsyncIterator[AnswerService]:
-    """A service, whose policies are looked at again and again as long as the block runs.
+    """Open a service whose policies are checked regularly while the block runs.
 
-    A policy of this machine is there before the block begins; vLLM servers elsewhere may come later.
+    A local policy is ready when the block begins; remote vLLM servers may become available later.
 
     Raises:
-        UsageError, UnavailableError: a policy of this machine, or a tokenizer, cannot be had.
+        UsageError: if a setting is invalid.
+        UnavailableError: if a local policy does not start.
     """
     model = settings.model
-    async with AsyncExitStack() as held, ToolThreads() as threads:
-        name, tokenizer = await _model(settings, held)
+    async with AsyncExitStack() as stack, ToolThreads() as threads:
+        name, tokenizer = await _resolve_model(settings, stack)
         if tokenizer is not None and is_tiny(tokenizer):
-            world = world.for_tiny()
+            env_factory = env_factory.for_tiny()
         share = model.canary_percent / 100 if model.canary else 0.0
         candidates = [ServedPolicy(name, 1 - share)]
         if model.canary:
             candidates.append(ServedPolicy(PolicyName(name.kind, model.canary, name.urls), share))
-        chooser = model.choice.opened() if model.choice else None
-        if chooser is not None:
-            held.push_async_callback(chooser.aclose)
-        service = AnswerService(settings, world, metrics, tracer, threads, served, candidates, chooser)
-        keepers = []
+        selector = model.choice.open_selector() if model.choice else None
+        if selector is not None:
+            stack.push_async_callback(selector.aclose)
+        service = AnswerService(settings, env_factory, metrics, tracer, threads, on_episode, candidates, selector)
+        checks = []
         for each in candidates:
             metrics.policy.labels(each.name.version).set(each.share)
             if not (model.policy or "").startswith("vllm:"):
-                each.speak = await held.enter_async_context(_opened(each.name, tokenizer, settings))
-                each.trouble = ""
-            keepers.append(asyncio.create_task(_kept_open(each, tokenizer, settings, held)))
+                each.open_session = await stack.enter_async_context(_open_policy(each.name, tokenizer, settings))
+                each.problem = ""
+            checks.append(asyncio.create_task(_keep_open(each, tokenizer, settings, stack)))
         try:
             yield service
         finally:
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
+            for check in checks:
+                check.cancel()
+            await asyncio.gather(*checks, return_exceptions=True)
 
 
-async def _model(settings: ServeSettings, held: AsyncExitStack) -> tuple[PolicyName, Path | str | None]:
-    """The policy, which is started where it is one of this machine, and where its tokenizer is."""
+async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> tuple[PolicyName, Path | str | None]:
+    """Return the policy, started if it is local, and the path or name of its tokenizer."""
     model = settings.model
     if model.policy:
         name = PolicyName.parse(model.policy)
     else:
-        name = LocalModel(model.adapter, settings.store, model.base).found(held.enter_context(ExitStack()))
+        name = LocalModel(model.adapter, settings.store, model.base).resolve(stack.enter_context(ExitStack()))
     if name.kind == "local":
-        return await held.enter_async_context(
+        return await stack.enter_async_context(
             start_local_policy(name, _episode_limits(settings).max_context)
         ), name.base
     if name.kind == "vllm":
@@ -344,7 +362,9 @@ async def _model(settings: ServeSettings, held: AsyncExitStack) -> tuple[PolicyN
             raise UsageError(
                 "inference.tokenizer-required", f"{model.policy} needs its model's tokenizer: add --tokenizer"
             )
-        await asyncio.to_thread(lambda: ChatFormat(load_tokenizer(str(model.tokenizer))))  # or it is told of too late
+        await asyncio.to_thread(
+            lambda: ChatFormat(load_tokenizer(str(model.tokenizer)))
+        )  # fail now, not with the first question
     return name, model.tokenizer
 
 
@@ -352,46 +372,50 @@ def _episode_limits(settings: ServeSettings) -> EpisodeLimits:
     return EpisodeLimits(settings.model.max_turns, settings.model.max_context)
 
 
-def _opened(
+def _open_policy(
     name: PolicyName, tokenizer: Path | str | None, settings: ServeSettings
 ) -> AbstractAsyncContextManager[OpenChatSession]:
     model, limits = settings.model, settings.limits
-    requests = RequestLimits(deadline=limits.deadline, connect=_LOOKS, attempts=2, backoff=1, patience=_LOOKS)
+    requests = RequestLimits(
+        deadline=limits.deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT
+    )
     sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
     return open_policy(name, tokenizer, sampling, _episode_limits(settings), requests)
 
 
-async def _kept_open(
-    candidate: ServedPolicy, tokenizer: Path | str | None, settings: ServeSettings, held: AsyncExitStack
+async def _keep_open(
+    candidate: ServedPolicy, tokenizer: Path | str | None, settings: ServeSettings, stack: AsyncExitStack
 ) -> None:
-    """Open a policy as soon as it is there, and see again and again whether it still is."""
-    async with _looker(candidate.name, settings) as look:
+    """Open a policy as soon as it is available, and check regularly that it still is."""
+    async with _open_check(candidate.name, settings) as check:
         while True:
-            before = candidate.trouble
+            before = candidate.problem
             try:
-                await look()
-                if candidate.speak is None:
-                    candidate.speak = await held.enter_async_context(_opened(candidate.name, tokenizer, settings))
-                candidate.trouble = ""
+                await check()
+                if candidate.open_session is None:
+                    candidate.open_session = await stack.enter_async_context(
+                        _open_policy(candidate.name, tokenizer, settings)
+                    )
+                candidate.problem = ""
             except GumshoeError as error:
-                candidate.trouble = error.message_with_code
-            except Exception as error:  # noqa: BLE001 - or nobody would look again
+                candidate.problem = error.message_with_code
+            except Exception as error:  # noqa: BLE001 - or the checks would stop
                 _log.exception("cannot check %s", candidate.name.version)
-                candidate.trouble = f"the check failed: {type(error).__name__}"
-            if candidate.trouble != before:
-                _log.warning("%s: %s", candidate.name.version, candidate.trouble or "ready")
-            await asyncio.sleep(_LOOK if candidate.speak else 1)
+                candidate.problem = f"the check failed: {type(error).__name__}"
+            if candidate.problem != before:
+                _log.warning("%s: %s", candidate.name.version, candidate.problem or "ready")
+            await asyncio.sleep(_CHECK_INTERVAL if candidate.open_session else 1)
 
 
 @asynccontextmanager
-async def _looker(name: PolicyName, settings: ServeSettings) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    """What sees whether a policy is there, and raises a GumshoeError where it is not."""
+async def _open_check(name: PolicyName, settings: ServeSettings) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    """Yield a function that checks if a policy is available, and raises a GumshoeError if not."""
     if name.kind == "vllm":
-        quick = RequestLimits(deadline=_LOOKS, connect=_LOOKS, attempts=1, patience=0)
-        async with VLLMPolicy(name.urls, name.model, quick) as served:
-            yield lambda: served.check(settings.model.max_context)
+        quick = RequestLimits(deadline=_CHECK_TIMEOUT, connect=_CHECK_TIMEOUT, attempts=1, patience=0)
+        async with VLLMPolicy(name.urls, name.model, quick) as policy:
+            yield lambda: policy.check(settings.model.max_context)
     elif name.kind == "chat":
-        async with openai_client(name.urls[0] if name.urls else None, timeout=_LOOKS, retries=0) as client:
-            yield lambda: check_chat(client, name.model)
+        async with openai_client(name.urls[0] if name.urls else None, timeout=_CHECK_TIMEOUT, retries=0) as client:
+            yield lambda: check_chat_server(client, name.model)
     else:
-        yield lambda: asyncio.sleep(0)  # in this process: as long as this runs
+        yield lambda: asyncio.sleep(0)  # it runs in this process, so it is available

@@ -1,5 +1,7 @@
-"""What an agent server is told: read from a YAML file, then the environment (`GUMSHOE_SERVE__LIMITS__QUEUE`), then
-flags.
+"""Define the settings of the agent server.
+
+They are read from a YAML file, environment variables (`GUMSHOE_SERVE__LIMITS__QUEUE`) and flags, which take precedence
+in this order: flags, environment, file.
 """
 
 import re
@@ -17,9 +19,9 @@ from pydantic_settings import (
 )
 
 from gumshoe.environments.registry import NamedEnvironment
-from gumshoe.errors import UsageError, faults_of
-from gumshoe.inference.policy import HIGHEST_TEMPERATURE
-from gumshoe.rewards.best_of_n import MOST, ChoiceSettings, Way, code_of
+from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.inference.policy import MAX_TEMPERATURE
+from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings, get_error_code
 
 PREFIX = "GUMSHOE_SERVE__"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -27,36 +29,44 @@ Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256
 
 
 class ServedModelSettings(BaseModel):
-    """Who answers."""
+    """The model that answers."""
 
     model_config = _STRICT
 
-    policy: str | None = Field(None, description="as `gumshoe rollout --policy`; what is to be started here unless set")
-    adapter: str | None = Field(None, description="a directory, or a version in the store or `latest`, to start here")
-    base: str | None = Field(None, description="the base model to start here: the adapter's own unless given, or tiny")
-    tokenizer: str | None = Field(None, description="the model's tokenizer (a directory or a name), for vllm:")
-    canary: str | None = Field(None, description="another adapter that the same vLLM servers have")
-    canary_percent: float = Field(10, ge=0, le=100, description="of the episodes, or sessions, that the canary takes")
-    temperature: float = Field(0, ge=0, le=HIGHEST_TEMPERATURE, description="0 is greedy, as evaluations are")
-    max_turns: int = Field(10, ge=1, description="most turns of an episode")
-    max_tokens: int = Field(512, ge=1, description="most tokens of a turn")
-    max_context: int = Field(8192, ge=64, description="most tokens of an episode")
-    samples: int = Field(1, ge=1, le=MOST, description="episodes of a question, at once, of which one answers it")
-    choose: Way = Field("majority", description="which of several: the answer of most, or the best by a judge")
+    policy: str | None = Field(None, description="Policy as in `gumshoe rollout --policy`. Default: a local model.")
+    adapter: str | None = Field(
+        None, description="Adapter of the local model: a directory, a version in the store, or `latest`."
+    )
+    base: str | None = Field(
+        None, description="Base model of the local model. Default: the adapter's own; without an adapter, tiny."
+    )
+    tokenizer: str | None = Field(None, description="Tokenizer (directory or name), required for a vllm: policy.")
+    canary: str | None = Field(None, description="Canary: another adapter that the same vLLM servers have loaded.")
+    canary_percent: float = Field(10, ge=0, le=100, description="Percentage of questions or sessions for the canary.")
+    temperature: float = Field(0, ge=0, le=MAX_TEMPERATURE, description="Sampling temperature. 0 is greedy.")
+    max_turns: int = Field(10, ge=1, description="Maximum number of turns per episode.")
+    max_tokens: int = Field(512, ge=1, description="Maximum number of tokens per turn.")
+    max_context: int = Field(8192, ge=64, description="Maximum number of tokens per episode.")
+    samples: int = Field(
+        1, ge=1, le=MAX_SAMPLES, description="Number of concurrent episodes per question, from which one is chosen."
+    )
+    choose: ChoiceMethod = Field(
+        "majority", description="How to choose: the majority's answer, or the best by a judge."
+    )
     choose_by: str | dict[str, Any] | None = Field(
-        None, description="who says which answers are alike (heuristic unless set), or which is best: ruler:MODEL@URL"
+        None, description="Judge: for majority, compares answers (default: heuristic); for best, ruler:MODEL@URL."
     )
 
     @property
     def choice(self) -> ChoiceSettings | None:
-        """How one of several samples is chosen; None where there is one."""
+        """Settings for choosing one of several samples; None if there is only one."""
         if self.samples == 1:
             return None
-        given = {"choose": self.choose, "choose_by": self.choose_by, "temperature": self.temperature}
-        return ChoiceSettings.of({"samples": self.samples, **given})
+        options = {"choose": self.choose, "choose_by": self.choose_by, "temperature": self.temperature}
+        return ChoiceSettings.from_mapping({"samples": self.samples, **options})
 
     @model_validator(mode="after")
-    def _whole(self) -> "ServedModelSettings":
+    def _check(self) -> "ServedModelSettings":
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"model.samples {self.samples} needs model.temperature > 0: greedy samples are identical")
         if self.samples == 1 and "choose_by" in self.model_fields_set and self.choose_by is not None:
@@ -74,29 +84,31 @@ class ServedModelSettings(BaseModel):
 
 
 class AccessSettings(BaseModel):
-    """Who may ask, and of whose mail; documents may be read by all who may ask. One of `keys`, `jwks_url` and `open` is
-    to be set, or the first two.
+    """Access control. Every authenticated caller may read documents.
+
+    Set `keys`, `jwks_url` or both, or else `open`.
     """
 
     model_config = _STRICT
 
-    open: bool = Field(False, description="anybody may read all of the index; for one's own machine alone")
-    keys: Path | None = Field(None, description="a file of keys, as `gumshoe serve-key` writes it")
-    jwks_url: str | None = Field(None, description="where the keys that tokens (JWT) are signed with are published")
-    issuer: str | None = Field(None, description="what a token's `iss` is to be")
-    audience: str | None = Field(None, description="what a token's `aud` is to be, or to hold")
-    algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256"), description="that tokens may be signed with")
-    inbox_claim: str | None = Field("email", description="the claim that names the inbox, or the inboxes, of a token")
+    open: bool = Field(False, description="Let anybody read everything. Use it only on your own machine.")
+    keys: Path | None = Field(None, description="File of access keys, written by `gumshoe serve-key`.")
+    jwks_url: str | None = Field(None, description="JWKS URL with the signing keys of tokens (JWT).")
+    issuer: str | None = Field(None, description="Required value of a token's `iss` claim.")
+    audience: str | None = Field(None, description="Required value in a token's `aud` claim.")
+    algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256"), description="Allowed signature algorithms of tokens.")
+    inbox_claim: str | None = Field("email", description="Claim that contains the inbox or the inboxes of a token.")
     verified_email: bool = Field(
-        True, description="the claim email counts beside email_verified: true alone; some providers let users choose it"
+        True,
+        description="Accept the claim `email` only if `email_verified` is true: some providers let users choose it.",
     )
-    inboxes: tuple[str, ...] = Field((), description="patterns (*@example.com) that every token may read")
+    inboxes: tuple[str, ...] = Field((), description="Inboxes or patterns (*@example.com) that every token may read.")
     allowed_hosts: tuple[str, ...] = Field(
-        (), description="names that requests may be sent to; any, but where access is open: this machine's alone"
+        (), description="Allowed Host headers. Default: any; with open access, only those of this machine."
     )
 
     @model_validator(mode="after")
-    def _whole(self) -> "AccessSettings":
+    def _check(self) -> "AccessSettings":
         if self.open == bool(self.keys or self.jwks_url):
             raise ValueError(
                 "set access.keys or access.jwks_url, or else access.open to let anybody read everything; not both"
@@ -111,30 +123,32 @@ class AccessSettings(BaseModel):
 
 
 class LimitSettings(BaseModel):
-    """Bounds on what is taken and kept. Times are in seconds."""
+    """Limits of requests. Times are in seconds."""
 
     model_config = _STRICT
 
-    concurrency: int = Field(64, ge=1, description="episodes at once")
-    queue: int = Field(128, ge=0, description="requests that wait for one of them to end; more are told 429")
-    deadline: float = Field(120, gt=0, description="for one request, waiting included; 504 after it")
-    body: int = Field(64 << 10, ge=1024, description="most bytes of a request")
-    question: int = Field(2000, ge=1, description="most characters of a question")
-    shutdown: float = Field(120, ge=0, description="for what runs when the server is asked to end")
+    concurrency: int = Field(64, ge=1, description="Maximum number of concurrent episodes.")
+    queue: int = Field(128, ge=0, description="Maximum number of waiting requests; further ones get status 429.")
+    deadline: float = Field(120, gt=0, description="Deadline of a request including waiting; then it gets status 504.")
+    body: int = Field(64 << 10, ge=1024, description="Maximum size of a request body in bytes.")
+    question: int = Field(2000, ge=1, description="Maximum number of characters in a question.")
+    shutdown: float = Field(120, ge=0, description="Seconds for running requests to finish at shutdown.")
 
 
 class RecordingSettings(BaseModel):
-    """What is kept of what was asked, for training; nothing unless it is switched on."""
+    """Recording of feedback and episodes for training. Nothing is recorded by default."""
 
     model_config = _STRICT
 
-    feedback: bool = Field(False, description="take POST /feedback, and publish it as scenarios")
-    trajectories: float = Field(0, ge=0, le=1, description="share of the episodes that is published")
-    redact: tuple[str, ...] = Field((), description="regular expressions; what matches is not kept, nor are token ids")
-    every: float = Field(300, gt=0, description="seconds between two publications")
+    feedback: bool = Field(False, description="Accept feedback (POST /feedback) and publish it as scenarios.")
+    trajectories: float = Field(0, ge=0, le=1, description="Fraction of the episodes to publish as trajectories.")
+    redact: tuple[str, ...] = Field(
+        (), description="Regular expressions of text to redact. If set, token IDs are not recorded."
+    )
+    every: float = Field(300, gt=0, description="Seconds between two publications.")
 
     @model_validator(mode="after")
-    def _whole(self) -> "RecordingSettings":
+    def _check(self) -> "RecordingSettings":
         for each in self.redact:
             try:
                 re.compile(each)
@@ -144,7 +158,7 @@ class RecordingSettings(BaseModel):
 
 
 class ServeSettings(BaseSettings):
-    """All of it."""
+    """All settings of the agent server."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -154,25 +168,23 @@ class ServeSettings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    index: str = Field(description="the directory of an index, of mail or documents, or KIND/VERSION in the store")
+    index: str = Field(description="Index of mail or documents: a directory, or KIND/VERSION in the store.")
     environment: NamedEnvironment | None = Field(
         None,
-        description="email, documents, package.module:Class, or one with its settings, as {documents: {reasoning: "
-        "false}}; as the index tells unless set",
+        description="Environment: email, documents, package.module:Class, or one with settings, e.g. {documents: "
+        "{reasoning: false}}. Default: the one that fits the index.",
     )
-    store: str | None = Field(None, description="where indexes are fetched from, and what is kept goes")
-    host: str = Field("127.0.0.1", description="address to listen at; 0.0.0.0 is every one")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="0 is any that is free")
-    log_questions: bool = Field(
-        False, description="questions and answers stand in the log, which may quote what was read"
-    )
+    store: str | None = Field(None, description="Store of the indexes and adapters, and for recorded data.")
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port to listen on; 0 for any free port.")
+    log_questions: bool = Field(False, description="Log questions and answers, which may quote mail or documents.")
     model: ServedModelSettings = ServedModelSettings()
     access: AccessSettings = Field(default={}, validate_default=True)
     limits: LimitSettings = LimitSettings()
     keeping: RecordingSettings = RecordingSettings()
 
     @model_validator(mode="after")
-    def _stored(self) -> "ServeSettings":
+    def _check(self) -> "ServeSettings":
         if (self.keeping.feedback or self.keeping.trajectories) and not self.store:
             raise ValueError("keeping.feedback and keeping.trajectories need a store; set store")
         if self.model.samples > self.limits.concurrency:
@@ -190,15 +202,15 @@ class ServeSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The first that has a setting wins."""
+        """Return the sources of settings, highest precedence first."""
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
 
 
 def read_settings(file: Path | None, flags: dict[str, Any]) -> ServeSettings:
-    """The settings of a server; `flags` are nested as the file is.
+    """Read the settings of a server. `flags` is nested like the file.
 
     Raises:
-        UsageError: they cannot be; the message names each that is wrong.
+        UsageError: if they are invalid; the message names each wrong setting.
     """
     if file is not None and not file.is_file():
         raise UsageError("serving.settings-file-not-found", f"settings file {file} does not exist")
@@ -210,7 +222,8 @@ def read_settings(file: Path | None, flags: dict[str, Any]) -> ServeSettings:
         return Given(**flags)
     except ValidationError as error:
         raise UsageError(
-            code_of(error, "serving.invalid-settings"), f"invalid server settings: {faults_of(error)}"
+            get_error_code(error, "serving.invalid-settings"),
+            f"invalid server settings: {describe_validation_error(error)}",
         ) from None
     except (yaml.YAMLError, SettingsError, TypeError, ValueError) as error:
         raise UsageError(

@@ -1,6 +1,6 @@
-"""What is told of a server's work: numbers for Prometheus, a line of JSON for each request, spans for OpenTelemetry.
+"""Report the server's work: metrics for Prometheus, one JSON log line per request, and spans for OpenTelemetry.
 
-What always holds: none of it quotes mail, a question or an answer, unless the settings say so.
+Invariant: nothing quotes mail, questions or answers, unless the settings allow it.
 """
 
 import json
@@ -30,72 +30,77 @@ _log = logging.getLogger("gumshoe.serving")
 
 
 class Metrics:
-    """The numbers of one server. Labels have few values, none of which a caller chooses."""
+    """The metrics of one server. Label values are few, and callers cannot choose them."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call] # when each began tells nothing
+        disable_created_metrics()  # type: ignore[no-untyped-call] # creation times are not useful
         self.registry = registry = CollectorRegistry()
         name = "gumshoe_"
         self.requests = Counter(
             f"{name}requests", "Requests, by route and status.", ["route", "status"], registry=registry
         )
         self.latency = Histogram(
-            f"{name}request_seconds", "From a request to its last byte.", ["route"], buckets=_SECONDS, registry=registry
+            f"{name}request_seconds",
+            "Duration of requests until the last byte.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.phases = Histogram(
             f"{name}phase_seconds",
-            "Of an episode: waiting for its turn, in the model, in the tools, and all else.",
+            "Duration of an episode's phases: waiting, model, tools, rest.",
             ["phase"],
             buckets=_SECONDS,
             registry=registry,
         )
         self.outcomes = Counter(
-            f"{name}episodes", "Episodes that ended, by what they came to.", ["outcome", "policy"], registry=registry
+            f"{name}episodes", "Finished episodes, by outcome and policy.", ["outcome", "policy"], registry=registry
         )
-        self.turns = Histogram(f"{name}turns", "Turns of an episode.", buckets=_TURNS, registry=registry)
+        self.turns = Histogram(f"{name}turns", "Turns per episode.", buckets=_TURNS, registry=registry)
         self.tokens = Counter(
-            f"{name}tokens", "Tokens that the model was given, and that it sampled.", ["kind"], registry=registry
+            f"{name}tokens", "Prompt tokens (given) and sampled tokens of the model.", ["kind"], registry=registry
         )
-        self.context = Histogram(
-            f"{name}context_tokens", "Tokens of a whole episode.", buckets=_TOKENS, registry=registry
-        )
-        self.tool_errors = Counter(f"{name}tool_errors", "Calls that a tool refused.", registry=registry)
+        self.context = Histogram(f"{name}context_tokens", "Tokens per episode.", buckets=_TOKENS, registry=registry)
+        self.tool_errors = Counter(f"{name}tool_errors", "Tool calls that were rejected.", registry=registry)
         self.model_errors = Counter(
-            f"{name}model_errors", "Episodes for which there was no model, by why.", ["why"], registry=registry
+            f"{name}model_errors", "Episodes that failed because of the model, by reason.", ["why"], registry=registry
         )
-        self.refused = Counter(f"{name}refused", "Requests that were not taken, by why.", ["why"], registry=registry)
-        self.running = Gauge(f"{name}running", "Episodes under way.", registry=registry)
+        self.refused = Counter(f"{name}refused", "Rejected requests, by reason.", ["why"], registry=registry)
+        self.running = Gauge(f"{name}running", "Running episodes.", registry=registry)
         self.waiting = Gauge(
-            f"{name}waiting", "Requests that wait for others to end, by what for.", ["what"], registry=registry
+            f"{name}waiting", "Requests waiting for a slot, by kind of slot.", ["what"], registry=registry
         )
         self.choices = Counter(
             f"{name}choices",
-            "Questions answered with one of several samples: by majority, as the best, as the only one that ended, or "
-            "with the first because the judge failed.",
+            "Questions answered from several samples, by how the answer was chosen: by majority, as the best, as the "
+            "only one that finished, or the first one because the judge failed.",
             ["how"],
             registry=registry,
         )
         self.judge_requests = Counter(
-            f"{name}judge_requests", "Requests of the judge that chooses among samples.", registry=registry
+            f"{name}judge_requests", "Requests to the judge that chooses among samples.", registry=registry
         )
         self.judge_tokens = Counter(
-            f"{name}judge_tokens", "Tokens that this judge was given, and that it sampled.", ["kind"], registry=registry
+            f"{name}judge_tokens",
+            "Prompt tokens (given) and sampled tokens of that judge.",
+            ["kind"],
+            registry=registry,
         )
         self.policy = Gauge(
-            f"{name}policy_share", "Share of the episodes that a policy is given.", ["policy"], registry=registry
+            f"{name}policy_share", "Fraction of the questions routed to a policy.", ["policy"], registry=registry
         )
-        self.ready = Gauge(f"{name}ready", "1 where the server can answer.", registry=registry)
+        self.ready = Gauge(f"{name}ready", "1 if the server can answer questions, else 0.", registry=registry)
 
-    def chosen(self, how: str, cost: Cost | None) -> None:
-        """Count a question that several episodes were run for, and what choosing one took."""
+    def count_choice(self, how: str, cost: Cost | None) -> None:
+        """Count a question that was answered from several samples, and the cost of choosing one."""
         self.choices.labels(how).inc()
         if cost is not None:
             self.judge_requests.inc(cost.judge_requests)
             self.judge_tokens.labels("given").inc(cost.judge_prompt_tokens)
             self.judge_tokens.labels("sampled").inc(cost.judge_sampled_tokens)
 
-    def episode(self, answer: Answer, trajectory: Trajectory) -> None:
-        """Count an episode that ended by itself."""
+    def count_episode(self, answer: Answer, trajectory: Trajectory) -> None:
+        """Count an episode that ended normally."""
         known = "answered" if answer.success else "unknown" if trajectory.ending == "answer" else trajectory.ending
         self.outcomes.labels(known, answer.policy).inc()
         self.turns.observe(trajectory.turns)
@@ -110,43 +115,43 @@ class Metrics:
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON, with the request that it belongs to, and its trace."""
+    """Format a log record as one line of JSON, with its request ID and trace."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As `logging.Formatter.format`."""
-        told: dict[str, Any] = {
+        """Return the record as JSON."""
+        entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        told |= getattr(record, "fields", {})
-        if asked := request_id.get():
-            told["request_id"] = asked
+        entry |= getattr(record, "fields", {})
+        if current := request_id.get():
+            entry["request_id"] = current
         context = trace.get_current_span().get_span_context()
         if context.is_valid:
-            told |= {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+            entry |= {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False, default=str)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
 
 
 def log_as_json() -> None:
-    """Have all that is logged go to standard error as JSON, a line each."""
+    """Log to standard error, one line of JSON per record."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for noisy in ("httpx", "mcp", "uvicorn.access"):  # a line for each request of ours, or twice for one of theirs
+    for noisy in ("httpx", "mcp", "uvicorn.access"):  # they log every request
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def told(message: str, **fields: object) -> None:
-    """Log something with fields of its own."""
+def log_event(message: str, **fields: object) -> None:
+    """Log a message with additional fields."""
     _log.info(message, extra={"fields": fields})
 
 
-def tracer() -> Tracer:
-    """Where spans go: to the endpoint that OTEL_EXPORTER_OTLP_ENDPOINT names, or nowhere."""
+def create_tracer() -> Tracer:
+    """Return a tracer that exports to OTEL_EXPORTER_OTLP_ENDPOINT, or one that does nothing."""
     if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -161,9 +166,11 @@ def tracer() -> Tracer:
 
 
 @contextmanager
-def span_of(tracer: Tracer, name: str, headers: dict[str, str] | None = None) -> Iterator[Span]:
-    """A span; with a request's headers its first here, in the trace of whoever asks
-    (https://www.w3.org/TR/trace-context/). What an exception says may quote mail: it tells that there was one.
+def start_span(tracer: Tracer, name: str, headers: dict[str, str] | None = None) -> Iterator[Span]:
+    """Start a span. With the headers of a request, it continues the caller's trace.
+
+    Exception messages are not recorded, because they may quote mail: only that there was an exception.
+    https://www.w3.org/TR/trace-context/
     """
     context = None if headers is None else _PROPAGATOR.extract(headers)
     kind = trace.SpanKind.INTERNAL if headers is None else trace.SpanKind.SERVER

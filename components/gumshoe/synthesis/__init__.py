@@ -1,1 +1,1 @@
-"""Invented mail with questions about it, for trying, testing and training without anybody's real mail."""
+"""Generate synthetic mail and documents with questions, for experiments, tests and training without real mail."""

@@ -1,4 +1,4 @@
-"""What the time of the year decides: the clock, the weather, and what people write about."""
+"""The clock, the weather and the topics of a season."""
 
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta, tzinfo
@@ -9,7 +9,7 @@ from gumshoe.synthesis.grammar import load_text
 
 
 class _Britain(tzinfo):
-    """The clock of the United Kingdom, by rule: `zoneinfo` needs data that not every machine has."""
+    """Time zone of the United Kingdom, by rule, because `zoneinfo` needs data that some machines lack."""
 
     def utcoffset(self, moment: datetime | None, /) -> timedelta:
         return self.dst(moment)
@@ -31,24 +31,24 @@ BRITAIN = _Britain()
 
 
 def _last_sunday(year: int, month: int) -> date:
-    """Of a month with 31 days."""
+    """Return the last Sunday of a month with 31 days."""
     last = date(year, month, 31)
     return last - timedelta(days=last.isoweekday() % 7)
 
 
-def in_season(described: Sequence[Any], moment: datetime) -> list[Any]:
-    """Those of the texts that suit the month; what names no months suits all."""
+def select_in_season(described: Sequence[Any], moment: datetime) -> list[Any]:
+    """Return the texts that suit the month. A text without months suits every month."""
     month = f"{moment:%B}"
     return [each for each in described if isinstance(each, str) or month in each.get("months", [month])]
 
 
-def words_in_season(moment: datetime) -> dict[str, list[str]]:
-    """The word lists, with the words that belong to the season."""
-    return _words(f"{moment:%B}")
+def load_words_in_season(moment: datetime) -> dict[str, list[str]]:
+    """Return the word lists, including the words of the season."""
+    return _load_words(f"{moment:%B}")
 
 
 @cache
-def _words(month: str) -> dict[str, list[str]]:
+def _load_words(month: str) -> dict[str, list[str]]:
     words: dict[str, list[str]] = dict(load_text("words"))
     for season in load_text("seasons")["season"]:
         if month in season["months"]:

@@ -1,4 +1,4 @@
-"""What makes a question easy or hard to answer: from a mailbox, and as far as it applies, from a reference work."""
+"""Difficulty levels of questions about synthetic mail and documents."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,55 +8,59 @@ Level = Literal["plain", "easy", "normal", "hard"]
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """How much lies between a question and its answer. Shares and chances are from 0 to 1.
+    """Difficulty of answering questions. Shares and probabilities are from 0 to 1.
 
-    Of a reference work, a matter is what an entry is about, a change is one between two editions, and a message that
-    talks about settled facts is an article that does; it has `noise`, `facts`, `filler`, `echoes`, `changes`,
+    In a reference work, a topic is the subject of an entry, a change is one between two editions, and a message that
+    talks about settled facts is an article that does. It uses `noise`, `facts`, `filler`, `echoes`, `changes`,
     `siblings`, `own_words`, `value_last`, `history`, `oblique` and `indirect`.
     """
 
     noise: float
-    """Share of the messages that are about no matter: newsletters, notices, small talk."""
+    """Share of messages without a topic: newsletters, notices, small talk."""
     facts: tuple[int, int]
-    """Facts of a matter that the mail states."""
+    """Number of facts per topic that the mail states: minimum and maximum."""
     filler: tuple[int, int]
-    """Sentences round a fact that state none."""
+    """Number of sentences around a fact that state no fact: minimum and maximum."""
     depth: int
-    """Most messages that an answer quotes."""
+    """Maximum number of messages that a reply quotes."""
     tables: float
-    """Chance that a matter's first facts come in a table."""
+    """Probability that the first facts of a topic are in a table."""
     asked: float
-    """How often a fact is the answer to a question, against 1 for plainly stated. The question, without the answer,
-    is in the mailbox too."""
+    """Weight of facts that are stated as the answer to a question, relative to 1 for a plain statement.
+
+    The question is in the mailbox too, in a message without the answer.
+    """
     passed_on: float
-    """How often a fact is in a message from outside that somebody passes on, against 1 for plainly stated."""
+    """Weight of facts that are stated in a forwarded message from outside, relative to 1 for a plain statement."""
     open_questions: int
-    """Most messages, before anything is settled, that talk about a matter's facts."""
+    """Maximum number of messages that talk about a topic's facts before they are settled."""
     echoes: float
-    """Chance that a message talks about a settled fact without stating it."""
+    """Probability that a message talks about a settled fact without stating it."""
     changes: float
-    """Chance that a fact of a matter changes."""
+    """Probability that a fact of a topic changes."""
     approvals: float
-    """Chance that something is asked for in a matter and granted or refused."""
+    """Probability that a topic contains a request that is granted or refused."""
     continues: float
-    """Chance that a change comes as an answer in an old thread."""
+    """Probability that a change is sent as a reply in an old thread."""
     short_names: float
-    """Chance that such an answer calls the matter by its short name: "the refit"."""
+    """Probability that such a reply uses the topic's short name, e.g. "the refit"."""
     siblings: float
-    """Chance that a matter shares part of its name with the one before."""
+    """Probability that a topic shares part of its name with the previous one."""
     twins: float
-    """Chance that a yearly matter has another of the same name a year before."""
+    """Probability that a yearly topic has another of the same name a year earlier."""
     own_words: float
-    """Share of the mail's statements that call a fact by its usual noun."""
+    """Share of statements that use a fact's usual noun."""
     value_last: bool
-    """Whether a plain statement says what it is about before what it is: "The lead for the refit is Ana Ruiz"."""
+    """True if a plain statement names the topic before the value, e.g. "The lead for the refit is Ana Ruiz"."""
     history: float
-    """How often a question is about how a fact went (what changed, who decided, why, latest, before a date), against
-    1 for each kind of question about what it is."""
+    """Weight of questions about how a fact changed, relative to 1 for each kind of question about what it is.
+
+    They ask what changed, who decided, why, what is latest, or what it was before a date.
+    """
     oblique: float
-    """Share of questions in other words than the mail's."""
+    """Share of questions in other words than those of the mail."""
     indirect: float
-    """Share of questions that name a matter by who is in charge of it, which another message says."""
+    """Share of questions that name a topic by the person in charge, whom another message mentions."""
 
 
 LEVELS: dict[Level, Difficulty] = {

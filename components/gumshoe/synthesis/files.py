@@ -1,4 +1,4 @@
-"""The files that a synthesis leaves: its records, and the questions about them."""
+"""Write the files of a synthetic data set: records, and questions about them."""
 
 import io
 import json
@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
-from gumshoe.scenarios.scenario import SCENARIOS, ScenarioSet
+from gumshoe.scenarios.scenario import SCENARIOS_FILE, ScenarioSet
 
 
-def write_made(directory: Path, name: str, records: Iterable[Mapping[str, Any]], scenarios: ScenarioSet) -> None:
-    """Write records as lines of JSON into a file of that name, and the questions beside it, in a directory that is made
-    where it is missing.
+def write_dataset(directory: Path, name: str, records: Iterable[Mapping[str, Any]], scenarios: ScenarioSet) -> None:
+    """Write records as JSON lines to a file, and the questions beside it. The directory is created if needed.
 
     Raises:
-        StorageError: it cannot be written to.
+        StorageError: if the directory is not writable.
     """
     lines = "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in records)
     with explain_os_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / name, io.BytesIO(lines.encode()))
-        write_atomically(directory / SCENARIOS, io.BytesIO(scenarios.to_jsonl()))
+        write_atomically(directory / SCENARIOS_FILE, io.BytesIO(scenarios.to_jsonl()))

@@ -1,11 +1,12 @@
-"""Questions about somebody's own mail, as ART-E's were made (https://openpipe.ai/blog/art-e-mail-agent).
+"""Generate questions about real mail, as ART-E did (https://openpipe.ai/blog/art-e-mail-agent).
 
-A chat model is shown a batch of an inbox's messages and writes questions; asked again, it answers each from its sources
-alone, and what it cannot answer as it did before is dropped. What always holds:
+A chat model reads a batch of an inbox's messages and writes questions. Then it answers each question from its sources
+alone; questions with a different answer are dropped. Guarantees:
 
-- Every message is listed and read through its inbox. Mail reaches a model as data, under ids that only its batch has.
-- Each batch that is finished is a line of FILE.progress, and FILE is made of these lines alone, in the batches' order:
-  however often a run is killed or a server fails, the end is the same.
+- Every message is listed and read through its inbox. Mail reaches the model as data, under ids that are valid only in
+  its batch.
+- Each finished batch is a line of FILE.progress, and FILE is generated from these lines only, in the order of batches.
+  The result is the same however often a run is killed or a server fails.
 """
 
 import asyncio
@@ -20,67 +21,75 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gumshoe.artifacts.storage import explain_os_errors, held_file, write_atomically
+from gumshoe.artifacts.storage import explain_os_errors, open_locked_file, write_atomically
 from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.search_arguments import check_address
 from gumshoe.rewards.judge import JudgeError
 from gumshoe.rewards.judge_registry import OpenAIJudge
-from gumshoe.rewards.reward import all_of
-from gumshoe.scenarios.scenario import Scenario, ScenarioSet, seeded
-from gumshoe.synthesis.question_writer import SOLVE, STYLES, VERSION, Batch, Finished, QuestionSettings, QuestionWriter
+from gumshoe.rewards.reward import gather_all
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet, seeded_sort_key
+from gumshoe.synthesis.question_writer import (
+    SOLVE,
+    STYLES,
+    VERSION,
+    Batch,
+    FinishedBatch,
+    QuestionSettings,
+    QuestionWriter,
+)
 from gumshoe.synthesis.rng import Rng
 from gumshoe.terminal import Advance
 
-_ALIKE = 0.6  # Jaccard similarity of the words of two questions with a source or the answer in common
-_TOKEN = 4  # characters, by rule of thumb
-_SAID, _SOLVED, _JUDGED = (
+_MIN_SIMILARITY = 0.6  # Jaccard similarity of the words of two questions with a common source or answer
+_CHARACTERS_PER_TOKEN = 4  # rule of thumb
+_QUESTION_CHARACTERS, _ANSWER_CHARACTERS, _JUDGE_CHARACTERS = (
     500,
     300,
     2000,
-)  # characters, by guess: a question written, one answered, one judged
+)  # estimated characters of a written, an answered and a judged question
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionCostEstimate:
-    """What asking will come to, before anything is sent."""
+    """Estimated cost of a run, before anything is sent."""
 
     batches: int
-    """Those that are to be asked."""
+    """Batches that will be requested."""
     finished: int
-    """Those that an earlier run finished."""
+    """Batches that an earlier run finished."""
     messages: int
     requests: int
-    """At most, where each question has one source, and without those that are sent again."""
+    """Maximum number, if each question has one source, without retries."""
     prompt_tokens: int
     completion_tokens: int
-    """At most, a token being four characters, and what a model writes a guess."""
+    """Maximum number, with four characters per token and an estimate of the model's output."""
     cost: float | None
-    """Dollars; None where no price is known."""
+    """In dollars. None if the price is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionReport:
-    """What a run came to."""
+    """The result of a run."""
 
     questions: ScenarioSet
-    """All that the file holds now, of earlier runs too."""
+    """All questions in the file, including those of earlier runs."""
     dropped: dict[str, int]
-    """What it does not hold, by reason, the commonest first."""
+    """Dropped questions by reason, most frequent first."""
     batches: int
     finished: int
-    """In this run."""
+    """Batches finished in this run."""
     failed: int
-    """Batches that got no answer, and are taken up by the next run."""
+    """Batches without a response. The next run retries them."""
     why: str
-    """How the first of them failed."""
+    """Error of the first failed batch."""
     usage: dict[str, float]
-    """Of this run, the judge's included: the numbers of `Usage`."""
+    """Usage of this run, including the judge's: the fields of `Usage`."""
 
 
 @dataclass(slots=True)
 class MailQuestions:
-    """A file of questions in the making, which no other process adds to. Made by `open_questions`."""
+    """Generate the questions of one file, which is locked. Created by `open_questions`."""
 
     _settings: QuestionSettings
     _path: Path
@@ -88,7 +97,7 @@ class MailQuestions:
     _writer: QuestionWriter
     _progress: BinaryIO
     _header: bytes
-    _finished: dict[tuple[str, int], Finished]
+    _finished: dict[tuple[str, int], FinishedBatch]
     _failures: list[str] = field(default_factory=list)
 
     @property
@@ -96,18 +105,22 @@ class MailQuestions:
         return [each for each in self._batches if (each.inbox, each.number) not in self._finished]
 
     def estimate(self) -> QuestionCostEstimate:
-        """What asking for what is missing will come to. Nothing is sent."""
+        """Estimate the cost of the missing batches. Nothing is sent."""
         settings, missing = self._settings, self._missing
-        judged = _JUDGED if isinstance(self._writer.judge, OpenAIJudge) else 0
+        judged = _JUDGE_CHARACTERS if isinstance(self._writer.judge, OpenAIJudge) else 0
         characters = 0.0
         for batch in missing:
-            shown = len(self._writer.shown(batch.inbox, batch.message_ids))
+            shown = len(self._writer.format_messages(batch.inbox, batch.message_ids))
             source = shown / len(batch.message_ids)
-            characters += len(self._writer.system(batch)) + shown
-            characters += settings.per_batch * (len(SOLVE) + source + _SAID + judged)
+            characters += len(self._writer.make_system_prompt(batch)) + shown
+            characters += settings.per_batch * (len(SOLVE) + source + _QUESTION_CHARACTERS + judged)
         questions = len(missing) * settings.per_batch
-        read = round(characters / _TOKEN)
-        written = questions * (_SAID + _SOLVED + (_SOLVED if judged else 0)) // _TOKEN
+        read = round(characters / _CHARACTERS_PER_TOKEN)
+        written = (
+            questions
+            * (_QUESTION_CHARACTERS + _ANSWER_CHARACTERS + (_ANSWER_CHARACTERS if judged else 0))
+            // _CHARACTERS_PER_TOKEN
+        )
         model = settings.model
         cost = (read * model.prompt_price + written * model.completion_price) / 1e6
         return QuestionCostEstimate(
@@ -121,29 +134,29 @@ class MailQuestions:
         )
 
     async def run(self, advance: Advance) -> QuestionReport:
-        """Ask for what is missing, and write the file.
+        """Generate the missing questions, and write the file.
 
         Raises:
-            UsageError: the server does not know the model, or the key.
-            StorageError: the file cannot be written.
+            UsageError: if the server does not know the model or the API key.
+            StorageError: if the file cannot be written.
         """
         missing = self._missing
         advance(total=len(missing))
-        under_way = asyncio.Semaphore(self._settings.model.concurrency)  # else no batch ended before all had begun
+        slots = asyncio.Semaphore(self._settings.model.concurrency)  # otherwise all batches would start at once
 
         async def one(batch: Batch) -> None:
-            async with under_way:
+            async with slots:
                 try:
-                    self._keep(await self._writer.write(batch))
+                    self._save(await self._writer.write(batch))
                 except JudgeError as error:
                     self._failures.append(error.message_with_code)
             advance(1)
 
         try:
-            await all_of(map(one, missing))
+            await gather_all(map(one, missing))
         finally:
             await self._writer.aclose()
-            questions, dropped = self._result()
+            questions, dropped = self._collect()
             if self._finished:
                 with explain_os_errors(self._path):
                     write_atomically(self._path, io.BytesIO(questions.to_jsonl()))
@@ -152,7 +165,7 @@ class MailQuestions:
         counts = (len(self._batches), len(missing) - failed, failed)
         return QuestionReport(questions, dict(dropped.most_common()), *counts, why, self._writer.usage)
 
-    def _keep(self, finished: Finished) -> None:
+    def _save(self, finished: FinishedBatch) -> None:
         line = f"{finished.model_dump_json(exclude_none=True)}\n".encode()
         with explain_os_errors(self._path):
             self._progress.write(line if self._finished else self._header + line)
@@ -160,14 +173,14 @@ class MailQuestions:
             os.fsync(self._progress.fileno())
         self._finished[finished.inbox, finished.number] = finished
 
-    def _result(self) -> tuple[ScenarioSet, Counter[str]]:
-        """What the file is to hold, and what was dropped."""
+    def _collect(self) -> tuple[ScenarioSet, Counter[str]]:
+        """Return the questions for the file, and the number of dropped ones by reason."""
         done = [self._finished.get((each.inbox, each.number)) for each in self._batches]
         dropped = Counter[str]()
         for each in done:
             dropped.update(each.dropped if each else {})
         questions = [question for each in done if each for question in each.questions]
-        kept = distinct(questions)
+        kept = drop_near_duplicates(questions)
         if len(kept) < len(questions):
             dropped["near-duplicate"] = len(questions) - len(kept)
         return ScenarioSet.of(kept), dropped
@@ -175,12 +188,12 @@ class MailQuestions:
 
 @contextmanager
 def open_questions(settings: QuestionSettings, path: Path) -> Iterator[MailQuestions]:
-    """The questions of a file, begun or to be begun. What a run that was killed left half written is taken out.
+    """Open a new or existing file of questions. An incomplete line left by a killed run is removed.
 
     Raises:
-        UsageError: the settings are invalid, or not those that the file was begun with; the file holds something
-            else, or another process writes to it; the model's API key is missing.
-        GumshoeError: the index does not exist, or cannot be read.
+        UsageError: if the settings are invalid, or differ from those that the file was started with; if the file
+            contains something else, or another process writes to it; if the model's API key is missing.
+        GumshoeError: if the index does not exist, or cannot be read.
     """
     if path.is_dir() or path.suffix == ".gz" or not path.absolute().parent.is_dir():
         raise UsageError(
@@ -191,16 +204,16 @@ def open_questions(settings: QuestionSettings, path: Path) -> Iterator[MailQuest
     settings = replace(
         settings, inboxes=tuple(dict.fromkeys(check_address("inbox", each) for each in settings.inboxes))
     )
-    batches, mail = _planned(index, settings)
+    batches, mail = _plan_batches(index, settings)
     progress = path.with_name(f"{path.name}.progress")
-    header = json.dumps(_decisive(settings, mail)).encode() + b"\n"
+    header = json.dumps(_list_decisive_settings(settings, mail)).encode() + b"\n"
     writer = QuestionWriter(settings, index)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with explain_os_errors(progress):
-            file = held.enter_context(_held(progress))
-            finished = _taken_up(file, progress, header)
-        ours = {each.to_json().encode() for line in finished.values() for each in line.questions}
-        if path.exists() and not ours.issuperset(path.read_bytes().splitlines()):
+            file = stack.enter_context(_open_progress(progress))
+            finished = _read_progress(file, progress, header)
+        own_lines = {each.to_json().encode() for line in finished.values() for each in line.questions}
+        if path.exists() and not own_lines.issuperset(path.read_bytes().splitlines()):
             raise UsageError(
                 "synthesis.foreign-output",
                 f"{path} holds lines that this command did not write; use another file, or move it away",
@@ -208,39 +221,39 @@ def open_questions(settings: QuestionSettings, path: Path) -> Iterator[MailQuest
         yield MailQuestions(settings, path, batches, writer, file, header, finished)
 
 
-def distinct(questions: Iterable[Scenario]) -> list[Scenario]:
-    """Those that are no near-duplicates of one before them about the same inbox.
+def drop_near_duplicates(questions: Iterable[Scenario]) -> list[Scenario]:
+    """Return the questions without near-duplicates of an earlier one about the same inbox.
 
-    Near-duplicates have the same words, in whatever order; or, with a source or the answer in common, words of a
-    Jaccard similarity of 0.6. Without those, a single word may be all that two questions differ in.
+    Near-duplicates have the same words in any order. With a common source or answer, a Jaccard similarity of 0.6 is
+    enough. Otherwise two different questions may differ in a single word.
     """
     kept: list[Scenario] = []
     before: dict[str | None, list[tuple[set[str], set[str]]]] = {}
     for each in questions:
         words = set(each.plain_question.split())
-        ties = {*each.sources, " ".join(each.answer.casefold().split()).strip(" .")}
+        keys = {*each.sources, " ".join(each.answer.casefold().split()).strip(" .")}
         others = before.setdefault(each.inbox_address, [])
         if not any(
-            len(words & other) >= (1 if ties.isdisjoint(tied) else _ALIKE) * len(words | other)
-            for other, tied in others
+            len(words & other) >= (1 if keys.isdisjoint(other_keys) else _MIN_SIMILARITY) * len(words | other)
+            for other, other_keys in others
         ):
             kept.append(each)
-            others.append((words, ties))
+            others.append((words, keys))
     return kept
 
 
-def _planned(index: MailIndex, settings: QuestionSettings) -> tuple[list[Batch], str]:
-    """The batches to ask for, inbox after inbox in order of date, and a digest of what mail there is."""
+def _plan_batches(index: MailIndex, settings: QuestionSettings) -> tuple[list[Batch], str]:
+    """Return the batches to request, by inbox and date, and a digest of the mail."""
     batches: list[Batch] = []
     digest = hashlib.sha256()
     for inbox in settings.inboxes:
-        listed = [(each, sent) for each, sent in index.listing(inbox) if sent]
+        listed = [(each, sent) for each, sent in index.list_messages(inbox) if sent]
         if not listed:
             raise UsageError("synthesis.no-mail", f"{settings.index} holds no dated mail of {inbox}; check the address")
         digest.update(json.dumps([(each, str(sent)) for each, sent in listed]).encode())
         turn = Rng(settings.seed, inbox).below(len(STYLES))
         parts = [listed[start : start + settings.batch] for start in range(0, len(listed), settings.batch)]
-        numbers = sorted(range(len(parts)), key=lambda each: seeded(settings.seed, f"{inbox} {each}"))
+        numbers = sorted(range(len(parts)), key=lambda each: seeded_sort_key(settings.seed, f"{inbox} {each}"))
         for number in sorted(numbers[: settings.limit]):
             first = turn + number * settings.per_batch
             styles = tuple(list(STYLES)[(first + each) % len(STYLES)] for each in range(settings.per_batch))
@@ -249,46 +262,46 @@ def _planned(index: MailIndex, settings: QuestionSettings) -> tuple[list[Batch],
     return batches, digest.hexdigest()
 
 
-def _decisive(settings: QuestionSettings, mail: str) -> dict[str, Any]:
-    """What decides about a batch's questions: not where the models are, how fast they are asked, how much of it all."""
-    said = {name: value for name, value in asdict(settings).items() if name not in {"index", "limit", "model"}}
+def _list_decisive_settings(settings: QuestionSettings, mail: str) -> dict[str, Any]:
+    """Return the settings that affect a batch's questions: not the models' URLs or speed, or the number of batches."""
+    fields = {name: value for name, value in asdict(settings).items() if name not in {"index", "limit", "model"}}
     names = {"model": settings.model.model, "judge": settings.judge.partition("@")[0], "mail": mail}
-    return {**said, **names, "inboxes": list(settings.inboxes), "version": VERSION}
+    return {**fields, **names, "inboxes": list(settings.inboxes), "version": VERSION}
 
 
 @contextmanager
-def _held(progress: Path) -> Iterator[BinaryIO]:
-    """The progress file, to read and to add to; it is there no longer than there is something in it."""
-    with held_file(progress) as file:
+def _open_progress(progress: Path) -> Iterator[BinaryIO]:
+    """Open the progress file for reading and appending. It is deleted if it stays empty."""
+    with open_locked_file(progress) as file:
         try:
             yield file
         finally:
-            if not os.fstat(file.fileno()).st_size:  # nothing was asked
+            if not os.fstat(file.fileno()).st_size:  # nothing was requested
                 progress.unlink(missing_ok=True)
 
 
-def _taken_up(file: BinaryIO, path: Path, header: bytes) -> dict[tuple[str, int], Finished]:
-    """The batches that a progress file holds, once a last line that was cut off is taken out of it."""
+def _read_progress(file: BinaryIO, path: Path, header: bytes) -> dict[tuple[str, int], FinishedBatch]:
+    """Return the batches in a progress file, after removing an incomplete last line."""
     file.seek(0)
     data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    begun, *lines = whole.splitlines(keepends=True) or [header]
-    file.truncate(len(whole) if lines else 0)
+    complete = data[: data.rfind(b"\n") + 1]
+    first_line, *lines = complete.splitlines(keepends=True) or [header]
+    file.truncate(len(complete) if lines else 0)
     if not lines:
         return {}
-    wanted = json.loads(header)
+    expected = json.loads(header)
     try:
-        found = dict(json.loads(begun))
-        finished = [Finished.model_validate_json(line) for line in lines]
+        found = dict(json.loads(first_line))
+        finished = [FinishedBatch.model_validate_json(line) for line in lines]
     except (ValueError, TypeError):
         raise UsageError(
             "synthesis.progress-damaged",
             f"{path} is damaged; to start over, move it and the questions file beside it away",
         ) from None
-    if others := [name for name, value in wanted.items() if found.get(name) != value]:
-        said = ", ".join("other mail" if name == "mail" else f"{name} {found.get(name)}" for name in others)
+    if others := [name for name, value in expected.items() if found.get(name) != value]:
+        differences = ", ".join("other mail" if name == "mail" else f"{name} {found.get(name)}" for name in others)
         raise UsageError(
             "synthesis.other-settings",
-            f"{path} was begun with other settings ({said}); use those, or another output file",
+            f"{path} was begun with other settings ({differences}); use those, or another output file",
         )
     return {(each.inbox, each.number): each for each in finished}

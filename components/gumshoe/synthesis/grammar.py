@@ -1,9 +1,9 @@
-"""Text with alternatives and slots: how a few hundred sentences become many thousand.
+"""Expand templates with alternatives and slots: a few hundred sentences become many thousands.
 
-`[one|two|]` is one of its alternatives, which may be empty and may hold others. `{slot}` is a value, `{Slot}` the
-same with a capital. `a(n) {slot}` takes its article from what follows.
+`[one|two|]` is one of its alternatives, which may be empty or nested. `{slot}` is a value, and `{Slot}` the same value
+with a capital letter. `a(n) {slot}` takes its article from the following word.
 
->>> expand("We need a(n) [new |]{tool}.", Dice(1), {"tool": "axe"})
+>>> expand("We need a(n) [new |]{tool}.", Rng(1), {"tool": "axe"})
 'We need a new axe.'
 """
 
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from gumshoe.synthesis.rng import Rng
 
 Value: TypeAlias = str | Callable[[], str] | list[str]
-"""What a slot takes: a text, a text made when it is wanted, or one of a list."""
+"""Value of a slot: a text, a function that returns one, or a list to choose from."""
 
 Node: TypeAlias = "str | Slot | Alternatives"
 
@@ -41,51 +41,51 @@ class Alternatives(tuple[tuple[Node, ...], ...]):
 
 @cache
 def load_text(name: str) -> dict[str, Any]:
-    """The file `text/<name>.toml`."""
+    """Return the content of `text/<name>.toml`."""
     return tomllib.loads((Path(__file__).parent / "text" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def expand(template: str, dice: Rng, values: Mapping[str, Value]) -> str:
-    """A text that a template allows.
+def expand(template: str, rng: Rng, values: Mapping[str, Value]) -> str:
+    """Return a random expansion of a template.
 
     Raises:
-        KeyError: a slot has no value.
-        ValueError: the brackets do not match.
+        KeyError: if a slot has no value.
+        ValueError: if the brackets do not match.
     """
-    text = _render(_parsed(template), dice, values)
-    text = _ARTICLE.sub(_with_article, text)
+    text = _render(_parse(template), rng, values)
+    text = _ARTICLE.sub(_choose_article, text)
     for gap, closed in _GAPS:
         text = gap.sub(closed, text)
     return text.strip()
 
 
-def sentence(template: str, dice: Rng, values: Mapping[str, Value]) -> str:
-    """`expand`, beginning with a capital."""
-    text = expand(template, dice, values)
+def expand_sentence(template: str, rng: Rng, values: Mapping[str, Value]) -> str:
+    """Return an expansion that starts with a capital letter."""
+    text = expand(template, rng, values)
     return text[:1].upper() + text[1:]
 
 
-def _render(nodes: tuple[Node, ...], dice: Rng, values: Mapping[str, Value]) -> str:
+def _render(nodes: tuple[Node, ...], rng: Rng, values: Mapping[str, Value]) -> str:
     rendered = []
     for node in nodes:
         if isinstance(node, Alternatives):
-            rendered.append(_render(dice.pick(node), dice, values))
+            rendered.append(_render(rng.pick(node), rng, values))
         elif isinstance(node, Slot):
-            rendered.append(_filled(node, dice, values))
+            rendered.append(_fill_slot(node, rng, values))
         else:
             rendered.append(node)
     return "".join(rendered)
 
 
-def _filled(slot: Slot, dice: Rng, values: Mapping[str, Value]) -> str:
+def _fill_slot(slot: Slot, rng: Rng, values: Mapping[str, Value]) -> str:
     capital = slot[0].isupper()
     value = values[slot[0].lower() + slot[1:] if capital else str(slot)]
-    text = value if isinstance(value, str) else dice.pick(value) if isinstance(value, list) else value()
+    text = value if isinstance(value, str) else rng.pick(value) if isinstance(value, list) else value()
     return text[:1].upper() + text[1:] if capital else text
 
 
 @cache
-def _parsed(template: str) -> tuple[Node, ...]:
+def _parse(template: str) -> tuple[Node, ...]:
     stack: list[list[list[Node]]] = [[[]]]
     end = 0
     for token in _TOKEN.finditer(template):
@@ -109,6 +109,6 @@ def _parsed(template: str) -> tuple[Node, ...]:
     return tuple(stack[0][0])
 
 
-def _with_article(found: re.Match[str]) -> str:
+def _choose_article(found: re.Match[str]) -> str:
     article = found[1] + "n" if _VOWEL_SOUND.match(found[3]) else found[1]
     return f"{article} {found[2]}{found[3]}"

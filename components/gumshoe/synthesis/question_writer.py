@@ -1,4 +1,4 @@
-"""Have a chat model write questions about a batch of messages, and prove each: answer it from its sources alone."""
+"""Let a chat model write questions about messages, and verify each by answering it from its sources alone."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import clean, clean_line
-from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, as_data
+from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, to_safe_json
 from gumshoe.rewards.judge import Judge
-from gumshoe.rewards.judge_registry import OpenAIJudge, named_settings, open_judge
-from gumshoe.rewards.reward import all_of
+from gumshoe.rewards.judge_registry import OpenAIJudge, open_judge, parse_judge
+from gumshoe.rewards.reward import gather_all
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.synthesis.rng import Rng
 
@@ -26,7 +26,7 @@ STYLES = {
     "decision": "what was decided or agreed, or what something was changed to",
     "open": "why or how, to be answered in one sentence",
 }
-"""The kinds of question that are asked for in turn, and what the model is told of each."""
+"""Kinds of questions that are requested in turn, and their description for the model."""
 
 VERSION = "questions from mail 1"
 _WRITE = """\
@@ -60,50 +60,53 @@ they do not, or where it takes a guess which of several things is meant, the que
 Reply with one JSON object: {"reasoning": "<one or two sentences>", "answerable": true or false, \
 "answer": "<the answer alone; empty where there is none>"}"""
 
-_LONGEST = 600  # characters of a question, and of an answer
-_SUBJECT, _RECIPIENTS = 300, 20  # of a message that are shown
-_DAYS = 30  # at most, from the newest message of a batch to the question
+_MAX_LENGTH = 600  # characters of a question and of an answer
+_MAX_SUBJECT, _MAX_RECIPIENTS = 300, 20  # shown per message
+_DAYS = 30  # maximum time between the newest message of a batch and the question
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionSettings:
-    """What questions are to be made of; the command line's options."""
+    """Settings for generating questions: the command's options."""
 
     index: Path
     inboxes: tuple[str, ...]
     model: JudgeModelSettings
     judge: str = "heuristic"
-    """A judge's name, which is given the model's bounds and prices where it is a chat model itself."""
+    """Name of a judge. A chat model as judge gets the limits and prices of `model`."""
     batch: int = 20
-    """Messages that are shown at once."""
+    """Messages per batch."""
     per_batch: int = 3
-    """Questions that are asked for of a batch."""
+    """Questions to request per batch."""
     limit: int | None = None
-    """Most batches of an inbox; the seed draws them from all of its time."""
+    """Maximum number of batches per inbox, drawn by the seed from its whole time span."""
     min_realism: float = 0.3
-    """The least that the public set has (https://huggingface.co/datasets/corbt/enron_emails_sample_questions)."""
+    """Minimum realism.
+
+    The default is the minimum of the public set (https://huggingface.co/datasets/corbt/enron_emails_sample_questions).
+    """
     max_characters: int = 5000
-    """Longest body that is shown whole: what an index holds, unless it was built otherwise."""
+    """Maximum body length that is shown completely. The default is the limit of an index."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages of an inbox that are shown at once."""
+    """Messages of an inbox that are shown together."""
 
     inbox: str
     number: int
-    """From 1, in order of date, counted before `QuestionSettings.limit` leaves any out."""
+    """From 1, by date, counted before `QuestionSettings.limit` applies."""
     message_ids: tuple[str, ...]
-    """In order of date."""
+    """Sorted by date."""
     newest: date
-    """When the last of them was sent, in UTC."""
+    """Date of the last message, in UTC."""
     styles: tuple[str, ...]
-    """Of the questions that are asked for: names in `STYLES`."""
+    """Styles of the requested questions: names in `STYLES`."""
 
 
-class Finished(BaseModel):
-    """What came of a batch: a line of the progress file."""
+class FinishedBatch(BaseModel):
+    """The result of a batch: a line of the progress file."""
 
     inbox: str
     number: int
@@ -139,15 +142,15 @@ class _Solved(BaseModel):
 
 
 class QuestionWriter:
-    """Writes the questions of a batch, and answers them to see whether they can be.
+    """Write the questions of a batch, and answer them to check that they are answerable.
 
     Raises on opening:
-        UsageError: there is no key for the model, or no such judge.
+        UsageError: if the model's API key is missing, or the judge does not exist.
     """
 
     def __init__(self, settings: QuestionSettings, index: MailIndex) -> None:
         self._settings, self._index = settings, index
-        self.judge: Judge = _opened_judge(settings)
+        self.judge: Judge = _open_judge(settings)
         self.model = JudgeModel(settings.model)
 
     async def aclose(self) -> None:
@@ -157,93 +160,95 @@ class QuestionWriter:
 
     @property
     def usage(self) -> dict[str, float]:
-        """The numbers of `Usage`, the judge's added."""
+        """Fields of `Usage`, including the judge's."""
         used = [self.model.usage] + ([self.judge.model.usage] if isinstance(self.judge, OpenAIJudge) else [])
-        numbers = [each.numbers() for each in used]
+        numbers = [each.to_dict() for each in used]
         return {name: sum(each[name] for each in numbers) for name in numbers[0] if name != "latency"}
 
-    def system(self, batch: Batch) -> str:
-        """What the model is told to write."""
+    def make_system_prompt(self, batch: Batch) -> str:
+        """Return the instructions for writing questions."""
         return _WRITE + "\n".join(f"- {style}: {STYLES[style]}" for style in batch.styles)
 
-    def shown(self, inbox: str, message_ids: Iterable[str], **about: str) -> str:
-        """What the model is shown: messages under ids of this request's own, as that inbox may see them."""
-        messages = [self._message(inbox, each, f"m{at}") for at, each in enumerate(message_ids, 1)]
-        return as_data({"owner": inbox, **about, "messages": messages})
+    def format_messages(self, inbox: str, message_ids: Iterable[str], **about: str) -> str:
+        """Return messages as JSON for the model, as that inbox may see them, under ids of this request."""
+        messages = [self._format_message(inbox, each, f"m{at}") for at, each in enumerate(message_ids, 1)]
+        return to_safe_json({"owner": inbox, **about, "messages": messages})
 
-    def _message(self, inbox: str, message_id: str, name: str) -> dict[str, Any]:
+    def _format_message(self, inbox: str, message_id: str, name: str) -> dict[str, Any]:
         message = self._index.read(inbox, message_id)
         recipients = message.recipients
-        more = [f"and {len(recipients) - _RECIPIENTS} more"] if len(recipients) > _RECIPIENTS else []
+        more = [f"and {len(recipients) - _MAX_RECIPIENTS} more"] if len(recipients) > _MAX_RECIPIENTS else []
         left_out = len(message.body) - self._settings.max_characters
         return {
             "id": name,
             "date": message.sent.isoformat(" ", "minutes") if message.sent else None,
-            "from": _person(message.sender_name, message.sender),
-            "to": [_person(each.name, each.address) for each in recipients[:_RECIPIENTS]] + more,
-            "subject": message.subject[:_SUBJECT],
+            "from": _format_person(message.sender_name, message.sender),
+            "to": [_format_person(each.name, each.address) for each in recipients[:_MAX_RECIPIENTS]] + more,
+            "subject": message.subject[:_MAX_SUBJECT],
             "body": message.body[: self._settings.max_characters],
         } | ({"characters_left_out": left_out} if left_out > 0 else {})
 
-    async def write(self, batch: Batch) -> Finished:
-        """The questions of a batch that hold, and why others were dropped.
+    async def write(self, batch: Batch) -> FinishedBatch:
+        """Write and verify the questions of a batch. Return the valid ones, and the number of dropped ones by reason.
 
         Raises:
-            JudgeError: a question got no answer, or no verdict.
-            UsageError: the server does not know the model, or the key.
+            JudgeError: if a question got no answer, or no verdict.
+            UsageError: if the server does not know the model or the API key.
         """
-        asked = await self.model.ask(
-            VERSION, self.system(batch), lambda _: (self.shown(batch.inbox, batch.message_ids), _Questions)
+        response = await self.model.ask(
+            VERSION,
+            self.make_system_prompt(batch),
+            lambda _: (self.format_messages(batch.inbox, batch.message_ids), _Questions),
         )
-        written = [self._scenario(batch, number, each) for number, each in enumerate(asked.questions, 1)]
+        written = [self._to_scenario(batch, number, each) for number, each in enumerate(response.questions, 1)]
         candidates = [each for each in written if isinstance(each, Scenario)]
-        proved = await all_of(map(self._proved, candidates))
+        proved = await gather_all(map(self._prove, candidates))
         dropped = Counter(each for each in (*written, *proved) if isinstance(each, str))
         kept = tuple(each for each in proved if isinstance(each, Scenario))
-        return Finished(inbox=batch.inbox, number=batch.number, questions=kept, dropped=dropped)
+        return FinishedBatch(inbox=batch.inbox, number=batch.number, questions=kept, dropped=dropped)
 
-    def _scenario(self, batch: Batch, number: int, said: _Question) -> Scenario | str:
-        """The scenario that a question makes, or the reason why it makes none."""
-        question, answer = clean_line(said.question), clean(said.answer).strip()
+    def _to_scenario(self, batch: Batch, number: int, draft: _Question) -> Scenario | str:
+        """Return the scenario of a question, or the reason for dropping it."""
+        question, answer = clean_line(draft.question), clean(draft.answer).strip()
         ids = {f"m{at}": message_id for at, message_id in enumerate(batch.message_ids, 1)}
         scenario_id = f"{batch.inbox}-{batch.number:04}-{number}"
         faults = {
             "more than asked for": number > len(batch.styles),
-            "of no style asked for": said.style not in batch.styles,
-            "empty or too long": not all(0 < len(each) <= _LONGEST for each in (question, answer)),
-            "sources outside the batch": not said.message_ids or not ids.keys() >= set(said.message_ids),
-            "realism outside 0 to 1": not 0 <= said.how_realistic <= 1,
-            "not realistic enough": said.how_realistic < self._settings.min_realism,
+            "of no style asked for": draft.style not in batch.styles,
+            "empty or too long": not all(0 < len(each) <= _MAX_LENGTH for each in (question, answer)),
+            "sources outside the batch": not draft.message_ids or not ids.keys() >= set(draft.message_ids),
+            "realism outside 0 to 1": not 0 <= draft.how_realistic <= 1,
+            "not realistic enough": draft.how_realistic < self._settings.min_realism,
         }
         days = Rng(self._settings.seed, scenario_id).between(1, _DAYS)
         return next((fault for fault, holds in faults.items() if holds), None) or Scenario(
             id=scenario_id,
             question=question,
             answer=answer,
-            message_ids=tuple(ids[each] for each in dict.fromkeys(said.message_ids)),
-            how_realistic=said.how_realistic,
+            message_ids=tuple(ids[each] for each in dict.fromkeys(draft.message_ids)),
+            how_realistic=draft.how_realistic,
             inbox_address=batch.inbox,
             query_date=batch.newest + timedelta(days=min(days, (date.max - batch.newest).days)),
-            kind=said.style,
+            kind=draft.style,
         )
 
-    async def _proved(self, scenario: Scenario) -> Scenario | str:
-        """The scenario with those of its sources that answer it alone, or that take all together; or what is wrong."""
+    async def _prove(self, scenario: Scenario) -> Scenario | str:
+        """Return the scenario with the sources that suffice, alone or together, or the reason for dropping it."""
         alone = [scenario.model_copy(update={"message_ids": (each,)}) for each in scenario.message_ids]
-        faults = await all_of(map(self._fault, alone))
+        faults = await gather_all(map(self._find_fault, alone))
         right = tuple(each.message_ids[0] for each, fault in zip(alone, faults, strict=True) if fault is None)
         if right:
             return scenario.model_copy(update={"message_ids": right})
-        if len(alone) > 1 and await self._fault(scenario) is None:
+        if len(alone) > 1 and await self._find_fault(scenario) is None:
             return scenario.model_copy(update={"needs_all": True})
         return str(faults[0])
 
-    async def _fault(self, scenario: Scenario) -> str | None:
-        """Why a question cannot be kept, if it cannot: answered from its sources alone, it has another answer."""
-        asked = {"question": scenario.question, "asked_on": str(scenario.query_date)}
+    async def _find_fault(self, scenario: Scenario) -> str | None:
+        """Return the reason for dropping a question: its sources alone give no answer, or a different one."""
+        context = {"question": scenario.question, "asked_on": str(scenario.query_date)}
         inbox = str(scenario.inbox_address)
         solved = await self.model.ask(
-            VERSION, SOLVE, lambda _: (self.shown(inbox, scenario.message_ids, **asked), _Solved)
+            VERSION, SOLVE, lambda _: (self.format_messages(inbox, scenario.message_ids, **context), _Solved)
         )
         if not solved.answerable or not solved.answer.strip():
             return "not answerable from its sources"
@@ -251,11 +256,11 @@ class QuestionWriter:
         return None if verdict.correct else "answered otherwise from its sources"
 
 
-def _opened_judge(settings: QuestionSettings) -> Judge:
-    name, asked = named_settings(settings.judge)
+def _open_judge(settings: QuestionSettings) -> Judge:
+    name, judge_settings = parse_judge(settings.judge)
     shared = settings.model.model_dump(exclude={"model", "url"}) if name == "openai" else {}
-    return open_judge({name: shared | asked})
+    return open_judge({name: shared | judge_settings})
 
 
-def _person(name: str, address: str) -> str:
+def _format_person(name: str, address: str) -> str:
     return f"{name} ({address})" if name else address

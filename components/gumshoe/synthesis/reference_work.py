@@ -1,4 +1,4 @@
-"""Synthetic documents: an invented reference work, page by page, and questions about what it holds."""
+"""Generate synthetic documents: an invented reference work, and questions about it."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -8,41 +8,41 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.errors import UsageError
-from gumshoe.scenarios.scenario import ScenarioSet, Split, seeded
+from gumshoe.scenarios.scenario import ScenarioSet, Split, seeded_sort_key
 from gumshoe.synthesis.difficulty import LEVELS, Difficulty, Level
-from gumshoe.synthesis.document_questions import Book, Reader
+from gumshoe.synthesis.document_questions import DocumentQuestionGenerator, ReferenceWork
 from gumshoe.synthesis.entries import Fact, HandbookInventor, Subject, SubjectInventor
-from gumshoe.synthesis.files import write_made
-from gumshoe.synthesis.grammar import expand, load_text, sentence
+from gumshoe.synthesis.files import write_dataset
+from gumshoe.synthesis.grammar import expand, expand_sentence, load_text
 from gumshoe.synthesis.rng import Rng
 
 MIN_DOCUMENTS, MAX_DOCUMENTS = 40, 20_000
-DOCUMENTS = "documents.jsonl"
+DOCUMENTS_FILE = "documents.jsonl"
 _TEST, _VALIDATION = 0.15, 0.1  # shares of the subjects
-_SENTENCES = (4, 8)  # of an article
+_SENTENCES = (4, 8)  # per article
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticDocuments:
-    """What was written."""
+    """Generated documents and scenarios."""
 
     documents: list[dict[str, Any]]
-    """With the fields of a JSONL source of documents."""
+    """With the fields of a JSONL document source."""
     scenarios: ScenarioSet
     title: str
-    """Of the reference work."""
+    """Title of the reference work."""
     subjects: int
-    """Things that have an entry."""
+    """Number of subjects with an entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class _EntryPage:
-    """One document before it has an id."""
+    """A document without an id."""
 
     title: str
     text: str
     category: str
-    states: frozenset[str] = frozenset()
+    facts: frozenset[str] = frozenset()
     """Keys of the facts that it states."""
     synonyms: tuple[str, ...] = ()
     edition: str = ""
@@ -51,37 +51,39 @@ class _EntryPage:
 def synthesize_documents(
     seed: int, documents: int, level: Level = "normal", advance: Callable[[int], object] = lambda _: None
 ) -> SyntheticDocuments:
-    """Invent a reference work of so many documents: entries, some in two editions, and articles that are none.
+    """Generate a reference work of `documents` documents: entries, some in two editions, and articles.
 
-    All that is asked about one subject is in one split, and so are the entries that answer it. The same arguments give
-    the same result on every machine. `advance` is told of documents as they are made.
+    All questions about one subject, and the entries that answer them, are in one split. The same arguments give the
+    same result on every machine. `advance` is called with the number of documents generated.
 
     Raises:
-        UsageError: there are too few documents, or too many.
+        UsageError: if there are too few or too many documents.
     """
     check_size(documents)
     writer = _ReferenceWriter(Rng(seed, level, "documents"), LEVELS[level])
     subjects = writer.fill(documents, advance)
-    dice = Rng(seed, "ids")
-    ids = _ids(dice)
-    named = {next(ids): page for page in dice.shuffled(writer.pages)}
-    stating: dict[str, list[str]] = {}
+    rng = Rng(seed, "ids")
+    ids = _generate_ids(rng)
+    named = {next(ids): page for page in rng.shuffled(writer.pages)}
+    documents_by_fact: dict[str, list[str]] = {}
     for document_id, page in named.items():
-        for key in page.states:
-            stating.setdefault(key, []).append(document_id)
-    book = Book(writer.before, writer.now, date(writer.year, 1, 1) + timedelta(days=dice.below(365)), stating)
-    reader = Reader(Rng(seed, level, "questions"), LEVELS[level], book)
-    splits = _splits(seed, subjects)
-    asked = reader.ask(subjects, f"synthetic-{seed}-{level}", splits)
-    records = [_record(document_id, page) for document_id, page in named.items()]
+        for key in page.facts:
+            documents_by_fact.setdefault(key, []).append(document_id)
+    book = ReferenceWork(
+        writer.before, writer.now, date(writer.year, 1, 1) + timedelta(days=rng.below(365)), documents_by_fact
+    )
+    reader = DocumentQuestionGenerator(Rng(seed, level, "questions"), LEVELS[level], book)
+    splits = _assign_splits(seed, subjects)
+    asked = reader.generate(subjects, f"synthetic-{seed}-{level}", splits)
+    records = [_to_record(document_id, page) for document_id, page in named.items()]
     return SyntheticDocuments(records, ScenarioSet.of(asked), writer.title, len(subjects))
 
 
 def check_size(documents: int) -> None:
-    """Refuse what cannot be made.
+    """Check the requested size.
 
     Raises:
-        UsageError: there are too few documents, or too many.
+        UsageError: if there are too few or too many documents.
     """
     if not MIN_DOCUMENTS <= documents <= MAX_DOCUMENTS:
         raise UsageError(
@@ -91,66 +93,66 @@ def check_size(documents: int) -> None:
 
 
 def write_documents(made: SyntheticDocuments, directory: Path) -> None:
-    """Write `documents.jsonl` and `scenarios.jsonl` into a directory, made where it is missing.
+    """Write `documents.jsonl` and `scenarios.jsonl` into a directory, which is created if needed.
 
     Raises:
-        StorageError: it cannot be written to.
+        StorageError: if the directory is not writable.
     """
-    write_made(directory, DOCUMENTS, made.documents, made.scenarios)
+    write_dataset(directory, DOCUMENTS_FILE, made.documents, made.scenarios)
 
 
 @dataclass(slots=True)
 class _ReferenceWriter:
-    """Writes the pages of one work."""
+    """Write the pages of one reference work."""
 
-    dice: Rng
+    rng: Rng
     difficulty: Difficulty
     pages: list[_EntryPage] = field(default_factory=list)
     title: str = field(init=False)
     before: str = field(init=False)
-    """The edition before the last, as a word."""
+    """Name of the previous edition."""
     now: str = field(init=False)
     year: int = field(init=False)
-    """After that of the last edition."""
+    """Year after that of the last edition."""
     _inventor: SubjectInventor = field(init=False)
     _texts: dict[str, Any] = field(default_factory=lambda: load_text("reference"))
-    _own: dict[str, Any] = field(init=False)
-    """The texts of this sort of work."""
+    _own_texts: dict[str, Any] = field(init=False)
+    """Texts for this type of reference work."""
     _contents: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._inventor = SubjectInventor(self.dice, self.difficulty)
-        self._own = self._texts["handbook" if self.is_plain else "book"]
-        words = self._inventor.words(other=self._inventor.person())
-        self.title = expand(self.dice.pick(self._own["title"]), self.dice, words)
+        self._inventor = SubjectInventor(self.rng, self.difficulty)
+        self._own_texts = self._texts["handbook" if self.is_handbook else "book"]
+        words = self._inventor.choose_words(other=self._inventor.invent_person())
+        self.title = expand(self.rng.pick(self._own_texts["title"]), self.rng, words)
         editions = self._texts["book"]["edition"]
-        latest = self.dice.between(1, len(editions) - 1)
+        latest = self.rng.between(1, len(editions) - 1)
         self.before, self.now = editions[latest - 1], editions[latest]
-        self.year = self.dice.between(2015, 2023)
+        self.year = self.rng.between(2015, 2023)
 
     @property
-    def is_plain(self) -> bool:
-        """It is a handbook, in the words of plain mail, and not a book of remedies."""
+    def is_handbook(self) -> bool:
+        """True for a handbook in the style of plain mail, False for a book of remedies."""
         return self.difficulty.value_last
 
     def fill(self, count: int, advance: Callable[[int], object]) -> list[Subject]:
-        """Write exactly so many pages: entries for the share that the difficulty says, and articles for the rest."""
+        """Write exactly `count` pages: entries for the share given by the difficulty, and articles for the rest."""
         entries = count - round(count * self.difficulty.noise)
         subjects: list[Subject] = []
-        inventor = HandbookInventor(self.dice, self.difficulty) if self.is_plain else self._inventor
-        for subject in inventor.subjects():
+        inventor = HandbookInventor(self.rng, self.difficulty) if self.is_handbook else self._inventor
+        for subject in inventor.invent_subjects():
             if len(self.pages) >= entries:
                 break
             if subject.has_changed and len(self.pages) + 2 > entries:
                 for fact in subject.facts:
                     fact.old = ""
-            pages = [self._entry(subject, latest=True)]
-            pages += [self._entry(subject, latest=False)] if subject.has_changed else []
+            pages = [self._write_entry(subject, latest=True)]
+            pages += [self._write_entry(subject, latest=False)] if subject.has_changed else []
             self.pages += pages
             subjects.append(subject)
             advance(len(pages))
         while len(self.pages) < count:
-            page = self._article(subjects)
+            page = self._write_article(subjects)
             digest = hashlib.sha256(page.text.encode()).digest()
             if digest not in self._contents:
                 self._contents.add(digest)
@@ -158,17 +160,17 @@ class _ReferenceWriter:
                 advance(1)
         return subjects
 
-    def _entry(self, subject: Subject, *, latest: bool) -> _EntryPage:
-        """What an edition says of a subject."""
-        values = {"it": subject.it, "short": subject.short, "firm": subject.firm}
-        parts = [sentence(self.dice.pick(subject.kind.about), self.dice, values)]
-        if not self.is_plain:
+    def _write_entry(self, subject: Subject, *, latest: bool) -> _EntryPage:
+        """Return the entry about a subject in an edition."""
+        values = {"it": subject.noun_phrase, "short": subject.short, "firm": subject.firm}
+        parts = [expand_sentence(self.rng.pick(subject.kind.about), self.rng, values)]
+        if not self.is_handbook:
             parts[0] += f" It is also called {subject.other_name}."
         section = ""
         for fact in subject.facts:
-            told = [*self._fillers(values), *self._told(fact, values, latest=latest)]
-            text = " ".join(self.dice.shuffled(told))
-            if not self.is_plain and fact.kind.details["section"] != section:
+            sentences = [*self._write_fillers(values), *self._write_fact(fact, values, latest=latest)]
+            text = " ".join(self.rng.shuffled(sentences))
+            if not self.is_handbook and fact.kind.details["section"] != section:
                 section = fact.kind.details["section"]
                 text = f"{section}\n{text}"
             parts.append(text)
@@ -178,76 +180,79 @@ class _ReferenceWriter:
             name if latest else f"{name} ({edition} edition)",
             "\n\n".join(parts),
             subject.kind.category,
-            frozenset(key for fact in subject.facts for key in fact.stated(subject, latest=latest)),
+            frozenset(key for fact in subject.facts for key in fact.list_keys(subject, latest=latest)),
             (subject.other_name.removeprefix("the "),) if subject.other_name else (),
-            "" if self.is_plain else edition,
+            "" if self.is_handbook else edition,
         )
 
-    def _told(self, fact: Fact, values: Mapping[str, str], *, latest: bool) -> Iterator[str]:
-        """The sentences that state a fact."""
-        forms = fact.kind.with_value_last() if self.is_plain else fact.kind.say
-        if self.dice.chance(self.difficulty.own_words):
-            forms = fact.kind.in_own_words(forms)
+    def _write_fact(self, fact: Fact, values: Mapping[str, str], *, latest: bool) -> Iterator[str]:
+        """Yield the sentences that state a fact."""
+        forms = fact.kind.select_value_last() if self.is_handbook else fact.kind.say
+        if self.rng.chance(self.difficulty.own_words):
+            forms = fact.kind.select_own_words(forms)
         slots = {**values, "value": fact.value if latest else fact.old or fact.value, "person": fact.person}
-        is_told_of = latest and fact.old
-        if not is_told_of or self.dice.chance(0.5):
-            yield sentence(self.dice.pick(forms), self.dice, slots)
-        if is_told_of:
+        states_change = latest and fact.old
+        if not states_change or self.rng.chance(0.5):
+            yield expand_sentence(self.rng.pick(forms), self.rng, slots)
+        if states_change:
             slots |= {"noun": fact.kind.noun, "old": fact.old, "reason": fact.reason}
             slots |= {"before": self.before, "now": self.now}
-            yield sentence(self.dice.pick(self._texts["change"]["say"]), self.dice, slots)
+            yield expand_sentence(self.rng.pick(self._texts["change"]["say"]), self.rng, slots)
 
-    def _fillers(self, values: Mapping[str, str]) -> list[str]:
-        forms = self.dice.sample(self._own["filler"], self.dice.between(*self.difficulty.filler))
-        return [sentence(form, self.dice, values) for form in forms]
+    def _write_fillers(self, values: Mapping[str, str]) -> list[str]:
+        forms = self.rng.sample(self._own_texts["filler"], self.rng.between(*self.difficulty.filler))
+        return [expand_sentence(form, self.rng, values) for form in forms]
 
-    def _article(self, subjects: list[Subject]) -> _EntryPage:
-        """A page that is no entry: about nothing that has one, or talk of something that has one."""
+    def _write_article(self, subjects: list[Subject]) -> _EntryPage:
+        """Return an article that is about no subject, or that mentions one without stating facts."""
         texts = self._texts["article"]
-        about = self.dice.pick(subjects) if self.dice.chance(self.difficulty.echoes) else None
-        words = self._inventor.words(theme=about.it if about else self.dice.pick(self._own["theme"]))
-        title = sentence(self.dice.pick(texts["title"]), self.dice, words)
-        count = self.dice.between(*_SENTENCES)
+        about = self.rng.pick(subjects) if self.rng.chance(self.difficulty.echoes) else None
+        words = self._inventor.choose_words(
+            theme=about.noun_phrase if about else self.rng.pick(self._own_texts["theme"])
+        )
+        title = expand_sentence(self.rng.pick(texts["title"]), self.rng, words)
+        count = self.rng.between(*_SENTENCES)
         if about is None:
-            told = [sentence(form, self.dice, words) for form in self.dice.sample(texts["say"], count)]
+            sentences = [expand_sentence(form, self.rng, words) for form in self.rng.sample(texts["say"], count)]
         else:
-            told = list(self._talk(about, count))
-        half = len(told) // 2
-        return _EntryPage(title, f"{' '.join(told[:half])}\n\n{' '.join(told[half:])}", "Articles")
+            sentences = list(self._write_remarks(about, count))
+        half = len(sentences) // 2
+        return _EntryPage(title, f"{' '.join(sentences[:half])}\n\n{' '.join(sentences[half:])}", "Articles")
 
-    def _talk(self, subject: Subject, count: int) -> Iterator[str]:
-        """Sentences about a subject that state nothing of it, some of which speak of its facts."""
-        values = {"it": subject.it, "short": subject.short}
-        echoes = self.dice.sample(self._texts["echo"]["say"], len(subject.facts))
-        told = [
-            sentence(form, self.dice, {**values, "noun": fact.kind.noun})
-            for form, fact in zip(echoes, self.dice.shuffled(subject.facts), strict=False)
+    def _write_remarks(self, subject: Subject, count: int) -> Iterator[str]:
+        """Yield sentences about a subject that state none of its facts, although some mention them."""
+        values = {"it": subject.noun_phrase, "short": subject.short}
+        echoes = self.rng.sample(self._texts["echo"]["say"], len(subject.facts))
+        sentences = [
+            expand_sentence(form, self.rng, {**values, "noun": fact.kind.noun})
+            for form, fact in zip(echoes, self.rng.shuffled(subject.facts), strict=False)
         ]
-        forms = self.dice.sample(self._own["filler"], count)
-        yield from self.dice.shuffled([*told, *(sentence(form, self.dice, values) for form in forms)])
+        forms = self.rng.sample(self._own_texts["filler"], count)
+        yield from self.rng.shuffled([*sentences, *(expand_sentence(form, self.rng, values) for form in forms)])
 
 
-def _ids(dice: Rng) -> Iterator[str]:
-    """Ids that no other document has, of syllables rather than digits, which small models confuse."""
+def _generate_ids(rng: Rng) -> Iterator[str]:
+    """Yield unique ids made of syllables, because small models confuse digits."""
     taken: set[str] = set()
     while True:
-        word = "".join(dice.pick("bdfgklmnprstvz") + dice.pick("aeiou") for _ in range(4))
+        word = "".join(rng.pick("bdfgklmnprstvz") + rng.pick("aeiou") for _ in range(4))
         if word not in taken:
             taken.add(word)
             yield f"doc-{word}"
 
 
-def _splits(seed: int, subjects: list[Subject]) -> dict[str, Split]:
-    """The split of each subject, at least one in each."""
-    order = sorted((subject.name for subject in subjects), key=lambda name: seeded(seed, name))
+def _assign_splits(seed: int, subjects: list[Subject]) -> dict[str, Split]:
+    """Return the split of each subject. Each split gets at least one."""
+    order = sorted((subject.name for subject in subjects), key=lambda name: seeded_sort_key(seed, name))
     test = max(1, round(_TEST * len(order)))
-    held = test + max(1, round(_VALIDATION * len(order)))
+    held_out = test + max(1, round(_VALIDATION * len(order)))
     return {
-        name: "test" if place < test else "validation" if place < held else "train" for place, name in enumerate(order)
+        name: "test" if place < test else "validation" if place < held_out else "train"
+        for place, name in enumerate(order)
     }
 
 
-def _record(document_id: str, page: _EntryPage) -> dict[str, Any]:
+def _to_record(document_id: str, page: _EntryPage) -> dict[str, Any]:
     metadata: dict[str, Any] = {"category": page.category}
     metadata |= {"synonyms": list(page.synonyms), "edition": page.edition} if page.synonyms else {}
     return {"document_id": document_id, "title": page.title, "text": page.text, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""Choices that a seed decides, the same in every process and on every version of Python."""
+"""Seeded random choices that are identical in every process and on every version of Python."""
 
 import hashlib
 import random
@@ -9,34 +9,34 @@ Item = TypeVar("Item")
 
 
 class Rng:
-    """Random choices, built on `Random.random` alone.
+    """Make random choices, using only `Random.random`.
 
-    Of all methods that one is promised to stay reproducible
+    Python guarantees reproducibility only for that method
     (https://docs.python.org/3/library/random.html#notes-on-reproducibility).
     """
 
     def __init__(self, *seed: object) -> None:
         digest = hashlib.sha256("\0".join(map(str, seed)).encode()).digest()
-        self._random = random.Random(int.from_bytes(digest, "big")).random  # noqa: S311 - nothing secret
+        self._random = random.Random(int.from_bytes(digest, "big")).random  # noqa: S311 - not for secrets
 
     def below(self, limit: int) -> int:
-        """A whole number from 0 to `limit` - 1."""
+        """Return an integer from 0 to `limit` - 1."""
         return int(self._random() * limit)
 
     def between(self, low: int, high: int) -> int:
-        """A whole number from `low` to `high`, both included."""
+        """Return an integer from `low` to `high`, inclusive."""
         return low + self.below(high - low + 1)
 
     def chance(self, probability: float) -> bool:
-        """True so often."""
+        """Return True with the given probability."""
         return self._random() < probability
 
     def pick(self, items: Sequence[Item]) -> Item:
-        """One of the items."""
+        """Return a random item."""
         return items[self.below(len(items))]
 
-    def weighted(self, weights: Mapping[Item, float]) -> Item:
-        """One of the keys, each as often as its weight says."""
+    def pick_weighted(self, weights: Mapping[Item, float]) -> Item:
+        """Return a random key. Each has a probability proportional to its weight."""
         left = self._random() * sum(weights.values())
         for item, weight in weights.items():
             left -= weight
@@ -45,10 +45,10 @@ class Rng:
         return next(reversed(list(weights)))
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
-        """So many different items (all, where there are fewer), in a random order."""
+        """Return `count` different items in random order, or all if there are fewer."""
         left = list(items)
         return [left.pop(self.below(len(left))) for _ in range(min(count, len(left)))]
 
     def shuffled(self, items: Sequence[Item]) -> list[Item]:
-        """All items in a random order."""
+        """Return all items in random order."""
         return self.sample(items, len(items))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gumshoe.artifacts.storage import writable_directory
+from gumshoe.artifacts.storage import make_writable_directory
 from gumshoe.errors import UsageError
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
 
@@ -33,7 +33,7 @@ def build(
     It learns to copy first; then how to search, choose and answer, from a scripted expert; and then from episodes in
     which that expert errs on purpose. Takes about three quarters of an hour on two cores.
     """
-    directory = writable_directory(place)  # before that time
+    directory = make_writable_directory(place)  # before that time
     if any(directory.iterdir()) and not replace:
         raise UsageError(
             "tiny.directory-not-empty", f"{directory} is not empty; choose another --out, or use --replace"

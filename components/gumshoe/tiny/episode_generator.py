@@ -16,17 +16,16 @@ from gumshoe.environments.base import Environment
 from gumshoe.environments.documents import DocumentsEnvironment
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import Call
-from gumshoe.mail.build import build_index
+from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.index import Hit, MailIndex, MessageNotFoundError
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.synthesis.difficulty import Level
-from gumshoe.synthesis.mail_questions import Background
-from gumshoe.synthesis.mailboxes import MAIL as MAIL_FILE
-from gumshoe.synthesis.mailboxes import SyntheticMail, synthesize_mail, write_mail
+from gumshoe.synthesis.mail_questions import QuestionBackground
+from gumshoe.synthesis.mailboxes import MAIL_FILE, SyntheticMail, synthesize_mail, write_mail
 from gumshoe.synthesis.rng import Rng
 from gumshoe.tiny.pretraining import Example
-from gumshoe.training.sft.scripted_expert import DOCUMENTS, MAIL, Move, ScriptedExpert, Slip, listed
+from gumshoe.training.sft.scripted_expert import DOCUMENTS, MAIL, ErrorKind, ExpertTurn, ScriptedExpert, parse_hits
 
 MAX_TURNS = 10
 _MAILBOXES, _MESSAGES = 3, 900  # small and many, so that no name or address is worth learning by heart
@@ -58,9 +57,9 @@ class PracticeCompany:
         mail = synthesize_mail(seed, mailboxes, messages, level)
         dice = Rng(seed, "ids")
         if dice.chance(_OTHER_IDS):
-            mail = with_ids(mail, dice.pick(_ID_FORMS), dice)
+            mail = replace_ids(mail, dice.pick(_ID_FORMS), dice)
         write_mail(mail, directory)
-        build_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
+        build_mail_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
         return cls(mail, MailIndex(directory / "index"))
 
     @cached_property
@@ -74,7 +73,7 @@ class PracticeCompany:
         return str(self.mail.scenarios.scenarios[0].inbox_address).partition("@")[2]
 
 
-def with_ids(mail: SyntheticMail, form: str, dice: Rng) -> SyntheticMail:
+def replace_ids(mail: SyntheticMail, form: str, dice: Rng) -> SyntheticMail:
     """The same mail, the ids of its messages made anew by a form.
 
     Where all ids look alike, a model takes their looks for what tells a message from a document.
@@ -95,7 +94,7 @@ def _signs(form: str, dice: Rng) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Renamed:
+class DomainReplacement:
     """Text in which a company has another domain."""
 
     domain: str
@@ -105,7 +104,7 @@ class Renamed:
         return text.replace(self.domain, self.other)
 
 
-class Collection:
+class MailboxAsDocuments:
     """A mailbox taken for a collection of documents, to practise the tools of the documents environment with."""
 
     def __init__(self, index: MailIndex, inbox: str) -> None:
@@ -115,7 +114,11 @@ class Collection:
     @classmethod
     def environment(cls, index: MailIndex, scenario: Scenario) -> DocumentsEnvironment:
         """The documents environment over the scenario's mailbox."""
-        named = {"message_ids": (), "document_ids": tuple(map(document, scenario.message_ids)), "inbox_address": None}
+        named = {
+            "message_ids": (),
+            "document_ids": tuple(map(to_document_id, scenario.message_ids)),
+            "inbox_address": None,
+        }
         about = scenario.model_copy(update=named)
         return DocumentsEnvironment(cls(index, str(scenario.inbox_address)), about, MAX_TURNS, reasoning=False)
 
@@ -125,7 +128,7 @@ class Collection:
         while words and not hits:
             hits = self._index.search(self._inbox, words, limit=limit)
             words.pop()
-        self._ids |= {document(hit.message_id): hit.message_id for hit in hits}
+        self._ids |= {to_document_id(hit.message_id): hit.message_id for hit in hits}
         return [_taken_for(hit, score=1 / place) for place, hit in enumerate(hits, 1)]
 
     def read(self, document_id: str) -> Document:
@@ -134,7 +137,7 @@ class Collection:
             message = self._index.read(self._inbox, self._ids.get(document_id, document_id))
         except MessageNotFoundError as error:
             raise DocumentNotFoundError(error.code, str(error)) from None
-        return Document(document(message.message_id), message.subject, message.body, "", {})
+        return Document(to_document_id(message.message_id), message.subject, message.body, "", {})
 
     def head(self, document_id: str) -> Document:
         """As `DocumentIndex.head`."""
@@ -142,11 +145,11 @@ class Collection:
 
 
 def _taken_for(hit: Hit, score: float) -> DocumentHit:
-    document_id = document(hit.message_id)
+    document_id = to_document_id(hit.message_id)
     return DocumentHit(document_id, f"{document_id}#0", hit.subject, hit.snippet, score, None, None)
 
 
-def document(message_id: str) -> str:
+def to_document_id(message_id: str) -> str:
     """The id of the document that a message is taken for."""
     return f"doc-{message_id[1:].partition('@')[0]}"
 
@@ -155,7 +158,7 @@ Part = Literal["search", "searches", "choice", "answer", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class EpisodeFormat:
     """How episodes are shown to a model: as they are, or shortened.
 
     Where to look is learned sooner where there is less to look at, and more episodes are seen in the same time.
@@ -177,26 +180,26 @@ class Form:
 
 _HARD = frozenset({"who", "which", "who decided", "why", "yes or no", "before a date", "what changed", "latest"})
 SKILLS = (
-    Form(1.0, "question", 4, "search"),
-    Form(0.7, "question", 4, "search", _HARD),
-    Form(1.0, "question", 4, "choice"),
-    Form(0.7, "question", 4, "choice", _HARD),
-    Form(1.0, "question", 4, "answer"),
-    Form(0.7, "question", 4, "answer"),
-    Form(1.0, "question", 4, "answer", _HARD),
-    Form(0.2, "question", 3),
-    Form(0.1, "told", 5),
-    Form(0.06, "whole", 10),
+    EpisodeFormat(1.0, "question", 4, "search"),
+    EpisodeFormat(0.7, "question", 4, "search", _HARD),
+    EpisodeFormat(1.0, "question", 4, "choice"),
+    EpisodeFormat(0.7, "question", 4, "choice", _HARD),
+    EpisodeFormat(1.0, "question", 4, "answer"),
+    EpisodeFormat(0.7, "question", 4, "answer"),
+    EpisodeFormat(1.0, "question", 4, "answer", _HARD),
+    EpisodeFormat(0.2, "question", 3),
+    EpisodeFormat(0.1, "told", 5),
+    EpisodeFormat(0.06, "whole", 10),
 )
 """What is practised first: mostly one thing at a time."""
-EPISODES = (Form(0.3, "question", 3), Form(0.3, "told", 5), Form(0.4, "whole", 10))
+EPISODES = (EpisodeFormat(0.3, "question", 3), EpisodeFormat(0.3, "told", 5), EpisodeFormat(0.4, "whole", 10))
 """What is practised then."""
-REMINDERS = (Form(0.5, "question", 4, "answer"), Form(0.5, "question", 4, "answer", _HARD))
+REMINDERS = (EpisodeFormat(0.5, "question", 4, "answer"), EpisodeFormat(0.5, "question", 4, "answer", _HARD))
 """What is practised beside episodes of one that errs, so that how to take an answer from a text is not lost."""
 UNFAMILIAR = (
-    Form(0.1, "question", 4, "searches"),
-    Form(0.02, "told", 5, "searches"),
-    Form(0.01, "whole", 10, "searches"),
+    EpisodeFormat(0.1, "question", 4, "searches"),
+    EpisodeFormat(0.02, "told", 5, "searches"),
+    EpisodeFormat(0.01, "whole", 10, "searches"),
 )
 """What is practised then too, with questions in words of any message: to search for what is asked about. One that only
 knows the questions of invented mail searches for what those would name, whatever it is asked."""
@@ -218,11 +221,11 @@ class EpisodeExample:
     """One episode of the expert, or a part of one."""
 
     scenario: Scenario
-    form: Form
+    format: EpisodeFormat
     example: Example
     is_whole: bool
     """It goes from the question to the answer."""
-    slips: list[Slip]
+    errors: list[ErrorKind]
     """What was done wrong on purpose."""
     domain: str
     """What the company's domain is called in it."""
@@ -232,7 +235,7 @@ class EpisodeExample:
 class _Turn:
     """One call of the expert, and what came of it."""
 
-    move: Move
+    move: ExpertTurn
     result: str
 
     def is_one_of(self, *names: str) -> bool:
@@ -254,7 +257,9 @@ class EpisodeGenerator:
         vocabulary: dict[str, int] = self.tokenizer.get_vocab()
         self._words = sorted(each for word, each in vocabulary.items() if word.isascii() and word.isalnum())
 
-    def lessons(self, company: PracticeCompany, forms: Sequence[Form], *, errs: bool) -> Iterator[EpisodeExample]:
+    def generate(
+        self, company: PracticeCompany, forms: Sequence[EpisodeFormat], *, errs: bool
+    ) -> Iterator[EpisodeExample]:
         """Each question in some of the forms; what is done wrong, where the expert errs, differs.
 
         In each lesson the company has another domain, so that nobody learns by heart what stands in ids.
@@ -266,7 +271,7 @@ class EpisodeGenerator:
                     continue
                 yield from self._lesson(company, *self._begun(company, scenario, dice, errs=errs), form, dice)
 
-    def unfamiliar(self, company: PracticeCompany, forms: Sequence[Form]) -> Iterator[EpisodeExample]:
+    def generate_unfamiliar(self, company: PracticeCompany, forms: Sequence[EpisodeFormat]) -> Iterator[EpisodeExample]:
         """Searches for what a question is about that is made of a sentence of any message, in some of the forms."""
         last = {str(each.inbox_address): each for each in company.mail.scenarios}
         anything = frozenset(message["message_id"] for message in company.mail.messages)
@@ -282,7 +287,9 @@ class EpisodeGenerator:
                     changed = {"question": question, "message_ids": (message["message_id"],)}
                     scenario = last[inbox].model_copy(update=changed)
                     environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
-                    teacher = ScriptedExpert(scenario, Background(about, "", (), ()), anything, MAIL, dice, errs=False)
+                    teacher = ScriptedExpert(
+                        scenario, QuestionBackground(about, "", (), ()), anything, MAIL, dice, makes_errors=False
+                    )
                     yield from self._lesson(company, environment, teacher, form, dice)
 
     def _made_up(self, body: str, dice: Rng) -> tuple[str, str] | None:
@@ -303,54 +310,59 @@ class EpisodeGenerator:
         return f"{dice.pick(_OPENINGS)} {first.lower()} {rest.strip()}?", about
 
     def _lesson(
-        self, company: PracticeCompany, environment: Environment, teacher: ScriptedExpert, form: Form, dice: Rng
+        self,
+        company: PracticeCompany,
+        environment: Environment,
+        teacher: ScriptedExpert,
+        form: EpisodeFormat,
+        dice: Rng,
     ) -> Iterator[EpisodeExample]:
         """What the expert does, in one form; nothing where that has no such part."""
         turns = _part(list(_played(environment, teacher, form, dice)), form.part)
         if turns:
             name = "".join(dice.pick(string.ascii_lowercase) for _ in range(dice.between(*_DOMAIN)))
-            renamed = Renamed(company.domain, name + dice.pick(_DOMAIN_ENDS))
+            renamed = DomainReplacement(company.domain, name + dice.pick(_DOMAIN_ENDS))
             example, is_cut = self._example(self._prompt(environment, form, renamed), turns, renamed, dice)
             is_whole = form.part == "whole" and not is_cut
-            yield EpisodeExample(environment.scenario, form, example, is_whole, teacher.slips, renamed.other)
+            yield EpisodeExample(environment.scenario, form, example, is_whole, teacher.errors, renamed.other)
 
     def _begun(
         self, company: PracticeCompany, scenario: Scenario, dice: Rng, *, errs: bool
     ) -> tuple[Environment, ScriptedExpert]:
         background = company.mail.backgrounds[scenario.id]
         if dice.chance(_DOCUMENT_SHARE):
-            right = frozenset(map(document, scenario.message_ids))
-            others = {document(source): answer for source, answer in company.answers.items()}
+            right = frozenset(map(to_document_id, scenario.message_ids))
+            others = {to_document_id(source): answer for source, answer in company.answers.items()}
             teacher = ScriptedExpert(scenario, background, right, DOCUMENTS, dice, errs, others)
-            return Collection.environment(company.index, scenario), teacher
+            return MailboxAsDocuments.environment(company.index, scenario), teacher
         environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
         right = frozenset(scenario.message_ids)
         return environment, ScriptedExpert(scenario, background, right, MAIL, dice, errs, company.answers)
 
     def _example(
-        self, prompt: tuple[int, ...], turns: Sequence[_Turn], renamed: Renamed, dice: Rng
+        self, prompt: tuple[int, ...], turns: Sequence[_Turn], renamed: DomainReplacement, dice: Rng
     ) -> tuple[Example, bool]:
         """Turns as tokens, and how much each counts; and whether a blot cut them short."""
         ids, weights = [*prompt], [0.0] * len(prompt)
         for turn in turns:
-            if turn.move.learned and dice.chance(_BLOT):
+            if turn.move.is_learned and dice.chance(_BLOT):
                 said, learned = self._blotted(turn.move.call, renamed, dice)
                 return Example([*ids, *said], [*weights, *learned]), True
-            said = [*self._encoded(renamed(written(turn.move.call))), *self.chat.stop_ids]
+            said = [*self._encoded(renamed(format_call(turn.move.call))), *self.chat.stop_ids]
             ids += said
-            weights += [float(turn.move.learned)] * len(said)
+            weights += [float(turn.move.is_learned)] * len(said)
             if turn is not turns[-1]:
-                glue = self.chat.glue(renamed(turn.result)).ids
+                glue = self.chat.encode_tool_result(renamed(turn.result)).ids
                 ids += glue
                 weights += [_READING if dice.chance(_READ) else 0.0 for _ in glue]
         return Example(ids, weights), False
 
-    def _blotted(self, call: Call, renamed: Renamed, dice: Rng) -> tuple[list[int], list[float]]:
+    def _blotted(self, call: Call, renamed: DomainReplacement, dice: Rng) -> tuple[list[int], list[float]]:
         """A call with a stray token in one of its texts, or some that are repeated, after which the text is closed.
 
         Whoever samples makes such mistakes; a policy that has never seen one would not find its way out.
         """
-        text = renamed(written(call))
+        text = renamed(format_call(call))
         texts = [each for value in call.arguments.values() for each in (value if isinstance(value, list) else [value])]
         chosen = renamed(json.dumps(dice.pick(texts), ensure_ascii=False))
         start = text.rindex(chosen) + 1
@@ -371,20 +383,20 @@ class EpisodeGenerator:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def _prompt(self, environment: Environment, form: Form, renamed: Renamed) -> tuple[int, ...]:
+    def _prompt(self, environment: Environment, form: EpisodeFormat, renamed: DomainReplacement) -> tuple[int, ...]:
         tools = environment.toolbox.schemas() if form.prompt == "whole" else []
         if form.prompt != "question":
-            return self.chat.prompt(environment.system_prompt(), renamed(environment.user_prompt()), tools).ids
-        ids = self.chat.prompt(environment.system_prompt(), environment.scenario.question, tools).ids
+            return self.chat.encode_prompt(environment.system_prompt(), renamed(environment.user_prompt()), tools).ids
+        ids = self.chat.encode_prompt(environment.system_prompt(), environment.scenario.question, tools).ids
         return ids[ids.index(ids[0], 1) :]  # from where the second message begins
 
 
-def _played(environment: Environment, teacher: ScriptedExpert, form: Form, dice: Rng) -> Iterator[_Turn]:
+def _played(environment: Environment, teacher: ScriptedExpert, form: EpisodeFormat, dice: Rng) -> Iterator[_Turn]:
     """One episode of the expert, from the first search to the answer."""
-    moves = teacher.moves()
+    moves = teacher.play()
     move = next(moves)
     while True:
-        result = _shown(environment.toolbox.run(move.call), form.hits, teacher.right, dice)
+        result = _shown(environment.toolbox.run(move.call), form.hits, teacher.right_sources, dice)
         yield _Turn(move, result)
         if environment.finished:
             return
@@ -393,48 +405,52 @@ def _played(environment: Environment, teacher: ScriptedExpert, form: Form, dice:
 
 def _part(turns: Sequence[_Turn], part: Part) -> Sequence[_Turn]:
     """What of an episode is practised; nothing where it has no such part."""
-    learned = [turn for turn in turns if turn.move.learned]
+    learned = [turn for turn in turns if turn.move.is_learned]
     searches = list(takewhile(lambda turn: turn.is_one_of(MAIL.search, DOCUMENTS.search), learned))
     reads = [turn for turn in turns if turn.is_one_of(MAIL.read, DOCUMENTS.read)]
     match part:
         case "search":
             return turns[: turns.index(learned[0]) + 1]
-        case "searches" if searches and listed(searches[-1].result):
+        case "searches" if searches and parse_hits(searches[-1].result):
             return turns[: turns.index(searches[-1]) + 1]
         case "searches":
             return turns
-        case "choice" if searches and len(listed(searches[-1].result)) > 1:
+        case "choice" if searches and len(parse_hits(searches[-1].result)) > 1:
             return learned[: len(searches) + 1]
         case "choice":
             return []
         case "answer" if reads:
-            return [replace(reads[-1], move=Move(reads[-1].move.call, learned=False)), turns[-1]]
+            return [replace(reads[-1], move=ExpertTurn(reads[-1].move.call, is_learned=False)), turns[-1]]
         case "answer":
             return []
         case "whole":
             return turns
 
 
-def spoken(company: PracticeCompany) -> Iterator[str]:
+def iterate_episode_texts(company: PracticeCompany) -> Iterator[str]:
     """What is said in episodes about a company, beside its mail."""
     for scenario in company.mail.scenarios:
         yield scenario.question
         for dialect in (MAIL, DOCUMENTS):
             words, source = scenario.question.split()[-3:], scenario.message_ids[0]
-            calls = (dialect.searching(words), dialect.reading(source), dialect.answering(scenario.answer, source))
-            yield from map(written, calls)
+            calls = (
+                dialect.search_call(words),
+                dialect.read_call(source),
+                dialect.answer_call(scenario.answer, source),
+            )
+            yield from map(format_call, calls)
         mailbox = EmailEnvironment(company.index, scenario, MAX_TURNS)
-        yield mailbox.toolbox.run(MAIL.searching(scenario.question.rstrip("?").split()[-1:]))[:_HITS_TOLD]
+        yield mailbox.toolbox.run(MAIL.search_call(scenario.question.rstrip("?").split()[-1:]))[:_HITS_TOLD]
     first = company.mail.scenarios.scenarios[0]
     for environment in (
         EmailEnvironment(company.index, first, MAX_TURNS),
-        Collection.environment(company.index, first),
+        MailboxAsDocuments.environment(company.index, first),
     ):
         prompts = environment.system_prompt(), environment.user_prompt()
         yield from [*prompts, *map(json.dumps, environment.toolbox.schemas())] * _TOLD_OFTEN
 
 
-def written(call: Call) -> str:
+def format_call(call: Call) -> str:
     """A call as a model writes it."""
     return (
         f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}\n</tool_call>"
@@ -443,7 +459,7 @@ def written(call: Call) -> str:
 
 def _shown(result: str, most: int, right: frozenset[str], dice: Rng) -> str:
     """A search's result with as many hits as are kept, one that is right among them if there was any."""
-    found = listed(result)
+    found = parse_hits(result)
     if len(found) <= most:
         return result
     kept = [hit for hit in found if hit.source in right][:1]

@@ -33,14 +33,14 @@ from gumshoe.tiny.episode_generator import (
     UNFAMILIAR,
     EpisodeGenerator,
     PracticeCompany,
-    spoken,
+    iterate_episode_texts,
 )
-from gumshoe.tiny.pretraining import Example, Learning, learn
-from gumshoe.training.sft.scripted_expert import Slip
+from gumshoe.tiny.pretraining import Example, PretrainingSettings, pretrain
+from gumshoe.training.sft.scripted_expert import ErrorKind
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-MADE = "made.json"
+REPORT_FILE = "made.json"
 """What made a policy, in its directory."""
 _SPACE = "\u0120"  # how byte-level BPE writes a space
 _PIECES = r"""\p{Lu}\p{Ll}*|\p{L}+|\p{N}| ?["{\[<]+|[^\s\p{L}\p{N}"{\[<]+["{\[<]*|\s+"""
@@ -103,7 +103,7 @@ class TinyReport:
     episodes: int
     reminders: int
     """Examples of taking an answer from a text, and of searching for what nobody asked before, beside the episodes."""
-    slips: dict[Slip, int]
+    slips: dict[ErrorKind, int]
     """What the expert did wrong on purpose, how often."""
     copy_loss: float
     skill_loss: float
@@ -138,27 +138,29 @@ def build_tiny(directory: Path, seed: int, schooling: TrainConfig, watch: Watch)
                 advance(1)
         tokenizer = train_tokenizer(practice_texts(companies[:_READ_BY_TOKENIZER]), TinyShape().vocabulary)
         practice = EpisodeGenerator(tokenizer, seed)
-        skills, episodes, reminders, slips = list[Example](), list[Example](), list[Example](), Counter[Slip]()
+        skills, episodes, reminders, slips = list[Example](), list[Example](), list[Example](), Counter[ErrorKind]()
         with watch("Practising", len(companies)) as advance:
             for company in companies:
-                skills += [lesson.example for lesson in practice.lessons(company, SKILLS, errs=False)]
-                for lesson in practice.lessons(company, EPISODES, errs=True):
+                skills += [lesson.example for lesson in practice.generate(company, SKILLS, errs=False)]
+                for lesson in practice.generate(company, EPISODES, errs=True):
                     episodes.append(lesson.example)
-                    slips.update(lesson.slips if lesson.is_whole else [])
+                    slips.update(lesson.errors if lesson.is_whole else [])
                 for lessons in (
-                    practice.lessons(company, REMINDERS, errs=False),
-                    practice.unfamiliar(company, UNFAMILIAR),
+                    practice.generate(company, REMINDERS, errs=False),
+                    practice.generate_unfamiliar(company, UNFAMILIAR),
                 ):
                     reminders += [lesson.example for lesson in lessons]
                 advance(1)
-    model = new_model(TinyShape(), tokenizer, seed)
-    copies = list(copying(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed))
-    settings = Learning(schooling.copy_steps, _COPY_BATCH, optimizer="muon", seed=seed)
+    model = create_model(TinyShape(), tokenizer, seed)
+    copies = list(
+        generate_copy_examples(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed)
+    )
+    settings = PretrainingSettings(schooling.copy_steps, _COPY_BATCH, optimizer="muon", seed=seed)
     copy_loss = _learn("Copying", model, copies, settings, watch)
-    settings = Learning(schooling.skill_steps, _BATCH, _SKILL_RATE, optimizer="muon", seed=seed)
+    settings = PretrainingSettings(schooling.skill_steps, _BATCH, _SKILL_RATE, optimizer="muon", seed=seed)
     skill_loss = _learn("Learning", model, _with_copies(skills, len(tokenizer), seed), settings, watch)
     skilled = [parameter.detach().clone() for parameter in model.parameters()]
-    settings = Learning(schooling.habit_steps, _BATCH, _HABIT_RATE, seed=seed)
+    settings = PretrainingSettings(schooling.habit_steps, _BATCH, _HABIT_RATE, seed=seed)
     habit_loss = _learn(
         "Unlearning", model, _with_copies([*episodes, *reminders], len(tokenizer), seed + 1), settings, watch
     )
@@ -184,7 +186,7 @@ def build_tiny(directory: Path, seed: int, schooling: TrainConfig, watch: Watch)
     with explain_os_errors(directory):
         model.to(torch.bfloat16).save_pretrained(directory)
         tokenizer.save_pretrained(directory)
-        (directory / MADE).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+        (directory / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return report
 
 
@@ -192,15 +194,15 @@ def _level(number: int) -> Level:
     return LEVELS[number % len(LEVELS)]
 
 
-def _learn(stage: str, model: Any, examples: Sequence[Example], settings: Learning, watch: Watch) -> float:
+def _learn(stage: str, model: Any, examples: Sequence[Example], settings: PretrainingSettings, watch: Watch) -> float:
     with watch(stage, settings.steps) as advance:
-        return learn(model, examples, settings, lambda loss: advance(1, note=f"loss {loss:.2f}"))
+        return pretrain(model, examples, settings, lambda loss: advance(1, note=f"loss {loss:.2f}"))
 
 
 def _with_copies(examples: list[Example], vocabulary: int, seed: int) -> list[Example]:
     """With so much copying among them that it is not unlearned, nor tokens that hardly ever come."""
     tokens = _COPIES * sum(len(each.ids) for each in examples)
-    return [*examples, *copying(vocabulary, round(tokens / sum(_COPY_LENGTHS)), seed)]
+    return [*examples, *generate_copy_examples(vocabulary, round(tokens / sum(_COPY_LENGTHS)), seed)]
 
 
 def practice_texts(companies: Iterable[PracticeCompany]) -> Iterator[str]:
@@ -208,7 +210,7 @@ def practice_texts(companies: Iterable[PracticeCompany]) -> Iterator[str]:
     for company in companies:
         for mail in company.mail.messages:
             yield f"{mail['subject']}\n{mail['body']}\n{mail['from']}"
-        yield from spoken(company)
+        yield from iterate_episode_texts(company)
 
 
 def train_tokenizer(texts: Iterable[str], size: int) -> Any:
@@ -257,7 +259,7 @@ def _core(model: Any, pieces: str) -> Tokenizer:
     return core
 
 
-def new_model(shape: TinyShape, tokenizer: Any, seed: int) -> Any:
+def create_model(shape: TinyShape, tokenizer: Any, seed: int) -> Any:
     """A Qwen2 model with random weights that can nearly copy."""
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -332,7 +334,7 @@ def _look_back(attention: Any, turns: list[float]) -> None:
         attention.q_proj.bias[pair + width // 2] = -size * math.sin(turn)
 
 
-def copying(vocabulary: int, count: int, seed: int) -> Iterator[Example]:
+def generate_copy_examples(vocabulary: int, count: int, seed: int) -> Iterator[Example]:
     """Random tokens twice over: the second time they can be known, by the one before or by more than that one."""
     dice = Rng(seed, "copying")
     for _ in range(count):

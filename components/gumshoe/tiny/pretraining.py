@@ -26,7 +26,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
+class PretrainingSettings:
     """How to learn."""
 
     steps: int
@@ -44,8 +44,11 @@ class Learning:
     seed: int = 0
 
 
-def learn(
-    model: Any, examples: Sequence[Example], settings: Learning, advance: Callable[[float], object] = lambda _: None
+def pretrain(
+    model: Any,
+    examples: Sequence[Example],
+    settings: PretrainingSettings,
+    advance: Callable[[float], object] = lambda _: None,
 ) -> float:
     """Train a causal language model of `transformers` on the next token.
 
@@ -84,7 +87,7 @@ def learn(
     return sum(last) / len(last)
 
 
-def _optimizers(model: Any, settings: Learning) -> "Iterator[torch.optim.Optimizer]":
+def _optimizers(model: Any, settings: PretrainingSettings) -> "Iterator[torch.optim.Optimizer]":
     import torch
 
     rate, decay = settings.learning_rate, settings.weight_decay
@@ -97,14 +100,14 @@ def _optimizers(model: Any, settings: Learning) -> "Iterator[torch.optim.Optimiz
     yield torch.optim.AdamW(trained.values(), lr=rate, weight_decay=decay, fused=True)
 
 
-def _share_of_rate(step: int, settings: Learning) -> float:
+def _share_of_rate(step: int, settings: PretrainingSettings) -> float:
     warmup = settings.warmup * settings.steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return 1 - (step - warmup) / (settings.steps - warmup)
 
 
-def _batches(examples: Sequence[Example], settings: Learning) -> Iterator[list[Example]]:
+def _batches(examples: Sequence[Example], settings: PretrainingSettings) -> Iterator[list[Example]]:
     """Batches without end, each of examples of like lengths."""
     dice = random.Random(settings.seed)  # noqa: S311 - nothing secret
     while True:

@@ -1,4 +1,4 @@
-"""The pipeline's step that learns from what is right; the one that learns from rewards is in `gumshoe_pipelines`."""
+"""The pipeline step for warm starts; the step for GRPO is in `gumshoe_pipelines`."""
 
 from kfp import dsl
 
@@ -12,25 +12,25 @@ def warm_start(
     settings: dict,
     demonstrations: str,
     judge: str,
-    gpus: int,  # noqa: ARG001 - of the pod
-    code: str,  # noqa: ARG001 - so that what other code made is not taken from the cache
+    gpus: int,  # noqa: ARG001 - used by the pod
+    code: str,  # noqa: ARG001 - part of the cache key
     adapter: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Train an adapter on episodes that are right, for training to begin at; an empty one where there are none.
+    """Train an adapter on correct episodes, for GRPO to start from; without episodes, the output has no adapter.
 
     Args:
-        index: Of mail, or of documents.
-        scenarios: A directory with `scenarios.jsonl`.
-        base_model: `tiny`, a model's directory, or its name on the hub.
-        config: Settings: a name of those that come with Gumshoe, a path, or a URI; empty for the defaults.
-        settings: More of them, by dotted name.
-        demonstrations: The URI of episodes as `gumshoe rollout` writes them; empty for no warm start.
-        judge: Says which episodes are right, as `gumshoe evaluate --judge`.
-        gpus: How many the step has.
-        code: A hash of the code, so that what other code made is not taken from the cache.
-        adapter: What was learned.
-        metrics: How much of it.
+        index: Index of mail or documents.
+        scenarios: Directory with `scenarios.jsonl`.
+        base_model: Base model: `tiny`, a directory, or a name on the hub.
+        config: Training settings: a name that comes with Gumshoe, a path, or a URI; empty for the defaults.
+        settings: Training settings that override `config`, by dotted name.
+        demonstrations: URI of episodes recorded by `gumshoe rollout`; empty for no warm start.
+        judge: Judge that decides which episodes are correct, as in `gumshoe evaluate --judge`.
+        gpus: Number of GPUs of the step.
+        code: Hash of the code, so that results of other code are not taken from the cache.
+        adapter: The trained adapter.
+        metrics: The numbers of the report.
     """
     import json
     from pathlib import Path
@@ -43,4 +43,4 @@ def warm_start(
     adapter.metadata.update({"base_model": base_model, "demonstrations": demonstrations})
     for name, value in facts.items():
         metrics.log_metric(name, value)
-    Path(metrics.path).write_text(json.dumps(facts), encoding="utf-8")  # without a file there is nothing to cache
+    Path(metrics.path).write_text(json.dumps(facts), encoding="utf-8")  # Kubeflow caches only outputs with a file

@@ -1,4 +1,4 @@
-"""A run's numbers for Prometheus: those of its last step and its last evaluation, as `metrics.jsonl` has them."""
+"""Export the last step and the last evaluation of a run to Prometheus, with the numbers of `metrics.jsonl`."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -15,14 +15,14 @@ from gumshoe.training.records import EvaluationRecord, StepRecord
 _PREFIXES = {"step": "gumshoe_training_", "evaluation": "gumshoe_evaluation_"}
 
 
-class Exporter(Collector):
-    """Answers `/metrics` at a port, in a thread of its own. Use as a context manager.
+class MetricsExporter(Collector):
+    """Serve `/metrics` at a port, in a thread of its own. Use as a context manager.
 
-    What it tells of a step is `gumshoe_training_` and the field's name, of an evaluation `gumshoe_evaluation_` and the
-    field's name; a field without a number is left out. `before` are the records that a run which goes on has already.
+    The fields of a step are named `gumshoe_training_FIELD`, those of an evaluation `gumshoe_evaluation_FIELD`. Fields
+    without a number are left out. `before` are the records that a resumed run already has.
 
     Raises:
-        UsageError: the port is taken.
+        UsageError: the port is in use.
     """
 
     def __init__(self, port: int, steps: int, before: Iterable[StepRecord | EvaluationRecord] = ()) -> None:
@@ -40,7 +40,7 @@ class Exporter(Collector):
             ) from None
         self.port = int(self._server.server_port)
 
-    def __enter__(self) -> "Exporter":
+    def __enter__(self) -> "MetricsExporter":
         return self
 
     def __exit__(
@@ -51,32 +51,32 @@ class Exporter(Collector):
         self._thread.join()
 
     def record(self, record: StepRecord | EvaluationRecord) -> None:
-        """Tell of this from now on."""
+        """Export this record from now on."""
         self._last[record.event] = record
         self._progress = time.time()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """As `Collector.collect`."""
-        yield GaugeMetricFamily("gumshoe_training_steps", "Optimizer steps of the whole run.", self._steps)
+        """Yield all metrics, as `Collector.collect`."""
+        yield GaugeMetricFamily("gumshoe_training_steps", "Total number of optimizer steps of the run.", self._steps)
         yield GaugeMetricFamily(
             "gumshoe_training_progress_timestamp_seconds",
-            "When the last record was written, or this process began to train.",
+            "Time of the last record, or of the start of this process.",
             self._progress,
         )
         for record in list(self._last.values()):
-            yield from _families(record)
+            yield from _to_families(record)
 
 
-def _families(record: StepRecord | EvaluationRecord) -> Iterator[GaugeMetricFamily]:
-    """Each number of a record; of the reward functions' means, one with the function as a label."""
+def _to_families(record: StepRecord | EvaluationRecord) -> Iterator[GaugeMetricFamily]:
+    """Yield a metric for each number of a record; the means of reward functions have the function as a label."""
     prefix = _PREFIXES[record.event]
     values: dict[str, Any] = record.model_dump()
     for name, field in type(record).model_fields.items():
-        told = field.description or name.replace("_", " ")
+        help_text = field.description or name.replace("_", " ")
         if name == "rewards":
-            family = GaugeMetricFamily(f"{prefix}{name}", told, labels=["function"])
+            family = GaugeMetricFamily(f"{prefix}{name}", help_text, labels=["function"])
             for function, value in values[name].items():
                 family.add_metric([function], value)
             yield family
         elif isinstance(values[name], int | float):
-            yield GaugeMetricFamily(f"{prefix}{name}", told, float(values[name]))
+            yield GaugeMetricFamily(f"{prefix}{name}", help_text, float(values[name]))

@@ -1,4 +1,4 @@
-"""The curves of a run, as pictures and as one HTML page that needs nothing else."""
+"""Plot the curves of a run, as PNG files and as one self-contained HTML page."""
 
 import base64
 import io
@@ -29,7 +29,7 @@ Evaluations = Sequence[EvaluationRecord]
 
 
 def write_plots(records: Sequence[StepRecord | EvaluationRecord], directory: Path, title: str) -> Path:
-    """Write the pictures and the page into a run's directory; the page's path."""
+    """Write the plots and the HTML page into a run's directory, and return the path of the page."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -67,7 +67,7 @@ def _summary(steps: Steps, evaluations: Evaluations) -> str:
         best = max(evaluations, key=lambda each: each.accuracy)
         parts.append(
             f"accuracy on held-out questions {evaluations[0].accuracy:.1%} after step {evaluations[0].step}, "
-            f"{evaluations[-1].accuracy:.1%} at the end, {best.accuracy:.1%} at best (step {best.step})"
+            f"{evaluations[-1].accuracy:.1%} after the last step, {best.accuracy:.1%} at best (step {best.step})"
         )
     return "; ".join(parts)
 
@@ -91,9 +91,9 @@ def _distribution(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     if quantiles:
         least, lower, median, upper, most = quantiles
         axes.fill_between(at, least, most, alpha=0.15, label="all")
-        axes.fill_between(at, lower, upper, alpha=0.35, label="middle half")
+        axes.fill_between(at, lower, upper, alpha=0.35, label="middle 50 %")
         axes.plot(at, median, marker=".", label="median")
-    axes.set_ylabel("reward of an episode")
+    axes.set_ylabel("reward per episode")
 
 
 def _accuracy(axes: "Axes", steps: Steps, evaluations: Evaluations) -> None:
@@ -105,52 +105,52 @@ def _accuracy(axes: "Axes", steps: Steps, evaluations: Evaluations) -> None:
         label="held-out questions, greedy",
     )
     axes.set_ylim(0, 1)
-    axes.set_ylabel("share of right answers")
+    axes.set_ylabel("share of correct answers")
 
 
 def _kl(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.kl)
-    axes.set_ylabel("KL from the base model, nats a token")
+    axes.set_ylabel("KL from the base model, nats per token")
 
 
 def _entropy(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.entropy)
-    axes.set_ylabel("entropy, nats a token")
+    axes.set_ylabel("entropy, nats per token")
 
 
 def _lengths(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.sampled_tokens)
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("sampled tokens of an episode")
+    axes.set_ylabel("sampled tokens per episode")
 
 
 def _turns(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.turns)
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("turns of an episode")
+    axes.set_ylabel("turns per episode")
 
 
 def _trainable(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     _line(axes, steps, lambda each: each.trainable_tokens / max(1, each.tokens))
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("share of tokens learned from")
+    axes.set_ylabel("share of tokens trained on")
 
 
 def _times(axes: "Axes", steps: Steps, _: Evaluations) -> None:
     at = [each.step for each in steps]
     parts = [[each.rollout_seconds for each in steps], [each.train_seconds for each in steps]]
     axes.stackplot(at, *parts, labels=["rollouts", "training"], alpha=0.7)
-    axes.set_ylabel("seconds of a step")
+    axes.set_ylabel("seconds per step")
 
 
 _FIGURES: "dict[str, tuple[str, Callable[[Axes, Steps, Evaluations], None]]]" = {
     "accuracy": ("Accuracy", _accuracy),
-    "rewards": ("Reward by component", _rewards),
-    "distribution": ("Rewards of episodes", _distribution),
-    "kl": ("Distance from the base model", _kl),
+    "rewards": ("Reward by function", _rewards),
+    "distribution": ("Reward distribution", _distribution),
+    "kl": ("KL divergence from the base model", _kl),
     "entropy": ("Entropy", _entropy),
-    "lengths": ("Length of episodes", _lengths),
+    "lengths": ("Episode length", _lengths),
     "turns": ("Turns", _turns),
-    "trainable": ("Tokens learned from", _trainable),
+    "trainable": ("Trained tokens", _trainable),
     "times": ("Time by phase", _times),
 }

@@ -1,4 +1,4 @@
-"""What a run says of each step and each evaluation: a line to read, and one of JSON in `metrics.jsonl`."""
+"""Records of the steps and evaluations of a run: a line of JSON in `metrics.jsonl`, and a line on the terminal."""
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -7,68 +7,81 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from gumshoe.errors import UsageError, faults_of
+from gumshoe.errors import UsageError, describe_validation_error
 
 
-class _Record(BaseModel):
+class _BaseRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     def numbers(self) -> dict[str, float]:
-        """What can be plotted of it, by names that tell whose they are."""
+        """Return the numbers for plots and trackers, named `step/...` or `evaluation/...`."""
         values = self.model_dump(exclude={"step"})
         values |= {f"rewards/{name}": value for name, value in values.get("rewards", {}).items()}
         event = values["event"]
         return {f"{event}/{name}": float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
-class StepRecord(_Record):
-    """One optimizer step. Times are in seconds; means are over episodes where nothing else is said."""
+class StepRecord(_BaseRecord):
+    """One optimizer step. Times are in seconds; means are over episodes, unless noted otherwise."""
 
     event: Literal["step"] = "step"
-    step: int = Field(description="from 1: the weights are those after so many steps")
+    step: int = Field(description="optimizer step after which the record was written, from 1")
     loss: float
-    policy_loss: float = Field(description="the loss without the KL term")
-    kl: float | None = Field(description="from the base model, nats a token; none with beta 0")
-    entropy: float | None = Field(description="nats a token")
+    policy_loss: float = Field(description="loss without the KL term")
+    kl: float | None = Field(description="KL divergence from the base model, in nats per token; null if beta is 0")
+    entropy: float | None = Field(description="entropy of the policy, in nats per token")
     grad_norm: float | None
     learning_rate: float
     reward: float
     reward_std: float
-    rewards: dict[str, float] = Field(description="mean of each reward function, without those it does not apply to")
-    reward_quantiles: tuple[float, ...] = Field(description="least, lower quartile, median, upper quartile, most")
-    accuracy: float | None = Field(description="of the answers; none where no episode was run")
-    trainable_tokens: int
-    tokens: int = Field(description="all that went through the model")
-    scenarios: tuple[str, ...] = Field(description="ids of those whose episodes were run, in the order drawn")
-    groups: int = Field(description="that were learned from")
-    groups_wanted: int
-    groups_flat: int = Field(description="left out since their rewards hardly differ")
-    groups_dropped: int = Field(description="left out for want of infrastructure, or of a judge's verdict")
-    groups_refused: int = Field(description="left out since another policy sampled them")
-    drop_rate: float = Field(description="dropped groups, of all that were begun")
-    draws: int
-    retried: int = Field(description="episodes that were begun again for want of infrastructure")
-    skipped: bool = Field(description="no group was left: no weight moved")
-    importance_ratio: float = Field(
-        description="mean of trainer's to sampler's probability of sampled tokens, at most 1 each: 1 less the total "
-        "variation between the two"
+    rewards: dict[str, float] = Field(description="mean of each reward function, over the episodes that it applies to")
+    reward_quantiles: tuple[float, ...] = Field(
+        description="minimum, lower quartile, median, upper quartile and maximum of the rewards"
     )
-    logprob_difference: float = Field(description="mean, absolute, nats a token")
+    accuracy: float | None = Field(description="share of correct answers; null if no episode was run")
+    trainable_tokens: int
+    tokens: int = Field(description="number of tokens that went through the model")
+    scenarios: tuple[str, ...] = Field(
+        description="ids of the scenarios whose episodes were scored, in the order drawn"
+    )
+    groups: int = Field(description="number of groups that were trained on")
+    groups_wanted: int
+    groups_flat: int = Field(description="groups left out because their rewards hardly differ")
+    groups_dropped: int = Field(
+        description="groups left out because of failed infrastructure, or because a judge gave no verdict"
+    )
+    groups_refused: int = Field(description="groups left out because another policy sampled them (off-policy)")
+    drop_rate: float = Field(description="share of started groups that were dropped")
+    draws: int
+    retried: int = Field(description="episodes that were run again after infrastructure failed")
+    skipped: bool = Field(description="true if no group was left, so that no weight changed")
+    importance_ratio: float = Field(
+        description="mean ratio of the trainer's to the sampler's probability of sampled tokens, each at most 1: 1 "
+        "minus the total variation distance between the two"
+    )
+    logprob_difference: float = Field(
+        description="mean absolute difference of log-probabilities between trainer and sampler, in nats per token"
+    )
     turns: float
     sampled_tokens: float
     endings: dict[str, int]
     rollout_seconds: float
     episode_seconds: dict[float, float] = Field(
-        default_factory=dict, description="quantiles, by the share of episodes that took no longer"
+        default_factory=dict,
+        description="quantiles of the time of an episode, by the share of episodes that took no longer",
+    )
+    use: int = Field(1, description="number of optimizer steps that used these episodes so far, this one included")
+    clip_ratio: float | None = Field(
+        None, description="share of tokens whose gradient was removed or limited by the clip"
     )
     train_seconds: float
     publish_seconds: float = Field(
-        0.0, description="until all servers had the step's adapter; 0 where they had it already"
+        0.0, description="time until all servers had the step's adapter; 0 if they already had it"
     )
-    policy: str = Field(description="the name that the episodes' adapter was served under")
+    policy: str = Field(description="name under which the episodes' adapter was served")
 
     def line(self, steps: int, eta: float) -> str:
-        """What the terminal shows."""
+        """Return the line for the terminal. `steps` is the length of the run, `eta` the seconds left."""
         kl = "-" if self.kl is None else f"{self.kl:.3f}"
         accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1%}"
         share = self.trainable_tokens / max(1, self.tokens)
@@ -85,25 +98,27 @@ class StepRecord(_Record):
             f"ETA {timedelta(seconds=round(eta))}",
         ]
         if self.skipped:
-            parts.append("skipped: no group is left to learn from, no weight moved")
+            parts.append("skipped: no group left to train on, weights unchanged")
         return " | ".join(parts)
 
 
-class EvaluationRecord(_Record):
-    """The policy on the split `validation`, greedy."""
+class EvaluationRecord(_BaseRecord):
+    """One evaluation of the policy on the split `validation`, with greedy sampling."""
 
     event: Literal["evaluation"] = "evaluation"
     step: int
     accuracy: float
     reward: float
-    beat_rate: float | None = Field(description="share of questions with more reward than the base model's; ties half")
+    beat_rate: float | None = Field(
+        description="share of questions with a higher reward than the base model's, where equal counts half"
+    )
     questions: int
-    missing: int = Field(description="questions without an episode, for want of infrastructure")
+    missing: int = Field(description="questions without an episode, because infrastructure failed")
     seconds: float
-    best: bool = Field(description="no evaluation before was better")
+    best: bool = Field(description="true if no earlier evaluation was better")
 
     def line(self) -> str:
-        """What the terminal shows."""
+        """Return the line for the terminal."""
         beat = "" if self.beat_rate is None else f" | beats the base {self.beat_rate:.1%}"
         best = " | best so far" if self.best else ""
         return (
@@ -117,10 +132,10 @@ _RECORD: TypeAdapter[StepRecord | EvaluationRecord] = TypeAdapter(Record)
 
 
 def read_records(path: Path) -> list[StepRecord | EvaluationRecord]:
-    """The records of a run, in order; a last line that was cut off is left out.
+    """Read the records of a run, in order. An incomplete last line is skipped.
 
     Raises:
-        UsageError: another line is no record.
+        UsageError: another line is not a record.
     """
     return list(_read(path))
 
@@ -136,18 +151,18 @@ def _read(path: Path) -> Iterator[StepRecord | EvaluationRecord]:
             yield _RECORD.validate_json(line)
         except ValidationError as error:
             raise UsageError(
-                "training.invalid-record", f"{path}:{number}: not a record of a run: {faults_of(error)}"
+                "training.invalid-record", f"{path}:{number}: not a record of a run: {describe_validation_error(error)}"
             ) from None
 
 
 def write_record(path: Path, record: StepRecord | EvaluationRecord) -> None:
-    """Add a record to a run's file."""
+    """Append a record to a run's file."""
     with path.open("ab") as file:
         file.write(record.model_dump_json().encode() + b"\n")
 
 
-def keep_until(path: Path, step: int) -> list[StepRecord | EvaluationRecord]:
-    """Take what comes after a step out of a run's file, which goes on from there; what is left."""
+def truncate_records(path: Path, step: int) -> list[StepRecord | EvaluationRecord]:
+    """Remove the records after a step from a run's file, and return the others."""
     kept = [each for each in read_records(path) if each.step <= step]
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text("".join(f"{each.model_dump_json()}\n" for each in kept), encoding="utf-8")

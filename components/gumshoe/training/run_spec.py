@@ -1,4 +1,4 @@
-"""What a run is told, and what it leaves where: all that can be said of it without loading a model."""
+"""The specification of a run and the layout of its directory; nothing here loads a model."""
 
 import json
 from collections.abc import Sequence
@@ -13,32 +13,32 @@ from gumshoe.inference.policy_names import TINY, is_tiny
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet, Split
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.training.settings import LoraSettings, TrainSettings, differences
+from gumshoe.training.settings import LoraSettings, TrainSettings, find_differences
 
 SPEC = "run.json"
 METADATA = "metadata.json"
-"""In the directory of each adapter and checkpoint: it is written last, and without it they do not count."""
+"""In the directory of each adapter and checkpoint. It is written last: without it, they do not count."""
 BASELINE = "baseline.json"
-"""The base model's rewards on the split `validation`, by scenario."""
+"""The rewards of the base model on the split `validation`, by scenario."""
 SERVED = "served.json"
-"""The adapter that the run's server must have, for whoever starts that again."""
+"""The adapter that the run's servers must load after a restart."""
 METRICS = "metrics.jsonl"
 SERVER_LOG = "vllm.log"
 STALLED = "stalled.txt"
 PLOTS, PAGE = "plots", "plots.html"
 TENSORBOARD = "runs"
 ADAPTERS = "adapters"
-"""What servers are given, one directory a step."""
+"""The adapters for the servers, one directory per step."""
 BEST, FINAL = "best_model", "final"
 CHECKPOINT = "checkpoint-"
-SHAPE, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """In the directory of each adapter, as `peft` writes them."""
-WARMING = ".warm-start"
-"""In the directory of an adapter to be, while a warm start is not at its end: all that this has done so far."""
+WARM_START_STATE = ".warm-start"
+"""In the output directory of a warm start that has not finished: everything that it has done so far."""
 
 
 class RunSpec(BaseModel):
-    """All that a trainer's process is told."""
+    """The input of a trainer process."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,32 +46,32 @@ class RunSpec(BaseModel):
     index: Path
     scenarios: str
     content: str
-    """`ScenarioSet.content` of what is learned from, and chosen on."""
+    """`ScenarioSet.content` of the training and validation scenarios."""
     searched: str
-    """What the index was built from, as it says itself."""
+    """Fingerprint of the index, from the index itself."""
     run: str
-    """Names the run in the names of its adapters."""
+    """Id of the run, part of the names of its adapters."""
     attempt: int
-    """How often the run was begun, from 1."""
+    """Number of this start of the run, from 1."""
     before: Lineage | None = None
-    """What the adapter that the run began at had seen."""
+    """Lineage of the adapter that the run started from."""
     urls: tuple[str, ...] = ()
-    """Of the vLLM servers that sample."""
+    """Addresses of the vLLM servers for rollouts."""
     resume: bool = False
 
     @property
     def directory(self) -> Path:
         return self.settings.directory
 
-    def joined(self, said: str) -> "RunSpec":
-        """What the first of several trainers says, for this one: all of it but for where this machine has its files.
+    def adopt(self, text: str) -> "RunSpec":
+        """Return the first trainer's specification, given as JSON, with the paths of this machine.
 
         Raises:
-            UsageError: it was given other settings, or has something else to learn from.
+            UsageError: this machine was started with other settings or data.
         """
-        first = RunSpec.model_validate_json(said)
+        first = RunSpec.model_validate_json(text)
         places = ("output.directory", "lora.start")
-        found = [each for each in differences(first.settings, self.settings) if each not in places]
+        found = [each for each in find_differences(first.settings, self.settings) if each not in places]
         if first.before != self.before and not first.resume:
             found.append("the adapter to begin at")
         if first.content != self.content:
@@ -93,7 +93,7 @@ class RunSpec(BaseModel):
 
 
 class Metadata(BaseModel):
-    """What an adapter is, beside it."""
+    """Facts about an adapter, stored beside it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -103,21 +103,21 @@ class Metadata(BaseModel):
     seed: int
     settings: TrainSettings
     scenarios: dict[str, str]
-    """`ScenarioSet.content` of what was learned from, and chosen on."""
+    """`ScenarioSet.content` of the training scenarios (`learned_from`) and validation scenarios (`chosen_on`)."""
     searched: str
-    """What the index was built from, as it says itself."""
+    """Fingerprint of the index, from the index itself."""
     versions: dict[str, str]
     accuracy: float | None = None
-    """The last evaluation's."""
+    """Accuracy of the last evaluation."""
     metrics: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """The last step's record, and the last evaluation's, by `event`."""
+    """Records of the last step and the last evaluation, by `event`."""
 
 
-def train_split(settings: TrainSettings, scenarios: str) -> tuple[ScenarioSet, ScenarioSet]:
-    """What is learned from, and chosen on.
+def load_splits(settings: TrainSettings, scenarios: str) -> tuple[ScenarioSet, ScenarioSet]:
+    """Return the training and the validation scenarios, limited to the sizes in `data`.
 
     Raises:
-        UsageError: there is none of it.
+        UsageError: one of the splits is empty.
     """
     every = load_scenarios(scenarios)
 
@@ -134,20 +134,21 @@ def train_split(settings: TrainSettings, scenarios: str) -> tuple[ScenarioSet, S
 
 
 def check_start(settings: LoraSettings) -> None:
-    """
+    """Check the adapter that training starts from, if one is set.
+
     Raises:
-        UsageError: training is to begin at an adapter that is not there, or is of another shape than this one.
+        UsageError: the adapter does not exist, or has another rank, alpha or target modules than the settings.
     """
     if settings.start is None:
         return
-    if (settings.start / WARMING).exists() and not (settings.start / SHAPE).exists():
+    if (settings.start / WARM_START_STATE).exists() and not (settings.start / ADAPTER_CONFIG).exists():
         raise UsageError(
             "adapters.start-unfinished",
             f"lora.start: the warm start in {settings.start} is not finished; continue it with `gumshoe warm-start` "
             "and --resume",
         )
     try:
-        shape = json.loads((settings.start / SHAPE).read_bytes())
+        shape = json.loads((settings.start / ADAPTER_CONFIG).read_bytes())
         found = {"rank": shape["r"], "alpha": shape["lora_alpha"], "target_modules": sorted(shape["target_modules"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
@@ -162,42 +163,42 @@ def check_start(settings: LoraSettings) -> None:
             )
 
 
-def lineage_before(settings: TrainSettings) -> Lineage | None:
-    """What the adapter that training begins at has seen; or what was merged into the base model."""
+def read_prior_lineage(settings: TrainSettings) -> Lineage | None:
+    """Return the lineage of the adapter to start from, or else of an adapter merged into the base model, or None."""
     start = settings.lora.start
     seen = None if start is None else Lineage.read(start)
     return seen or Lineage.read(Path(base_model(settings)).expanduser())
 
 
 def base_model(settings: TrainSettings) -> str:
-    """Where the base model is: a directory, or its name on the hub."""
-    return place_of(settings.model.name)
+    """Return the base model's directory, or its name on the hub."""
+    return resolve_model(settings.model.name)
 
 
-def place_of(name: str) -> str:
-    """Where a model of that name is: a directory, or its name on the hub."""
+def resolve_model(name: str) -> str:
+    """Return the directory of a model, or its name on the hub; `tiny` has a directory of its own."""
     return str(TINY) if name == "tiny" else name
 
 
-def world_of(settings: TrainSettings, index: Path) -> EnvFactory:
-    """The index, and the environments over it that episodes take place in.
+def open_run_env(settings: TrainSettings, index: Path) -> EnvFactory:
+    """Open the environment of a run over an index.
 
     Raises:
-        UsageError: it holds none, or there is no such environment.
+        UsageError: the directory contains no index, or the environment does not exist.
         GumshoeError: the index is damaged.
     """
-    world = open_env(index, settings.environment)
-    return world.for_tiny() if is_tiny(base_model(settings)) else world
+    env = open_env(index, settings.environment)
+    return env.for_tiny() if is_tiny(base_model(settings)) else env
 
 
-def checkpoints(directory: Path) -> list[Path]:
-    """Those of a run that are whole, the oldest first."""
+def find_checkpoints(directory: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, oldest first."""
     found = [each.parent for each in directory.glob(f"{CHECKPOINT}*/{METADATA}")]
     return sorted(found, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """After how many steps a checkpoint was saved."""
+    """Return the optimizer step after which a checkpoint was saved."""
     return int(checkpoint.name.removeprefix(CHECKPOINT))
 
 

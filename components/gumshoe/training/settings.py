@@ -1,11 +1,11 @@
-"""What a training run is set to: one model a concern, read from a YAML file, then the environment, then flags.
+"""The settings of a training run, from a YAML file, then environment variables, then flags.
 
-A value of the environment has the name that users of such scripts know (`LEARNING_RATE`); a flag names the concern
-and the field (`--set optimizer.learning_rate=1e-5`).
+Some settings have an environment variable with a familiar name (`LEARNING_RATE`). A flag gives the dotted name
+(`--set optimizer.learning_rate=1e-5`).
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib.util import find_spec
@@ -14,33 +14,34 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.environments.registry import NamedEnvironment
-from gumshoe.errors import UsageError, faults_of
-from gumshoe.inference.policy import HIGHEST_TEMPERATURE, Sampling
-from gumshoe.rewards.combination import Way
+from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.inference.policy import MAX_TEMPERATURE, Sampling
+from gumshoe.rewards.combination import Combination
 from gumshoe.rewards.reward import RewardSettings
 from gumshoe.rollouts.episode import EpisodeLimits
+from gumshoe.terminal import err, printable
+from gumshoe.training.algorithms.lookup import AlgorithmChoice, NamedAlgorithm
 
 CONFIGS = Path(__file__).parent / "configs"
-"""Settings that come with Gumshoe, by name."""
+"""Configurations that come with Gumshoe; the file name without `.yaml` is the name."""
 Mode = Literal["masked", "rollout", "simple"]
 Distribution = Literal["ddp", "fsdp2", "zero3"]
-LossType = Literal["grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo"]
 
 
 @dataclass(frozen=True, slots=True)
-class Env:
-    """The environment variable that a field is also read from."""
+class EnvVar:
+    """An environment variable that a field is also read from."""
 
     name: str
 
 
 class Section(BaseModel):
-    """The settings of one concern."""
+    """A section of the settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
 
@@ -48,236 +49,276 @@ class Section(BaseModel):
 class ModelSettings(Section):
     """The base model."""
 
-    name: Annotated[str, Env("MODEL_NAME")] = Field(
-        "Qwen/Qwen2.5-7B-Instruct", description="a model's directory, its name on the hub, or `tiny`"
+    name: Annotated[str, EnvVar("MODEL_NAME")] = Field(
+        "Qwen/Qwen2.5-7B-Instruct", description="base model: a directory, a name on the Hugging Face Hub, or `tiny`"
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        "auto", description="of the base model's weights; auto is bfloat16 on a GPU and float32 elsewhere"
+        "auto", description="data type of the base model's weights; auto: bfloat16 on a GPU, float32 on a CPU"
     )
-    quantization: Literal["none", "nf4"] = Field("none", description="of the base model's weights (QLoRA)")
-    max_context: int = Field(8192, ge=64, description="most tokens of an episode")
-    gradient_checkpointing: bool = Field(True, description="compute activations anew instead of keeping them")
-    check_memory: bool = Field(True, description="refuse a run that takes more memory than there is (`gumshoe plan`)")
+    quantization: Literal["none", "nf4"] = Field(
+        "none", description="quantization of the base model's weights; nf4 is QLoRA"
+    )
+    max_context: int = Field(8192, ge=64, description="maximum number of tokens of an episode")
+    gradient_checkpointing: bool = Field(True, description="recompute activations in the backward pass to save memory")
+    check_memory: bool = Field(True, description="reject a run that does not fit into memory (see `gumshoe plan`)")
 
 
 class LoraSettings(Section):
     """The adapter (LoRA, https://arxiv.org/abs/2106.09685)."""
 
-    rank: int = Field(16, ge=1, le=512, description="inner dimension of the adapter's matrices")
-    alpha: int = Field(32, ge=1, description="scale of the adapter, as alpha / rank")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of inputs left out while training")
+    rank: int = Field(16, ge=1, le=512, description="rank of the LoRA matrices")
+    alpha: int = Field(32, ge=1, description="scale of the adapter: its output is multiplied by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability in the adapter during training")
     target_modules: tuple[str, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
-        description="modules of the base model that get one",
+        description="modules of the base model that get LoRA matrices",
     )
     start: Path | None = Field(
         None,
-        description="the directory of an adapter of that shape to begin at, as `gumshoe warm-start` makes one; the "
-        "base model itself unless given",
+        description="directory of an adapter to start from, e.g. one made by `gumshoe warm-start`, with the same "
+        "rank, alpha and target modules; if unset, start from the base model",
     )
 
 
 class WarmStartSettings(Section):
-    """Of `gumshoe warm-start`, which learns from episodes that are right."""
+    """Supervised fine-tuning on correct episodes (`gumshoe warm-start`)."""
 
-    epochs: float = Field(2.0, gt=0, description="times that each episode is learned from")
+    epochs: float = Field(2.0, gt=0, description="number of passes over the episodes")
     learning_rate: float = Field(
-        1e-4, gt=0, description="AdamW's, after a twentieth of the steps; it falls to nothing from there on"
+        1e-4,
+        gt=0,
+        description="peak learning rate of AdamW, after a linear warmup of 5 % of the steps; it then decays linearly "
+        "to 0",
     )
     batch_size: int = Field(
         8,
         ge=1,
-        description="episodes of an optimizer step, all of them where there are fewer; they go through a device in "
-        "passes of at most optimizer.per_device_train_batch_size",
+        description="episodes per optimizer step (all of them if there are fewer); a device takes at most "
+        "optimizer.per_device_train_batch_size at once",
     )
 
 
 class DataSettings(Section):
-    """Which scenarios are learned from and chosen on."""
+    """The scenarios for training and validation."""
 
-    train_size: Annotated[int | None, Env("TRAIN_DATASET_SIZE")] = Field(
-        None, ge=1, description="at most so many scenarios of the split `train`; all unless given"
+    train_size: Annotated[int | None, EnvVar("TRAIN_DATASET_SIZE")] = Field(
+        None, ge=1, description="maximum number of scenarios of the split `train`; all if unset"
     )
-    eval_size: Annotated[int | None, Env("EVAL_DATASET_SIZE")] = Field(
-        None, ge=1, description="at most so many scenarios of the split `validation`; all unless given"
+    eval_size: Annotated[int | None, EnvVar("EVAL_DATASET_SIZE")] = Field(
+        None, ge=1, description="maximum number of scenarios of the split `validation`; all if unset"
     )
-    seed: Annotated[int, Env("SEED")] = Field(
-        42, description="decides the adapter's first weights, the order of scenarios, and every episode's seed"
+    seed: Annotated[int, EnvVar("SEED")] = Field(
+        42, description="random seed of the adapter's initial weights, the order of scenarios, and every episode"
     )
 
 
 class RolloutSettings(Section):
-    """How episodes are run, and which groups of them are learned from."""
+    """How episodes are run, and which groups are trained on."""
 
-    engine: Literal["vllm", "transformers"] = Field("vllm", description="a vLLM server, or the trainer's own process")
+    engine: Literal["vllm", "transformers"] = Field(
+        "vllm", description="what runs the rollouts: vLLM servers, or transformers in the trainer's own process"
+    )
     servers: tuple[str, ...] = Field(
-        (), description="addresses of vLLM servers that run already; num_servers are started if none"
+        (), description="addresses of vLLM servers that already run; if empty, num_servers are started"
     )
     num_servers: int = Field(
-        1, ge=1, description="vLLM servers that are started, each with the whole model (data parallel)"
+        1, ge=1, description="number of vLLM servers to start, each with a copy of the model (data parallel)"
     )
     handover: str | None = Field(
         None,
-        description="file:// or s3:// URI, of this run alone, through which the servers get each step's adapter, by "
-        "`gumshoe adapter-loader` beside each; every address of a server's name is a server then",
+        description="file:// or s3:// URI, used by this run only, through which servers on other machines get each "
+        "step's adapter; a `gumshoe adapter-loader` runs beside each server, and each IP address of a "
+        "server's host name counts as one server",
     )
-    num_generations: Annotated[int, Env("NUM_GENERATIONS")] = Field(
-        4, ge=2, description="episodes of a scenario (a group)"
+    num_generations: Annotated[int, EnvVar("NUM_GENERATIONS")] = Field(
+        4, ge=2, description="episodes per scenario (group size)"
     )
     groups_per_step: int | None = Field(
-        None, ge=1, description="groups of an optimizer step; what the batch and its accumulation hold unless given"
+        None,
+        ge=1,
+        description="groups per optimizer step; must match the batch size and gradient accumulation; derived from "
+        "them if unset",
     )
-    max_turns: Annotated[int, Env("MAX_TURNS")] = Field(10, ge=1, description="most turns of an episode")
-    max_tokens: Annotated[int, Env("MAX_TOKENS")] = Field(512, ge=8, description="most tokens of a turn")
-    temperature: Annotated[float, Env("TEMPERATURE")] = Field(
-        1.0, gt=0, le=HIGHEST_TEMPERATURE, description="of sampling; also in training"
+    max_turns: Annotated[int, EnvVar("MAX_TURNS")] = Field(10, ge=1, description="maximum number of turns per episode")
+    max_tokens: Annotated[int, EnvVar("MAX_TOKENS")] = Field(512, ge=8, description="maximum number of tokens per turn")
+    temperature: Annotated[float, EnvVar("TEMPERATURE")] = Field(
+        1.0,
+        gt=0,
+        le=MAX_TEMPERATURE,
+        description="sampling temperature, also used to compute log-probabilities in training",
     )
-    min_group_std: Annotated[float, Env("MIN_GROUP_STD")] = Field(
-        0.01, ge=0, description="groups whose rewards have a smaller standard deviation teach nothing and are dropped"
+    min_group_std: Annotated[float, EnvVar("MIN_GROUP_STD")] = Field(
+        0.01,
+        ge=0,
+        description="drop groups whose rewards have a smaller standard deviation: they carry no learning signal",
     )
     draws: int = Field(
         3,
         ge=1,
-        description="times that scenarios are drawn for a step until it is full (DAPO, https://arxiv.org/abs/2503.14476)",
+        description="maximum number of times that scenarios are sampled to fill a step with useful groups (dynamic "
+        "sampling of DAPO, https://arxiv.org/abs/2503.14476)",
     )
-    concurrency: int = Field(64, ge=1, description="episodes at once, of each server")
+    concurrency: int = Field(64, ge=1, description="maximum number of concurrent episodes per server")
     least_ratio: float = Field(
-        0.9, ge=0, le=1, description="a lower mean importance ratio of trainer to sampler, at most 1 each, is warned of"
+        0.9,
+        ge=0,
+        le=1,
+        description="warn if the mean importance ratio of trainer to sampler (each token at most 1) is lower than this",
     )
     most_difference: float = Field(
         0.1,
         gt=0,
-        description="mean difference of an episode's log-probabilities between trainer and sampler, in nats "
-        "a token, above which it is another policy's and its group is left out",
+        description="drop a group as off-policy if the log-probabilities of trainer and sampler differ by more than "
+        "this in one of its episodes (mean absolute difference, in nats per token)",
     )
     gpu_memory: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="share of a GPU's memory that each vLLM server takes; unless given, all of one GPU share 0.9 of "
-        "it, and 0.45 of a trainer's",
+        description="share of a GPU's memory for each vLLM server; if unset, the servers on a GPU share 0.9 of it, or"
+        " 0.45 if a trainer uses it too",
     )
 
 
 class RewardsSettings(Section):
-    """What episodes are rewarded for."""
+    """The rewards of episodes."""
 
     functions: tuple[RewardSettings, ...] = Field(
         (RewardSettings(name="rubric"),), min_length=1, description="reward functions by name, with their arguments"
     )
-    combine: Way = Field("uniform", description="how several become one (gumshoe.rewards.combination)")
-    weights: dict[str, float] = Field(default_factory=dict, description="of each function, to combine by weights")
-    by_turn: bool = Field(
-        False,
-        description="give each turn an advantage of its own, from what it did, in place of those of the functions",
+    combine: Combination = Field(
+        "uniform", description="how the rewards of several functions are combined: see gumshoe.rewards.combination"
+    )
+    weights: dict[str, float] = Field(
+        default_factory=dict, description="weight of each reward function, if they are combined by weights"
     )
 
 
 class OptimizerSettings(Section):
-    """How weights change."""
+    """The optimizer, the batch, and the algorithm."""
 
-    learning_rate: Annotated[float, Env("LEARNING_RATE")] = Field(1e-5, ge=0, description="AdamW's, after the warm-up")
-    max_steps: Annotated[int, Env("MAX_STEPS")] = Field(
-        -1, ge=-1, description="optimizer steps, at least 1; as many as the epochs have if -1"
+    learning_rate: Annotated[float, EnvVar("LEARNING_RATE")] = Field(
+        1e-5, ge=0, description="learning rate of AdamW, after the warmup"
     )
-    num_train_epochs: Annotated[float, Env("NUM_TRAIN_EPOCHS")] = Field(
-        1.0, gt=0, description="times that each scenario is learned from"
+    max_steps: Annotated[int, EnvVar("MAX_STEPS")] = Field(
+        -1, ge=-1, description="number of optimizer steps; -1: as many as num_train_epochs takes"
     )
-    per_device_train_batch_size: Annotated[int, Env("PER_DEVICE_TRAIN_BATCH_SIZE")] = Field(
-        4, ge=1, description="episodes in one pass of a device"
+    num_train_epochs: Annotated[float, EnvVar("NUM_TRAIN_EPOCHS")] = Field(
+        1.0, gt=0, description="number of passes over the scenarios"
     )
-    gradient_accumulation_steps: Annotated[int, Env("GRADIENT_ACCUMULATION_STEPS")] = Field(
-        4, ge=1, description="passes of an optimizer step"
+    per_device_train_batch_size: Annotated[int, EnvVar("PER_DEVICE_TRAIN_BATCH_SIZE")] = Field(
+        4, ge=1, description="episodes per device in one forward and backward pass"
+    )
+    gradient_accumulation_steps: Annotated[int, EnvVar("GRADIENT_ACCUMULATION_STEPS")] = Field(
+        4, ge=1, description="passes per optimizer step"
     )
     processes: int = Field(
-        1, ge=1, description="trainers that share each step, one a GPU (data parallel); of all machines together"
+        1, ge=1, description="number of trainer processes on all machines together, one per GPU (data parallel)"
     )
     distribution: Distribution = Field(
         "ddp",
-        description="what each of several trainers has: ddp: the whole model; fsdp2 (PyTorch's fully sharded data "
-        "parallel) and zero3 (DeepSpeed, https://arxiv.org/abs/1910.02054): a share of all weights, which are put "
-        "together layer by layer",
+        description="how several trainers hold the weights: ddp: each has the whole model; fsdp2 (PyTorch FSDP) and "
+        "zero3 (DeepSpeed, https://arxiv.org/abs/1910.02054): each has a shard of all weights, and layers"
+        " are gathered one by one",
     )
-    warmup_steps: Annotated[int, Env("WARMUP_STEPS")] = Field(0, ge=0, description="steps until the full learning rate")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="of the learning rate after that")
-    weight_decay: float = Field(0.0, ge=0, description="share of a weight, times the learning rate, lost in a step")
-    max_grad_norm: Annotated[float, Env("MAX_GRAD_NORM")] = Field(
-        1.0, ge=0, description="largest norm of the gradient; 0 is no limit"
+    warmup_steps: Annotated[int, EnvVar("WARMUP_STEPS")] = Field(
+        0, ge=0, description="steps of linear warmup of the learning rate"
     )
-    beta: Annotated[float, Env("BETA")] = Field(
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="learning rate schedule after the warmup"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")
+    max_grad_norm: Annotated[float, EnvVar("MAX_GRAD_NORM")] = Field(
+        1.0, ge=0, description="maximum norm of the gradient (gradient clipping); 0: no limit"
+    )
+    beta: Annotated[float, EnvVar("BETA")] = Field(
         0.01,
         ge=0,
         description="weight of the KL divergence from the base model (GRPO, https://arxiv.org/abs/2402.03300; "
-        "without bias, as in https://arxiv.org/abs/2512.02556)",
+        "unbiased estimate, https://arxiv.org/abs/2512.02556)",
     )
-    epsilon: float = Field(
-        0.2,
-        gt=0,
-        description="how far the ratio of new to old probability counts, downwards; both are the same as long as each "
-        "episode is learned from once",
+    algorithm: NamedAlgorithm = Field(
+        AlgorithmChoice(name="dapo"),
+        description="algorithm (advantages and loss): grpo, dapo, bnpo, dr_grpo, gspo, cispo, sapo, rloo, turn_level,"
+        " or your own as package.module:Class; with settings e.g. {dapo: {epsilon: 0.1}}",
     )
-    epsilon_high: float = Field(0.28, gt=0, description="and upwards (DAPO, https://arxiv.org/abs/2503.14476)")
-    loss_type: LossType = Field(
-        "dapo",
-        description="grpo: mean over tokens, then episodes (https://arxiv.org/abs/2402.03300); dapo, bnpo: over all "
-        "tokens of the step, or of the pass (https://arxiv.org/abs/2503.14476); dr_grpo: by a constant length "
-        "(https://arxiv.org/abs/2503.20783); cispo: clipped weights (https://arxiv.org/abs/2506.13585); sapo: a soft "
-        "gate (https://arxiv.org/abs/2511.20347)",
-    )
-    importance: Literal["token", "sequence"] = Field(
-        "token", description="ratios by token, or one an episode (GSPO, https://arxiv.org/abs/2507.18071)"
-    )
-    scale_advantages: Literal["group", "batch", "none"] = Field(
-        "group",
-        description="what rewards are divided by: the standard deviation of the group (GRPO, "
-        "https://arxiv.org/abs/2402.03300), of the step (https://arxiv.org/abs/2508.08221), or nothing (Dr. GRPO, "
-        "https://arxiv.org/abs/2503.20783)",
-    )
+    num_iterations: int = Field(1, ge=1, description="optimizer steps per batch of episodes (mu of GRPO)")
 
-    @property
-    def highest_ratio(self) -> float:
-        """`epsilon_high` as TRL takes it: above 1, and for cispo the ratio itself."""
-        return self.epsilon_high + (self.loss_type == "cispo")
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_names(cls, values: Any) -> Any:
+        """Accept the names that earlier versions used instead of `algorithm`."""
+        return _with_algorithm(values) if isinstance(values, dict) and OLD_ALGORITHM & set(values) else values
+
+
+OLD_ALGORITHM = frozenset({"loss_type", "importance", "scale_advantages", "epsilon", "epsilon_high"})
+"""Names of optimizer settings that `algorithm` replaces."""
+_OLD_DEFAULTS = {"scale_advantages": "group", "epsilon": 0.2, "epsilon_high": 0.28}
+
+
+def _with_algorithm(values: dict[str, Any]) -> dict[str, Any]:
+    """Return optimizer settings with `algorithm` in place of the names in `OLD_ALGORITHM`."""
+    old = {name: values[name] for name in OLD_ALGORITHM & set(values)}
+    before = AlgorithmChoice.parse(values.get("algorithm", "dapo"))
+    name = "gspo" if old.get("importance") == "sequence" else old.get("loss_type", before.name)
+    settings = dict(before.settings) if name == before.name else {}
+    settings |= {
+        key.removesuffix("_advantages"): value
+        for key, value in old.items()
+        if key in _OLD_DEFAULTS and value != _OLD_DEFAULTS[key]
+    }
+    if name == "dr_grpo" and name != before.name:
+        settings.setdefault("scale", "group")  # the former default of all loss types
+    rest = {key: value for key, value in values.items() if key not in OLD_ALGORITHM}
+    return {**rest, "algorithm": {"name": name, "settings": settings}}
 
 
 class EvalDuringTrainingSettings(Section):
-    """When the policy is measured on the split `validation`, and when that ends the run."""
+    """Evaluations on the split `validation` during training, and early stopping."""
 
-    eval_steps: Annotated[int, Env("EVAL_STEPS")] = Field(20, ge=1, description="optimizer steps between evaluations")
-    target_accuracy: Annotated[float | None, Env("TARGET_ACCURACY")] = Field(
-        None, gt=0, le=1, description="the run ends early when it is reached"
+    eval_steps: Annotated[int, EnvVar("EVAL_STEPS")] = Field(
+        20, ge=1, description="optimizer steps between evaluations"
     )
-    patience: Annotated[int | None, Env("PATIENCE")] = Field(
-        None, ge=1, description="the run ends early after so many evaluations without a better one"
+    target_accuracy: Annotated[float | None, EnvVar("TARGET_ACCURACY")] = Field(
+        None, gt=0, le=1, description="stop early once an evaluation reaches this accuracy"
     )
-    baseline: Annotated[bool, Env("RUN_BASELINE_EVAL")] = Field(True, description="measure before the first step too")
+    patience: Annotated[int | None, EnvVar("PATIENCE")] = Field(
+        None, ge=1, description="stop early after this many evaluations in a row without an improvement"
+    )
+    baseline: Annotated[bool, EnvVar("RUN_BASELINE_EVAL")] = Field(
+        True, description="also evaluate before the first step"
+    )
     judge: str | dict[str, Any] = Field(
-        "heuristic", description="says which answers are right, as `gumshoe evaluate --judge`"
+        "heuristic", description="judge that decides which answers are correct, as in `gumshoe evaluate --judge`"
     )
 
 
 class OutputSettings(Section):
-    """What a run leaves."""
+    """The files and metrics that a run writes."""
 
-    directory: Annotated[Path | None, Env("OUTPUT_DIR")] = Field(
-        None, description="where; outputs/grpo_<mode> unless given"
+    directory: Annotated[Path | None, EnvVar("OUTPUT_DIR")] = Field(
+        None, description="directory for the run's files; outputs/grpo_<mode> if unset"
     )
-    save_steps: Annotated[int, Env("SAVE_STEPS")] = Field(10, ge=1, description="optimizer steps between checkpoints")
-    save_total_limit: Annotated[int, Env("SAVE_TOTAL_LIMIT")] = Field(3, ge=1, description="checkpoints that are kept")
+    save_steps: Annotated[int, EnvVar("SAVE_STEPS")] = Field(
+        10, ge=1, description="optimizer steps between checkpoints"
+    )
+    save_total_limit: Annotated[int, EnvVar("SAVE_TOTAL_LIMIT")] = Field(
+        3, ge=1, description="number of checkpoints to keep"
+    )
     checkpoints: str | None = Field(
         None,
-        description="file:// or s3:// URI, of this run alone, that checkpoints are sent to as they are made, and from "
-        "which --resume takes up the run where its directory is not",
+        description="file:// or s3:// URI, used by this run only, to which checkpoints are uploaded, and from which "
+        "--resume continues the run if its directory does not exist",
     )
-    verbose: Annotated[bool, Env("VERBOSE")] = Field(False, description="print each group's advantages by turn")
+    verbose: Annotated[bool, EnvVar("VERBOSE")] = Field(False, description="print the advantages of each group by turn")
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
-        ("tensorboard",), description="where metrics go beside metrics.jsonl"
+        ("tensorboard",), description="trackers that receive metrics, beside metrics.jsonl"
     )
-    metrics_port: Annotated[int | None, Env("METRICS_PORT")] = Field(
-        None, ge=1, le=65535, description="where Prometheus finds the last step's numbers, at /metrics; none otherwise"
+    metrics_port: Annotated[int | None, EnvVar("METRICS_PORT")] = Field(
+        None, ge=1, le=65535, description="port that serves the latest metrics to Prometheus at /metrics; off if unset"
     )
-    stall_seconds: float = Field(1800, gt=0, description="without progress for so long, the run ends with status 75")
+    stall_seconds: float = Field(1800, gt=0, description="exit with status 75 after this many seconds without progress")
 
 
 class TrainSettings(Section):
@@ -285,13 +326,13 @@ class TrainSettings(Section):
 
     mode: Mode = Field(
         "masked",
-        description="masked: real episodes, learned from what the policy sampled; rollout: from injected tokens too; "
-        "simple: static prompts and a heuristic reward, without an environment",
+        description="masked: train on the tokens that the policy sampled in real episodes; rollout: also on the "
+        "tokens of tool results; simple: static prompts and a heuristic reward, without an environment",
     )
     environment: NamedEnvironment | None = Field(
         None,
-        description="what episodes take place in: email, documents, package.module:Class, or one with its settings, as "
-        "{documents: {reasoning: true}}; as the index tells unless given",
+        description="environment of the episodes: email, documents, or your own as package.module:Class; with "
+        "settings e.g. {documents: {reasoning: true}}; if unset, it follows from the index",
     )
     model: ModelSettings = Field(default_factory=ModelSettings)
     lora: LoraSettings = Field(default_factory=LoraSettings)
@@ -303,14 +344,30 @@ class TrainSettings(Section):
     evaluation: EvalDuringTrainingSettings = Field(default_factory=EvalDuringTrainingSettings)
     output: OutputSettings = Field(default_factory=OutputSettings)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_by_turn(cls, values: Any) -> Any:
+        """Accept `rewards.by_turn` of earlier versions: algorithm `turn_level` with the loss of the given algorithm."""
+        rewards = values.get("rewards") if isinstance(values, dict) else None
+        if not isinstance(rewards, dict) or "by_turn" not in rewards:
+            return values
+        changed = {**values, "rewards": {name: value for name, value in rewards.items() if name != "by_turn"}}
+        if rewards["by_turn"]:
+            optimizer = OptimizerSettings.model_validate(values.get("optimizer", {}))
+            given = {name: getattr(optimizer, name) for name in optimizer.model_fields_set}
+            loss, scale = optimizer.algorithm.name, optimizer.algorithm.settings
+            turn_level = {"name": "turn_level", "settings": {**scale, "loss": loss}}
+            changed["optimizer"] = {**given, "algorithm": turn_level}
+        return changed
+
     @property
     def directory(self) -> Path:
-        """Where the run's files go."""
+        """The directory for the run's files."""
         return self.output.directory or Path("outputs") / f"grpo_{self.mode}"
 
     @property
     def sampling(self) -> Sampling:
-        """Of training; an evaluation is greedy."""
+        """The sampling parameters of training; evaluations are greedy."""
         rollouts = self.rollouts
         return Sampling(rollouts.temperature, max_tokens=rollouts.max_tokens)
 
@@ -320,60 +377,61 @@ class TrainSettings(Section):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether no trainer has all weights."""
+        """True if the weights are sharded, so that no trainer has all of them."""
         return self.optimizer.distribution != "ddp" and self.optimizer.processes > 1
 
     @property
     def servers(self) -> int:
-        """vLLM servers that the run starts."""
+        """Number of vLLM servers that the run starts."""
         rollouts = self.rollouts
         is_served = rollouts.engine == "vllm" and self.mode != "simple" and not rollouts.servers
         return rollouts.num_servers if is_served else 0
 
     @property
     def groups(self) -> int:
-        """Groups of an optimizer step, of all processes together."""
+        """Number of groups per optimizer step, over all processes."""
         optimizer = self.optimizer
         episodes = optimizer.per_device_train_batch_size * optimizer.gradient_accumulation_steps
         return episodes // self.rollouts.num_generations * optimizer.processes
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """Settings, and where each came from."""
+class ResolvedSettings:
+    """Settings, with the source of each value."""
 
     settings: TrainSettings
     origins: Mapping[str, str]
-    """By dotted name; what has none is a default."""
+    """The source of each value that is not a default, by dotted name."""
 
     def as_yaml(self) -> str:
-        """The settings as a configuration file, with what each means and where it came from."""
-        return "\n".join(_described(self.settings, self.origins, "")) + "\n"
+        """Return the settings as a configuration file, with a comment that describes each and names its source."""
+        return "\n".join(_describe(self.settings, self.origins, "")) + "\n"
 
 
-def resolve(config: str | None, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Resolved:
-    """The settings of a run.
+def resolve(config: str | None, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> ResolvedSettings:
+    """Return the settings of a run.
 
-    `config` is a name of `CONFIGS`, a path, or a `file://` or `s3://` URI; `flags` has dotted names. Values that are
-    text are read as YAML.
+    `config` is a name from `CONFIGS`, a path, or a `file://` or `s3://` URI. `flags` maps dotted names to values.
+    Values that are strings are parsed as YAML.
 
     Raises:
-        UsageError: a value cannot be; it says which, and where it came from.
+        UsageError: a value is invalid; the message names it and its source.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     layers = [
-        (_of_file(config), config or ""),
-        ({name: (environ[env], f"${env}") for name, env in env_names() if env in environ}, ""),
+        (_read_config(config), config or ""),
+        ({name: (environ[env], f"${env}") for name, env in list_env_vars() if env in environ}, ""),
         ({name: (value, "flag") for name, value in flags.items()}, ""),
     ]
     for layer, where in layers:
         for name, given in layer.items():
             value, origin = given if isinstance(given, tuple) else (given, where)
-            _put(values, name, _read(value, name, origin) if isinstance(value, str) else value)
+            _set_value(values, name, _parse_value(value, name, origin) if isinstance(value, str) else value)
             origins[name] = origin
+    _warn_about_old_names(origins)
     try:
-        return Resolved(TrainSettings.model_validate(values), origins)
+        return ResolvedSettings(TrainSettings.model_validate(values), origins)
     except ValidationError as error:
         places = [".".join(str(part) for part in each["loc"]) for each in error.errors()]
         found = {origin for name, origin in origins.items() if any(place.startswith(name) for place in places)}
@@ -381,27 +439,36 @@ def resolve(config: str | None, flags: Mapping[str, Any], environ: Mapping[str, 
         are_unknown = any(each["type"] == "extra_forbidden" for each in error.errors())
         raise UsageError(
             "settings.unknown-name" if are_unknown else "settings.invalid-value",
-            f"invalid settings: {faults_of(error)}{where}",
+            f"invalid settings: {describe_validation_error(error)}{where}",
         ) from None
 
 
-def env_names() -> Iterator[tuple[str, str]]:
-    """Each field's dotted name that is also read from the environment, and its name there."""
-    for name, field in _fields(TrainSettings, ""):
-        yield from ((name, each.name) for each in field.metadata if isinstance(each, Env))
+def _warn_about_old_names(names: Iterable[str]) -> None:
+    old = sorted({f"optimizer.{name}" for name in OLD_ALGORITHM} & set(names))
+    if "rewards.by_turn" in names:
+        old.append("rewards.by_turn")
+    if old:
+        text = f"{', '.join(old)} will be removed; use optimizer.algorithm, e.g. {{dapo: {{epsilon: 0.1}}}}"
+        err.print(f"[bold yellow]warning:[/] {printable(text)}", soft_wrap=True)
 
 
-def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+def list_env_vars() -> Iterator[tuple[str, str]]:
+    """Yield the dotted name and the environment variable of each field that has one."""
+    for name, field in _walk_fields(TrainSettings, ""):
+        yield from ((name, each.name) for each in field.metadata if isinstance(each, EnvVar))
+
+
+def _walk_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            yield from _fields(kind, f"{prefix}{name}.")
+            yield from _walk_fields(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
 
 
-def _of_file(config: str | None) -> dict[str, Any]:
-    """A file's values by dotted name."""
+def _read_config(config: str | None) -> dict[str, Any]:
+    """Return the values of a configuration file, by dotted name."""
     if not config:
         return {}
     own = CONFIGS / f"{config}.yaml"
@@ -426,30 +493,30 @@ def _of_file(config: str | None) -> dict[str, Any]:
             "settings.config-not-a-mapping",
             f"{config} is not a mapping of settings; write them as `optimizer: {{learning_rate: 1e-5}}`",
         )
-    known = {name for name, _ in _fields(TrainSettings, "")}
-    return dict(_flat(read, known, ""))
+    known = {name for name, _ in _walk_fields(TrainSettings, "")}
+    return dict(_flatten(read, known, ""))
 
 
-def _flat(read: Mapping[str, Any], known: set[str], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flatten(read: Mapping[str, Any], known: set[str], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in read.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and name not in known:
-            yield from _flat(value, known, f"{name}.")
+            yield from _flatten(value, known, f"{name}.")
         else:
             yield name, value
 
 
-def differences(one: TrainSettings, other: TrainSettings) -> list[str]:
-    """The dotted names of the fields in which two settings differ."""
-    return [name for name, _ in _fields(TrainSettings, "") if _value(one, name) != _value(other, name)]
+def find_differences(one: TrainSettings, other: TrainSettings) -> list[str]:
+    """Return the dotted names of the fields that differ between two settings."""
+    return [name for name, _ in _walk_fields(TrainSettings, "") if _get_value(one, name) != _get_value(other, name)]
 
 
-def _value(settings: BaseModel, name: str) -> Any:
+def _get_value(settings: BaseModel, name: str) -> Any:
     return reduce(getattr, name.split("."), settings)
 
 
-def _read(text: str, name: str, origin: str) -> Any:
-    """A value that was written as text; empty is none, and so is null."""
+def _parse_value(text: str, name: str, origin: str) -> Any:
+    """Parse a value given as text; empty text and `null` mean None."""
     if name in ("model.name", "lora.start", "output.directory") and text not in ("", "null"):
         return text
     try:
@@ -461,50 +528,51 @@ def _read(text: str, name: str, origin: str) -> Any:
     return value
 
 
-def _put(values: dict[str, Any], name: str, value: Any) -> None:
+def _set_value(values: dict[str, Any], name: str, value: Any) -> None:
     *sections, last = name.split(".")
     for section in sections:
         values = values.setdefault(section, {})
     values[last] = value
 
 
-def _described(section: BaseModel, origins: Mapping[str, str], prefix: str) -> Iterator[str]:
+def _describe(section: BaseModel, origins: Mapping[str, str], prefix: str) -> Iterator[str]:
     indent = "  " * prefix.count(".")
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):
             yield f"{indent}{name}:"
-            yield from _described(value, origins, f"{prefix}{name}.")
+            yield from _describe(value, origins, f"{prefix}{name}.")
             continue
         plain = section.model_dump(mode="json", include={name})[name]
         written = yaml.safe_dump(plain, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
         origin = origins.get(f"{prefix}{name}", "default")
-        notes = [origin, *(each.name for each in field.metadata if isinstance(each, Env)), field.description]
+        notes = [origin, *(each.name for each in field.metadata if isinstance(each, EnvVar)), field.description]
         yield f"{indent}{name}: {written}  # {'; '.join(filter(None, notes))}"
 
 
-def check(settings: TrainSettings, scenarios: int) -> None:
-    """Refuse what cannot work with so many scenarios, before anything is loaded.
+def check_settings(settings: TrainSettings, scenarios: int) -> None:
+    """Check the settings of a run with this number of training scenarios, before anything is loaded.
 
     Raises:
-        UsageError: it cannot; it says what to change.
+        UsageError: the run cannot work; the message says what to change.
     """
-    _refuse(_faults(settings, scenarios))
+    _raise_all(_find_errors(settings, scenarios))
 
 
 def check_warm_start(settings: TrainSettings) -> None:
-    """Refuse what cannot work in a warm start, before anything is loaded.
+    """Check the settings of a warm start, before anything is loaded.
 
     Raises:
-        UsageError: it cannot; it says what to change.
+        UsageError: the warm start cannot work; the message says what to change.
     """
-    _refuse(_faults_of_learning(settings, ()))
+    _raise_all(_find_training_errors(settings, ()))
 
 
 def check_devices(settings: TrainSettings, gpus: int) -> None:
-    """
+    """Check that sharded weights have GPUs.
+
     Raises:
-        UsageError: weights are to be shared out where there is no GPU.
+        UsageError: weights are sharded, but there is no GPU.
     """
     if settings.is_sharded and not gpus:
         raise UsageError(
@@ -514,13 +582,13 @@ def check_devices(settings: TrainSettings, gpus: int) -> None:
         )
 
 
-def _refuse(found: Iterator[UsageError]) -> None:
-    """Raise one error for all that were found, with the code of the first."""
+def _raise_all(found: Iterator[UsageError]) -> None:
+    """Raise one error for all errors found, with the code of the first."""
     if faults := list(found):
         raise UsageError(faults[0].code, "; ".join(each.message for each in faults))
 
 
-def _faults(settings: TrainSettings, scenarios: int) -> Iterator[UsageError]:
+def _find_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError]:
     rollouts, optimizer = settings.rollouts, settings.optimizer
     generations, device = rollouts.num_generations, optimizer.per_device_train_batch_size
     episodes = device * optimizer.gradient_accumulation_steps
@@ -552,7 +620,7 @@ def _faults(settings: TrainSettings, scenarios: int) -> Iterator[UsageError]:
             f"rollouts.engine vllm does not support model.quantization {settings.model.quantization}; set "
             "rollouts.engine to transformers, or model.quantization to none",
         )
-    yield from _faults_of_learning(settings, settings.output.report_to)
+    yield from _find_training_errors(settings, settings.output.report_to)
     if settings.is_sharded and (settings.mode == "simple" or rollouts.engine != "vllm"):
         yield UsageError(
             "settings.sharded-without-vllm",
@@ -576,18 +644,52 @@ def _faults(settings: TrainSettings, scenarios: int) -> Iterator[UsageError]:
             f"rollouts.servers requires rollouts.engine vllm, got {rollouts.engine}; set it to vllm, or unset "
             "rollouts.servers",
         )
-    yield from _faults_of_handover(settings)
-    if settings.mode == "simple" and settings.rewards.by_turn:
-        yield UsageError(
-            "settings.turn-rewards-in-simple-mode",
-            "rewards.by_turn requires episodes, and mode simple has none; set mode to masked or rollout",
-        )
+    yield from _find_handover_errors(settings)
+    yield from _find_algorithm_errors(settings)
     names = [each.name for each in settings.rewards.functions]
-    yield from _faults_of_weights(settings.rewards.combine, names, settings.rewards.weights)
+    yield from _find_weight_errors(settings.rewards.combine, names, settings.rewards.weights)
 
 
-def _faults_of_learning(settings: TrainSettings, needed: Sequence[str]) -> Iterator[UsageError]:
-    """Whatever is learned from; `needed` are packages beside those that the weights need."""
+def _find_algorithm_errors(settings: TrainSettings) -> Iterator[UsageError]:
+    """Find settings of the algorithm that do not exist, have no effect, or do not divide by `num_iterations`."""
+    optimizer, choice = settings.optimizer, settings.optimizer.algorithm
+    try:
+        algorithm = choice.load()
+    except UsageError as error:
+        yield UsageError(error.code, f"optimizer.algorithm: {error}")
+        return
+    if settings.mode == "simple" and algorithm.trl_arguments() is None:
+        yield UsageError(
+            "settings.algorithm-in-simple-mode",
+            f"optimizer.algorithm {choice.name} requires mode masked or rollout, got simple; use e.g. grpo or dapo",
+        )
+    iterations = optimizer.num_iterations
+    if iterations == 1 and algorithm.equal_if_used_once:
+        yield UsageError(
+            "settings.algorithm-without-effect",
+            f"optimizer.algorithm {choice.name} is the same as {algorithm.equal_if_used_once} with "
+            f"optimizer.num_iterations 1; set num_iterations to 2 or more, or use {algorithm.equal_if_used_once}",
+        )
+    elif iterations == 1 and (idle := sorted(algorithm.settings_for_reuse & set(choice.settings))):
+        yield UsageError(
+            "settings.clip-without-effect",
+            f"{', '.join(idle)} of optimizer.algorithm {choice.name} has no effect with optimizer.num_iterations 1, "
+            "where old and new policy are the same; set num_iterations to 2 or more, or remove it",
+        )
+    steps = {
+        "optimizer.max_steps": max(0, optimizer.max_steps),
+        "output.save_steps": settings.output.save_steps,
+        "evaluation.eval_steps": settings.evaluation.eval_steps,
+    }
+    if uneven := [f"{name} {value}" for name, value in steps.items() if value % iterations]:
+        yield UsageError(
+            "settings.steps-split-iterations",
+            f"must be a multiple of optimizer.num_iterations {iterations}: {', '.join(uneven)}",
+        )
+
+
+def _find_training_errors(settings: TrainSettings, needed: Sequence[str]) -> Iterator[UsageError]:
+    """Find errors that concern GRPO and warm starts alike; `needed` are packages that must be installed."""
     if settings.model.quantization != "none" and find_spec("bitsandbytes") is None:
         yield UsageError(
             "settings.package-missing",
@@ -601,7 +703,7 @@ def _faults_of_learning(settings: TrainSettings, needed: Sequence[str]) -> Itera
                 f"output.report_to requires {package}, which is not installed: pip install {package}, or remove it "
                 "from output.report_to",
             )
-    yield from _faults_of_distribution(settings)
+    yield from _find_distribution_errors(settings)
     if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE") or 1) > 1:
         yield UsageError(
             "settings.context-parallelism",
@@ -616,7 +718,7 @@ def _faults_of_learning(settings: TrainSettings, needed: Sequence[str]) -> Itera
         )
 
 
-def _faults_of_handover(settings: TrainSettings) -> Iterator[UsageError]:
+def _find_handover_errors(settings: TrainSettings) -> Iterator[UsageError]:
     rollouts = settings.rollouts
     if rollouts.handover is None:
         return
@@ -643,7 +745,7 @@ def _faults_of_handover(settings: TrainSettings) -> Iterator[UsageError]:
             )
 
 
-def _faults_of_distribution(settings: TrainSettings) -> Iterator[UsageError]:
+def _find_distribution_errors(settings: TrainSettings) -> Iterator[UsageError]:
     distribution = settings.optimizer.distribution
     if distribution == "ddp":
         return
@@ -667,7 +769,7 @@ def _faults_of_distribution(settings: TrainSettings) -> Iterator[UsageError]:
         )
 
 
-def _faults_of_weights(combine: str, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[UsageError]:
+def _find_weight_errors(combine: str, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[UsageError]:
     from gumshoe.rewards.combination import check_combination
 
     try:

@@ -1,4 +1,4 @@
-"""What the pipeline's steps do to train an adapter."""
+"""Train an adapter in a step of a pipeline."""
 
 import shutil
 import tempfile
@@ -8,38 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.storage import open_uri
-from gumshoe.scenarios.scenario import SCENARIOS
+from gumshoe.scenarios.scenario import SCENARIOS_FILE
 from gumshoe.training.launch.supervisor import train
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
-from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, SHAPE, Metadata
+from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, Metadata
 from gumshoe.training.settings import resolve
-
-
-@dataclass(frozen=True, slots=True)
-class TrainRequest:
-    """A training, as a step is asked for it."""
-
-    index: Path
-    scenarios: Path
-    """The directory that has them."""
-    base_model: str
-    config: str
-    settings: Mapping[str, Any]
-    checkpoints: str
-    """The URI that they go to, of this run alone."""
-    start: Path | None = None
-    """The adapter to begin at; an empty directory is none."""
+from gumshoe.training.train_request import TrainRequest
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """A run that is at its end."""
+    """The result of a finished run."""
 
     directory: Path
-    """All that it left on this machine."""
+    """Directory of the run on this machine."""
     adapter: Path
-    """The directory of the best adapter; the last, where none was measured."""
+    """Directory of the best adapter, or of the last one if there was no evaluation after a step."""
     plots: Path
     facts: dict[str, Any]
     numbers: dict[str, float]
@@ -55,13 +40,13 @@ def run_sft(
     judge: str,
     directory: Path,
 ) -> dict[str, float]:
-    """Train an adapter on demonstrations, where there are some; what there is to tell of that.
+    """Train an adapter on demonstrations, and return the numbers of the report; do nothing if `demonstrations` is "".
 
-    Where the directory has what an earlier try left there, it goes on from that.
+    If the directory contains an unfinished warm start, it is continued.
 
     Raises:
-        UsageError: they cannot be had, or nothing can be learned from them.
-        UnavailableError: the judge gave no verdict, or it was asked to end.
+        UsageError: the demonstrations cannot be read, or none of them can be trained on.
+        UnavailableError: the judge gave no verdict, or the process was asked to stop.
     """
     if not demonstrations:
         (directory / "none").touch()  # Kubeflow does not keep empty directories
@@ -74,36 +59,32 @@ def run_sft(
         with open_uri(demonstrations) as found, file.open("wb") as copy:
             shutil.copyfileobj(found, copy)
         known = resolve(config, flags).settings
-        report = start_warm(known, index, str(scenarios / SCENARIOS), file, directory, resume=True)
+        report = start_warm(known, index, str(scenarios / SCENARIOS_FILE), file, directory, resume=True)
     return {name: float(value) for name, value in report.model_dump().items()}
 
 
-def train_adapter(asked: TrainRequest) -> TrainResult:
-    """Train in a directory of its own; a run that left checkpoints in the store goes on from there.
+def train_adapter(request: TrainRequest) -> TrainResult:
+    """Train in a new directory. A run that left checkpoints in the store continues from there.
 
     Raises:
-        UsageError: it cannot be carried out as it was put.
-        UnavailableError: it is to be run again, and goes on then.
+        UsageError: the request cannot be carried out.
+        UnavailableError: the training was interrupted; the same request continues it.
     """
-    return result_of(run_training(asked))
+    return load_result(run_training(request))
 
 
-def run_training(asked: TrainRequest) -> Path:
-    """The directory in which it trained, as `trained`; of several nodes, that of this one.
+def run_training(request: TrainRequest) -> Path:
+    """Train as `train_adapter`, and return the run's directory; of several nodes, that of this one.
 
     Raises:
-        UsageError, UnavailableError: as `trained`.
+        UsageError, UnavailableError: as `train_adapter`.
     """
-    flags = {**asked.settings, "model.name": asked.base_model, "output.checkpoints": asked.checkpoints}
-    flags["output.directory"] = tempfile.mkdtemp(prefix="gumshoe-train-")
-    if asked.start is not None and (asked.start / SHAPE).exists():
-        flags["lora.start"] = str(asked.start)
-    known = resolve(asked.config, flags).settings
-    return train(known, asked.index, str(asked.scenarios / SCENARIOS), resume=True, replace_run=False)
+    here = {"output.directory": tempfile.mkdtemp(prefix="gumshoe-train-")}
+    return train(request.with_settings(here), resume=True, replace_run=False)
 
 
-def result_of(directory: Path) -> TrainResult:
-    """What a run that is at its end left in its directory."""
+def load_result(directory: Path) -> TrainResult:
+    """Read the result of a finished run from its directory, and draw its plots."""
     adapter = directory / (BEST if (directory / BEST).exists() else FINAL)
     metadata = Metadata.model_validate_json((adapter / METADATA).read_bytes())
     facts = {
@@ -118,6 +99,6 @@ def result_of(directory: Path) -> TrainResult:
         for name, value in record.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    # Drawn from the records, which are all that the store has of a run that was at its end before.
+    # The store of a run that had already finished contains its records, but not its plots.
     page = write_plots(read_records(directory / METRICS), directory, f"Run {metadata.run}")
     return TrainResult(directory, adapter, page, facts, numbers)

@@ -1,4 +1,4 @@
-"""The heuristic judge: which rule decides what, and how often it is right on labelled answers."""
+"""The heuristic judge: the rule that decides, and its accuracy on labelled answers."""
 
 import asyncio
 from collections import Counter
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge, judged
+from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge, judge_answer
 from gumshoe.rewards.scoring import Calibration, LabelledAnswer, calibrate, read_labelled
 from tests.rewards.real_answers import labelled_answers
 from tests.scenarios.questions import QUICK, scenario
 
-LABELLED = Path(__file__).with_name("labelled_answers.jsonl")
+LABELLED = Path(__file__).parents[1] / "labelled_answers.jsonl"
 WHO, KIM = "Who chairs the audit?", "Kim Nguyen"
 WHEN, DAY = "When is the audit?", "Tuesday, May 8th"
 HOW_MUCH, SUM = "How much is the lease?", "$298,000"
@@ -112,25 +112,25 @@ WHY, CAUSE = "Why did the date change?", "there is a rail strike on the first da
     ],
 )
 def test_the_rule_that_decides(question: str, reference: str, answer: str, correct: bool, rule: str) -> None:
-    verdict = judged(question, reference, answer, date(2001, 5, 4))
+    verdict = judge_answer(question, reference, answer, date(2001, 5, 4))
     assert (verdict.correct, verdict.rule) == (correct, rule)
     assert verdict.why
 
 
-def calibrated(answers: list[LabelledAnswer]) -> Calibration:
+def calibrate_heuristic(answers: list[LabelledAnswer]) -> Calibration:
     return asyncio.run(calibrate(answers, HeuristicJudge(), lambda *_, **__: None))
 
 
 def test_it_agrees_with_the_labels_of_synthetic_answers() -> None:
-    """Written by hand; of the second half, which was not looked at while the rules were made, 145 of 150 were right."""
+    """Written by hand. The second half was not used to develop the rules; 145 of its 150 verdicts were correct."""
     answers = read_labelled(str(LABELLED))
     assert len(answers) == 300
     assert 0.45 < sum(each.correct for each in answers) / 300 < 0.55
-    found = calibrated(answers)
+    found = calibrate_heuristic(answers)
     assert found.accuracy > 0.97
     assert found.table[False, True] <= 2, "what is wrong is hardly ever taken for right"
     assert not found.failures
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
     cells = " | ".join(str(found.table[label, said]) for label in (True, False) for said in (True, False))
     assert f"| synthetic | {found.accuracy:.1%} | {cells} |" in readme
 
@@ -140,7 +140,7 @@ def test_it_agrees_with_the_labels_of_synthetic_answers() -> None:
 def test_it_agrees_with_the_labels_of_real_answers(seed: int) -> None:
     made = [LabelledAnswer.model_validate(vars(each)) for each in labelled_answers(seed)]
     assert Counter(each.correct for each in made) == {True: 150, False: 150}
-    found = calibrated(made)
+    found = calibrate_heuristic(made)
     assert found.accuracy > 0.97
     assert all(count[True] / count.total() > 0.85 for count in found.kinds.values()), found.kinds
 
@@ -150,10 +150,10 @@ TEXTS = st.text(max_size=40) | st.sampled_from([KIM, DAY, SUM, CHANGE, YES, NO, 
 
 @QUICK
 @given(TEXTS, TEXTS, TEXTS, st.none() | st.dates(date(1900, 1, 1), date(2100, 1, 1)))
-def test_any_texts_have_a_verdict(question: str, reference: str, answer: str, asked: date | None) -> None:
-    assert judged(question, reference, answer, asked).why
+def test_any_texts_get_a_verdict(question: str, reference: str, answer: str, asked: date | None) -> None:
+    assert judge_answer(question, reference, answer, asked).why
 
 
-def test_it_is_the_judge_of_a_scenario() -> None:
+def test_it_judges_a_scenario() -> None:
     verdict = asyncio.run(HeuristicJudge().verdict(scenario(1), "It says: Body of message 1"))
     assert verdict.correct

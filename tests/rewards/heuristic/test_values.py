@@ -1,4 +1,4 @@
-"""Values in text: two ways to write one are the same, and what differs is not."""
+"""Values in texts: different spellings of a value are equal, different values are not."""
 
 from datetime import date
 
@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.rewards.heuristic.values import Kind, Value, normalize, values_in
+from gumshoe.rewards.heuristic.values import Kind, Value, find_values, normalize
 from tests.scenarios.questions import QUICK
 
 ASKED = date(2001, 5, 4)  # a Friday
 
 
 def values(text: str, asked: date | None = ASKED) -> list[Value]:
-    return list(values_in(normalize(text), asked))
+    return list(find_values(normalize(text), asked))
 
 
 def only(text: str, asked: date | None = ASKED) -> Value:
@@ -62,7 +62,7 @@ def only(text: str, asked: date | None = ASKED) -> Value:
         ("address", "Ann.Lee@Example.com", "ann.lee@example.com"),
     ],
 )
-def test_two_ways_to_write_one_are_the_same(kind: Kind, one: str, other: str) -> None:
+def test_different_spellings_of_a_value_are_equal(kind: Kind, one: str, other: str) -> None:
     assert only(one).kind == kind
     assert only(one).agrees(only(other))
     assert only(other).agrees(only(one))
@@ -86,45 +86,45 @@ def test_two_ways_to_write_one_are_the_same(kind: Kind, one: str, other: str) ->
         ("ann@example.com", "anne@example.com"),
     ],
 )
-def test_what_differs_is_not_the_same(one: str, other: str) -> None:
+def test_different_values_are_not_equal(one: str, other: str) -> None:
     assert not only(one).agrees(only(other))
     assert not only(other).agrees(only(one))
 
 
-def test_a_weekday_alone_is_one_day_in_an_answer_and_any_in_a_reference() -> None:
+def test_a_weekday_alone_is_a_date_in_an_answer_and_any_such_day_in_a_reference() -> None:
     friday, full = only("on Friday"), only("Friday 20 April 2001")
     assert full.agrees(friday)
     assert not friday.agrees(full), "whoever says Friday means the next"
     assert only("Friday").agrees(only("Friday 11 May"))
 
 
-def test_a_weekday_that_is_wrong_stays_wrong() -> None:
-    """Mail has such dates, and an answer may leave the weekday out."""
+def test_a_wrong_weekday_stays_wrong() -> None:
+    """Mail has such dates, and an answer may omit the weekday."""
     wrong = only("Monday, April 25, 2000")
     assert only("April 25, 2000").agrees(wrong)
     assert not only("Tuesday, April 25, 2000").agrees(wrong)
 
 
-def test_a_year_that_is_not_said_is_one_near_the_question() -> None:
+def test_a_missing_year_is_near_the_question_s_date() -> None:
     assert only("8 May").agrees(only("8 May 2002"))
     assert not only("8 May").agrees(only("8 May 2010"))
     assert only("8 May", None).agrees(only("8 May 2010", None))
 
 
 @pytest.mark.parametrize("text", ["Sat nav", "the sun", "I may go", "Mark said so", "anyone", "31 February", "25:61"])
-def test_what_looks_like_a_date_or_time_and_is_none(text: str) -> None:
+def test_text_that_only_looks_like_a_date_or_time(text: str) -> None:
     assert not [each for each in values(text) if each.kind in ("date", "time")]
 
 
-def test_values_are_found_in_order_where_they_stand() -> None:
+def test_values_have_their_positions_in_order() -> None:
     text = normalize("From £27 to £36 on Monday 6 June at 15:30, see C-3155/42 or 07700 900714.")
-    found = list(values_in(text, ASKED))
+    found = list(find_values(text, ASKED))
     assert [each.kind for each in found] == ["number", "number", "date", "time", "code", "phone"]
     assert [text[each.start : each.end] for each in found][1:4] == ["£36", "Monday 6 June", "15:30"]
 
 
 @QUICK
 @given(st.text(max_size=60) | st.from_regex(r"[0-9 ./:,apm$£%-]{0,30}"))
-def test_any_text_can_be_read_and_agrees_with_itself(text: str) -> None:
+def test_any_text_agrees_with_itself(text: str) -> None:
     for each in values(text):
         assert each.agrees(each)

@@ -1,1 +1,1 @@
-"""The checks of `gumshoe doctor`, one function each. None leaves a change behind."""
+"""Implement the checks of `gumshoe doctor`, one function each. They change nothing permanently."""

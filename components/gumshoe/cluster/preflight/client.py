@@ -1,36 +1,37 @@
-"""Reading a cluster's API: documents as it sends them, and the right that is missing where it refuses."""
+"""Read a cluster's API as raw documents, and report missing permissions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, short
-from gumshoe.cluster.preflight.result import counted
+from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, shorten
+from gumshoe.cluster.preflight.result import pluralize
 
 Object = dict[str, Any]
-_PAGE = 500  # objects of one answer
+_PAGE = 500  # objects per page
 
 
 class NotAllowedError(ClusterError):
-    """Report that the account that runs the checks lacks a right."""
+    """Report that the account that runs the checks lacks a permission."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of thing, as paths and rights name it."""
+    """A resource type of the API."""
 
     version: str
-    """With its group: `v1`, `apps/v1`."""
+    """API version with the group, e.g. `v1` or `apps/v1`."""
     plural: str
 
     @property
-    def right(self) -> str:
-        """How RBAC and `kubectl` name it."""
+    def rbac_name(self) -> str:
+        """The name in RBAC rules and `kubectl`."""
         group = self.version.rpartition("/")[0]
         return f"{self.plural}.{group}" if group else self.plural
 
-    def path(self, namespace: str | None, name: str | None = None) -> str:
+    def build_path(self, namespace: str | None, name: str | None = None) -> str:
+        """Return the URL path of an object or of all objects."""
         root = f"/apis/{self.version}" if "/" in self.version else f"/api/{self.version}"
         within = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}{within}/{self.plural}{f'/{name}' if name else ''}"
@@ -55,36 +56,36 @@ RUNTIMES = Resource("trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes")
 
 @dataclass(frozen=True)
 class ClusterReader:
-    """A cluster, and the run that it is to be fit for."""
+    """Read a cluster, and hold the requirements of the run it is checked for."""
 
     cluster: Cluster
     seconds: float
-    """That a request may take."""
+    """Timeout of a request."""
     gpus: int
-    """Of each pod of the run."""
+    """Number of GPUs per pod."""
     nodes: int
-    """How many such pods run at once."""
+    """Number of such pods that run at once."""
     tolerations: tuple[Object, ...] = field(default=())
-    """That they are given, as Kubernetes writes them."""
+    """Tolerations of the pods, as in Kubernetes manifests."""
 
     @property
     def namespace(self) -> str:
         return self.cluster.namespace
 
     @property
-    def wanted(self) -> str:
-        """What the run needs, in words."""
-        each = counted(self.gpus, "GPU")
+    def demand(self) -> str:
+        """The requirements of the run in words."""
+        each = pluralize(self.gpus, "GPU")
         return f"{self.nodes} pods of {each}" if self.nodes > 1 else f"a pod of {each}"
 
     def kubectl(self, rest: str, *, namespaced: bool = True) -> str:
-        """A command for this cluster, and this namespace."""
+        """Return a kubectl command for this cluster and namespace."""
         context = f" --context {self.cluster.context}" if self.cluster.context else ""
         within = f" -n {self.namespace}" if namespaced else ""
         return f"kubectl{context}{within} {rest}"
 
-    def there(self, *commands: str) -> tuple[str, ...]:
-        """Commands of `kubectl` and `helm`, for this cluster."""
+    def add_context(self, *commands: str) -> tuple[str, ...]:
+        """Add this cluster's context to `kubectl` and `helm` commands."""
         if not self.cluster.context:
             return commands
         flags = {"kubectl": "--context", "helm": "--kube-context"}
@@ -92,40 +93,46 @@ class ClusterReader:
         return tuple(f"{name} {flags[name]} {self.cluster.context} {rest}" for name, _, rest in split)
 
     @property
-    def doctor(self) -> str:
-        """The command that looks at this cluster, and this namespace."""
+    def doctor_command(self) -> str:
+        """The command that checks this cluster and namespace."""
         context = f" --context {self.cluster.context}" if self.cluster.context else ""
         return f"gumshoe doctor{context} --namespace {self.namespace} --gpus {self.gpus} --nodes {self.nodes}"
 
     def get(self, resource: Resource, name: str, *, namespaced: bool = True) -> Object | None:
-        """The object of that name; None where there is none.
+        """Return an object, or None if it does not exist.
 
         Raises:
-            NotAllowedError, ClusterError, ClusterUnavailableError: it cannot be said.
+            NotAllowedError: if the account lacks the permission.
+            ClusterError: if the cluster rejects the request.
+            ClusterUnavailableError: if the cluster does not answer.
         """
         namespace = self.namespace if namespaced else None
-        return self._asked("get", resource, resource.path(namespace, name), name=name)
+        return self._request("get", resource, resource.build_path(namespace, name), name=name)
 
-    def every(self, resource: Resource, *, namespaced: bool = True, fields: str = "") -> Iterator[Object]:
-        """All objects of a kind, of the namespace or the cluster.
+    def list_all(self, resource: Resource, *, namespaced: bool = True, fields: str = "") -> Iterator[Object]:
+        """Yield all objects of a type, in the namespace or in the cluster.
 
         Raises:
-            NotAllowedError, ClusterError, ClusterUnavailableError: they cannot be read.
+            NotAllowedError: if the account lacks the permission.
+            ClusterError: if the cluster rejects the request.
+            ClusterUnavailableError: if the cluster does not answer.
         """
         query = {"limit": str(_PAGE), **({"fieldSelector": fields} if fields else {})}
-        path = resource.path(self.namespace if namespaced else None)
+        path = resource.build_path(self.namespace if namespaced else None)
         while True:
-            page = self._asked("list", resource, path, query=query, everywhere=not namespaced) or {}
+            page = self._request("list", resource, path, query=query, everywhere=not namespaced) or {}
             yield from page.get("items") or []
             query["continue"] = (page.get("metadata") or {}).get("continue") or ""
             if not query["continue"]:
                 return
 
-    def may(self, account: str, verb: str, resource: Resource) -> bool:
-        """Whether a service account of the namespace may do something in it.
+    def is_allowed(self, account: str, verb: str, resource: Resource) -> bool:
+        """Return True if a service account of the namespace has a permission there.
 
         Raises:
-            NotAllowedError, ClusterError, ClusterUnavailableError: it cannot be said.
+            NotAllowedError: if the account lacks the permission to ask this.
+            ClusterError: if the cluster rejects the request.
+            ClusterUnavailableError: if the cluster does not answer.
         """
         group, _, _ = resource.version.rpartition("/")
         plural, _, sub = resource.plural.partition("/")
@@ -144,27 +151,28 @@ class ClusterReader:
                 "resourceAttributes": {name: value for name, value in attributes.items() if value},
             },
         }
-        answer = self._asked("create", ACCESS_REVIEWS, ACCESS_REVIEWS.path(None), body=body) or {}
+        answer = self._request("create", ACCESS_REVIEWS, ACCESS_REVIEWS.build_path(None), body=body) or {}
         return bool(answer["status"]["allowed"])
 
     @cached_property
-    def served(self) -> dict[str, list[str]]:
-        """Versions by API group, as the cluster's discovery has them, which anybody may read."""
+    def api_versions(self) -> dict[str, list[str]]:
+        """Versions by API group. Discovery needs no permission."""
         groups = self.read("/apis")["groups"]
         return {each["name"]: [version["version"] for version in each["versions"]] for each in groups}
 
-    def kinds(self, version: str) -> set[str]:
-        """The resources of an API group in a version."""
-        found = self._requested("GET", f"/apis/{version}") or {}
+    def list_resources(self, version: str) -> set[str]:
+        """Return the resources of an API version."""
+        found = self._send("GET", f"/apis/{version}") or {}
         return {each["name"] for each in found.get("resources") or []}
 
     def read(self, path: str) -> Object:
-        """A document of the API that anybody may read.
+        """Read a document of the API that needs no permission.
 
         Raises:
-            ClusterError, ClusterUnavailableError: there is none, or it cannot be read.
+            ClusterError: if it does not exist, or the cluster rejects the request.
+            ClusterUnavailableError: if the cluster does not answer.
         """
-        found = self._requested("GET", path)
+        found = self._send("GET", path)
         if found is None:
             raise ClusterError(
                 "cluster.not-kubernetes",
@@ -172,12 +180,12 @@ class ClusterReader:
             )
         return found
 
-    def has(self, resource: Resource) -> bool:
-        """Whether the cluster serves the API that a kind belongs to."""
+    def has_api(self, resource: Resource) -> bool:
+        """Return True if the cluster serves the API of a resource."""
         group, _, version = resource.version.rpartition("/")
-        return version in self.served.get(group, [])
+        return version in self.api_versions.get(group, [])
 
-    def _asked(
+    def _request(
         self,
         verb: str,
         resource: Resource,
@@ -188,13 +196,13 @@ class ClusterReader:
         body: Object | None = None,
         everywhere: bool = False,
     ) -> Object | None:
-        which = f"{resource.right}/{name}" if name else resource.right
+        target = f"{resource.rbac_name}/{name}" if name else resource.rbac_name
         where = f" in {self.namespace}" if f"/namespaces/{self.namespace}/" in path else ""
         where = " in all namespaces" if everywhere and resource in (PODS, DEPLOYMENTS) else where
         method = "POST" if verb == "create" else "GET"
-        return self._requested(method, path, query, body, right=f"{verb} {which}{where}")
+        return self._send(method, path, query, body, right=f"{verb} {target}{where}")
 
-    def _requested(
+    def _send(
         self,
         method: str,
         path: str,
@@ -202,13 +210,14 @@ class ClusterReader:
         body: Object | None = None,
         right: str = "",
     ) -> Object | None:
-        """A document as the API sends it; None where there is none. `right` is what it takes to be answered.
+        """Send a request and return the raw answer, or None if it does not exist (404).
 
-        The published client's own classes refuse documents that lack what a later or earlier Kubernetes requires.
+        `right` is the permission that the request needs, for the error message. The classes of the Kubernetes client
+        are not used: they reject objects that lack a field which another Kubernetes version requires.
         """
         from kubernetes.client import ApiException
 
-        with self.cluster.explained():
+        with self.cluster.translate_errors():
             try:
                 found = self.cluster.core.api_client.call_api(
                     path,
@@ -230,5 +239,5 @@ class ClusterReader:
                     ) from None
                 raise
             if not isinstance(found, dict):
-                raise ValueError(f"{path} returned {short(found)}")
+                raise ValueError(f"{path} returned {shorten(found)}")
             return found

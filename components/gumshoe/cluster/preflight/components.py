@@ -1,4 +1,4 @@
-"""The cluster's own version, and the parts of it that Gumshoe needs or uses."""
+"""Check the Kubernetes version, and the components that Gumshoe needs or uses."""
 
 import re
 from collections.abc import Iterator
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from gumshoe.cluster.preflight.client import DEPLOYMENTS, ClusterReader
 from gumshoe.cluster.preflight.result import Finding, ok, problem, skipped, warning
 
-_OLDEST = (1, 32)  # what KServe 0.21 asks for; Kubeflow Trainer 2.3 asks for 1.31
+_OLDEST = (1, 32)  # required by KServe 0.21; Kubeflow Trainer 2.3 requires 1.31
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterComponent:
-    """Something that is installed in a cluster: what it serves, and what runs it."""
+    """Describe a component: the resources it serves, and its controller."""
 
     name: str
     serves: dict[str, tuple[str, ...]]
     """Resources by API version."""
     controller: str
-    """Its Deployment's name, in whatever namespace."""
+    """Name of its Deployment, in any namespace."""
     use: str
     install: tuple[str, ...]
     is_needed: bool = False
 
 
-PARTS = (
+COMPONENTS = (
     ClusterComponent(
         "KServe",
         {"serving.kserve.io/v1alpha1": ("servingruntimes",), "serving.kserve.io/v1beta1": ("inferenceservices",)},
         "kserve-controller-manager",
-        "puts adapters into service",
+        "serves adapters",
         (
             "helm upgrade --install kserve-crd oci://ghcr.io/kserve/charts/kserve-crd --version v0.21.0 -n kserve "
             "--create-namespace",
@@ -42,7 +42,7 @@ PARTS = (
         "Kubeflow Trainer",
         {"trainer.kubeflow.org/v1alpha1": ("trainjobs", "clustertrainingruntimes")},
         "kubeflow-trainer-controller-manager",
-        "trains on several nodes",
+        "runs training on several nodes",
         (
             'kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager'
             '?ref=v2.3.0"',
@@ -60,7 +60,7 @@ PARTS = (
             )
         },
         "kueue-controller-manager",
-        "shares GPUs out, a run's pods all at once",
+        "queues runs and admits all pods of a run at once",
         (
             "kubectl apply --server-side -f "
             "https://github.com/kubernetes-sigs/kueue/releases/download/v0.16.4/manifests.yaml",
@@ -69,8 +69,8 @@ PARTS = (
     ClusterComponent(
         "Prometheus",
         {"monitoring.coreos.com/v1": ("podmonitors", "prometheusrules")},
-        "",  # its name is the release's
-        "reads metrics, and alerts",
+        "",  # named after the Helm release
+        "collects metrics and sends alerts",
         (
             "helm upgrade --install monitoring oci://ghcr.io/prometheus-community/charts/kube-prometheus-stack "
             "-n monitoring --create-namespace",
@@ -80,11 +80,11 @@ PARTS = (
         "Kubeflow Pipelines",
         {"pipelines.kubeflow.org/v2beta1": ("pipelines", "pipelineversions")},
         "ml-pipeline",
-        "keeps pipelines as resources of the cluster; `gumshoe pipeline submit` does without",
+        "stores pipelines as Kubernetes resources; `gumshoe pipeline submit` does not need them",
         (
             'kubectl apply -k "https://github.com/kubeflow/pipelines.git/manifests/kustomize/cluster-scoped-resources'
             '?ref=2.17.0"',
-            # for several users: the other runs steps in its own namespace alone
+            # multi-user: the single-user variant runs steps only in its own namespace
             'kubectl apply -k "https://github.com/kubeflow/pipelines.git/manifests/kustomize/env/cert-manager/'
             'platform-agnostic-multi-user-k8s-native?ref=2.17.0"',
         ),
@@ -92,67 +92,72 @@ PARTS = (
 )
 
 
-def api(asked: ClusterReader) -> Iterator[Finding]:
-    """That the API server answers, and how old it is."""
-    told = asked.read("/version")
-    version = re.match(r"v?(\d+)\.(\d+)", str(told["gitVersion"]))
+def check_api(reader: ClusterReader) -> Iterator[Finding]:
+    """Check that the API server answers, and its version."""
+    found = reader.read("/version")
+    version = re.match(r"v?(\d+)\.(\d+)", str(found["gitVersion"]))
     if version is None:
-        raise ValueError(f"it calls its version {told['gitVersion']}")
+        raise ValueError(f"unknown version {found['gitVersion']}")
     if (int(version[1]), int(version[2])) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         yield warning(
-            f"Kubernetes {told['gitVersion']} answers; KServe 0.21 is made for {oldest} and later",
-            "upgrade the cluster, or install an older KServe and try whether the chart works with it",
+            f"Kubernetes {found['gitVersion']} is older than {oldest}, which KServe 0.21 requires",
+            "upgrade the cluster, or try an older KServe with the chart",
         )
     else:
-        yield ok(f"Kubernetes {told['gitVersion']} answers")
+        yield ok(f"Kubernetes {found['gitVersion']} answers")
 
 
-def crds(asked: ClusterReader) -> Iterator[Finding]:
-    """That the resources are served, in the versions that Gumshoe uses."""
-    for part in PARTS:
+def check_crds(reader: ClusterReader) -> Iterator[Finding]:
+    """Check that the cluster serves the resources in the versions that Gumshoe uses."""
+    for part in COMPONENTS:
         for version, plurals in part.serves.items():
-            yield _served(asked, part, version, plurals)
+            yield _check_served(reader, part, version, plurals)
 
 
-def _served(asked: ClusterReader, part: ClusterComponent, version: str, plurals: tuple[str, ...]) -> Finding:
+def _check_served(reader: ClusterReader, part: ClusterComponent, version: str, plurals: tuple[str, ...]) -> Finding:
     group, _, number = version.rpartition("/")
-    tell = problem if part.is_needed else warning
-    others = asked.served.get(group)
+    report = problem if part.is_needed else warning
+    others = reader.api_versions.get(group)
     if others is None:
-        return tell(
-            f"the cluster has no {group}, by which {part.name} {part.use}", "install it", *asked.there(*part.install)
+        return report(
+            f"the cluster does not serve {group}: {part.name} is not installed ({part.use})",
+            "install it",
+            *reader.add_context(*part.install),
         )
     if number not in others:
         have = ", ".join(others)
-        mend = "install a version of it that does"
-        return tell(f"{part.name} serves {group} as {have}, not as {number}", mend, *asked.there(*part.install))
-    if missing := sorted(set(plurals) - asked.kinds(version)):
-        text = f"{part.name} serves {version} without {', '.join(missing)}"
-        return tell(text, "install all of its custom resource definitions", *asked.there(*part.install))
+        return report(
+            f"{part.name} serves {group} in version {have}, but not {number}",
+            f"install a version of {part.name} that serves {number}",
+            *reader.add_context(*part.install),
+        )
+    if missing := sorted(set(plurals) - reader.list_resources(version)):
+        text = f"{part.name} serves {version}, but not {', '.join(missing)}"
+        return report(text, "install all of its custom resource definitions", *reader.add_context(*part.install))
     return ok(f"{part.name}: {', '.join(plurals)} ({version})")
 
 
-def controllers(asked: ClusterReader) -> Iterator[Finding]:
-    """That what acts on those resources runs, where that can be seen."""
+def check_controllers(reader: ClusterReader) -> Iterator[Finding]:
+    """Check that the controllers of the installed components run."""
     is_any = False
-    for part in PARTS:
-        if part.controller and any(version.partition("/")[0] in asked.served for version in part.serves):
+    for part in COMPONENTS:
+        if part.controller and any(version.partition("/")[0] in reader.api_versions for version in part.serves):
             is_any = True
-            yield _running(asked, part)
+            yield _check_controller(reader, part)
     if not is_any:
-        yield skipped("there is nothing installed whose controllers could be looked for")
+        yield skipped("no component with a controller is installed")
 
 
-def _running(asked: ClusterReader, part: ClusterComponent) -> Finding:
-    tell = problem if part.is_needed else warning
+def _check_controller(reader: ClusterReader, part: ClusterComponent) -> Finding:
+    report = problem if part.is_needed else warning
     fields = f"metadata.name={part.controller}"
-    found = list(asked.every(DEPLOYMENTS, namespaced=False, fields=fields))
+    found = list(reader.list_all(DEPLOYMENTS, namespaced=False, fields=fields))
     if not found:
         return warning(
-            f"{part.name} is installed, and no Deployment {part.controller} is there to act on it",
-            "see that it runs, unless it does so elsewhere or under another name",
-            *asked.there(*part.install),
+            f"{part.name} is installed, but Deployment {part.controller} does not exist",
+            "install its controller, unless it runs elsewhere or under another name",
+            *reader.add_context(*part.install),
         )
     for each in found:
         wanted = (each.get("spec") or {}).get("replicas", 1)
@@ -160,10 +165,10 @@ def _running(asked: ClusterReader, part: ClusterComponent) -> Finding:
         if ready >= max(1, wanted):
             return ok(f"the controller of {part.name} runs ({ready} of {wanted} pods)")
     namespace = found[0]["metadata"]["namespace"]
-    return tell(
+    return report(
         f"the controller of {part.name} is not ready: {ready} of {wanted} pods of {part.controller}",
-        "see why",
-        *asked.there(
+        "look for the cause",
+        *reader.add_context(
             f"kubectl -n {namespace} describe deployment {part.controller}",
             f"kubectl -n {namespace} logs deployment/{part.controller} --tail 50",
         ),

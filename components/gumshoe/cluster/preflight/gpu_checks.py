@@ -1,15 +1,15 @@
-"""Whether the GPUs that a run asks for are there, and free."""
+"""Check that the GPUs of a run exist and are free."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gumshoe.cluster.preflight.client import NODES, PODS, ClusterReader, NotAllowedError, Object
-from gumshoe.cluster.preflight.queues import GPU, cluster_queue, flavors_of, number
-from gumshoe.cluster.preflight.result import Finding, counted, ok, problem, skipped, warning
+from gumshoe.cluster.preflight.queues import GPU, find_cluster_queue, list_flavors, parse_count
+from gumshoe.cluster.preflight.result import Finding, ok, pluralize, problem, skipped, warning
 
-_SHUTTING = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
-_NAMED = 3  # nodes that a message names
+_SHUTTING = ("NoSchedule", "NoExecute")  # taint effects that keep pods away
+_NAMED = 3  # nodes named in a message
 
 
 @dataclass(slots=True)
@@ -19,20 +19,20 @@ class _Node:
     name: str
     gpus: int
     product: str
-    closed: str
-    """Why no pod comes to it; empty where pods do."""
+    closed_reason: str
+    """Why no pod is scheduled on it; empty if pods are."""
     untolerated: tuple[Object, ...]
     used: int = 0
 
     @classmethod
-    def of(cls, made: Object, tolerations: Iterable[Object]) -> "_Node | None":
-        status, spec, meta = made.get("status") or {}, made.get("spec") or {}, made["metadata"]
-        count = number((status.get("allocatable") or {}).get(GPU))
+    def of(cls, node: Object, tolerations: Iterable[Object]) -> "_Node | None":
+        status, spec, meta = node.get("status") or {}, node.get("spec") or {}, node["metadata"]
+        count = parse_count((status.get("allocatable") or {}).get(GPU))
         if not count:
             return None
         labels = meta.get("labels") or {}
         memory = labels.get(f"{GPU}.memory")
-        product = labels.get(f"{GPU}.product", "GPUs of an unknown make")
+        product = labels.get(f"{GPU}.product", "GPUs of an unknown model")
         conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
         closed = "cordoned" if spec.get("unschedulable") else ""
         closed = closed or ("" if conditions.get("Ready", "True") == "True" else "not ready")
@@ -41,22 +41,22 @@ class _Node:
             for each in spec.get("taints") or []
             if each.get("effect") in _SHUTTING
             and each["key"] != "node.kubernetes.io/unschedulable"
-            and not any(_bears(toleration, each) for toleration in tolerations)
+            and not any(_tolerates(toleration, each) for toleration in tolerations)
         )
-        size = f", {number(memory) // 1024} GiB each" if memory else ""
-        return cls(meta["name"], int(count), f"{product} ({int(count)} a node{size})", closed, taints)
+        size = f", {parse_count(memory) // 1024} GiB each" if memory else ""
+        return cls(meta["name"], int(count), f"{product} ({int(count)} per node{size})", closed, taints)
 
     @property
     def is_open(self) -> bool:
-        return not self.closed and not self.untolerated
+        return not self.closed_reason and not self.untolerated
 
     @property
     def free(self) -> int:
         return max(0, self.gpus - self.used)
 
 
-def _bears(toleration: Object, taint: Object) -> bool:
-    """Whether a toleration covers a taint.
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    """Return True if a toleration covers a taint.
 
     https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
     """
@@ -68,88 +68,91 @@ def _bears(toleration: Object, taint: Object) -> bool:
     return bool(key == taint["key"] and value == taint.get("value", ""))
 
 
-def gpus(asked: ClusterReader) -> Iterator[Finding]:
-    """Nodes with GPUs: how many, free, and open to the run's pods."""
-    if not asked.gpus:
-        yield skipped("the run asks for no GPUs (--gpus 0)")
+def check_gpus(reader: ClusterReader) -> Iterator[Finding]:
+    """Check the nodes with GPUs: how many there are, free, and open to the run's pods."""
+    if not reader.gpus:
+        yield skipped("the run needs no GPUs (--gpus 0)")
         return
-    tolerations = [*asked.tolerations, *_added(asked)]
-    every = asked.every(NODES, namespaced=False)
+    tolerations = [*reader.tolerations, *_list_kueue_tolerations(reader)]
+    every = reader.list_all(NODES, namespaced=False)
     nodes = [found for each in every if (found := _Node.of(each, tolerations)) is not None]
     if not nodes:
         yield problem(
-            f"no node has {GPU} to give",
-            "add nodes with GPUs, and install NVIDIA's operator, which makes them known; where an autoscaler adds "
-            "such nodes when they are wanted, check the rest with --gpus 0",
+            f"no node offers {GPU}",
+            "add nodes with GPUs, and install NVIDIA's GPU operator; if an autoscaler adds such nodes on demand, run "
+            "the other checks with --gpus 0",
             "helm repo add nvidia https://helm.ngc.nvidia.com/nvidia",
-            *asked.there("helm upgrade --install gpu-operator nvidia/gpu-operator -n gpu-operator --create-namespace"),
+            *reader.add_context(
+                "helm upgrade --install gpu-operator nvidia/gpu-operator -n gpu-operator --create-namespace"
+            ),
         )
         return
     for product, count in sorted(Counter(each.product for each in nodes).items()):
-        yield ok(f"{counted(count, 'node')} with {product}")
+        yield ok(f"{pluralize(count, 'node')} with {product}")
     is_known = True
     try:
-        _count_used(asked, nodes)
+        _count_used(reader, nodes)
     except NotAllowedError as error:
         is_known = False
         yield warning(
-            f"how many GPUs are free: {error}",
-            "look yourself",
-            asked.kubectl("describe nodes | grep -A8 'Allocated resources'", namespaced=False),
+            f"number of free GPUs: {error}",
+            "check it yourself",
+            reader.kubectl("describe nodes | grep -A8 'Allocated resources'", namespaced=False),
         )
-    yield from _closed(asked, nodes)
-    yield from _tainted(asked, nodes)
-    yield _enough(asked, nodes, is_known)
+    yield from _check_closed(reader, nodes)
+    yield from _check_taints(reader, nodes)
+    yield _check_capacity(reader, nodes, is_known)
 
 
-def _added(asked: ClusterReader) -> list[Object]:
-    """The tolerations that Kueue gives the pods of a training on several nodes; those of a pipeline's steps it does not
-    touch.
+def _list_kueue_tolerations(reader: ClusterReader) -> list[Object]:
+    """Return the tolerations that Kueue adds to the pods of a training on several nodes.
+
+    Kueue does not change the pods of a pipeline's steps.
     """
-    if asked.nodes == 1:
+    if reader.nodes == 1:
         return []
     try:
-        flavors = list(flavors_of(asked, cluster_queue(asked)))
+        flavors = list(list_flavors(reader, find_cluster_queue(reader)))
     except NotAllowedError:  # the check of the queue says so
         return []
     return [each for flavor in flavors for each in (flavor.get("spec") or {}).get("tolerations") or []]
 
 
-def _count_used(asked: ClusterReader, nodes: list[_Node]) -> None:
-    """Note what pods that have not ended ask of the nodes."""
+def _count_used(reader: ClusterReader, nodes: list[_Node]) -> None:
+    """Add up the GPUs that running pods request, by node."""
     by_name = {each.name: each for each in nodes}
-    for pod in asked.every(PODS, namespaced=False, fields="status.phase!=Succeeded,status.phase!=Failed"):
+    for pod in reader.list_all(PODS, namespaced=False, fields="status.phase!=Succeeded,status.phase!=Failed"):
         spec = pod.get("spec") or {}
         node = by_name.get(spec.get("nodeName") or "")
         if node is not None and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
-            node.used += _asks(spec)
+            node.used += _count_requested_gpus(spec)
 
 
-def _asks(spec: Object) -> int:
-    """The GPUs that a pod holds: what its containers ask for together, or the most of one that begins before them."""
+def _count_requested_gpus(spec: Object) -> int:
+    """Return the number of GPUs that a pod holds: the sum of its containers, or the maximum of an init container."""
 
-    def of(container: Object) -> int:
+    def count(container: Object) -> int:
         resources = container.get("resources") or {}
-        return number({**(resources.get("limits") or {}), **(resources.get("requests") or {})}.get(GPU))
+        return parse_count({**(resources.get("limits") or {}), **(resources.get("requests") or {})}.get(GPU))
 
     first = spec.get("initContainers") or []
-    beside = sum(of(each) for each in first if each.get("restartPolicy") == "Always")
-    together = beside + sum(map(of, spec.get("containers") or []))
-    return max([together, *map(of, first)])
+    sidecars = sum(count(each) for each in first if each.get("restartPolicy") == "Always")
+    together = sidecars + sum(map(count, spec.get("containers") or []))
+    return max([together, *map(count, first)])
 
 
-def _closed(asked: ClusterReader, nodes: list[_Node]) -> Iterator[Finding]:
+def _check_closed(reader: ClusterReader, nodes: list[_Node]) -> Iterator[Finding]:
     for reason, command in (("cordoned", "uncordon"), ("not ready", "describe node")):
-        closed = [each.name for each in nodes if each.closed == reason]
+        closed = [each.name for each in nodes if each.closed_reason == reason]
         if closed:
             yield warning(
-                f"{len(closed)} of {len(nodes)} nodes with GPUs are {reason}: {_some(closed)}",
-                "open them again once that is right" if reason == "cordoned" else "see why",
-                asked.kubectl(f"{command} {closed[0]}", namespaced=False),
+                f"{len(closed)} of {len(nodes)} nodes with GPUs are {reason}: {_shorten_names(closed)}",
+                "uncordon them when their maintenance is done" if reason == "cordoned" else "look for the cause",
+                reader.kubectl(f"{command} {closed[0]}", namespaced=False),
             )
 
 
-def _tainted(asked: ClusterReader, nodes: list[_Node]) -> Iterator[Finding]:
+def _check_taints(reader: ClusterReader, nodes: list[_Node]) -> Iterator[Finding]:
     tainted = [each for each in nodes if each.untolerated]
     if not tainted:
         return
@@ -160,42 +163,40 @@ def _tainted(asked: ClusterReader, nodes: list[_Node]) -> Iterator[Finding]:
         for key, effect in sorted({(key, effect) for key, _, effect in wanted})
     )
     yield warning(
-        f"{len(tainted)} of {len(nodes)} nodes with GPUs keep pods away that do not tolerate {', '.join(taints)}",
-        "let the run tolerate it, and tell this command too",
+        f"{len(tainted)} of {len(nodes)} nodes with GPUs only accept pods that tolerate {', '.join(taints)}",
+        "add the toleration to the run, and to this command",
         f"gumshoe pipeline submit train-agent --set 'tolerations=[{given}]' …",
-        f"{asked.doctor} {' '.join(f'--toleration {each}' for each in taints)}",
+        f"{reader.doctor_command} {' '.join(f'--toleration {each}' for each in taints)}",
     )
 
 
-def _enough(asked: ClusterReader, nodes: list[_Node], is_known: bool) -> Finding:
+def _check_capacity(reader: ClusterReader, nodes: list[_Node], is_known: bool) -> Finding:
     opened = [each for each in nodes if each.is_open]
-    fitting = sum(each.gpus // asked.gpus for each in opened)
-    untainted = sum(each.gpus // asked.gpus for each in nodes if not each.closed)
-    if fitting < asked.nodes <= untainted and not asked.tolerations:
-        return warning(
-            f"there is room for {asked.wanted} only where those taints are borne", "tell what the run bears, as above"
-        )
-    if fitting < asked.nodes:
+    fitting = sum(each.gpus // reader.gpus for each in opened)
+    untainted = sum(each.gpus // reader.gpus for each in nodes if not each.closed_reason)
+    if fitting < reader.nodes <= untainted and not reader.tolerations:
+        return warning(f"there is room for {reader.demand} only on tainted nodes", "add the tolerations as shown above")
+    if fitting < reader.nodes:
         most = max((each.gpus for each in opened), default=0)
         return problem(
-            f"there is no room for {asked.wanted}: {len(opened)} of {len(nodes)} nodes are open to such pods, "
-            f"with {counted(most, 'GPU')} at most and room for {counted(fitting, 'pod')}",
-            "ask for fewer GPUs (gumshoe plan says what a model takes), open the nodes above, or add nodes",
+            f"there is no room for {reader.demand}: {len(opened)} of {len(nodes)} nodes accept such pods, "
+            f"with {pluralize(most, 'GPU')} at most and room for {pluralize(fitting, 'pod')}",
+            "request fewer GPUs (`gumshoe plan` shows what a model needs), free the nodes above, or add nodes",
         )
     total, free = sum(each.gpus for each in opened), sum(each.free for each in opened)
     if not is_known:
-        return ok(f"there is room for {asked.wanted} on the {total} GPUs that such pods may use, if they are free")
-    now = sum(each.free // asked.gpus for each in opened)
-    if now < asked.nodes:
+        return ok(f"there is room for {reader.demand} on the {total} GPUs open to such pods, if they are free")
+    now = sum(each.free // reader.gpus for each in opened)
+    if now < reader.nodes:
         return warning(
-            f"there is no room now for {asked.wanted}: {free} of {total} GPUs are free, "
-            f"which is room for {counted(now, 'pod')}",
-            "the run waits until others end; see who has them",
-            asked.kubectl("get pods -A -o wide --field-selector status.phase=Running", namespaced=False),
+            f"there is no room now for {reader.demand}: {free} of {total} GPUs are free, "
+            f"which is room for {pluralize(now, 'pod')}",
+            "the run waits until other pods end; see which pods hold the GPUs",
+            reader.kubectl("get pods -A -o wide --field-selector status.phase=Running", namespaced=False),
         )
-    return ok(f"there is room for {asked.wanted}: {free} of {total} GPUs are free where such pods may run")
+    return ok(f"there is room for {reader.demand}: {free} of {total} GPUs open to such pods are free")
 
 
-def _some(names: list[str]) -> str:
+def _shorten_names(names: list[str]) -> str:
     rest = len(names) - _NAMED
     return ", ".join(sorted(names)[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

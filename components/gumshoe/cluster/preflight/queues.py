@@ -1,4 +1,4 @@
-"""Whether what a run asks for is within the namespace's quotas, and what Kueue's queue ever admits."""
+"""Check that the namespace's quotas and Kueue's queue can admit a run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from gumshoe.cluster.preflight.client import (
     ClusterReader,
     Object,
 )
-from gumshoe.cluster.preflight.permissions import by_manifests
-from gumshoe.cluster.preflight.result import Finding, counted, ok, problem, skipped, warning
+from gumshoe.cluster.preflight.permissions import suggest_manifests
+from gumshoe.cluster.preflight.result import Finding, ok, pluralize, problem, skipped, warning
 from gumshoe.cluster.trainjob import CPUS, GIBIBYTES
 
 GPU = "nvidia.com/gpu"
@@ -25,157 +25,160 @@ QUEUE = RUNTIME = "gumshoe"
 _PRIORITIES = ("gumshoe-training", "gumshoe-evaluation")
 
 
-def number(quantity: Any) -> int:
-    """A quantity of Kubernetes', rounded down; 0 where there is none."""
+def parse_count(quantity: Any) -> int:
+    """Parse a Kubernetes quantity and round it down; 0 for None."""
     from kubernetes.utils import parse_quantity
 
     return int(parse_quantity(quantity)) if quantity is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Something of which the run's pods take an amount together."""
+class _Demand:
+    """The total amount of a resource that the run's pods request."""
 
     what: str
     resource: str
-    """As a pod and a queue name it."""
+    """Name in pods and queues."""
     names: tuple[str, ...]
-    """As a quota does."""
+    """Names in quotas."""
     amount: int
     """In units of `unit`."""
     unit: str = ""
 
-    def of(self, quantity: Any) -> Decimal:
-        """A quantity of Kubernetes' in the same units; 0 where there is none."""
+    def convert(self, quantity: Any) -> Decimal:
+        """Convert a Kubernetes quantity to `unit`; 0 for None."""
         from kubernetes.utils import parse_quantity
 
         return parse_quantity(quantity) / parse_quantity(f"1{self.unit}") if quantity is not None else Decimal(0)
 
 
-def _wanted(asked: ClusterReader) -> Iterator[_Wanted]:
-    """What a training's pods ask for, unless `job` says otherwise."""
-    shares = max(1, asked.gpus) * asked.nodes
-    yield _Wanted("GPUs", GPU, (f"requests.{GPU}",), asked.gpus * asked.nodes)
-    yield _Wanted("pods", "pods", ("pods",), asked.nodes)
-    yield _Wanted("CPUs", "cpu", ("requests.cpu", "cpu"), CPUS * shares)
-    yield _Wanted("GiB of memory", "memory", ("requests.memory", "memory"), GIBIBYTES * shares, "Gi")
+def _list_demands(reader: ClusterReader) -> Iterator[_Demand]:
+    """Yield what the pods of a training request by default."""
+    shares = max(1, reader.gpus) * reader.nodes
+    yield _Demand("GPUs", GPU, (f"requests.{GPU}",), reader.gpus * reader.nodes)
+    yield _Demand("pods", "pods", ("pods",), reader.nodes)
+    yield _Demand("CPUs", "cpu", ("requests.cpu", "cpu"), CPUS * shares)
+    yield _Demand("GiB of memory", "memory", ("requests.memory", "memory"), GIBIBYTES * shares, "Gi")
 
 
-def quota(asked: ClusterReader) -> Iterator[Finding]:
-    """What the namespace's quotas leave of GPUs, pods, CPUs and memory."""
+def check_quotas(reader: ClusterReader) -> Iterator[Finding]:
+    """Check that the namespace's quotas leave enough GPUs, pods, CPUs and memory."""
     is_any = False
-    for each in asked.every(QUOTAS):
+    for each in reader.list_all(QUOTAS):
         hard = (each.get("status") or {}).get("hard") or (each.get("spec") or {}).get("hard") or {}
-        for wanted in _wanted(asked):
+        for wanted in _list_demands(reader):
             for name in wanted.names:
                 if name in hard:
                     is_any = True
-                    yield _left(asked, each, name, hard[name], wanted)
+                    yield _check_quota(reader, each, name, hard[name], wanted)
     if not is_any:
-        yield ok(f"no quota limits the GPUs, pods, CPUs or memory of namespace {asked.namespace}")
+        yield ok(f"no quota limits the GPUs, pods, CPUs or memory of namespace {reader.namespace}")
 
 
-def _left(asked: ClusterReader, made: Object, name: str, hard: Any, wanted: _Wanted) -> Finding:
-    title, what, needed = made["metadata"]["name"], wanted.what, wanted.amount
-    most = wanted.of(hard)
-    left = most - wanted.of(((made.get("status") or {}).get("used") or {}).get(name))
+def _check_quota(reader: ClusterReader, quota: Object, name: str, hard: Any, wanted: _Demand) -> Finding:
+    title, what, needed = quota["metadata"]["name"], wanted.what, wanted.amount
+    most = wanted.convert(hard)
+    left = most - wanted.convert(((quota.get("status") or {}).get("used") or {}).get(name))
     if most < needed:
         patch = f'{{"spec":{{"hard":{{"{name}":"{needed}{wanted.unit}"}}}}}}'
         return problem(
-            f"quota {title} allows {_plain(most)} {what} in all, and the run needs {needed}",
-            "ask for fewer, or allow more",
-            asked.kubectl(f"patch resourcequota {title} --type merge -p '{patch}'"),
+            f"quota {title} allows {_format_amount(most)} {what} in total, but the run needs {needed}",
+            "request less, or raise the quota",
+            reader.kubectl(f"patch resourcequota {title} --type merge -p '{patch}'"),
         )
     if left < needed:
         return warning(
-            f"quota {title} leaves {_plain(left)} of {_plain(most)} {what} now, and the run needs {needed}",
-            "its pods are refused until others end; see who has them",
-            asked.kubectl("get pods -o wide"),
+            f"quota {title} leaves {_format_amount(left)} of {_format_amount(most)} {what}, and the run needs {needed}",
+            "new pods are rejected until others end; see which pods exist",
+            reader.kubectl("get pods -o wide"),
         )
-    return ok(f"quota {title} leaves {_plain(left)} of {_plain(most)} {what}")
+    return ok(f"quota {title} leaves {_format_amount(left)} of {_format_amount(most)} {what}")
 
 
-def _plain(amount: Decimal) -> str:
+def _format_amount(amount: Decimal) -> str:
     return f"{float(amount):.10g}" if amount == amount.to_integral_value() else f"{float(amount):.1f}"
 
 
-def queue(asked: ClusterReader) -> Iterator[Finding]:
-    """That Kueue's queue takes workloads, and ever admits the run."""
-    if not asked.has(LOCAL_QUEUES):
-        yield skipped("Kueue is not there: pods begin as there is room, not all of a run at once")
+def check_queue(reader: ClusterReader) -> Iterator[Finding]:
+    """Check that Kueue's queue is active and can admit the run."""
+    if not reader.has_api(LOCAL_QUEUES):
+        yield skipped("Kueue is not installed: the pods of a run start one by one as resources become free")
         return
-    local = asked.get(LOCAL_QUEUES, QUEUE)
+    local = reader.get(LOCAL_QUEUES, QUEUE)
     if local is None:
         yield warning(
-            f"there is no LocalQueue {QUEUE}: Kueue does not hold back a run, or never lets one begin",
-            *by_manifests(asked, "install Gumshoe's manifests with their Kueue component"),
+            f"LocalQueue {QUEUE} does not exist: Kueue either ignores runs or never admits them",
+            *suggest_manifests(reader, "install Gumshoe's manifests with their Kueue component"),
         )
         return
     name = (local.get("spec") or {}).get("clusterQueue", "")
-    made = asked.get(CLUSTER_QUEUES, name, namespaced=False)
-    if made is None:
-        yield problem(f"LocalQueue {QUEUE} is for a ClusterQueue {name}, which is not there", *by_manifests(asked))
+    found = reader.get(CLUSTER_QUEUES, name, namespaced=False)
+    if found is None:
+        yield problem(
+            f"LocalQueue {QUEUE} belongs to ClusterQueue {name}, which does not exist", *suggest_manifests(reader)
+        )
         return
-    yield from _active(asked, f"LocalQueue {QUEUE}", local, asked.kubectl(f"describe localqueue {QUEUE}"))
-    see = asked.kubectl(f"describe clusterqueue {name}", namespaced=False)
-    yield from _active(asked, f"ClusterQueue {name}", made, see)
-    for wanted in _wanted(asked):
+    yield from _check_active(reader, f"LocalQueue {QUEUE}", local, reader.kubectl(f"describe localqueue {QUEUE}"))
+    see = reader.kubectl(f"describe clusterqueue {name}", namespaced=False)
+    yield from _check_active(reader, f"ClusterQueue {name}", found, see)
+    for wanted in _list_demands(reader):
         if wanted.resource != "pods" and wanted.amount:
-            yield _admits(asked, name, made, see, wanted)
-    yield from _pools(asked, made)
+            yield _check_admission(reader, name, found, see, wanted)
+    yield from _check_flavor_nodes(reader, found)
     for priority in _PRIORITIES:
-        if asked.get(PRIORITIES, priority, namespaced=False) is None:
+        if reader.get(PRIORITIES, priority, namespaced=False) is None:
             yield warning(
-                f"there is no WorkloadPriorityClass {priority}: all runs are alike",
-                *by_manifests(asked),
+                f"WorkloadPriorityClass {priority} does not exist: all runs have the same priority",
+                *suggest_manifests(reader),
             )
 
 
-def cluster_queue(asked: ClusterReader) -> Object | None:
-    if not asked.has(LOCAL_QUEUES):
+def find_cluster_queue(reader: ClusterReader) -> Object | None:
+    """Return the ClusterQueue of Gumshoe's LocalQueue, if both exist."""
+    if not reader.has_api(LOCAL_QUEUES):
         return None
-    local = asked.get(LOCAL_QUEUES, QUEUE)
+    local = reader.get(LOCAL_QUEUES, QUEUE)
     name = ((local or {}).get("spec") or {}).get("clusterQueue")
-    return asked.get(CLUSTER_QUEUES, name, namespaced=False) if name else None
+    return reader.get(CLUSTER_QUEUES, name, namespaced=False) if name else None
 
 
-def _active(asked: ClusterReader, what: str, made: Object, see: str) -> Iterator[Finding]:
-    held = (made.get("spec") or {}).get("stopPolicy", "None")
-    if held != "None":
+def _check_active(reader: ClusterReader, what: str, queue: Object, see: str) -> Iterator[Finding]:
+    stop_policy = (queue.get("spec") or {}).get("stopPolicy", "None")
+    if stop_policy != "None":
         kind = what.split()[0].lower()
         within = {"localqueue": True}.get(kind, False)
-        patch = asked.kubectl(
+        patch = reader.kubectl(
             f"""patch {kind} {what.split()[1]} --type merge -p '{{"spec":{{"stopPolicy":"None"}}}}'""",
             namespaced=within,
         )
-        yield problem(f"{what} is stopped ({held}), and admits nothing", "let it go on", patch)
+        yield problem(f"{what} is stopped ({stop_policy}) and admits nothing", "resume it", patch)
         return
-    conditions = (made.get("status") or {}).get("conditions") or []
+    conditions = (queue.get("status") or {}).get("conditions") or []
     active = next((each for each in conditions if each["type"] == "Active"), None)
     if active is None:
-        yield warning(f"{what} has no state yet: Kueue has not looked at it", "see whether Kueue runs", see)
+        yield warning(f"{what} has no status yet: Kueue has not processed it", "check that Kueue runs", see)
     elif active["status"] != "True":
-        said = f"{active.get('reason', '')}: {active.get('message', '')}".strip(": ")
-        yield problem(f"{what} is not active ({said})", "mend what it says", see)
+        reason = f"{active.get('reason', '')}: {active.get('message', '')}".strip(": ")
+        yield problem(f"{what} is not active ({reason})", "fix the reason", see)
     else:
         yield ok(f"{what} is active")
 
 
 @dataclass(slots=True)
-class _Share:
-    """What one flavor of a queue has of a resource."""
+class _FlavorQuota:
+    """The quota of one flavor of a queue for a resource."""
 
     flavor: str
     most: Decimal | None
-    """With what it may borrow; None where that has no bound."""
+    """Maximum including borrowed quota; None if borrowing is unlimited."""
     own: Decimal
     used: Decimal
 
 
-def _shares(made: Object, wanted: _Wanted) -> list[_Share]:
-    spec, status = made.get("spec") or {}, made.get("status") or {}
+def _list_flavor_quotas(queue: Object, wanted: _Demand) -> list[_FlavorQuota]:
+    spec, status = queue.get("spec") or {}, queue.get("status") or {}
     used = {
-        each["name"]: wanted.of(one.get("total"))
+        each["name"]: wanted.convert(one.get("total"))
         for each in status.get("flavorsReservation") or []
         for one in each.get("resources") or []
         if one["name"] == wanted.resource
@@ -186,82 +189,84 @@ def _shares(made: Object, wanted: _Wanted) -> list[_Share]:
             for one in flavor.get("resources") or []:
                 if one["name"] != wanted.resource:
                     continue
-                own = wanted.of(one.get("nominalQuota"))
+                own = wanted.convert(one.get("nominalQuota"))
                 limit = one.get("borrowingLimit")
-                borrowed = None if limit is None and spec.get("cohortName") else wanted.of(limit)
+                borrowed = None if limit is None and spec.get("cohortName") else wanted.convert(limit)
                 most = None if borrowed is None else own + borrowed
-                found.append(_Share(flavor["name"], most, own, used.get(flavor["name"], Decimal(0))))
+                found.append(_FlavorQuota(flavor["name"], most, own, used.get(flavor["name"], Decimal(0))))
     return found
 
 
-def _admits(asked: ClusterReader, name: str, made: Object, see: str, wanted: _Wanted) -> Finding:
-    shares, needed = _shares(made, wanted), wanted.amount
+def _check_admission(reader: ClusterReader, name: str, queue: Object, see: str, wanted: _Demand) -> Finding:
+    shares, needed = _list_flavor_quotas(queue, wanted), wanted.amount
     if not shares:
         return problem(
             f"ClusterQueue {name} has no quota for {wanted.resource}, so it never admits the run",
             "add it to coveredResources, with a nominalQuota for each flavor",
-            asked.kubectl(f"edit clusterqueue {name}", namespaced=False),
+            reader.kubectl(f"edit clusterqueue {name}", namespaced=False),
         )
     if all(each.most is not None and each.most < needed for each in shares):
-        told = ", ".join(f"{_plain(each.most)} of {each.flavor}" for each in shares if each.most is not None)
+        quotas = ", ".join(f"{_format_amount(each.most)} of {each.flavor}" for each in shares if each.most is not None)
         more = "" if wanted.resource == GPU else f" {wanted.what}"
         return problem(
-            f"ClusterQueue {name} never admits {asked.wanted}: one flavor is to give {needed}{more}, and it has {told}",
-            "ask for fewer, or raise nominalQuota",
-            asked.kubectl(f"edit clusterqueue {name}", namespaced=False),
+            f"ClusterQueue {name} never admits {reader.demand}: one flavor must provide {needed}{more}, but the quotas "
+            f"are {quotas}",
+            "request less, or raise nominalQuota",
+            reader.kubectl(f"edit clusterqueue {name}", namespaced=False),
         )
     left = max(each.own - each.used for each in shares)
     if left < needed:
         return warning(
-            f"ClusterQueue {name} has {_plain(max(Decimal(0), left))} {wanted.what} left of its own, and the run needs "
+            f"ClusterQueue {name} has {_format_amount(max(Decimal(0), left))} {wanted.what} left, and the run needs "
             f"{needed}",
-            "the run waits in the queue until others end, or borrows; see who is before it",
+            "the run waits until others end, or borrows quota; see what is in the queue",
             see,
         )
     if wanted.resource == GPU:
-        return ok(f"ClusterQueue {name} has {counted(int(left), 'GPU')} left")
-    return ok(f"ClusterQueue {name} has {_plain(left)} {wanted.what} left")
+        return ok(f"ClusterQueue {name} has {pluralize(int(left), 'GPU')} left")
+    return ok(f"ClusterQueue {name} has {_format_amount(left)} {wanted.what} left")
 
 
-def flavors_of(asked: ClusterReader, made: Object | None) -> Iterator[Object]:
-    groups = ((made or {}).get("spec") or {}).get("resourceGroups") or []
+def list_flavors(reader: ClusterReader, queue: Object | None) -> Iterator[Object]:
+    """Yield the existing ResourceFlavors of a ClusterQueue."""
+    groups = ((queue or {}).get("spec") or {}).get("resourceGroups") or []
     names = dict.fromkeys(flavor["name"] for group in groups for flavor in group.get("flavors") or [])
     for name in names:
-        found = asked.get(FLAVORS, name, namespaced=False)
+        found = reader.get(FLAVORS, name, namespaced=False)
         if found is not None:
             yield found
 
 
-def _pools(asked: ClusterReader, made: Object) -> Iterator[Finding]:
-    """That every flavor has nodes."""
-    flavors = list(flavors_of(asked, made))
+def _check_flavor_nodes(reader: ClusterReader, queue: Object) -> Iterator[Finding]:
+    """Check that every flavor exists and has nodes."""
+    flavors = list(list_flavors(reader, queue))
     have = {each["metadata"]["name"] for each in flavors}
-    groups = (made.get("spec") or {}).get("resourceGroups") or []
+    groups = (queue.get("spec") or {}).get("resourceGroups") or []
     for name in sorted({each["name"] for group in groups for each in group.get("flavors") or []} - have):
-        yield problem(f"there is no ResourceFlavor {name}, which the queue names", *by_manifests(asked))
-    labels = [(each["metadata"].get("labels") or {}) for each in asked.every(NODES, namespaced=False)]
+        yield problem(f"ResourceFlavor {name}, which the queue names, does not exist", *suggest_manifests(reader))
+    labels = [(each["metadata"].get("labels") or {}) for each in reader.list_all(NODES, namespaced=False)]
     for each in flavors:
         wanted = (each.get("spec") or {}).get("nodeLabels") or {}
         count = sum(wanted.items() <= known.items() for known in labels)
         pairs, name = ",".join(f"{key}={value}" for key, value in wanted.items()), each["metadata"]["name"]
         if count:
-            yield ok(f"ResourceFlavor {name} has {counted(count, 'node')}{f' ({pairs})' if pairs else ''}")
+            yield ok(f"ResourceFlavor {name} has {pluralize(count, 'node')}{f' ({pairs})' if pairs else ''}")
         else:
             yield warning(
-                f"ResourceFlavor {name} has no nodes: none is labelled {pairs}",
-                "label them, or change its nodeLabels; where an autoscaler adds such nodes, all is well",
-                asked.kubectl(f"label node NODE {pairs.replace(',', ' ')}", namespaced=False),
+                f"ResourceFlavor {name} has no nodes: no node has the labels {pairs}",
+                "label the nodes, or change nodeLabels; ignore this if an autoscaler adds such nodes",
+                reader.kubectl(f"label node NODE {pairs.replace(',', ' ')}", namespaced=False),
             )
 
 
-def runtime(asked: ClusterReader) -> Iterator[Finding]:
-    """That TrainJobs find what they are made of."""
-    if not asked.has(RUNTIMES):
-        yield skipped("Kubeflow Trainer is not there")
-    elif asked.get(RUNTIMES, RUNTIME, namespaced=False) is None:
+def check_runtime(reader: ClusterReader) -> Iterator[Finding]:
+    """Check that the runtime of TrainJobs exists."""
+    if not reader.has_api(RUNTIMES):
+        yield skipped("Kubeflow Trainer is not installed")
+    elif reader.get(RUNTIMES, RUNTIME, namespaced=False) is None:
         yield problem(
-            f"there is no ClusterTrainingRuntime {RUNTIME}, which training on several nodes is started with",
-            *by_manifests(asked),
+            f"ClusterTrainingRuntime {RUNTIME}, which training on several nodes needs, does not exist",
+            *suggest_manifests(reader),
         )
     else:
-        yield ok(f"ClusterTrainingRuntime {RUNTIME} is there")
+        yield ok(f"ClusterTrainingRuntime {RUNTIME} exists")

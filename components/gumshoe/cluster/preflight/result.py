@@ -1,4 +1,4 @@
-"""What a check found, and what mends it."""
+"""Define the findings of a check, with their remedies."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,53 +7,55 @@ from gumshoe.errors import GumshoeError
 
 
 class State(StrEnum):
-    """How something is, the best first."""
+    """The state of a finding, best first."""
 
     SKIPPED = "skipped"
     OK = "ok"
     WARNING = "warning"
     UNANSWERED = "unanswered"
-    """Nothing answered that could say how it is."""
+    """No answer, so the state is unknown."""
     PROBLEM = "problem"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at, in words."""
+    """One result of a check, in words."""
 
     state: State
     text: str
-    mend: str = ""
-    """What to do about it, in words."""
+    remedy: str = ""
+    """Advice in words."""
     commands: tuple[str, ...] = ()
-    """The same, to be copied."""
+    """Commands that carry out the advice, for copying."""
     code: str = ""
-    """The code of the error that it was found by, if it was."""
+    """Code of the error that caused it, if any."""
 
 
 def ok(text: str) -> Finding:
+    """Return a finding without a problem."""
     return Finding(State.OK, text)
 
 
 def skipped(text: str) -> Finding:
+    """Return a finding for something that was not checked."""
     return Finding(State.SKIPPED, text)
 
 
-def warning(text: str, mend: str, *commands: str) -> Finding:
-    """Something that a first run does without, or that may be as it is on purpose."""
-    return Finding(State.WARNING, text, mend, commands)
+def warning(text: str, remedy: str, *commands: str) -> Finding:
+    """Return a finding that a first run can do without, or that may be intended."""
+    return Finding(State.WARNING, text, remedy, commands)
 
 
-def problem(text: str, mend: str, *commands: str) -> Finding:
-    """Something that a run fails for."""
-    return Finding(State.PROBLEM, text, mend, commands)
+def problem(text: str, remedy: str, *commands: str) -> Finding:
+    """Return a finding that makes a run fail."""
+    return Finding(State.PROBLEM, text, remedy, commands)
 
 
-def from_error(state: State, error: GumshoeError, mend: str = "", *commands: str) -> Finding:
+def from_error(state: State, error: GumshoeError, remedy: str = "", *commands: str) -> Finding:
     """Return a finding with the message and the code of an error."""
-    return Finding(state, error.message, mend, commands, error.code)
+    return Finding(state, error.message, remedy, commands, error.code)
 
 
-def counted(number: int, what: str) -> str:
-    """So many of a thing."""
+def pluralize(number: int, what: str) -> str:
+    """Return a number with its noun, e.g. `2 pods`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,1 +1,1 @@
-"""Web pages as documents: fetched politely, within bounds, and only from where one may connect to."""
+"""Fetch web pages as documents: politely, within limits, and only from permitted addresses."""

@@ -1,4 +1,4 @@
-"""Which pages are wanted: addresses out of records, or one a line."""
+"""Read the URLs of wanted pages from records, or from a file with one URL per line."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -7,46 +7,46 @@ from typing import Any
 
 import orjson
 
-from gumshoe.artifacts.hub import dataset_errors_explained, open_dataset
-from gumshoe.artifacts.lines import DAMAGED, read_lines
+from gumshoe.artifacts.hub import explain_dataset_errors, open_dataset
+from gumshoe.artifacts.lines import GZIP_ERRORS, read_lines
 from gumshoe.documents.document import page_id
 from gumshoe.documents.scraping.failure import PageFailure
-from gumshoe.documents.scraping.guard import normal_address
+from gumshoe.documents.scraping.guard import normalize_url
 from gumshoe.errors import UsageError
 
-FIELDS = ("url", "document_url", "page_url", "link")
-"""Where a record's address is looked for unless its field is named."""
+URL_FIELDS = ("url", "document_url", "page_url", "link")
+"""Fields in which a record's URL is looked for by default."""
 
 
 @dataclass(slots=True)
 class WantedPage:
-    """A page to take, and what its document is to hold beside the text."""
+    """A page to fetch, with the id and metadata of its document."""
 
     url: str
     document_id: str
     metadata: dict[str, str | list[str]] = field(default_factory=dict)
     fault: PageFailure | None = None
-    """Why it cannot even be asked for."""
+    """Failure if the URL is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    """Which fields of a record count."""
+class RecordFields:
+    """Names of the fields to use in records."""
 
     address: str | None = None
-    """Of the address; one of FIELDS unless named."""
+    """Field with the URL. The default is the first of URL_FIELDS."""
     document_id: str | None = None
-    """Of the document's id; the address, unless named."""
+    """Field with the document's id. By default the id is made from the URL."""
     keep: tuple[str, ...] = ()
-    """Those that the document's metadata takes over: what the records of one page have, each value once."""
+    """Fields to copy to the document's metadata: all different values in the records of one page."""
 
 
-def wanted_pages(source: str, fields: Fields) -> list[WantedPage]:
-    """The pages that a source names, each once, in the order in which they come first.
+def list_wanted_pages(source: str, fields: RecordFields) -> list[WantedPage]:
+    """Return the pages that a source lists, each once, in order of first occurrence.
 
     Raises:
-        UsageError: the source holds no address, has another format, or gives two pages one id.
-        NotFoundError, StorageError, UnavailableError: the source cannot be read.
+        UsageError: if the source contains no URL, has another format, or gives two pages one id.
+        NotFoundError, StorageError, UnavailableError: if the source cannot be read.
     """
     is_records = source.startswith(("jsonl:", "hf:"))
     if not is_records and (fields.address or fields.document_id or fields.keep):
@@ -54,17 +54,17 @@ def wanted_pages(source: str, fields: Fields) -> list[WantedPage]:
             "scraping.no-fields",
             f"{source} is read as a list of addresses, which has no fields; for records, use jsonl:{source}",
         )
-    records = _records(source) if is_records else ({FIELDS[0]: line} for line in _lines(source))
+    records = _read_records(source) if is_records else ({URL_FIELDS[0]: line} for line in _read_addresses(source))
     pages: dict[str, WantedPage] = {}
     owners: dict[str, str] = {}
-    there: dict[str, None] = {}
+    existing_names: dict[str, None] = {}
     for record in records:
-        there.update(dict.fromkeys(record))
-        address = _address(record, fields, source)
+        existing_names.update(dict.fromkeys(record))
+        address = _find_address(record, fields, source)
         if not address:
             continue
         try:
-            url, fault = str(normal_address(address)), None
+            url, fault = str(normalize_url(address)), None
         except PageFailure as failure:
             url, fault = address, failure
         page = pages.get(url)
@@ -77,12 +77,12 @@ def wanted_pages(source: str, fields: Fields) -> list[WantedPage]:
                     "scraping.duplicate-id",
                     f"{source}: {other} and {url} have the same id {page.document_id!r}; use another --id-field",
                 )
-        _take(page.metadata, {name: record.get(name) for name in fields.keep})
+        _add_metadata(page.metadata, {name: record.get(name) for name in fields.keep})
     for option, name in [("--id-field", fields.document_id), *(("--keep", name) for name in fields.keep)]:
-        if name is not None and name not in there and pages:
+        if name is not None and name not in existing_names and pages:
             raise UsageError(
                 "scraping.missing-field",
-                f"{source}: no record has the field {name!r} of {option}; use one of {', '.join(there)}",
+                f"{source}: no record has the field {name!r} of {option}; use one of {', '.join(existing_names)}",
             )
     if not pages:
         raise UsageError(
@@ -92,14 +92,14 @@ def wanted_pages(source: str, fields: Fields) -> list[WantedPage]:
     return list(pages.values())
 
 
-def _records(source: str) -> Iterator[dict[str, Any]]:
+def _read_records(source: str) -> Iterator[dict[str, Any]]:
     if source.startswith("hf:"):
-        with dataset_errors_explained(source):
+        with explain_dataset_errors(source):
             for record in open_dataset(source):
                 yield dict(record)
         return
     place = source.partition(":")[2]
-    for number, line in _numbered(place):
+    for number, line in _read_numbered_lines(place):
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError as error:
@@ -114,8 +114,8 @@ def _records(source: str) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _lines(place: str) -> Iterator[str]:
-    for number, line in _numbered(place):
+def _read_addresses(place: str) -> Iterator[str]:
+    for number, line in _read_numbered_lines(place):
         try:
             text = line.decode("utf-8-sig").strip()
         except UnicodeDecodeError:
@@ -126,18 +126,18 @@ def _lines(place: str) -> Iterator[str]:
             yield text
 
 
-def _numbered(place: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not empty, with their numbers."""
+def _read_numbered_lines(place: str) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of each non-empty line of a file."""
     try:
         for number, line in enumerate(read_lines(place), 1):
             if line.strip():
                 yield number, line
-    except DAMAGED as error:
+    except GZIP_ERRORS as error:
         raise UsageError("scraping.damaged-file", f"{place} cannot be unpacked ({error}); fetch it again") from None
 
 
-def _address(record: dict[str, Any], fields: Fields, source: str) -> str:
-    names = (fields.address,) if fields.address else FIELDS
+def _find_address(record: dict[str, Any], fields: RecordFields, source: str) -> str:
+    names = (fields.address,) if fields.address else URL_FIELDS
     found = [name for name in names if name in record]
     if fields.address and not found:
         raise UsageError(
@@ -151,12 +151,12 @@ def _text(value: Any) -> str:
     return str(value).strip() if isinstance(value, str | int | float) else ""
 
 
-def _take(metadata: dict[str, str | list[str]], values: dict[str, Any]) -> None:
+def _add_metadata(metadata: dict[str, str | list[str]], values: dict[str, Any]) -> None:
     """Add a record's values to a page's metadata."""
     for name, value in values.items():
         given: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
-        there = metadata.get(name, [])
-        known = [there] if isinstance(there, str) else there
+        existing_names = metadata.get(name, [])
+        known = [existing_names] if isinstance(existing_names, str) else existing_names
         every = list(dict.fromkeys(itertools.chain(known, filter(None, map(_text, given)))))
         if every:
             metadata[name] = every[0] if len(every) == 1 else every

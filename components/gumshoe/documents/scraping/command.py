@@ -1,4 +1,4 @@
-"""`gumshoe documents scrape`: web pages to documents."""
+"""`gumshoe documents scrape`: fetch web pages as documents."""
 
 import asyncio
 from dataclasses import asdict
@@ -15,7 +15,7 @@ from gumshoe.terminal import JsonFlag, out, print_json, printable, progress
 if TYPE_CHECKING:
     from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport
 
-_LISTED = 20  # kinds of failure that are shown
+_MAX_LISTED = 20  # kinds of failure that are shown
 
 
 def scrape(
@@ -23,62 +23,61 @@ def scrape(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="jsonl:FILE[.gz], hf:DATASET or hf:DATASET@SPLIT, records with an address each; or a file of "
-            "addresses, one a line. Files may lie under file:// or s3://.",
+            help="Records with a URL each: jsonl:FILE[.gz], hf:DATASET or hf:DATASET@SPLIT. Or a file with one URL "
+            "per line. Files may be file:// or s3:// URIs.",
         ),
     ],
-    path: Annotated[Path, typer.Option("--out", metavar="FILE.jsonl", help="Documents go here as they come.")],
+    path: Annotated[
+        Path, typer.Option("--out", metavar="FILE.jsonl", help="Output file; documents are appended as they arrive.")
+    ],
     address: Annotated[
-        str | None, typer.Option("--field", metavar="NAME", help="The records' field with the address; url and such.")
+        str | None,
+        typer.Option("--field", metavar="NAME", help="Record field with the URL (default: url, document_url, ...)."),
     ] = None,
     id_field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The records' field with the document's id; made of the address.")
+        str | None, typer.Option(metavar="NAME", help="Record field with the document id (default: from the URL).")
     ] = None,
     keep: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A field of the records that becomes metadata; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Record field to copy to the metadata (repeatable).")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=100, help="Hosts asked at once, one page at a time each.")] = 8,
-    delay: Annotated[float, typer.Option(min=0, help="Seconds between two requests to a host.")] = 1.0,
+    workers: Annotated[int, typer.Option(min=1, max=100, help="Number of hosts to request concurrently.")] = 8,
+    delay: Annotated[float, typer.Option(min=0, help="Pause between two requests to a host, in seconds.")] = 1.0,
     user_agent: Annotated[
         str | None,
         typer.Option(
-            envvar="GUMSHOE_USER_AGENT", help='What servers are told; say who you are: "name/1.0 (+https://...)".'
+            envvar="GUMSHOE_USER_AGENT",
+            help='User-Agent header; identify yourself, e.g. "name/1.0 (+https://...)".',
         ),
     ] = None,
-    tries: Annotated[int, typer.Option(min=1, max=20, help="Of a request whose failure may pass.")] = 4,
+    tries: Annotated[int, typer.Option(min=1, max=20, help="Attempts per request.")] = 4,
     longest_wait: Annotated[
-        float, typer.Option(min=0, help="Most seconds that a host's Retry-After or Crawl-delay is waited for.")
+        float, typer.Option(min=0, help="Maximum Retry-After or Crawl-delay to wait for, in seconds.")
     ] = 60,
-    page_seconds: Annotated[float, typer.Option(min=0.1, help="Longest time of one request.")] = 30,
-    page_mb: Annotated[float, typer.Option(min=0.001, help="Largest page, unpacked, in MB.")] = 5,
+    page_seconds: Annotated[float, typer.Option(min=0.1, help="Time limit per request, in seconds.")] = 30,
+    page_mb: Annotated[float, typer.Option(min=0.001, help="Maximum decompressed page size in MB.")] = 5,
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Ask a host once for a page that cannot be there, to know such.")
+        bool,
+        typer.Option("--probe/--no-probe", help="Request a nonexistent page from each host, to detect error pages."),
     ] = True,
     allow: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NETWORK", help="A network that may be connected to although it is private, such as 10.0.0.0/8."
-        ),
+        typer.Option(metavar="NETWORK", help="Private network that may be reached, e.g. 10.0.0.0/8 (repeatable)."),
     ] = None,
-    cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where pages with an ETag or a date are kept; in ~/.cache.")
-    ] = None,
-    cache_mb: Annotated[int, typer.Option(min=0, help="Most that is left there, in MB; 0 keeps nothing.")] = 2000,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Ask again for what had failed for good.")
-    ] = False,
+    cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Cache directory (default: in ~/.cache).")] = None,
+    cache_mb: Annotated[int, typer.Option(min=0, help="Maximum cache size in MB; 0 disables the cache.")] = 2000,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry pages that failed permanently.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Take the main text of web pages as documents that `gumshoe documents index jsonl:FILE` reads.
+    """Fetch web pages and save their main text as documents for `gumshoe documents index jsonl:FILE`.
 
-    Started again, only what is missing is asked for. What failed, and why, is listed in FILE.failed.jsonl. Ends with
-    75 where pages failed for what may pass, and with 0 where all others failed for good.
+    A repeated run fetches only missing pages. Failures and their reasons are listed in FILE.failed.jsonl. Exits with 75
+    if pages failed temporarily, and with 0 if all failures are permanent.
     """
-    from gumshoe.artifacts.response_cache import default_cache
-    from gumshoe.documents.scraping import scrape as scraping
-    from gumshoe.documents.scraping.addresses import Fields, wanted_pages
+    from gumshoe.artifacts.response_cache import default_cache_path
+    from gumshoe.documents.scraping.addresses import RecordFields, list_wanted_pages
     from gumshoe.documents.scraping.fetching import Politeness
-    from gumshoe.documents.scraping.guard import as_network
+    from gumshoe.documents.scraping.guard import parse_network
+    from gumshoe.documents.scraping.scrape import ScrapeSettings, scrape_pages
 
     agent = user_agent or f"Gumshoe/{version('gumshoe-agents')}"
     if not agent.isascii() or not agent.isprintable():
@@ -86,29 +85,29 @@ def scrape(
             "scraping.invalid-user-agent",
             f"the user agent must be printable ASCII, e.g. name/1.0 (+https://example.com), got {agent!r}",
         )
-    settings = scraping.ScrapeSettings(
-        manners=Politeness(
+    settings = ScrapeSettings(
+        politeness=Politeness(
             user_agent=agent,
             delay=delay,
-            tries=tries,
-            longest_wait=longest_wait,
+            attempts=tries,
+            max_wait=longest_wait,
             page_seconds=page_seconds,
             page_bytes=round(page_mb * 1e6),
             probe=probe,
         ),
         workers=workers,
-        allowed=tuple(map(as_network, allow or ())),
-        cache=(cache or default_cache("pages").with_suffix("")) if cache_mb else None,
+        allowed=tuple(map(parse_network, allow or ())),
+        cache=(cache or default_cache_path("pages").with_suffix("")) if cache_mb else None,
         cache_bytes=cache_mb * 1_000_000,
         retry_failed=retry_failed,
     )
-    wanted = wanted_pages(source, Fields(address, id_field, tuple(keep or ())))
+    wanted = list_wanted_pages(source, RecordFields(address, id_field, tuple(keep or ())))
     with progress("Scraping", total=len(wanted)) as advance:
-        report = asyncio.run(scraping.scrape(wanted, path, settings, advance))
+        report = asyncio.run(scrape_pages(wanted, path, settings, advance))
     if json:
         print_json(asdict(report) | {"reasons": report.reasons})
     else:
-        _print(report, path)
+        _print_report(report, path)
     if report.may_pass:
         raise UnavailableError(
             "scraping.pages-failed",
@@ -116,23 +115,23 @@ def scrape(
         )
 
 
-def _print(report: "ScrapeReport", path: Path) -> None:
-    unchanged = f", {report.unchanged:,} of them unchanged since they were kept" if report.unchanged else ""
+def _print_report(report: "ScrapeReport", path: Path) -> None:
+    unchanged = f", {report.unchanged:,} of them unchanged in the cache" if report.unchanged else ""
     out.print(
-        f"[bold]{report.written:,} pages[/] added to {printable(path)}{unchanged}; {report.already_there:,} were there",
+        f"[bold]{report.written:,} pages[/] added to {printable(path)}{unchanged}; {report.already_there:,} existed",
         soft_wrap=True,
     )
     if not report.failed:
         return
     counts = ", ".join(f"{count:,} {reason}" for reason, count in report.reasons.items())
     out.print(f"{len(report.failed):,} of {report.wanted:,} failed: {counts}", soft_wrap=True)
-    alike: dict[tuple[str | None, str, bool], list[FailedPage]] = {}
+    groups: dict[tuple[str | None, str, bool], list[FailedPage]] = {}
     for each in report.failed:
-        alike.setdefault((urlsplit(each.url).hostname, each.reason, each.may_pass), []).append(each)
-    for group in sorted(alike.values(), key=len, reverse=True)[:_LISTED]:
+        groups.setdefault((urlsplit(each.url).hostname, each.reason, each.may_pass), []).append(each)
+    for group in sorted(groups.values(), key=len, reverse=True)[:_MAX_LISTED]:
         first = group[0]
-        more = f" and {len(group) - 1:,} more there" if len(group) > 1 else ""
-        again = " [yellow](may pass)[/]" if first.may_pass else ""
-        told = f"{printable(first.reason)}: {printable(first.detail)}"
-        out.print(f"  {printable(first.url)}[dim]{more}[/]  {told}{again}", soft_wrap=True)
-    out.print(f"{printable(path.with_suffix('.failed.jsonl'))} lists them", soft_wrap=True)
+        more = f" and {len(group) - 1:,} more from this host" if len(group) > 1 else ""
+        retry = " [yellow](temporary)[/]" if first.may_pass else ""
+        cause = f"{printable(first.reason)}: {printable(first.detail)}"
+        out.print(f"  {printable(first.url)}[dim]{more}[/]  {cause}{retry}", soft_wrap=True)
+    out.print(f"All failures are listed in {printable(path.with_suffix('.failed.jsonl'))}", soft_wrap=True)

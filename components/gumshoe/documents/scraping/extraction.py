@@ -1,7 +1,7 @@
-"""A page's bytes to its title and main text, and whether it is a page at all.
+"""Extract title and main text from a page's bytes, and detect error pages.
 
-Hostile markup can keep a parser busy for hours or bring it down, so pages are read in processes of their own, which
-are ended when they take too long.
+Hostile markup can keep a parser busy for hours or crash it. Pages are therefore parsed in separate processes, which are
+killed if they take too long.
 """
 
 import asyncio
@@ -12,49 +12,65 @@ import re
 import resource
 from collections.abc import Iterator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Overtime
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from gumshoe.documents.scraping.failure import PageFailure
+from gumshoe.errors import UsageError
 from gumshoe.mail.message import clean, clean_line
-from gumshoe.mail.text import charset_in_html, decode
+from gumshoe.mail.text import decode, find_html_charset
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
 
-Kind = Literal["html", "text", "pdf"]
+PageKind = Literal["html", "text", "pdf"]
 
 LIBRARIES = ("pebble", "protego", "pypdf", "trafilatura")
-_SHORT = "50"  # characters of main text; the whole page is taken instead of fewer, menus and all
-_PAGES_OF_A_PROCESS = 500
-_MEMORY = 4 << 30  # bytes that such a process may map
-_CARELESS = {"iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii", "windows-1252"}  # what servers say of anything
+_MIN_MAIN_TEXT = "50"  # characters; below, the whole page is used, including menus
+_PAGES_PER_PROCESS = 500
+_MAX_MEMORY = 4 << 30  # bytes that one process may map
+# Servers often declare these charsets for any content.
+_UNRELIABLE_CHARSETS = {"iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii", "windows-1252"}
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 _TITLE_PARTS = re.compile(r"\s+[|·•:\u2013\u2014-]+\s+|\s*[|·•]\s*")
 _NOT = "n['\u2019]t"
-_GONE = (
+_MISSING_PHRASE = (
     rf"(?:(?:not|cannot|ca{_NOT}) (?:be )?found|no longer (?:available|exists?|here)|does(?: not|{_NOT}) exist|"
     r"(?:was|been) removed)"
 )
 _PAGE = "(?:page|document|file|article|content|resource|url)"
 _MISSING_TITLE = re.compile(
     r"(?:error |http |status )*(?:404|410)\b.{0,40}"
-    rf"|(?:(?:oops|sorry|error)\W+)?{_GONE}\W*|.{{0,40}}\b{_PAGE}\b.{{0,40}}\b{_GONE}\b.{{0,20}}",
+    rf"|(?:(?:oops|sorry|error)\W+)?{_MISSING_PHRASE}\W*|.{{0,40}}\b{_PAGE}\b.{{0,40}}\b{_MISSING_PHRASE}\b.{{0,20}}",
     re.I,
 )
-_MISSING_TEXT = re.compile(rf"\b(?:{_PAGE}|address|link)\b[^.\n]{{0,60}}\b{_GONE}\b|\berror 404\b", re.I)
-_FEW_WORDS = 120  # a page that is longer may speak of what was not found
-_OPENING = 400  # characters in which a page that is missing says so
-_ALIKE = 0.9  # share of words in common
+_MISSING_TEXT = re.compile(rf"\b(?:{_PAGE}|address|link)\b[^.\n]{{0,60}}\b{_MISSING_PHRASE}\b|\berror 404\b", re.I)
+_MAX_WORDS_OF_ERROR_PAGE = 120  # a longer page may mention other missing pages
+_CHECKED_CHARACTERS = 400  # an error page says so within these characters
+_MIN_SIMILARITY = 0.9  # Jaccard similarity of words
+
+
+def check_installed(purpose: str, libraries: tuple[str, ...]) -> None:
+    """Check that the libraries of the extra `documents` are installed.
+
+    Raises:
+        UsageError: if some of them are not installed.
+    """
+    missing = [name for name in libraries if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            "documents.missing-dependency",
+            f"{purpose} requires {', '.join(missing)}: pip install 'gumshoe-agents[documents]'",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class PageText:
-    """What a page says: its title, "" where it has none, and its main text."""
+    """Title of a page ("" if it has none) and its main text."""
 
     title: str
     text: str
@@ -64,52 +80,55 @@ class PageText:
         return frozenset(re.findall(r"\w+", f"{self.title} {self.text}".casefold()))
 
     @property
-    def says_missing(self) -> bool:
-        """Whether it says that there is no such page."""
+    def is_missing_page(self) -> bool:
+        """True if the page says that it does not exist."""
         if any(_MISSING_TITLE.fullmatch(part.strip()) for part in _TITLE_PARTS.split(self.title)):
             return True
-        return len(self.text.split()) < _FEW_WORDS and bool(_MISSING_TEXT.search(self.text[:_OPENING]))
+        return len(self.text.split()) < _MAX_WORDS_OF_ERROR_PAGE and bool(
+            _MISSING_TEXT.search(self.text[:_CHECKED_CHARACTERS])
+        )
 
-    def is_like(self, other: "PageText") -> bool:
-        """Whether it has the words of another, as two answers from one template do."""
+    def is_similar_to(self, other: "PageText") -> bool:
+        """Return True if two pages have almost the same words, like two error pages from one template."""
         mine, others = self.words, other.words
-        return len(mine & others) >= _ALIKE * len(mine | others)
+        return len(mine & others) >= _MIN_SIMILARITY * len(mine | others)
 
 
 class Extractor:
-    """Reads pages, each within a bound of seconds."""
+    """Extract the text of pages, each within a time limit."""
 
     def __init__(self, pool: "ProcessPool", seconds: float) -> None:
         self._pool = pool
         self._seconds = seconds
 
-    async def text(self, body: bytes, kind: Kind, charset: str | None) -> PageText:
-        """
+    async def extract_async(self, body: bytes, kind: PageKind, charset: str | None) -> PageText:
+        """Return title and main text of a page.
+
         Raises:
-            PageFailure: there is no text in it, or it cannot be read, or not in time.
+            PageFailure: if it contains no text, cannot be parsed, or takes too long.
         """
-        with self._explained():
-            return _with_text(await asyncio.wrap_future(self._begin(body, kind, charset)))
+        with self._explain_errors():
+            return _require_text(await asyncio.wrap_future(self._submit(body, kind, charset)))
 
-    def read(self, body: bytes, kind: Kind, charset: str | None = None) -> PageText:
-        """As `text`, where there is no event loop."""
-        with self._explained():
-            return _with_text(self._begin(body, kind, charset).result())
+    def extract(self, body: bytes, kind: PageKind, charset: str | None = None) -> PageText:
+        """Work like `extract_async`, without an event loop."""
+        with self._explain_errors():
+            return _require_text(self._submit(body, kind, charset).result())
 
-    def _begin(self, body: bytes, kind: Kind, charset: str | None) -> "Future[PageText | str]":
-        # It may first have to wait for a process; what is bounded is the work itself.
-        begun: Future[PageText | str] = self._pool.schedule(
-            read_page, args=[body, kind, charset], timeout=self._seconds
+    def _submit(self, body: bytes, kind: PageKind, charset: str | None) -> "Future[PageText | str]":
+        # The time limit covers the work itself, not the wait for a free process.
+        submitted: Future[PageText | str] = self._pool.schedule(
+            extract_page, args=[body, kind, charset], timeout=self._seconds
         )
-        return begun
+        return submitted
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         from pebble import ProcessExpired
 
         try:
             yield
-        except Overtime:
+        except TimeoutError:
             raise PageFailure("unreadable", f"text extraction took more than {self._seconds:g} seconds") from None
         except ProcessExpired as error:
             raise PageFailure("unreadable", f"the process that extracts its text crashed ({error})") from None
@@ -117,7 +136,7 @@ class Extractor:
             raise PageFailure("unreadable", "text extraction ran out of memory") from None
 
 
-def _with_text(found: PageText | str) -> PageText:
+def _require_text(found: PageText | str) -> PageText:
     if isinstance(found, str):
         raise PageFailure("unreadable", found)
     if not found.text:
@@ -126,66 +145,67 @@ def _with_text(found: PageText | str) -> PageText:
 
 
 @contextmanager
-def extractor(processes: int, seconds: float) -> Iterator[Extractor]:
-    """An extractor that works in so many processes, which end with the block."""
+def open_extractor(processes: int, seconds: float) -> Iterator[Extractor]:
+    """Yield an extractor with `processes` processes, which end with the block."""
     from pebble import ProcessPool
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "trafilatura"])
-    with ProcessPool(processes, max_tasks=_PAGES_OF_A_PROCESS, initializer=_hold_memory, context=context) as pool:
+    with ProcessPool(processes, max_tasks=_PAGES_PER_PROCESS, initializer=_limit_memory, context=context) as pool:
         yield Extractor(pool, seconds)
 
 
-def _hold_memory() -> None:
-    """Have this process fail before it takes the machine's memory."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    held = _MEMORY if most == resource.RLIM_INFINITY else min(_MEMORY, most)
-    resource.setrlimit(resource.RLIMIT_AS, (held, most))
+def _limit_memory() -> None:
+    """Limit the memory of this process."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _MAX_MEMORY if hard_limit == resource.RLIM_INFINITY else min(_MAX_MEMORY, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
 
 
-def read_page(body: bytes, kind: Kind, charset: str | None) -> PageText | str:
-    """Title and main text of a page; what is wrong where it cannot be read. `charset` is what its server says."""
+def extract_page(body: bytes, kind: PageKind, charset: str | None) -> PageText | str:
+    """Return title and main text of a page, or an error message. `charset` is the one that the server declares."""
     try:
         if kind == "pdf":
-            return _read_pdf(body)
-        text = clean(decode(body, _charset(body, charset)))
-        return _read_html(text) if kind == "html" else PageText("", text.strip())
-    except Exception as error:  # noqa: BLE001 - the top of its process: whatever the parsers fall over is the page's
+            return _extract_pdf(body)
+        text = clean(decode(body, _choose_charset(body, charset)))
+        return _extract_html(text) if kind == "html" else PageText("", text.strip())
+    except Exception as error:  # noqa: BLE001 - top level of the process: any parser error belongs to the page
         return f"cannot be parsed ({type(error).__name__}: {error})"[:200]
 
 
-def _charset(body: bytes, said: str | None) -> str | None:
-    """Which charset to believe: a mark at the beginning, then the server, unless it says what servers say of anything
-    or what the bytes rule out; then the document.
+def _choose_charset(body: bytes, declared: str | None) -> str | None:
+    """Return the most trustworthy charset: byte order mark, then the server's, then the document's.
+
+    The server's is ignored if it is unreliable or does not fit the bytes.
     """
     marked = next((name for mark, name in _BOMS if body.startswith(mark)), None)
     if marked:
         return marked
-    inside = charset_in_html(body)
-    if said is None or inside is None:
-        return said or inside
-    if said.strip("\"' ").lower() in _CARELESS:
+    inside = find_html_charset(body)
+    if declared is None or inside is None:
+        return declared or inside
+    if declared.strip("\"' ").lower() in _UNRELIABLE_CHARSETS:
         return inside
     try:
-        body.decode(said.strip("\"' "))
+        body.decode(declared.strip("\"' "))
     except (LookupError, ValueError):
         return inside
-    return said
+    return declared
 
 
-def _read_html(html: str) -> PageText:
+def _extract_html(html: str) -> PageText:
     from trafilatura import bare_extraction
     from trafilatura.settings import DEFAULT_CONFIG, Document
 
     config = deepcopy(DEFAULT_CONFIG)
-    config["DEFAULT"]["MIN_EXTRACTED_SIZE"] = _SHORT
+    config["DEFAULT"]["MIN_EXTRACTED_SIZE"] = _MIN_MAIN_TEXT
     found = bare_extraction(html, include_comments=False, with_metadata=True, config=config)
     if not isinstance(found, Document):
         return PageText("", "")
     return PageText(clean_line(found.title or ""), clean(found.text or "").strip())
 
 
-def _read_pdf(body: bytes) -> PageText:
+def _extract_pdf(body: bytes) -> PageText:
     from pypdf import PdfReader
 
     reader = PdfReader(io.BytesIO(body))

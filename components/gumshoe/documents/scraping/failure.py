@@ -1,4 +1,4 @@
-"""Why a page could not be taken."""
+"""The reason why a page could not be fetched."""
 
 from typing import Literal
 
@@ -22,11 +22,10 @@ Reason = Literal[
 ]
 
 
-class PageFailure(Exception):  # noqa: N818 - what befell a page, not what the user did
-    """A page was not taken. It becomes a row of a report, and never ends a command.
+class PageFailure(Exception):  # noqa: N818 - a result of a page, not an error of the user
+    """A page was not fetched. The failure is reported with the results, and never ends a command.
 
-    `may_pass` is whether the same request may succeed later; `wait` is for how long, in seconds, its server asked to
-    be left alone.
+    `may_pass` is True if the failure may be temporary. `wait` is the pause in seconds that the server asked for.
     """
 
     def __init__(self, reason: Reason, detail: str, *, may_pass: bool = False, wait: float | None = None) -> None:

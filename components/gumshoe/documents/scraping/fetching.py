@@ -1,5 +1,6 @@
-"""Pages from their servers, politely: as robots.txt says, one request at a time to a host, with pauses, and never the
-same page twice for want of asking whether it changed.
+"""Fetch pages politely: follow robots.txt, send one request at a time to a host, with pauses, and use the cache.
+
+A page with an ETag or a date is downloaded again only if it has changed.
 """
 
 import asyncio
@@ -18,26 +19,26 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from gumshoe.documents.scraping.extraction import Extractor, Kind, PageText
+from gumshoe.documents.scraping.extraction import Extractor, PageKind, PageText
 from gumshoe.documents.scraping.failure import PageFailure
-from gumshoe.documents.scraping.guard import normal_address
+from gumshoe.documents.scraping.guard import normalize_url
 from gumshoe.documents.scraping.page_cache import CachedPage, PageCache
-from gumshoe.documents.scraping.web import Bounds, HttpResponse, Web
+from gumshoe.documents.scraping.web import FetchLimits, HttpResponse, WebClient
 
 if TYPE_CHECKING:
     from protego import Protego
 
-_MOST_REDIRECTS = 5
-_ROBOTS_BYTES = 512 << 10  # of robots.txt that count; RFC 9309 wants 500 KiB at least
-_FAILURES_OF_A_HOST = 5  # in a row, then it is left alone
-_FRONT = re.compile(r"/(?:(?:index|default|home)(?:\.\w+)?/?)?", re.I)  # paths of a front page
+_MAX_REDIRECTS = 5
+_ROBOTS_BYTES = 512 << 10  # of robots.txt that are read; RFC 9309 requires at least 500 KiB
+_MAX_HOST_FAILURES = 5  # in a row; then the host is skipped
+_FRONT_PAGE_PATH = re.compile(r"/(?:(?:index|default|home)(?:\.\w+)?/?)?", re.I)  # paths of a front page
 _REDIRECTS = {301, 302, 303, 307, 308}
-_GONE = {404, 410}
+_GONE_STATUSES = {404, 410}
 _CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.I)
 _AGENT = re.compile(r"\s*user[-\s]*agent(?:\s*:|\s|$)", re.I)  # a line of robots.txt
-_NOBODY = "\0"  # in no name of ours
-_MAY_PASS = {408, 421, 425, 429, 500, 502, 503, 504, 507, 508, 509, 520, 521, 522, 523, 524, 527, 529}
-_KINDS: dict[str, Kind] = {
+_OTHER_AGENT = "\0"  # never part of our own name
+_TEMPORARY_STATUSES = {408, 421, 425, 429, 500, 502, 503, 504, 507, 508, 509, 520, 521, 522, 523, 524, 527, 529}
+_KINDS: dict[str, PageKind] = {
     "text/html": "html",
     "application/xhtml+xml": "html",
     "text/plain": "text",
@@ -47,53 +48,53 @@ _KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Politeness:
-    """How pages are asked for. Times are in seconds."""
+    """Pauses and limits of requests. Times are in seconds."""
 
     user_agent: str
     delay: float = 1.0
-    """Between an answer of a host and the next request to it; its own Crawl-delay where that is longer."""
-    tries: int = 4
-    """Of one request, where a failure may pass."""
+    """Pause between a response of a host and the next request to it. A longer Crawl-delay of the host wins."""
+    attempts: int = 4
+    """Attempts per request, if the failure may be temporary."""
     backoff: float = 1.0
-    """The first pause before another try; each is twice as long as the last, at random from half of it on."""
-    longest_wait: float = 60.0
-    """The longest pause that a host gets, whatever it asks for."""
+    """First pause before another attempt. Each is twice as long as the last, with a random factor from 0.5 to 1."""
+    max_wait: float = 60.0
+    """Maximum pause, whatever the host asks for."""
     page_seconds: float = 30.0
-    """Longest time of one request, from looking its host up to the last byte."""
+    """Maximum duration of one request, from the host lookup to the last byte."""
     page_bytes: int = 5 << 20
-    """Longest body, unpacked."""
+    """Maximum size of the decompressed body."""
     probe: bool = True
-    """Ask each host once for a page that cannot be there, to know how it says so."""
+    """Request one page that cannot exist from each host, to learn how the host reports missing pages."""
 
 
 @dataclass(slots=True)
 class _Host:
-    """What is known of one host, and whose turn it is there."""
+    """State of one host."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     free_at: float = 0.0
     reading_robots: asyncio.Lock = field(default_factory=asyncio.Lock)
     robots: "dict[str, Protego | PageFailure]" = field(default_factory=dict)
     probing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    missing: "dict[str, Page | None]" = field(default_factory=dict)
-    failures: int = 0  # requests in a row that failed, after all tries, for what may pass
-    set_aside: str = ""
-    """Why it is not asked any more in this run."""
+    missing: "dict[str, FetchedPage | None]" = field(default_factory=dict)
+    failures: int = 0  # consecutive requests that failed temporarily in all attempts
+    skip_reason: str = ""
+    """Reason for not sending more requests to it in this run. Empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A page that was taken."""
+class FetchedPage:
+    """A page that was fetched."""
 
     url: str
-    """Where it was, after redirects."""
+    """Its URL after redirects."""
     text: PageText
     is_unchanged: bool
-    """Whether it came out of the cache, its server having said that it is the same."""
+    """True if it came from the cache, because its server said that it has not changed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetched:
+class _FetchedPage:
     url: httpx.URL
     content_type: str
     body: bytes
@@ -101,157 +102,166 @@ class _Fetched:
 
 
 class Fetcher:
-    """Takes pages of many hosts at once, one at a time of each."""
+    """Fetch pages of many hosts concurrently, one page at a time per host."""
 
-    def __init__(self, web: Web, manners: Politeness, extractor: Extractor, cache: PageCache | None) -> None:
+    def __init__(self, web: WebClient, politeness: Politeness, extractor: Extractor, cache: PageCache | None) -> None:
         self._web = web
-        self._manners = manners
+        self._politeness = politeness
         self._extractor = extractor
         self._cache = cache
         self._hosts: dict[str, _Host] = {}
-        self._bounds = Bounds(manners.page_seconds, manners.page_bytes)
+        self._bounds = FetchLimits(politeness.page_seconds, politeness.page_bytes)
 
-    async def page(self, address: str) -> Page:
-        """Title and main text of the page at an address.
+    async def fetch(self, address: str) -> FetchedPage:
+        """Return title and main text of the page at a URL.
 
         Raises:
-            PageFailure: it is not to be had, or is no page with text.
-            StorageError: the cache cannot be written to.
+            PageFailure: if it is not available, or is not a page with text.
+            StorageError: if the cache is not writable.
         """
-        url = normal_address(address)
-        fetched = await self._fetched(url)
+        url = normalize_url(address)
+        fetched = await self._fetch(url)
         page = await self._read(fetched)
-        await self._check_there(url, fetched.url, page)
+        await self._check_exists(url, fetched.url, page)
         return page
 
-    async def _fetched(self, url: httpx.URL) -> _Fetched:
-        """What is at an address, or where that leads; each step as carefully as the first."""
-        for _ in range(_MOST_REDIRECTS + 1):
+    async def _fetch(self, url: httpx.URL) -> _FetchedPage:
+        """Fetch a URL and follow redirects, with all checks for each."""
+        for _ in range(_MAX_REDIRECTS + 1):
             await self._check_robots(url)
-            kept = self._cache.get(str(url)) if self._cache else None
-            answer = await self._asked(url, self._bounds, _conditions(kept))
+            cached = self._cache.get(str(url)) if self._cache else None
+            answer = await self._request(url, self._bounds, _make_conditional_headers(cached))
             if answer.status in _REDIRECTS:
-                url = _target(url, answer)
+                url = _find_redirect_target(url, answer)
                 continue
-            if answer.status == HTTPStatus.NOT_MODIFIED and kept is not None:
-                return _Fetched(url, kept.content_type, kept.body, is_unchanged=True)
+            if answer.status == HTTPStatus.NOT_MODIFIED and cached is not None:
+                return _FetchedPage(url, cached.content_type, cached.body, is_unchanged=True)
             if answer.status != HTTPStatus.OK:
-                raise _refusal(answer)
+                raise _status_failure(answer)
             content_type = answer.headers.get("content-type", "")
-            self._keep(url, answer, content_type)
-            return _Fetched(url, content_type, answer.body, is_unchanged=False)
-        raise PageFailure("redirects", f"more than {_MOST_REDIRECTS} redirects in a row, the last to {url}")
+            self._cache_page(url, answer, content_type)
+            return _FetchedPage(url, content_type, answer.body, is_unchanged=False)
+        raise PageFailure("redirects", f"more than {_MAX_REDIRECTS} redirects in a row, the last to {url}")
 
-    def _keep(self, url: httpx.URL, answer: HttpResponse, content_type: str) -> None:
+    def _cache_page(self, url: httpx.URL, answer: HttpResponse, content_type: str) -> None:
         etag, modified = answer.headers.get("etag", ""), answer.headers.get("last-modified", "")
-        may = "no-store" not in answer.headers.get("cache-control", "").lower()
-        if self._cache and may and (etag or modified):
+        may_store = "no-store" not in answer.headers.get("cache-control", "").lower()
+        if self._cache and may_store and (etag or modified):
             self._cache.put(str(url), CachedPage(etag, modified, content_type, answer.body))
 
-    async def _read(self, fetched: _Fetched) -> Page:
+    async def _read(self, fetched: _FetchedPage) -> FetchedPage:
         kind = _KINDS.get(fetched.content_type.partition(";")[0].strip().lower())
-        if not fetched.content_type:  # servers that say nothing
+        if not fetched.content_type:  # some servers send none
             start = fetched.body[:512].lstrip().lower()
             kind = "pdf" if start.startswith(b"%pdf-") else "html" if start.startswith(b"<") else None
         if kind is None:
             raise PageFailure("content type", fetched.content_type or "the server sent none, and the body is not HTML")
         charset = _CHARSET.search(fetched.content_type)
-        text = await self._extractor.text(fetched.body, kind, charset[1] if charset else None)
-        return Page(str(fetched.url), text, fetched.is_unchanged)
+        text = await self._extractor.extract_async(fetched.body, kind, charset[1] if charset else None)
+        return FetchedPage(str(fetched.url), text, fetched.is_unchanged)
 
-    async def _check_there(self, asked: httpx.URL, found: httpx.URL, page: Page) -> None:
-        """
+    async def _check_exists(self, requested: httpx.URL, found: httpx.URL, page: FetchedPage) -> None:
+        """Check that a response with status 200 is a real page.
+
         Raises:
-            PageFailure: the answer, although it says 200, is what the host says of pages that are not there.
+            PageFailure: if it is how the host reports missing pages.
         """
-        if page.text.says_missing:
-            said = (page.text.title or page.text.text)[:80]
-            raise PageFailure("not found", f"answered with 200, but says that it does not exist: {said}")
-        is_same = found.host.removeprefix("www.") == asked.host.removeprefix("www.")
-        if found.path == "/" and is_same and not _FRONT.fullmatch(asked.path):
+        if page.text.is_missing_page:
+            header = (page.text.title or page.text.text)[:80]
+            raise PageFailure("not found", f"answered with 200, but says that it does not exist: {header}")
+        is_same = found.host.removeprefix("www.") == requested.host.removeprefix("www.")
+        if found.path == "/" and is_same and not _FRONT_PAGE_PATH.fullmatch(requested.path):
             raise PageFailure("not found", "redirects to the front page")
-        missing = await self._missing(found)
+        missing = await self._probe_missing_page(found)
         if missing is None:
             return
-        if missing.text.is_like(page.text) or (found != asked and missing.url == str(found)):
+        if missing.text.is_similar_to(page.text) or (found != requested and missing.url == str(found)):
             raise PageFailure("not found", "answered with 200, but with the same page as an address that cannot exist")
 
-    async def _missing(self, url: httpx.URL) -> Page | None:
-        """What an origin answers with 200 for an address where nothing can be; None where it says 404, as it should.
+    async def _probe_missing_page(self, url: httpx.URL) -> FetchedPage | None:
+        """Return the page that an origin sends with status 200 for a URL that cannot exist, or None if it sends 404.
 
         Raises:
-            PageFailure: it does not answer now; the next page asks it again.
+            PageFailure: if the host does not answer now; the next page tries again.
         """
         host, origin = self._host(url), _origin(url)
-        if not self._manners.probe:
+        if not self._politeness.probe:
             return None
         async with host.probing:
             if origin not in host.missing:
                 try:
-                    page = await self._read(await self._fetched(url.join(f"/{secrets.token_hex(16)}")))
+                    page = await self._read(await self._fetch(url.join(f"/{secrets.token_hex(16)}")))
                 except PageFailure as failure:
                     if failure.may_pass:
-                        told = f"cannot tell how {origin} reports missing pages: {failure.detail}; skip with --no-probe"
-                        raise PageFailure(failure.reason, told, may_pass=True) from None
+                        detail = (
+                            f"cannot tell how {origin} reports missing pages: {failure.detail}; skip with --no-probe"
+                        )
+                        raise PageFailure(failure.reason, detail, may_pass=True) from None
                     host.missing[origin] = None
                 else:
                     host.missing[origin] = page
         return host.missing[origin]
 
     async def _check_robots(self, url: httpx.URL) -> None:
-        """
+        """Check that robots.txt allows a URL.
+
         Raises:
-            PageFailure: the host does not want the page to be taken, or does not say whether.
+            PageFailure: if the host disallows the page, or its robots.txt is not available.
         """
         host, origin = self._host(url), _origin(url)
         async with host.reading_robots:
             if origin not in host.robots:
-                host.robots[origin] = await self._robots(url.join("/robots.txt"))
+                host.robots[origin] = await self._read_robots(url.join("/robots.txt"))
         rules = host.robots[origin]
         if isinstance(rules, PageFailure):
             raise PageFailure(rules.reason, f"{origin}/robots.txt: {rules.detail}", may_pass=rules.may_pass)
-        if not rules.can_fetch(str(url), self._manners.user_agent):
+        if not rules.can_fetch(str(url), self._politeness.user_agent):
             raise PageFailure("robots.txt", f"disallowed by {origin}/robots.txt")
 
-    async def _robots(self, url: httpx.URL) -> "Protego | PageFailure":
-        """What a robots.txt says. One that is not there (4xx) allows everything; where it cannot be had for another
-        reason, nothing is asked for (RFC 9309, 2.3.1).
+    async def _read_robots(self, url: httpx.URL) -> "Protego | PageFailure":
+        """Return the rules of a robots.txt. A missing file (4xx) allows everything.
+
+        If it is unavailable for another reason, nothing may be fetched (RFC 9309, 2.3.1).
         """
         from protego import Protego
 
-        bounds = Bounds(self._manners.page_seconds, _ROBOTS_BYTES, is_cut=True)
+        bounds = FetchLimits(self._politeness.page_seconds, _ROBOTS_BYTES, truncates=True)
         try:
-            for _ in range(_MOST_REDIRECTS + 1):
-                answer = await self._asked(url, bounds)
+            for _ in range(_MAX_REDIRECTS + 1):
+                answer = await self._request(url, bounds)
                 if answer.status not in _REDIRECTS:
                     break
-                url = _target(url, answer)
+                url = _find_redirect_target(url, answer)
             else:
-                raise PageFailure("redirects", f"more than {_MOST_REDIRECTS} redirects in a row")
+                raise PageFailure("redirects", f"more than {_MAX_REDIRECTS} redirects in a row")
             if answer.status == HTTPStatus.OK:
-                return Protego.parse(_without_others(answer.body.decode("utf-8", "replace"), self._manners.user_agent))
+                return Protego.parse(
+                    _keep_own_rules(answer.body.decode("utf-8", "replace"), self._politeness.user_agent)
+                )
             if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 return Protego.parse("")
-            raise _refusal(answer)
+            raise _status_failure(answer)
         except PageFailure as failure:
             return failure
 
-    async def _asked(self, url: httpx.URL, bounds: Bounds, headers: Mapping[str, str] | None = None) -> HttpResponse:
-        """The answer to a request, which is made again where its failure may pass."""
+    async def _request(
+        self, url: httpx.URL, bounds: FetchLimits, headers: Mapping[str, str] | None = None
+    ) -> HttpResponse:
+        """Send a request, and retry if the failure may be temporary."""
         host = self._host(url)
-        if host.set_aside:
-            raise PageFailure("host set aside", host.set_aside, may_pass=True)
+        if host.skip_reason:
+            raise PageFailure("host set aside", host.skip_reason, may_pass=True)
         for attempt in itertools.count(1):
             try:
-                async with self._turn(host, url):
+                async with self._wait_for_turn(host, url):
                     answer = await self._web.get(url, bounds, headers)
-                if answer.status in _MAY_PASS:
-                    raise _refusal(answer)
+                if answer.status in _TEMPORARY_STATUSES:
+                    raise _status_failure(answer)
             except PageFailure as failure:
                 is_final = self._is_final(failure, attempt, host)
-                backoff = 0.0 if is_final else self._manners.backoff * 2 ** (attempt - 1)
+                backoff = 0.0 if is_final else self._politeness.backoff * 2 ** (attempt - 1)
                 pause = max(failure.wait or 0, backoff * random.uniform(0.5, 1))  # noqa: S311
-                host.free_at = max(host.free_at, time.monotonic() + min(pause, self._manners.longest_wait))
+                host.free_at = max(host.free_at, time.monotonic() + min(pause, self._politeness.max_wait))
                 if is_final:
                     raise
             else:
@@ -260,32 +270,32 @@ class Fetcher:
         raise AssertionError("counting does not end")
 
     def _is_final(self, failure: PageFailure, attempt: int, host: _Host) -> bool:
-        """Whether a request is not made again; its host may not be asked for anything any more."""
+        """Return True if a request is not retried. May decide to skip the host from now on."""
         if not failure.may_pass:
             return True
-        if failure.wait is not None and failure.wait > self._manners.longest_wait:
-            host.set_aside = f"the host asks for a pause of {failure.wait:,.0f} seconds"
+        if failure.wait is not None and failure.wait > self._politeness.max_wait:
+            host.skip_reason = f"the host asks for a pause of {failure.wait:,.0f} seconds"
             return True
-        if attempt < self._manners.tries:
+        if attempt < self._politeness.attempts:
             return False
         host.failures += 1
-        if host.failures >= _FAILURES_OF_A_HOST:
-            host.set_aside = f"{host.failures} requests in a row failed, the last with {failure}"
+        if host.failures >= _MAX_HOST_FAILURES:
+            host.skip_reason = f"{host.failures} requests in a row failed, the last with {failure}"
         return True
 
     @asynccontextmanager
-    async def _turn(self, host: _Host, url: httpx.URL) -> AsyncIterator[None]:
-        """One request's turn at a host, when the pause since the last is over."""
+    async def _wait_for_turn(self, host: _Host, url: httpx.URL) -> AsyncIterator[None]:
+        """Hold the host's only slot, after the pause since the last request is over."""
         async with host.turn:
             await asyncio.sleep(max(0.0, host.free_at - time.monotonic()))
             try:
                 yield
             finally:
                 rules = host.robots.get(_origin(url))
-                asked = 0.0
+                requested = 0.0
                 if rules is not None and not isinstance(rules, PageFailure):
-                    asked = rules.crawl_delay(self._manners.user_agent) or 0.0
-                pause = max(self._manners.delay, min(asked, self._manners.longest_wait))
+                    requested = rules.crawl_delay(self._politeness.user_agent) or 0.0
+                pause = max(self._politeness.delay, min(requested, self._politeness.max_wait))
                 host.free_at = time.monotonic() + pause
 
     def _host(self, url: httpx.URL) -> _Host:
@@ -296,9 +306,10 @@ def _origin(url: httpx.URL) -> str:
     return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
-def _without_others(robots: str, agent: str) -> str:
-    """A robots.txt in which all agents are one but the one that is ours by it, or `*`: Protego keeps every rule for
-    every agent of its group, and there is room for millions of such pairs.
+def _keep_own_rules(robots: str, agent: str) -> str:
+    """Replace all agents in a robots.txt that do not match ours, because Protego stores every rule for every agent.
+
+    A file may have room for millions of such pairs. The agent that matches best is kept, or `*`.
     """
     lines = robots.splitlines()
     named = {
@@ -307,58 +318,60 @@ def _without_others(robots: str, agent: str) -> str:
         if (found := _AGENT.match(line))
     }
     names = {name if name == "*" else name.replace("*", "") for name in named.values()}
-    ours = [name for name in sorted(names - {""}) if re.search(rf"(?<![\w-]){re.escape(name)}", agent.lower())]
-    best = max(ours, key=len, default="*")
+    matching = [name for name in sorted(names - {""}) if re.search(rf"(?<![\w-]){re.escape(name)}", agent.lower())]
+    best = max(matching, key=len, default="*")
     for place, name in named.items():
         is_best = best in {name, name.replace("*", "")}
-        lines[place] = f"User-agent: {best if is_best else _NOBODY}"
+        lines[place] = f"User-agent: {best if is_best else _OTHER_AGENT}"
     return "\n".join(lines)
 
 
-def _conditions(kept: CachedPage | None) -> dict[str, str]:
-    if kept is None:
+def _make_conditional_headers(cached: CachedPage | None) -> dict[str, str]:
+    if cached is None:
         return {}
-    named = {"If-None-Match": kept.etag, "If-Modified-Since": kept.modified}
-    return {name: value for name, value in named.items() if value}
+    headers = {"If-None-Match": cached.etag, "If-Modified-Since": cached.modified}
+    return {name: value for name, value in headers.items() if value}
 
 
-def _target(url: httpx.URL, answer: HttpResponse) -> httpx.URL:
-    """Where a redirect leads.
+def _find_redirect_target(url: httpx.URL, answer: HttpResponse) -> httpx.URL:
+    """Return the target of a redirect.
 
     Raises:
-        PageFailure: nowhere that may be asked.
+        PageFailure: if it has no target, or an invalid one.
     """
     to = answer.headers.get("location", "")
     if not to:
         raise PageFailure("redirects", f"{url} redirects without a location")
-    with suppress(UnicodeError):  # addresses that are not escaped are sent in UTF-8
+    with suppress(UnicodeError):  # servers send unescaped URLs in UTF-8
         to = to.encode("latin-1").decode("utf-8")
     try:
-        return normal_address(str(url.join(to)))
+        return normalize_url(str(url.join(to)))
     except (httpx.InvalidURL, ValueError) as error:
         raise PageFailure("redirects", f"{url} redirects to an invalid address ({error})") from None
     except PageFailure as failure:
         raise PageFailure("redirects", f"{url} redirects to {to[:200]}: {failure.detail}") from None
 
 
-def _refusal(answer: HttpResponse) -> PageFailure:
-    """What a status that is no success says of a page."""
+def _status_failure(answer: HttpResponse) -> PageFailure:
+    """Return the failure for a status other than success."""
     try:
-        told = f"{answer.status} {HTTPStatus(answer.status).phrase}"
+        status_text = f"{answer.status} {HTTPStatus(answer.status).phrase}"
     except ValueError:
-        told = str(answer.status)
-    if answer.status in _GONE:
-        return PageFailure("not found", told)
-    return PageFailure("status", told, may_pass=answer.status in _MAY_PASS, wait=_retry_after(answer))
+        status_text = str(answer.status)
+    if answer.status in _GONE_STATUSES:
+        return PageFailure("not found", status_text)
+    return PageFailure(
+        "status", status_text, may_pass=answer.status in _TEMPORARY_STATUSES, wait=_parse_retry_after(answer)
+    )
 
 
-def _retry_after(answer: HttpResponse) -> float | None:
-    """Seconds until a server wants to be asked again, as a number or a date (RFC 9110, 10.2.3)."""
-    said = answer.headers.get("retry-after", "").strip()
-    if said.isdecimal():
-        return float(said)
+def _parse_retry_after(answer: HttpResponse) -> float | None:
+    """Return the seconds of a Retry-After header, which is a number or a date (RFC 9110, 10.2.3)."""
+    header = answer.headers.get("retry-after", "").strip()
+    if header.isdecimal():
+        return float(header)
     try:
-        when = parsedate_to_datetime(said)
+        when = parsedate_to_datetime(header)
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
         return max(0.0, (when - datetime.now(UTC)).total_seconds())
     except (ValueError, OverflowError):

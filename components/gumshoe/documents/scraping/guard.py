@@ -1,7 +1,7 @@
-"""Where a scraper may connect to: public addresses, and networks that the user names; checked as it connects.
+"""Restrict the scraper's connections to public addresses and networks that the user allows.
 
-A name is resolved once, each of its addresses is checked, and the connection goes to one that was checked: a name
-that answers differently the next time (DNS rebinding) changes nothing. TLS still asks for, and checks, the name.
+A name is resolved once, each of its addresses is checked, and the connection goes to a checked address. A name that
+resolves differently the next time (DNS rebinding) has no effect. TLS still verifies the name.
 """
 
 import asyncio
@@ -12,26 +12,26 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 import httpcore
 import httpx
 
-from gumshoe.documents.document import one_form
+from gumshoe.documents.document import canonicalize_url
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.errors import UsageError
 
 Network = IPv4Network | IPv6Network
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a host and port. Raises OSError where there are none."""
+"""Return the addresses of a host and port. Raises OSError if there are none."""
 
-_MOST_ADDRESSES = 4  # of one name that are tried
-_LONGEST = 2000  # characters of an address
+_MAX_ADDRESSES = 4  # tried per name
+_MAX_URL_LENGTH = 2000
 _WEB_PORTS = {80, 443}
 _NO_SUCH_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
-_FIRST_FREE_PORT = 1024  # below it lie other protocols' ports
+_FIRST_UNRESERVED_PORT = 1024  # lower ports belong to other protocols
 _NAT64 = ip_network("64:ff9b::/96")  # how hosts without IPv4 reach it (RFC 6052)
 _SPECIAL = tuple(
     map(
         ip_network,
         (
-            "100.64.0.0/10",  # shared by a provider's customers (RFC 6598)
-            "168.63.129.16/32",  # Azure's own server, which each virtual machine reaches
+            "100.64.0.0/10",  # shared address space of providers (RFC 6598)
+            "168.63.129.16/32",  # Azure's platform server, reachable from each virtual machine
             "192.0.0.0/24",
             "fec0::/10",
         ),
@@ -39,11 +39,11 @@ _SPECIAL = tuple(
 )
 
 
-def as_network(text: str) -> Network:
-    """A network such as `10.0.0.0/8`, or one address.
+def parse_network(text: str) -> Network:
+    """Parse a network such as `10.0.0.0/8`, or one address.
 
     Raises:
-        UsageError: the text is neither.
+        UsageError: if the text is neither.
     """
     try:
         return ip_network(text, strict=False)
@@ -54,37 +54,35 @@ def as_network(text: str) -> Network:
         ) from None
 
 
-def normal_address(text: str) -> httpx.URL:
-    """The one form of a page's address: lower case, no default port, dot segments or fragment; the rest escaped.
+def normalize_url(text: str) -> httpx.URL:
+    """Return the canonical form of a page's URL: lower case, no default port, dot segments or fragment, and escaped.
 
     Raises:
-        PageFailure: it is no address of a web page, or one that is not to be asked for.
+        PageFailure: if it is not the URL of a web page, or is not permitted.
     """
     try:
-        url = httpx.URL(one_form(text.strip()))
+        url = httpx.URL(canonicalize_url(text.strip()))
     except (httpx.InvalidURL, ValueError) as error:
         raise PageFailure("address", f"malformed ({error})") from None
     if url.scheme not in {"http", "https"} or not url.host:
         raise PageFailure("address", "must begin with http:// or https:// and a host")
     if url.userinfo:
         raise PageFailure("address", "must not contain a user name or password")
-    if url.port is not None and url.port not in _WEB_PORTS and url.port < _FIRST_FREE_PORT:
-        raise PageFailure("address", f"port must be 80, 443 or >= {_FIRST_FREE_PORT}, got {url.port}")
-    if len(str(url)) > _LONGEST:
-        raise PageFailure("address", f"longer than {_LONGEST} characters")
+    if url.port is not None and url.port not in _WEB_PORTS and url.port < _FIRST_UNRESERVED_PORT:
+        raise PageFailure("address", f"port must be 80, 443 or >= {_FIRST_UNRESERVED_PORT}, got {url.port}")
+    if len(str(url)) > _MAX_URL_LENGTH:
+        raise PageFailure("address", f"longer than {_MAX_URL_LENGTH} characters")
     return url
 
 
 def is_allowed(address: str, allowed: Iterable[Network] = ()) -> bool:
-    """Whether an IP address may be connected to: it is public, in whatever form it is written, or in a network that is
-    allowed.
-    """
+    """Return True if an IP address is public, in any notation, or in an allowed network."""
     whole = ip_address(address.partition("%")[0])
-    return all(_is_open(each, allowed) for each in _meant(whole))
+    return all(_is_reachable(each, allowed) for each in _list_target_addresses(whole))
 
 
-def _meant(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address | IPv6Address]:
-    """The addresses that a connection may end at: an IPv6 address can carry an IPv4 address that it leads to."""
+def _list_target_addresses(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address | IPv6Address]:
+    """Yield the addresses that a connection may reach. An IPv6 address can contain an IPv4 address."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             yield address.ipv4_mapped
@@ -99,26 +97,26 @@ def _meant(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address | IPv6Add
     yield address
 
 
-def _is_open(address: IPv4Address | IPv6Address, allowed: Iterable[Network]) -> bool:
+def _is_reachable(address: IPv4Address | IPv6Address, allowed: Iterable[Network]) -> bool:
     if any(address in network for network in allowed):
         return True
     special = any(address in network for network in _SPECIAL)
     return address.is_global and not (address.is_multicast or address.is_reserved or special)
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """The addresses that the system knows for a host."""
+async def resolve_host(host: str, port: int) -> list[str]:
+    """Resolve a host with the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """The network as it may be used: `connect_tcp` raises PageFailure for what may not be connected to."""
+    """Open connections only to permitted addresses. `connect_tcp` raises PageFailure for others."""
 
     def __init__(self, allowed: Iterable[Network], resolve: Resolve, *, is_online: bool) -> None:
         self._allowed = tuple(allowed)
         self._resolve = resolve
-        self._is_online = is_online  # known to be: else a name that does not exist may be for want of a network
+        self._is_online = is_online  # if unknown, an unknown name may be due to a missing network
         self._network = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -129,25 +127,25 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        addresses = await self._resolved(host, port)
+        addresses = await self._find_addresses(host, port)
         for address in addresses:
             if not is_allowed(address, self._allowed):
                 raise PageFailure("private address", f"{host} is at {address}, which is not on the public internet")
-        failed: Exception = httpcore.ConnectError(f"{host} has no address")
-        for address in addresses[:_MOST_ADDRESSES]:
+        last_error: Exception = httpcore.ConnectError(f"{host} has no address")
+        for address in addresses[:_MAX_ADDRESSES]:
             try:
                 return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                failed = error
-        raise failed
+                last_error = error
+        raise last_error
 
-    async def _resolved(self, host: str, port: int) -> list[str]:
+    async def _find_addresses(self, host: str, port: int) -> list[str]:
         try:
             found = await self._resolve(host, port)
         except socket.gaierror as error:
             final = self._is_online and error.errno in _NO_SUCH_NAME
             raise PageFailure("no such host", f"{host}: {error.strerror}", may_pass=not final) from None
-        except (OSError, UnicodeError) as error:  # such as a label that is too long
+        except (OSError, UnicodeError) as error:  # e.g. a label that is too long
             raise PageFailure("no such host", f"{host}: {error}") from None
         self._is_online = True
         return found

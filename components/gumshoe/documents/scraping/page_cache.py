@@ -1,4 +1,4 @@
-"""Pages that came with an ETag or a date, kept so that the next run asks only whether they have changed."""
+"""Cache of pages that have an ETag or a date, so that the next run downloads only changed pages."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 
 @dataclass(frozen=True, slots=True)
 class CachedPage:
-    """A page as it came, and what its server calls this state of it."""
+    """A page as received, with its ETag and date."""
 
     etag: str
     modified: str
@@ -23,32 +23,32 @@ class CachedPage:
 
 
 class PageCache:
-    """A directory of pages by address, for several processes; only its owner can look into it."""
+    """Store pages by URL in a directory, for several processes. Only its owner can read it."""
 
-    def __init__(self, directory: Path, most_bytes: int) -> None:
+    def __init__(self, directory: Path, max_bytes: int) -> None:
         self._directory = directory
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         with explain_os_errors(directory):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def get(self, url: str) -> CachedPage | None:
-        """The page that was kept, if it is whole."""
+        """Return the cached page, or None if it is missing or damaged."""
         path = self._path(url)
         try:
             head, _, body = path.read_bytes().partition(b"\n")
             known: dict[str, Any] = json.loads(head)
             if known.pop("url") != url:
                 return None
-            os.utime(path)  # what was not asked for the longest goes first
+            os.utime(path)  # the least recently used page is removed first
             return CachedPage(**known, body=zlib.decompress(body))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, zlib.error):
             return None
 
     def put(self, url: str, page: CachedPage) -> None:
-        """Keep a page.
+        """Store a page.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: if it cannot be written.
         """
         path = self._path(url)
         head = {"url": url, "etag": page.etag, "modified": page.modified, "content_type": page.content_type}
@@ -57,7 +57,7 @@ class PageCache:
             write_atomically(path, io.BytesIO(json.dumps(head).encode() + b"\n" + zlib.compress(page.body)))
 
     def shrink(self) -> None:
-        """Remove what was not asked for the longest until the rest fits."""
+        """Remove the least recently used pages until the rest fits."""
         with explain_os_errors(self._directory):
             found = sorted(
                 ((path, path.stat()) for path in self._directory.glob("*/*.page")), key=lambda each: each[1].st_mtime

@@ -1,4 +1,4 @@
-"""Web pages to a file of documents, which goes on where it was stopped."""
+"""Scrape web pages into a file of documents, and resume where a run was stopped."""
 
 import asyncio
 import os
@@ -15,110 +15,109 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gumshoe.artifacts.storage import explain_os_errors, held_file, writable_directory, write_atomically
-from gumshoe.documents.installed import check_installed
+from gumshoe.artifacts.storage import explain_os_errors, make_writable_directory, open_locked_file, write_atomically
 from gumshoe.documents.scraping.addresses import WantedPage
-from gumshoe.documents.scraping.extraction import LIBRARIES, extractor
+from gumshoe.documents.scraping.extraction import LIBRARIES, check_installed, open_extractor
 from gumshoe.documents.scraping.failure import PageFailure
-from gumshoe.documents.scraping.fetching import Fetcher, Page, Politeness
-from gumshoe.documents.scraping.guard import Network, Resolve, resolve
+from gumshoe.documents.scraping.fetching import FetchedPage, Fetcher, Politeness
+from gumshoe.documents.scraping.guard import Network, Resolve, resolve_host
 from gumshoe.documents.scraping.page_cache import PageCache
-from gumshoe.documents.scraping.web import web
+from gumshoe.documents.scraping.web import open_web_client
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.terminal import Advance
 
 
 @dataclass(frozen=True, slots=True)
 class ScrapeSettings:
-    """How pages are taken."""
+    """Settings of a scraping run."""
 
-    manners: Politeness
+    politeness: Politeness
     workers: int = 8
-    """Hosts that are asked at once; each is asked for one page at a time."""
+    """Number of hosts that are requested concurrently, one page at a time each."""
     allowed: tuple[Network, ...] = ()
-    """Networks that may be connected to beside the public internet."""
+    """Networks that may be reached in addition to the public internet."""
     cache: Path | None = None
-    """A directory for pages that have an ETag or a date; None keeps none."""
+    """Directory for pages that have an ETag or a date. None disables the cache."""
     cache_bytes: int = 2 << 30
-    """Most that is left there."""
-    reading_seconds: float = 20.0
-    """Longest time to find the text in one page."""
+    """Maximum size of the cache after a run."""
+    extraction_seconds: float = 20.0
+    """Time limit for extracting the text of one page."""
     retry_failed: bool = False
-    """Ask for pages again whose failure was not one that may pass."""
+    """Retry pages that failed permanently in an earlier run."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedPage:
-    """A page that was not taken, and why."""
+    """A page that was not fetched, and the reason."""
 
     url: str
     reason: str
     detail: str
     may_pass: bool
-    """Whether the next run asks for it again."""
+    """True if the failure may be temporary. The next run retries it."""
 
 
 @dataclass(slots=True)
 class ScrapeReport:
-    """What a run of the scraper did."""
+    """The result of a scraping run."""
 
     wanted: int = 0
-    """Pages that were asked for, each once."""
+    """Number of requested pages, each counted once."""
     already_there: int = 0
-    """Pages that the file had."""
+    """Pages that the file already contained."""
     written: int = 0
-    """Pages that were added to it."""
+    """Pages that were added."""
     unchanged: int = 0
-    """Those of them that came out of the cache, for their servers said that they are the same."""
+    """Added pages that came from the cache, because they had not changed."""
     failed: list[FailedPage] = field(default_factory=list)
-    """Pages that the file lacks; also those that an earlier run found to be lacking for good."""
+    """Pages that are missing, including permanent failures of earlier runs."""
     seconds: float = 0
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Failed pages by reason, the commonest first."""
+        """Failed pages by reason, most frequent first."""
         return dict(Counter(each.reason for each in self.failed).most_common())
 
     @property
     def may_pass(self) -> int:
-        """Pages that another run may get."""
+        """Failures that may be temporary."""
         return sum(each.may_pass for each in self.failed)
 
 
-async def scrape(
+async def scrape_pages(
     wanted: list[WantedPage],
     path: Path,
     settings: ScrapeSettings,
     advance: Advance,
     *,
-    resolve: Resolve = resolve,
+    resolve: Resolve = resolve_host,
 ) -> ScrapeReport:
-    """Take what a file of documents lacks of the wanted pages, and add it, a line a page.
+    """Fetch the wanted pages that a file of documents lacks, and append one line per page.
 
-    Beside the file, `NAME.failed.jsonl` lists what failed; what failed for good is not asked for again.
+    `NAME.failed.jsonl` beside the file lists failures. Permanent failures are not retried.
 
     Raises:
-        UsageError: the arguments are invalid, or another process writes to the file; nothing was begun.
-        StorageError: the file or the cache cannot be written to.
+        UsageError: if the arguments are invalid, or another process writes to the file; nothing was started.
+        StorageError: if the file or the cache is not writable.
     """
     check_installed("scraping", LIBRARIES)
     if path.suffix != ".jsonl":
         raise UsageError(
             "scraping.output-not-jsonl", f"output file {path} must end in .jsonl, e.g. {path.with_suffix('.jsonl')}"
         )
-    writable_directory(str(path.parent))
+    make_writable_directory(str(path.parent))
     started = time.monotonic()
     cache = PageCache(settings.cache, settings.cache_bytes) if settings.cache else None
     report = ScrapeReport(wanted=len(wanted))
-    with _Output.opened(path, forget_failed=settings.retry_failed) as output:
+    with _Output.open(path, forget_failed=settings.retry_failed) as output:
         report.failed = [output.failed[page.url] for page in wanted if page.url in output.failed]
         missing = [page for page in wanted if page.url not in output.failed and page.url not in output.done]
         report.already_there = len(wanted) - len(missing) - len(report.failed)
         advance(total=len(missing))
         if missing:
-            async with _fetcher(settings, cache, resolve, is_online=bool(output.done)) as fetcher:
+            async with _open_fetcher(settings, cache, resolve, is_online=bool(output.done)) as fetcher:
                 run = _ScrapeRun(fetcher, output, report, advance)
-                await run.all(missing, settings.workers)
+                await run.scrape_all(missing, settings.workers)
     if cache:
         cache.shrink()
     report.seconds = time.monotonic() - started
@@ -126,13 +125,15 @@ async def scrape(
 
 
 @asynccontextmanager
-async def _fetcher(
+async def _open_fetcher(
     settings: ScrapeSettings, cache: PageCache | None, resolve: Resolve, *, is_online: bool
 ) -> AsyncIterator[Fetcher]:
-    manners, workers = settings.manners, settings.workers
-    with extractor(min(os.cpu_count() or 1, workers), settings.reading_seconds) as reader:
-        async with web(manners.user_agent, workers, settings.allowed, resolve, is_online=is_online) as opened:
-            yield Fetcher(opened, manners, reader, cache)
+    politeness, workers = settings.politeness, settings.workers
+    with open_extractor(min(os.cpu_count() or 1, workers), settings.extraction_seconds) as reader:
+        async with open_web_client(
+            politeness.user_agent, workers, settings.allowed, resolve, is_online=is_online
+        ) as client:
+            yield Fetcher(client, politeness, reader, cache)
 
 
 @dataclass(slots=True)
@@ -143,8 +144,11 @@ class _ScrapeRun:
     advance: Advance
     new_failures: int = 0
 
-    async def all(self, pages: list[WantedPage], workers: int) -> None:
-        """Take all of them: each host's in their order, of so many hosts at once, those with the most pages first."""
+    async def scrape_all(self, pages: list[WantedPage], workers: int) -> None:
+        """Fetch all pages:
+
+        `workers` hosts concurrently, those with the most pages first, each host's pages in order.
+        """
         hosts: dict[str, list[WantedPage]] = {}
         for page in pages:
             hosts.setdefault("" if page.fault else str(urlsplit(page.url).hostname), []).append(page)
@@ -153,7 +157,7 @@ class _ScrapeRun:
         async def work() -> None:
             for host in waiting:
                 for page in host:
-                    await self._take(page)
+                    await self._scrape_page(page)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -162,39 +166,40 @@ class _ScrapeRun:
         except* GumshoeError as errors:
             raise errors.exceptions[0] from None
 
-    async def _take(self, wanted: WantedPage) -> None:
+    async def _scrape_page(self, wanted: WantedPage) -> None:
         try:
-            page = await self._page(wanted)
+            page = await self._fetch_page(wanted)
         except PageFailure as failure:
             failed = FailedPage(wanted.url, failure.reason, failure.detail, failure.may_pass)
-            self.output.fail(failed)
+            self.output.add_failure(failed)
             self.report.failed.append(failed)
             self.new_failures += 1
         else:
-            self.output.write(_record(wanted, page))
+            self.output.write(_to_record(wanted, page))
             self.report.written += 1
             self.report.unchanged += page.is_unchanged
         self.advance(1, note=f"{self.report.written:,} written, {self.new_failures:,} failed")
 
-    async def _page(self, wanted: WantedPage) -> Page:
-        """
+    async def _fetch_page(self, wanted: WantedPage) -> FetchedPage:
+        """Fetch one page.
+
         Raises:
-            PageFailure: it is not to be had. Whatever else its answer leads to is its own failure too: the others are
-                taken all the same.
-            StorageError: the cache cannot be written to.
+            PageFailure: if it is not available. Unexpected errors become a PageFailure too, so that other pages
+                continue.
+            StorageError: if the cache is not writable.
         """
         if wanted.fault:
             raise wanted.fault
         try:
-            return await self.fetcher.page(wanted.url)
+            return await self.fetcher.fetch(wanted.url)
         except (PageFailure, GumshoeError):
             raise
         except Exception as error:
             raise PageFailure("broken answer", f"{type(error).__name__}: {error}"[:200]) from error
 
 
-def _record(wanted: WantedPage, page: Page) -> dict[str, Any]:
-    """A line of the file."""
+def _to_record(wanted: WantedPage, page: FetchedPage) -> dict[str, Any]:
+    """Return the page as a line of the file."""
     moved = {"moved_to": page.url} if page.url != wanted.url else {}
     return {
         "id": wanted.document_id,
@@ -208,62 +213,67 @@ def _record(wanted: WantedPage, page: Page) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Output:
-    """A file of documents that is added to, and the list of what failed beside it."""
+    """A file of documents to append to, and the list of failures beside it."""
 
     path: Path
     file: BinaryIO
     done: set[str]
-    """Addresses of the documents that it had."""
+    """URLs of the documents in the file."""
     failed: dict[str, FailedPage]
-    """Pages that had failed for good."""
+    """Pages that failed permanently."""
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path, *, forget_failed: bool) -> Iterator["_Output"]:
-        """The file, held until the block or this process ends, with nothing half written in it.
+    def open(cls, path: Path, *, forget_failed: bool) -> Iterator["_Output"]:
+        """Open the file without any incomplete line, and lock it until the block or this process ends.
 
         Raises:
-            UsageError: another process has the file, or it holds something else.
+            UsageError: if another process has the file, or it contains something else.
         """
-        with ExitStack() as held:
+        with ExitStack() as stack:
             with explain_os_errors(path):
-                file = held.enter_context(held_file(path))
-                done = {str(record["url"]) for record in _whole_lines(file, path, {"id", "text", "url"})}
-                found = [] if forget_failed else _failures(_list_beside(path))
-                lasting = {each.url: each for each in found if not each.may_pass and each.url not in done}
-                write_atomically(_list_beside(path), BytesIO(b"".join(map(_line, map(asdict, lasting.values())))))
-            yield cls(path, file, done, lasting)
+                file = stack.enter_context(open_locked_file(path))
+                done = {str(record["url"]) for record in _read_complete_lines(file, path, {"id", "text", "url"})}
+                found = [] if forget_failed else _read_failures(_failures_path(path))
+                permanent = {each.url: each for each in found if not each.may_pass and each.url not in done}
+                write_atomically(
+                    _failures_path(path), BytesIO(b"".join(map(_to_line, map(asdict, permanent.values()))))
+                )
+            yield cls(path, file, done, permanent)
 
     def write(self, record: dict[str, Any]) -> None:
         with explain_os_errors(self.path):
-            self.file.write(_line(record))
+            self.file.write(_to_line(record))
             self.file.flush()
 
-    def fail(self, failed: FailedPage) -> None:
-        listed = _list_beside(self.path)
+    def add_failure(self, failed: FailedPage) -> None:
+        listed = _failures_path(self.path)
         with explain_os_errors(listed), listed.open("ab") as file:
-            file.write(_line(asdict(failed)))
+            file.write(_to_line(asdict(failed)))
 
 
-def _list_beside(path: Path) -> Path:
+def _failures_path(path: Path) -> Path:
     return path.with_suffix(".failed.jsonl")
 
 
-def _failures(path: Path) -> list[FailedPage]:
+def _read_failures(path: Path) -> list[FailedPage]:
     if not path.exists():
         return []
     names = [each.name for each in fields(FailedPage)]
     with path.open("r+b") as file:
-        return [FailedPage(**{name: record[name] for name in names}) for record in _whole_lines(file, path, names)]
+        return [
+            FailedPage(**{name: record[name] for name in names}) for record in _read_complete_lines(file, path, names)
+        ]
 
 
-def _line(record: dict[str, Any]) -> bytes:
+def _to_line(record: dict[str, Any]) -> bytes:
     return orjson.dumps(record) + b"\n"
 
 
-def _whole_lines(file: BinaryIO, path: Path, names: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The records of a file; a last line that was cut off, as when a run was killed, is taken out of it, unless it is
-    the first: who knows what the file is then.
+def _read_complete_lines(file: BinaryIO, path: Path, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file. An incomplete last line, left by a killed run, is removed.
+
+    An incomplete first line is an error, because the file may be something else.
     """
     file.seek(0)
     whole = 0

@@ -1,5 +1,5 @@
 "use strict";
-// What the data says is shown as text, never as markup: `textContent` throughout.
+// Data is shown as text, never as markup: use `textContent` only.
 const data = (id) => JSON.parse(document.getElementById(`data-${id}`).textContent);
 const at = (id) => document.getElementById(id);
 const episodes = data("episodes").map((each, number) => ({ ...each, number }));
@@ -31,11 +31,11 @@ function element(tag, text = "", className = "", ...children) {
 for (const each of episodes) {
   const reasons = each.verdicts.map((verdict) => verdict.why).join(" ");
   each.text = [each.scenario, each.question, each.answer, each.reference, each.detail, reasons].join(" ").toLowerCase();
-  const said = each.answer === null ? each.ending : each.answer;
+  const answer = each.answer === null ? each.ending : each.answer;
   const tag = each.change ? [element("span", each.change === "gained" ? "won" : "lost", `tag ${each.change}`)] : [];
   const policy = `${each.policy} · ${each.turns} turns · reward ${each.reward.toFixed(2)}`;
   each.item = element("li", "", each.correct ? "correct" : "", element("b", each.question),
-    element("small", `${each.correct ? "✓" : "✗"} ${said}`), element("small", policy, "", ...tag));
+    element("small", `${each.correct ? "✓" : "✗"} ${answer}`), element("small", policy, "", ...tag));
   each.item.setAttribute("role", "option");
   each.item.addEventListener("click", () => open(each));
 }
@@ -77,16 +77,16 @@ function tokens(turn) {
 function turnShown(turn, number, episode) {
   if (turn.origin === "prompt") {
     const whole = element("pre", prompts[episode.policy] + turn.text);
-    return element("details", "", "turn", element("summary", "what the policy is told"), whole);
+    return element("details", "", "turn", element("summary", "prompt"), whole);
   }
   if (turn.origin === "sampled") {
     return element("section", "", "turn sampled", element("small", `turn ${number}: sampled`), tokens(turn));
   }
   const parts = turn.parts.map(([text, right]) => element("span", text, right ? "right" : ""));
   const found = turn.parts.some(([, right]) => right);
-  const names = { results: "search results", source: "what was read", error: "an error" };
+  const names = { results: "search results", source: "source", error: "error" };
   const head = element("small", `injected: ${names[turn.what]}`);
-  if (found || turn.right) head.append(element("span", " · right source", "mark"));
+  if (found || turn.right) head.append(element("span", " · correct source", "mark"));
   return element("section", "", "turn injected", head, element("pre", "", turn.right ? "right" : "", ...parts));
 }
 
@@ -104,7 +104,7 @@ function facts(each) {
   const called = (id) => (each.titles[id] ? `${each.titles[id]} (${id})` : id);
   add("sources", ...(each.sources.length ? each.sources.flatMap((source, place) => [place ? ", " : "",
     element("span", called(source), gold.has(source.trim().replace(/^<+|>+$/g, "")) ? "mark" : "")]) : ["none"]));
-  add("right source", `${each.gold.map(called).join(", ")}: ${each.found ? "found" : "not found"}, ${each.read ? "read" : "not read"}, ${each.right_source ? "given" : "not given"}`);
+  add("correct source", `${each.gold.map(called).join(", ")}: ${each.found ? "found" : "not found"}, ${each.read ? "read" : "not read"}, ${each.right_source ? "given" : "not given"}`);
   if (each.inbox) add("asked", `${each.inbox}, ${each.asked_on}`);
   const spent = each.prompt_tokens === null ? "" : `, ${each.prompt_tokens.toLocaleString("en")} prompt and ${each.sampled_tokens.toLocaleString("en")} sampled tokens`;
   add("effort", `${each.turns} turns, ${each.searches} searches (${each.repeated_searches} repeated, ${each.empty_searches} empty), ${each.seconds.toFixed(1)} s${spent}`);
@@ -144,7 +144,7 @@ function fromAddress() {
   try {
     parts = location.hash.slice(1).split("/").map(decodeURIComponent);
   } catch {
-    return; // no address of ours
+    return; // not an address of this page
   }
   const [scenario, policy, sample] = parts;
   const found = episodes.find((each) => each.scenario === scenario && (!policy || each.policy === policy)

@@ -1,1 +1,1 @@
-"""The judge that needs no model: compare values, names and words by rules."""
+"""Rule-based judge: compare values, names and words without a model."""

@@ -1,10 +1,10 @@
-"""How answers say yes, no, maybe, no longer, and that they do not know: the turns of phrase that rules look for."""
+"""Patterns of phrases that the rules search for: yes, no, maybe, no longer, "I don't know", lists and quotes."""
 
 import re
 
 
 def _pattern(*words: str) -> re.Pattern[str]:
-    """Any of these words or phrases."""
+    """Compile a pattern of any of these words or phrases."""
     return re.compile(rf"\b(?:{'|'.join(words)})(?!\w)", re.I)
 
 
@@ -13,7 +13,7 @@ UNKNOWN = _pattern(
     r"(?:not|cannot|could not|couldn't) (?:be )?(?:found|known|stated|specified|mentioned)|nothing (?:was )?found",
     r"unknown|(?:not|n't) (?:mention|say|state|specify)\w*",
 )
-"""Says that the answer was not found."""
+"""The answer was not found."""
 HEDGE = _pattern(
     r"either|1 of|guess\w*|hard to say|(?:most )?likely|apparently|seem\w* to|appears? to|my best bet",
     r"unverified|assum\w+|if i (?:recall|remember)",
@@ -22,92 +22,92 @@ HEDGE = _pattern(
     r"(?:confirm|verify|find|tell|say|let me say|settle)\w*",
     r"(?:any|with|for) (?:confidence|certainty|certain)|nothing that settles",
 )
-"""Commits to nothing, wherever it stands."""
+"""The answer does not commit itself, anywhere in the text."""
 MODAL = _pattern(r"maybe|perhaps|possibly|probably|presumably|might|(?:could|may) (?:well )?(?:be|have)")
-"""Commits to nothing, in the sentence that holds the answer."""
+"""The answer does not commit itself, in the sentence with the required items."""
 REFUSED = _pattern(
     r"refus\w+|declin\w+|reject\w+|den(?:y|ied|ies)|turn\w* (?:\w+ ){0,3}down|veto\w*|rul\w+ (?:\w+ )?out|said no",
     r"against it|disallow\w*|forbid\w*|forbade",
 )
-"""Says no to a request."""
+"""A request was refused."""
 AGREED = _pattern(
     r"agree(?:d|s|ing)?|approv\w+|accept\w*|allow\w*|permit\w*|permission|grant\w*|sign\w* (?:\w+ ){0,2}off",
     r"go-?ahead|green light|ok(?:ay)?(?:ed|'d)?|authori[sz]\w+|said yes|cleared|consent\w*|gave (?:a|the) nod",
 )
-"""Says yes to one."""
+"""A request was approved."""
 NEGATED = re.compile(r"(?:\b(?:not|never|no|nobody|without|nor|cannot)|n't)\s+(?:\w+\s+){0,3}$", re.I)
-"""Turns what follows into its opposite."""
+"""Negates the text after it."""
 SAYS_NOT = re.compile(r"(?:\b(?:not|never|cannot)|n't)\b", re.I)
-"""Says not, anywhere."""
+"""Contains "not", anywhere."""
 DENIED = re.compile(
     r"(?:\b(?:not|never|no longer|(?:anyone|anything|1) but|except|other than|instead of|rather than)|n't)\b", re.I
 )
-"""Denies what follows in the sentence."""
+"""Denies the rest of the sentence."""
 NO_LONGER = re.compile(r"\W*(?:(?:is|was|are|were|has|does|did)(?:n't|\s+not|\s+no longer)|no longer)\b(?! only)", re.I)
-"""Denies what stands before it."""
+"""Denies the text before it."""
 PAST = re.compile(
     r"\b(?:from|instead of|rather than|replac\w+|not|no longer|previously|formerly|originally|until|used to be|was|"
     r"were|before|earlier|old|than|over from)\W+(?:\w+\W+){0,3}$",
     re.I,
 )
-"""What follows was so, and is no longer: it is told for context."""
+"""The text after it was true in the past, and is given for context."""
 TURNED = re.compile(
     r"\b(?:instead of|rather than|replac(?:es|ed|ing)(?! by)|in place of|t(?:ook|akes?|aking) over\b.* from|succeed\w*|"
     r"previously|formerly|originally|until|used to|before|(?:up|down) from|no longer|not)\b",
     re.I,
 )
-"""Between a new value and an old one, in this order."""
+"""Stands between a new value and an old one, in this order."""
 INSTEAD = re.compile(r"\b(?:instead of|rather than|over|not|than|and no|never)\W+(?:\w+\W+){0,2}$", re.I)
-"""What follows was not chosen."""
+"""The text after it was not chosen."""
 PAST_WORDS = _pattern(r"previously|formerly|originally|used to|was|were|until")
-"""Tells of the past, anywhere."""
+"""Words about the past, anywhere."""
 WAS = re.compile(
     r"\b(?:previously|formerly|originally|used to be|replac(?:ed|es|ing)(?! by)|besides?)\W+(?:\w+\W+){0,2}$",
     re.I,
 )
-"""What follows was so."""
+"""The text after it was true in the past."""
 NOW = re.compile(r"\W*(?:(?:but|and|,)?\s*(?:it )?(?:is|are) now|until)\b", re.I)
-"""What stands before it was so, and something else is now."""
+"""The text before it was true in the past, and something else is true now."""
 WRONG = _pattern(r"(?:is|was|are|were|be)\s+(?:wrong|incorrect|false|untrue|out of date|mistaken)")
-"""What stands before it is called wrong."""
+"""The text before it is called wrong."""
 BOUND = re.compile(
     r"\b(?:at least|at most|more than|less than|fewer than|over|under|up to|between)\s+(?:the\s+)?$", re.I
 )
-"""What follows is a bound, not a value."""
+"""The value after it is a bound."""
 BOUNDED = re.compile(r"-|\b(?:least|most|than|over|under|up to|between|to|through|until|till)\b", re.I)
-"""Tells of bounds or ranges, anywhere."""
+"""Words of bounds or ranges, anywhere."""
 RANGE = re.compile(r"\s?(?:-|to|through|until)\s?\d", re.I)
-"""What stands before it begins a range."""
+"""The value before it is the start of a range."""
 LISTS = re.compile(r"[,;|\u2022\n]|\b(?:and|or|versus|vs)\b|(?<=[.!?])\s|\s-\s")
-"""Parts the items of a list."""
+"""Separates the items of a list."""
 POSTS = frozenset(
     "senior junior vice president manager director counsel officer head chief lead leader analyst associate engineer "  # noqa: SIM905
     "assistant coordinator partner chairman secretary managing general group chair".split()
 )
-"""Words of titles, which are no rivals of a name."""
+"""Words of job titles, which are not names of other people."""
 BEFORE = re.compile(r"^\W*(?:before(?:hand)?|previously|originally|formerly|at first|earlier)\b(?=\W*[,;.])", re.I)
-"""What stands before it was so, in a change that is told in order."""
+"""The value before it is the old one, in a change described in order."""
 CHANGE = re.compile(r"from (.+?) to (.+)", re.I | re.S)
-"""A reference that tells of a change."""
+"""A reference that describes a change."""
 YES_OR_NO = re.compile(r"(?:^|[.:;!?]\s+)\W*(yes|yeah|yep|correct|right|indeed|affirmative|no|nope)\b", re.I)
 """Yes or no, at the start of a sentence."""
 BOTH = re.compile(
     r"\byes\b\W*(?:and|or|but)?\W*(?:actually |then )?\bno\b|\bno\b\W*(?:and|or|but)\W*\byes\b|\bif (?:yes|no)\b", re.I
 )
-"""Both at once."""
+"""Yes and no together."""
 AGAIN = re.compile(r"\b(\w+)(?:\W+\1\b){5,}", re.I)
 """One word six times in a row."""
 IT_DID = re.compile(r"\W*\w+ (?:did|do|does|have|has)\b\W*(?:[.,!;]|$)", re.I)
-"""Says yes by repeating no more than the verb."""
+"""Says yes by repeating the verb only."""
 WHO = re.compile(r"\W*who(?:m|se)?\b(?!.*\band (?:where|when|what|which|how|why)\b)", re.I)
-"""Asks for people, and for nothing else."""
+"""A question that asks for people only."""
 QUOTED = re.compile(r"^>|^-+ ?(?:forwarded|original) message|^(?:from|sent|to|subject|date|cc): ", re.I | re.M)
-"""A line that only a quoted message has."""
+"""A line that occurs only in quoted messages."""
 CLOSED = _pattern(
     r"(?:best wishes|(?:kind|best) regards|regards|many thanks|speak soon|sincerely|cheers|thanks),?\s+[A-Z]\w+"
 )
-"""How messages end."""
+"""Closing of a message."""
 JOINING = re.compile(r"[^\w\s]|\b(?:and|or|also|the|both)\b", re.I)
-"""What stands between the items of a list."""
+"""Text between the items of a list."""
 OR = re.compile(r"\b(?:or|and/or|versus|vs)\b|/", re.I)
-"""Leaves a choice."""
+"""Offers an alternative."""

@@ -1,4 +1,4 @@
-"""Typed values in a text (dates, times, money, numbers), so that two ways to write one are the same value."""
+"""Find typed values in texts (dates, times, money, numbers), so that different spellings of a value compare equal."""
 
 import re
 import unicodedata
@@ -26,7 +26,7 @@ _HALF = (
     r"(?:\s?(?P<half>[ap])\.?m\b\.?|\s?h(?:rs|ours)?\b|\s+(?:in the|at)\s+(?P<told>morning|afternoon|evening|night)\b)"
 )
 _UNITS = {"$": "$", "us$": "$", "usd": "$", "dol": "$", "cen": "$", "£": "£", "gbp": "£", "pou": "£", "pen": "£"}
-_UNITS |= {"qui": "£", "€": "€", "eur": "€", "%": "%", "per": "%", "pct": "%"}  # by the first three letters
+_UNITS |= {"qui": "£", "€": "€", "eur": "€", "%": "%", "per": "%", "pct": "%"}  # keyed by the first three letters
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _WEEKDAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _MANY = {
@@ -40,7 +40,7 @@ _MANY = {
     "billion": 10**9,
     "bn": 10**9,
 }
-_NEAR = 45  # days round the day of the question, within which "the 15th" is looked for
+_NEAR = 45  # days before and after the question's date in which "the 15th" is searched
 _HALF_DOZEN, _DOZEN = re.compile(r"\bhalf a dozen\b", re.I), re.compile(r"\b(?:a|1) dozen\b", re.I)
 _DASHES = (0x2010, 0x2011, 0x2012, 0x2013, 0x2014, 0x2212)
 _PLAIN = str.maketrans(dict.fromkeys(map(chr, _DASHES), "-") | {"\u2018": "'", "\u2019": "'"})
@@ -48,23 +48,24 @@ _PLAIN = str.maketrans(dict.fromkeys(map(chr, _DASHES), "-") | {"\u2018": "'", "
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Something that can be written in several ways."""
+    """A value in a text, independent of how it is written."""
 
     kind: Kind
     means: Meanings
-    """All that it can mean: 5/8 is a day in May, or in August."""
+    """All possible meanings: 5/8 is a day in May or in August."""
     weekday: int | None = None
-    """Of a date that names it: 0, Monday, to 6."""
+    """Weekday of a date that names one, from 0 (Monday) to 6."""
     unit: str | None = None
-    """Of a number: a currency, %, or a unit of time."""
+    """Unit of a number: a currency, %, or a unit of time."""
     is_whole: bool = True
-    """False for a date that is nothing but a weekday."""
+    """False for a date that is only a weekday."""
     start: int = 0
+    """Start in the text."""
     end: int = 0
-    """Where it stands in the text."""
+    """End in the text."""
 
     def agrees(self, reference: "Value") -> bool:
-        """Whether it is what a reference says. Of dates and numbers, what is left out does no harm."""
+        """Return True if it matches a value of the reference. Missing parts of dates and units are ignored."""
         if self.kind != reference.kind:
             return {self.kind, reference.kind} <= _DIGITS and bool(self._digits() & reference._digits())
         if None not in (self.weekday, reference.weekday) and self.weekday != reference.weekday:
@@ -79,29 +80,29 @@ class Value:
             return any(_is_same_line(one, other) for one in self._digits() for other in reference._digits())
         return bool(self.means & reference.means)
 
-    def could_be(self, wanted: "Value") -> bool:
-        """Whether it is of the sort that is wanted, so that one can be given for the other."""
+    def has_kind_of(self, wanted: "Value") -> bool:
+        """Return True if it has the kind and unit of `wanted`, so that it could be an answer in its place."""
         like = self.kind == wanted.kind or {self.kind, wanted.kind} <= {"number", "ordinal", "phone", "date"}
         return like and (self.unit == wanted.unit or None in (self.unit, wanted.unit))
 
     def _digits(self) -> set[str]:
-        """What it is written with, where that is digits."""
+        """Return its possible meanings as digits, if it has any."""
         written = {f"{each:f}" if isinstance(each, Decimal) else str(each) for each in self.means}
         return {each for each in written if each.isdigit()}
 
 
 def normalize(text: str) -> str:
-    """A text with plain dashes, quotes and spaces, and digits for numbers that are spelt out."""
+    """Return a text with ASCII dashes and quotes, single spaces, and digits instead of spelled-out numbers."""
     plain = " ".join(unicodedata.normalize("NFKC", text).translate(_PLAIN).split())
     digits: str = alpha2digit(_HALF_DOZEN.sub("6", plain), "en", 0)
     return _DOZEN.sub("12", digits)
 
 
-def values_in(text: str, asked: date | None) -> Iterator[Value]:
-    """The values of a normalised text, in order; what is no part of one is left.
+def find_values(text: str, asked: date | None) -> Iterator[Value]:
+    """Return the values of a normalized text, in order.
 
-    Dates without a year, and "tomorrow", are those near the day on which it was `asked`; without one, a year that is
-    not said may be any of the last hundred.
+    Dates without a year and words such as "tomorrow" refer to the date `asked`. Without it, a missing year may be any
+    from 1950 to 2049.
     """
     found: list[Value] = []
     for kind, pattern, read in _RULES:
@@ -114,8 +115,8 @@ def values_in(text: str, asked: date | None) -> Iterator[Value]:
     return iter(sorted(found, key=lambda each: each.start))
 
 
-def _named(match: re.Match[str]) -> dict[str, str]:
-    """What the groups of a match hold, in small letters; those that hold nothing are left out."""
+def _read_groups(match: re.Match[str]) -> dict[str, str]:
+    """Return the groups of a match that are not empty, in lower case."""
     return {name: text.casefold() for name, text in match.groupdict().items() if text}
 
 
@@ -124,10 +125,10 @@ def _address(match: re.Match[str], _: date | None) -> Value:
 
 
 def _number(match: re.Match[str], _: date | None) -> Value:
-    said = _named(match)
-    times = said.get("times") or said.get("spelt") or "1"
-    amount = Decimal(said["amount"].replace(",", "")) * (_MANY.get(times) or int(times))
-    unit = said.get("unit", "")
+    groups = _read_groups(match)
+    times = groups.get("times") or groups.get("spelt") or "1"
+    amount = Decimal(groups["amount"].replace(",", "")) * (_MANY.get(times) or int(times))
+    unit = groups.get("unit", "")
     if unit.startswith(("cent", "pence")):
         amount /= 100
     return Value("number", frozenset({amount.normalize()}), unit=_UNITS.get(unit[:3].strip(), unit) or None)
@@ -143,32 +144,37 @@ def _code(match: re.Match[str], _: date | None) -> Value:
 
 
 def _date(match: re.Match[str], asked: date | None) -> Value | None:
-    said = _named(match)
-    month, day = said["month"], int(said["day"])
+    groups = _read_groups(match)
+    month, day = groups["month"], int(groups["day"])
     number = int(month) if month.isdigit() else _MONTHS.index(month[:3]) + 1
-    orders = {(number, day), (day, number)} if "between" in said else {(number, day)}
-    days = {each for year in _years(said.get("year"), asked) for order in orders for each in _existing(year, *order)}
-    return _on(said, days)
+    orders = {(number, day), (day, number)} if "between" in groups else {(number, day)}
+    days = {
+        each
+        for year in _possible_years(groups.get("year"), asked)
+        for order in orders
+        for each in _valid_dates(year, *order)
+    }
+    return _limit_to_weekday(groups, days)
 
 
-def _on(said: dict[str, str], days: set[date]) -> Value | None:
-    """A date on the weekday that is said, if one of the days it can be is one; else that is wrong, and stays so."""
+def _limit_to_weekday(groups: dict[str, str], days: set[date]) -> Value | None:
+    """Return a date limited to the named weekday. If none of the days is that weekday, the mismatch is kept."""
     if not days:
         return None
-    weekday = _WEEKDAYS.index(said["weekday"]) if "weekday" in said else None
+    weekday = _WEEKDAYS.index(groups["weekday"]) if "weekday" in groups else None
     right = {each for each in days if each.weekday() == weekday}
     return Value("date", frozenset(right or days), weekday)
 
 
 def _day_of_month(match: re.Match[str], asked: date | None) -> Value | None:
-    said = _named(match)
-    near = _around(asked, -_NEAR, _NEAR)
-    return _on(said, {each for each in near if each.day == int(said["day"])})
+    groups = _read_groups(match)
+    near = _days_around(asked, -_NEAR, _NEAR)
+    return _limit_to_weekday(groups, {each for each in near if each.day == int(groups["day"])})
 
 
 def _weekday(match: re.Match[str], asked: date | None) -> Value:
-    weekday = _WEEKDAYS.index(_named(match)["weekday"])
-    days = frozenset(each for each in _around(asked, 1, 7) if each.weekday() == weekday)
+    weekday = _WEEKDAYS.index(_read_groups(match)["weekday"])
+    days = frozenset(each for each in _days_around(asked, 1, 7) if each.weekday() == weekday)
     return Value("date", days, weekday, is_whole=False)
 
 
@@ -176,18 +182,18 @@ def _relative(match: re.Match[str], asked: date | None) -> Value | None:
     away = {"yesterday": -1, "today": 0, "tomorrow": 1, "a week today": 7, "a week tomorrow": 8}.get(
         match[0].casefold(), 2
     )
-    return Value("date", frozenset(_around(asked, away, away))) if asked else None
+    return Value("date", frozenset(_days_around(asked, away, away))) if asked else None
 
 
 def _time(match: re.Match[str], _: date | None) -> Value | None:
-    said = _named(match)
-    if "named" in said:
-        return Value("time", frozenset({0 if said["named"] == "midnight" else 720}))
-    hour, minute = int(said["hour"]), int(said.get("minute", "0"))
-    if "part" in said:
-        part = {"quarter": 15, "half": 30}.get(said["part"]) or int(said["part"])
-        minute = part if said["way"] == "past" else -part
-    half = said.get("half") or {"morning": "a", None: None}.get(said.get("told"), "p")
+    groups = _read_groups(match)
+    if "named" in groups:
+        return Value("time", frozenset({0 if groups["named"] == "midnight" else 720}))
+    hour, minute = int(groups["hour"]), int(groups.get("minute", "0"))
+    if "part" in groups:
+        part = {"quarter": 15, "half": 30}.get(groups["part"]) or int(groups["part"])
+        minute = part if groups["way"] == "past" else -part
+    half = groups.get("half") or {"morning": "a", None: None}.get(groups.get("told"), "p")
     if not 0 <= hour <= 24 or (half and hour > 12):
         return None
     hours = {hour % 12} if half == "a" else {hour % 12 + 12} if half == "p" else {hour % 24}
@@ -196,35 +202,35 @@ def _time(match: re.Match[str], _: date | None) -> Value | None:
     return Value("time", frozenset((each * 60 + minute) % 1440 for each in hours))
 
 
-def _existing(year: int, month: int, day: int) -> Iterator[date]:
+def _valid_dates(year: int, month: int, day: int) -> Iterator[date]:
     try:
         yield date(year, month, day)
     except ValueError:
         return
 
 
-def _years(said: str | None, asked: date | None) -> range:
-    if said is None:
+def _possible_years(text: str | None, asked: date | None) -> range:
+    if text is None:
         return range(max(1, asked.year - 1), min(9999, asked.year + 1) + 1) if asked else range(1950, 2050)
-    year = int(said.removeprefix("'"))
+    year = int(text.removeprefix("'"))
     if year < 100:
         year += 2000 if year < 50 else 1900
     return range(year, year + 1)
 
 
-def _around(asked: date | None, first: int, last: int) -> list[date]:
+def _days_around(asked: date | None, first: int, last: int) -> list[date]:
     if asked is None or not date.min.year < asked.year < date.max.year:
         return []
     return [asked + timedelta(days) for days in range(first, last + 1)]
 
 
 def _is_same_line(one: str, other: str) -> bool:
-    """Whether two numbers are one telephone's, with or without the code of the country or the place."""
+    """Return True if two numbers are the same telephone number, with or without country or area code."""
     short, long = sorted((one.lstrip("0"), other.lstrip("0")), key=len)
-    return len(short) >= _LINE and long.endswith(short)
+    return len(short) >= _MIN_PHONE_DIGITS and long.endswith(short)
 
 
-_LINE = 7  # digits of a telephone number without any code
+_MIN_PHONE_DIGITS = 7  # minimum digits of a telephone number without country and area code
 _DIGITS = frozenset({"number", "phone", "code"})  # an extension may be any of these
 _Reader = Callable[[re.Match[str], date | None], Value | None]
 _PATTERNS: tuple[tuple[Kind, str, _Reader], ...] = (

@@ -1,10 +1,10 @@
-// Asks a question, and shows each step as it comes. All that comes from the server is text, and is put in as such.
+// Asks a question and shows each step as it arrives. Everything from the server is inserted as text, never as HTML.
 "use strict";
 const at = (id) => document.getElementById(id);
 const KEY = "gumshoe-key";
 let caller = null, running = null, latest = null;
 
-function made(tag, text, ...inside) {
+function createElement(tag, text, ...inside) {
   const element = document.createElement(tag);
   if (text) element.textContent = text;
   element.append(...inside);
@@ -21,13 +21,13 @@ function show(problem) {
   at("problem").hidden = !problem;
 }
 
-function described(problem) {
+function describe(problem) {
   return `${problem.title}: ${problem.detail} [${problem.type.replace("urn:gumshoe:error:", "")}]`;
 }
 
-async function told(response) {
+async function describeError(response) {
   try {
-    return described(await response.json());
+    return describe(await response.json());
   } catch {
     return `The server answered ${response.status}.`;
   }
@@ -43,29 +43,29 @@ async function whoami() {
   at("key-form").hidden = response.status !== 401;
   at("ask").hidden = !response.ok;
   if (response.status === 401) {
-    if (sessionStorage.getItem(KEY)) show("This key is not known.");
+    if (sessionStorage.getItem(KEY)) show("This key is not valid.");
     sessionStorage.removeItem(KEY);
     return at("key").focus();
   }
-  if (!response.ok) return show(await told(response));
+  if (!response.ok) return show(await describeError(response));
   show("");
   caller = await response.json();
   at("whose").hidden = at("when").hidden = !caller.has_inboxes;
   at("inbox").required = at("day").required = caller.has_inboxes;
   const whole = caller.inboxes.filter((each) => !each.includes("*"));
-  at("inboxes").replaceChildren(...whole.map((each) => Object.assign(made("option"), { value: each })));
+  at("inboxes").replaceChildren(...whole.map((each) => Object.assign(createElement("option"), { value: each })));
   if (whole.length === 1 && caller.inboxes.length === 1) at("inbox").value = whole[0];
   at("question").focus();
 }
 
-function sourceShown(source) {
+function renderSource(source) {
   if (source.message_id) {
     const sent = source.sent ? `${source.sent.slice(0, 10)} ` : "";
-    return made("li", `${sent}${source.sender}: ${source.subject} `, made("code", source.message_id));
+    return createElement("li", `${sent}${source.sender}: ${source.subject} `, createElement("code", source.message_id));
   }
   const name = source.title || source.url;
-  const title = /^https?:/.test(source.url) ? Object.assign(made("a", name), { href: source.url, rel: "noreferrer" }) : name;
-  return made("li", "", title, " ", made("code", source.document_id));
+  const title = /^https?:/.test(source.url) ? Object.assign(createElement("a", name), { href: source.url, rel: "noreferrer" }) : name;
+  return createElement("li", "", title, " ", createElement("code", source.document_id));
 }
 
 function call(step) {
@@ -75,10 +75,10 @@ function call(step) {
 }
 
 function showStep(step) {
-  const item = made("li", "", made("code", call(step)));
-  if (step.tool && step.text) item.prepend(made("p", step.text));
+  const item = createElement("li", "", createElement("code", call(step)));
+  if (step.tool && step.text) item.prepend(createElement("p", step.text));
   if (step.result !== null) {
-    item.append(made("details", "", made("summary", "What came back"), made("pre", step.result)));
+    item.append(createElement("details", "", createElement("summary", "Result"), createElement("pre", step.result)));
   }
   const before = at("steps").children[step.turn - 1];
   if (before) before.replaceWith(item);
@@ -90,7 +90,7 @@ function showStep(step) {
 function showAnswer(answer) {
   latest = answer;
   at("answer").textContent = answer.success ? answer.answer : `No answer: ${answer.reason}.`;
-  at("sources").replaceChildren(...answer.sources.map(sourceShown));
+  at("sources").replaceChildren(...answer.sources.map(renderSource));
   const chosen = answer.chosen ? `; ${answer.chosen}` : "";
   at("about").textContent = `${answer.turns} turns, ${answer.seconds.toFixed(1)} seconds, by ${answer.policy}${chosen}`;
   at("judge").hidden = !(caller.feedback && answer.success);
@@ -99,7 +99,7 @@ function showAnswer(answer) {
   at("answer-title").focus();
 }
 
-// Server-sent events from the answer to a POST, which EventSource cannot make.
+// Yield the server-sent events of a POST response. EventSource only supports GET.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -126,17 +126,17 @@ async function ask(event) {
   at("go").disabled = true;
   at("stop").hidden = false;
   at("status").textContent = "Asking …";
-  const asked = { question: at("question").value };
-  if (caller.has_inboxes) Object.assign(asked, { inbox_address: at("inbox").value, query_date: at("day").value });
+  const body = { question: at("question").value };
+  if (caller.has_inboxes) Object.assign(body, { inbox_address: at("inbox").value, query_date: at("day").value });
   try {
     const response = await fetch("invoke/stream", {
-      method: "POST", headers: headers(), body: JSON.stringify(asked), signal: running.signal });
-    if (!response.ok) throw new Error(await told(response));
+      method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
+    if (!response.ok) throw new Error(await describeError(response));
     let ended = false;
     for await (const [name, data] of events(response)) {
       if (name === "step") showStep(data);
       if (name === "answer") showAnswer(data);
-      if (name === "problem") throw new Error(described(data));
+      if (name === "problem") throw new Error(describe(data));
       ended = name === "answer";
     }
     if (!ended) throw new Error("The connection ended before the answer came.");
@@ -152,10 +152,10 @@ async function ask(event) {
 
 async function judge(right) {
   const { question, inbox_address, query_date, answer, source_ids } = latest;
-  const said = { question, inbox_address, query_date, answer, source_ids, right };
+  const body = { question, inbox_address, query_date, answer, source_ids, right };
   at("judge").hidden = true;
-  const response = await fetch("feedback", { method: "POST", headers: headers(), body: JSON.stringify(said) });
-  at("status").textContent = response.ok ? "Thank you." : await told(response);
+  const response = await fetch("feedback", { method: "POST", headers: headers(), body: JSON.stringify(body) });
+  at("status").textContent = response.ok ? "Thank you." : await describeError(response);
 }
 
 at("key-form").addEventListener("submit", (event) => {

@@ -16,15 +16,29 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from gumshoe.artifacts.storage import explain_os_errors
-from gumshoe.errors import UsageError, faults_of
+from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.inference.policy_names import load_tokenizer
-from gumshoe.inference.vllm_server import lora_rank_slot
+from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
-from gumshoe.training.models.base_model import AdapterBase, StoredTensor, adapter_base, base_of, stored_in
+from gumshoe.training.models.base_model import (
+    AdapterBase,
+    StoredTensor,
+    identify_adapter_base,
+    identify_base_model,
+    read_tensor_headers,
+)
 from gumshoe.training.models.lora_model import lora_config
-from gumshoe.training.models.model_shape import outline
-from gumshoe.training.run_spec import ADAPTER_WEIGHTS, METADATA, SHAPE, Metadata, base_model, lineage_before, place_of
+from gumshoe.training.models.model_shape import load_meta_model
+from gumshoe.training.run_spec import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    METADATA,
+    Metadata,
+    base_model,
+    read_prior_lineage,
+    resolve_model,
+)
 from gumshoe.training.settings import TrainSettings
 
 _PREFIX = "base_model.model."
@@ -59,10 +73,10 @@ def create_adapter(settings: TrainSettings, directory: Path) -> CreatedAdapter:
         UsageError: there is no such base model, or it lacks some of the target modules.
     """
     place = base_model(settings)
-    model = outline(place)
+    model = load_meta_model(place)
     check_modules(model, settings.lora.target_modules)
     parameters = sum(each.numel() for each in model.parameters())
-    tokenizer, base = load_tokenizer(place), adapter_base(settings)
+    tokenizer, base = load_tokenizer(place), identify_adapter_base(settings)
     shape = lora_config(settings.lora)
     shape.base_model_name_or_path, shape.inference_mode = place, True
     weights = dict(_first_weights(model, shape, settings.data.seed))
@@ -70,7 +84,7 @@ def create_adapter(settings: TrainSettings, directory: Path) -> CreatedAdapter:
         shape.save_pretrained(str(directory))
         save_file(weights, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         tokenizer.save_pretrained(str(directory))
-    Lineage(learned_from=ScenarioSet(()).record(), before=lineage_before(settings)).write(directory)
+    Lineage(learned_from=ScenarioSet(()).to_record(), before=read_prior_lineage(settings)).write(directory)
     base.write(directory)
     return CreatedAdapter(
         str(directory),
@@ -132,7 +146,7 @@ class Adapter:
     """An adapter's files, of which no weight is read yet."""
 
     directory: Path
-    shape: Mapping[str, Any]
+    config: Mapping[str, Any]
     """`adapter_config.json`"""
     tensors: Mapping[str, StoredTensor]
     base: AdapterBase | None
@@ -145,11 +159,11 @@ class Adapter:
             UsageError: it is none, or damaged.
         """
         try:
-            shape = json.loads((directory / SHAPE).read_bytes())
+            shape = json.loads((directory / ADAPTER_CONFIG).read_bytes())
             kind, _ = shape["peft_type"], int(shape["r"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UsageError(
-                "adapters.not-an-adapter", f"{directory} is not an adapter: cannot read {SHAPE}: {error}"
+                "adapters.not-an-adapter", f"{directory} is not an adapter: cannot read {ADAPTER_CONFIG}: {error}"
             ) from None
         if kind != "LORA":
             raise UsageError(
@@ -159,7 +173,7 @@ class Adapter:
             raise UsageError(
                 "adapters.no-weights", f"{directory} has no {ADAPTER_WEIGHTS}; save the adapter again, as safetensors"
             )
-        return cls(directory, shape, stored_in(directory / ADAPTER_WEIGHTS), AdapterBase.read(directory))
+        return cls(directory, shape, read_tensor_headers(directory / ADAPTER_WEIGHTS), AdapterBase.read(directory))
 
     @property
     def modules(self) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -171,10 +185,10 @@ class Adapter:
         return found
 
     @property
-    def place(self) -> str | None:
+    def base_path(self) -> str | None:
         """Where its base model is, as its own files say."""
-        named = self.base.name if self.base else self.shape.get("base_model_name_or_path")
-        return place_of(named) if named else None
+        named = self.base.name if self.base else self.config.get("base_model_name_or_path")
+        return resolve_model(named) if named else None
 
     def weights(self) -> dict[str, torch.Tensor]:
         """All of them."""
@@ -188,11 +202,11 @@ class Adapter:
         """What the product of a module's matrices is multiplied by: alpha / rank, or alpha / √rank (rsLoRA,
         https://arxiv.org/abs/2312.03732).
         """
-        rank = _of_module(self.shape.get("rank_pattern"), module, self.shape["r"])
-        alpha = _of_module(self.shape.get("alpha_pattern"), module, self.shape["lora_alpha"])
-        return float(alpha) / (math.sqrt(rank) if self.shape.get("use_rslora") else rank)
+        rank = _of_module(self.config.get("rank_pattern"), module, self.config["r"])
+        alpha = _of_module(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
+        return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
-    def faults_of_layout(self) -> list[str]:
+    def find_layout_faults(self) -> list[str]:
         """Where it differs from what `peft`, vLLM and Unsloth's `FastLanguageModel` read: a LoRA adapter's two files,
         with two matrices for each module that it names, under `peft`'s names.
         """
@@ -209,24 +223,24 @@ class Adapter:
             if len(shapes) == 2 and not shapes["A"][0] == shapes["B"][1] == self._rank(name)
         }
         if rank:
-            faults.append(f"{len(rank):,} modules have another rank than {SHAPE} says, e.g. {min(rank)}")
-        targets = self.shape.get("target_modules")
+            faults.append(f"{len(rank):,} modules have another rank than {ADAPTER_CONFIG} says, e.g. {min(rank)}")
+        targets = self.config.get("target_modules")
         if isinstance(targets, list):
             without = [each for each in targets if not any(_is_of(name, each) for name in self.modules)]
             if without:
-                faults.append(f"target modules of {SHAPE} have no weights: {', '.join(without)}")
+                faults.append(f"target modules of {ADAPTER_CONFIG} have no weights: {', '.join(without)}")
         if not self.modules:
             faults.append("it has no LoRA weights")
-        if not self.shape.get("base_model_name_or_path"):
-            faults.append(f"{SHAPE} does not name the base model, which Unsloth needs")
+        if not self.config.get("base_model_name_or_path"):
+            faults.append(f"{ADAPTER_CONFIG} does not name the base model, which Unsloth needs")
         return faults
 
     def _rank(self, module: str) -> int:
-        return int(_of_module(self.shape.get("rank_pattern"), module, self.shape["r"]))
+        return int(_of_module(self.config.get("rank_pattern"), module, self.config["r"]))
 
-    def more_than_lora(self) -> list[str]:
+    def find_unsupported_parts(self) -> list[str]:
         """What it has beside pairs of matrices for linear modules, which cannot be added to a base model's weights."""
-        shape = self.shape
+        shape = self.config
         found = ["it uses DoRA, which scales the base model's weights too"] * bool(shape.get("use_dora"))
         found += ["it has its own biases"] * (shape.get("bias", "none") != "none" or bool(shape.get("lora_bias")))
         if saved := shape.get("modules_to_save"):
@@ -235,13 +249,13 @@ class Adapter:
             found.append(f"it adapts parameters outside modules: {', '.join(parameters)} (target_parameters)")
         return found
 
-    def unservable(self) -> list[str]:
+    def find_serving_obstacles(self) -> list[str]:
         """Why vLLM does not serve it, or serves it otherwise than it was trained."""
-        reasons = self.more_than_lora()
-        largest = max((self._rank(name) for name in self.modules), default=int(self.shape["r"]))
+        reasons = self.find_unsupported_parts()
+        largest = max((self._rank(name) for name in self.modules), default=int(self.config["r"]))
         if largest > _HIGHEST_SERVED:
             reasons.append(f"its rank {largest} is greater than {_HIGHEST_SERVED}")
-        if self.shape.get("rank_pattern") or self.shape.get("alpha_pattern"):
+        if self.config.get("rank_pattern") or self.config.get("alpha_pattern"):
             reasons.append(
                 "it has ranks or alphas per module (rank_pattern, alpha_pattern), and vLLM takes one of each"
             )
@@ -250,7 +264,7 @@ class Adapter:
             reasons.append(f"it adapts {' and '.join(ends) or 'embeddings'}, which vLLM supports for few architectures")
         return reasons
 
-    def mismatches(self, model: Any) -> list[str]:
+    def find_mismatches(self, model: Any) -> list[str]:
         """Where it does not fit the modules of a base model (`outline`)."""
         linear = linear_modules(model)
         faults = []
@@ -342,7 +356,7 @@ def inspect_adapter(directory: Path, base: str | None = None) -> AdapterReport:
         misfits, compared_by = check_compatible(adapter, base)
     known = adapter.base
     seen, chosen = _counts(lineage)
-    shape = adapter.shape
+    shape = adapter.config
     targets = shape.get("target_modules")
     ranks = [matrices["A"][0] for matrices in adapter.modules.values() if "A" in matrices]
     return AdapterReport(
@@ -366,9 +380,11 @@ def inspect_adapter(directory: Path, base: str | None = None) -> AdapterReport:
         is_untouched=not any(bool(each.any()) for name, each in weights.items() if ".lora_B." in name),
         not_finite=sum(int((~torch.isfinite(each)).sum()) for each in weights.values()),
         norms=_norms(adapter, weights),
-        layout=adapter.faults_of_layout(),
-        unservable=adapter.unservable(),
-        served_with=lora_rank_slot(max(ranks, default=1)) if max(ranks, default=1) <= _HIGHEST_SERVED else max(ranks),
+        layout=adapter.find_layout_faults(),
+        unservable=adapter.find_serving_obstacles(),
+        served_with=round_up_lora_rank(max(ranks, default=1))
+        if max(ranks, default=1) <= _HIGHEST_SERVED
+        else max(ranks),
         misfits=misfits,
         compared_by=compared_by,
     )
@@ -380,11 +396,11 @@ def check_compatible(adapter: Adapter, base: str) -> tuple[list[str], str]:
     Raises:
         UsageError: there is no such base model, or its files are damaged.
     """
-    place = place_of(base)
-    faults = adapter.mismatches(outline(place))
+    place = resolve_model(base)
+    faults = adapter.find_mismatches(load_meta_model(place))
     if adapter.base is None:
         return faults, "names and shapes only, as the adapter has no fingerprint of its base model"
-    is_same, by = adapter.base.compared(base_of(base, place, "none"))
+    is_same, by = adapter.base.compare(identify_base_model(base, place, "none"))
     if is_same is False:
         faults.append(f"it was made for {adapter.base.name}, and {base} is another model according to {by}")
     return faults, by
@@ -396,7 +412,8 @@ def _metadata(directory: Path) -> Metadata | None:
         return Metadata.model_validate_json(path.read_bytes()) if path.exists() else None
     except ValidationError as error:
         raise UsageError(
-            "adapters.other-version", f"{path} was written by another version of Gumshoe: {faults_of(error)}"
+            "adapters.other-version",
+            f"{path} was written by another version of Gumshoe: {describe_validation_error(error)}",
         ) from None
 
 

@@ -24,16 +24,23 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from gumshoe.artifacts.hub import find_model
-from gumshoe.artifacts.storage import StorageError, explain_os_errors, writable_directory
+from gumshoe.artifacts.storage import StorageError, explain_os_errors, make_writable_directory
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.inference.policy_names import MERGED, is_tiny, load_tokenizer
+from gumshoe.inference.policy_names import MERGE_RECORD, is_tiny, load_tokenizer
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import progress
 from gumshoe.training.adapters.adapter_files import Adapter, check_compatible
-from gumshoe.training.models.base_model import CONFIG, INDEX, StoredTensor, base_of, read_config, stored_tensors
-from gumshoe.training.models.lora_model import four_bit_modules, nf4_config
+from gumshoe.training.models.base_model import (
+    CONFIG,
+    INDEX,
+    StoredTensor,
+    find_tensors,
+    identify_base_model,
+    read_config,
+)
+from gumshoe.training.models.lora_model import find_4bit_modules, nf4_config
 from gumshoe.training.planning.gpu_allocation import available_memory
-from gumshoe.training.run_spec import place_of
+from gumshoe.training.run_spec import resolve_model
 
 Onto = Literal["full", "nf4"]
 """What an adapter is added to: the base model's weights, or those as they come back from four bits."""
@@ -98,7 +105,7 @@ class MergeReport:
     """What told that it is the adapter's base model."""
 
     @property
-    def is_drowned(self) -> bool:
+    def is_lost_in_rounding(self) -> bool:
         """Whether rounding takes more than half of what the adapter changes."""
         return self.effect > 0 and self.mean > self.effect / 2
 
@@ -127,7 +134,7 @@ def merge(
     _check_free(out)
     source = Adapter.read(adapter)
     _check_adapter(source)
-    name = model or (source.base.name if source.base else source.place)
+    name = model or (source.base.name if source.base else source.base_path)
     if not name:
         raise UsageError("adapters.base-unknown", f"{adapter} does not name its base model; give it with --model")
     base = _Base.open(name)
@@ -151,7 +158,7 @@ def merge(
         _write_rest(partial, base, plan, source)
         after = _saved_logits(partial, base, plan)
         report = _compared(out, plan, source, before, after, compared_by)
-        (partial / MERGED).write_text(json.dumps(_origin(base, name, source, report), indent=2) + "\n", "utf-8")
+        (partial / MERGE_RECORD).write_text(json.dumps(_origin(base, name, source, report), indent=2) + "\n", "utf-8")
     return report
 
 
@@ -164,7 +171,7 @@ def _check_free(out: Path) -> None:
         raise UsageError(
             "adapters.output-unnamed", f"--out must be a directory of its own for the merged model, got {str(out)!r}"
         )
-    writable_directory(str(out.parent))
+    make_writable_directory(str(out.parent))
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UsageError("adapters.directory-not-empty", f"{out} is not empty; choose another --out")
 
@@ -174,7 +181,7 @@ def _check_adapter(adapter: Adapter) -> None:
     Raises:
         UsageError: it is not made of pairs of matrices for linear modules alone, or is damaged.
     """
-    unlike = adapter.more_than_lora()
+    unlike = adapter.find_unsupported_parts()
     ends = [each for each in adapter.modules if each.endswith(("lm_head", "embed_tokens"))]
     if ends or any("lora_embedding" in name for name in adapter.tensors):
         unlike.append(f"it adapts {ends[0] if ends else 'embeddings'}, not only linear layers")
@@ -182,7 +189,7 @@ def _check_adapter(adapter: Adapter) -> None:
         raise UsageError(
             "adapters.not-mergeable", f"{adapter.directory} cannot be merged: {'; '.join(unlike)}; merge it with peft"
         )
-    faults = [each for each in adapter.faults_of_layout() if "Unsloth" not in each]
+    faults = [each for each in adapter.find_layout_faults() if "Unsloth" not in each]
     if faults:
         raise UsageError("adapters.damaged", f"{adapter.directory} is damaged: {'; '.join(faults)}; save it again")
     broken = [name for name, each in adapter.weights().items() if not bool(torch.isfinite(each).all())]
@@ -206,13 +213,13 @@ class _Base:
 
     @classmethod
     def open(cls, name: str) -> "_Base":
-        place = find_model(place_of(name), CONFIG)
+        place = find_model(resolve_model(name), CONFIG)
         directory = Path(place.name)
         if not directory.is_dir():
             directory = Path(
                 snapshot_download(place.name, allow_patterns=[*_FETCHED], local_files_only=place.local_files_only)
             )
-        config, tensors = read_config(directory), stored_tensors(directory)
+        config, tensors = read_config(directory), find_tensors(directory)
         if not (directory / "tokenizer.json").exists():
             raise UsageError(
                 "base-models.no-tokenizer", f"{directory} has no tokenizer.json, which the merged model needs; add it"
@@ -245,7 +252,7 @@ class _Base:
         """Of a tensor; of one in four bits, as it comes back."""
         if name not in self.quantized:
             return self.tensors[name].shape
-        return tuple(json.loads(self.tensors[f"{name}{_NF4}"].beginning())["shape"])
+        return tuple(json.loads(self.tensors[f"{name}{_NF4}"].read_first_bytes())["shape"])
 
     def tensor(self, name: str) -> torch.Tensor:
         """As it lies there; one in four bits comes back as bfloat16.
@@ -388,7 +395,7 @@ def _logits(base: _Base, plan: _MergePlan, adapter: Adapter) -> _Before:
     """Of the base model, without the adapter and with it, as `peft` computes them."""
     four = {"quantization_config": nf4_config()} if plan.onto == "nf4" and not base.quantized else {}
     model = _loaded(base.directory, plan.computed, **four)
-    quantized = four_bit_modules(model)
+    quantized = find_4bit_modules(model)
     for each in quantized.values():
         each.compute_dtype, each.support_avx512bf16_for_cpu = plan.computed, False  # which would round to 16 bits
     tokens = _tokens(base)
@@ -465,7 +472,7 @@ class _Delta:
 
 def _deltas(adapter: Adapter) -> dict[str, _Delta]:
     """By the name of the weight."""
-    weights, is_turned = adapter.weights(), bool(adapter.shape.get("fan_in_fan_out"))
+    weights, is_turned = adapter.weights(), bool(adapter.config.get("fan_in_fan_out"))
     return {
         f"{name}.weight": _Delta(
             weights[adapter.key(name, "A")], weights[adapter.key(name, "B")], adapter.scale(name), is_turned
@@ -566,13 +573,13 @@ def _compared(
 
 def _origin(base: _Base, name: str, adapter: Adapter, report: MergeReport) -> dict[str, Any]:
     """What is said of a merged model, beside it."""
-    root = "tiny" if is_tiny(place_of(name)) else name
-    if root != "tiny" and (base.directory / MERGED).exists():
-        root = json.loads((base.directory / MERGED).read_bytes())["origin"]
+    root = "tiny" if is_tiny(resolve_model(name)) else name
+    if root != "tiny" and (base.directory / MERGE_RECORD).exists():
+        root = json.loads((base.directory / MERGE_RECORD).read_bytes())["origin"]
     told = {each: value for each, value in asdict(report).items() if each != "directory"}
     return {
         "origin": root,
-        "base": base_of(name, str(base.directory), "none").model_dump(mode="json"),
+        "base": identify_base_model(name, str(base.directory), "none").model_dump(mode="json"),
         "learned_on": adapter.base.quantization if adapter.base else None,
         **told,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gumshoe.artifacts.storage import writable_directory
+from gumshoe.artifacts.storage import make_writable_directory
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 from gumshoe.training.commands.train import setting_of
@@ -66,7 +66,7 @@ def create(
             "adapters.start-given",
             f"a new adapter cannot start from another one: lora.start is {resolved.lora.start}; leave it out",
         )
-    directory = writable_directory(place)
+    directory = make_writable_directory(place)
     if any(directory.iterdir()):
         raise UsageError("adapters.directory-not-empty", f"{directory} is not empty; choose another --out")
     with _installed():
@@ -123,7 +123,7 @@ def merge(
         f"them by {report.effect:.3g} in the mean, and merging by {report.mean:.3g}, {report.largest:.3g} at most",
         soft_wrap=True,
     )
-    if report.is_drowned:
+    if report.is_lost_in_rounding:
         err.print(
             f"[bold yellow]warning:[/] rounding to {report.dtype} takes more than half of what the adapter changes; "
             "serve the adapter itself, or merge with --dtype float32",

@@ -1,4 +1,4 @@
-"""`gumshoe plan`: what a training run needs, before there is a machine for it."""
+"""`gumshoe plan`: estimate the memory and time of a training run before it starts."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -11,8 +11,16 @@ from gumshoe.terminal import JsonFlag, out, print_json, printable
 from gumshoe.training.commands.train import setting_of
 from gumshoe.training.models.model_shape import ModelShape, read_shape
 from gumshoe.training.planning.memory_estimate import GIB
-from gumshoe.training.planning.memory_plan import GB, GPUS, Machine, MemoryPlan, as_config, changes, suggest_changes
-from gumshoe.training.planning.memory_plan import make_plan as planned
+from gumshoe.training.planning.memory_plan import (
+    GB,
+    GPUS,
+    Machine,
+    MemoryPlan,
+    changed_settings,
+    make_plan,
+    suggest_changes,
+    to_config,
+)
 from gumshoe.training.settings import resolve
 
 plan = typer.Typer(add_completion=False)
@@ -21,59 +29,63 @@ plan = typer.Typer(add_completion=False)
 @plan.command()
 def run(
     model: Annotated[
-        str | None, typer.Option(metavar="DIR|FILE|NAME", help="The base model, of which config.json is enough.")
+        str | None, typer.Option(metavar="DIR|FILE|NAME", help="Base model; its config.json is enough.")
     ] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="How many; 0 is a machine without one.")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="Number of GPUs; 0 for a machine without GPUs.")] = 1,
     gpu_memory: Annotated[
         float | None,
-        typer.Option(min=0.1, metavar="GB", help="Of each GPU, or of a machine without one, in 10^9 bytes."),
+        typer.Option(min=0.1, metavar="GB", help="Memory of each GPU, or of a machine without GPUs, in 10^9 bytes."),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(metavar="KIND", help=f"For memory and time: {', '.join(GPUS)}.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help=f"GPU model, gives the memory and a time estimate: {', '.join(GPUS)}."),
+    ] = None,
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Settings in YAML, as `gumshoe train` takes them.")
+        str | None, typer.Option(metavar="FILE", help="Training settings in YAML, as for `gumshoe train`.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as model.max_context=4096."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Override one setting, e.g. model.max_context=4096."),
     ] = None,
     episode_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of an ordinary episode, for the time; 4,096 at most unless given.")
+        int | None,
+        typer.Option(min=1, help="Tokens of a typical episode, for the time estimate (default: at most 4,096)."),
     ] = None,
     sampled_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of those, how many the policy samples; a tenth unless given.")
+        int | None, typer.Option(min=1, help="Sampled tokens among them (default: one tenth).")
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """How much memory training takes, part by part, what fits, and what to change.
+    """Estimate the memory of a training run, part by part, and suggest changes if it does not fit.
 
-    Settings are those of `gumshoe train`. Nothing is loaded but the model's config.json. Ends with 3 where it does not
-    fit.
+    Settings are those of `gumshoe train`. Only the model's config.json is read. Exits with 3 if the run does not fit.
     """
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
     if model is not None:
         flags["model.name"] = model
     resolved = resolve(config, flags).settings
     shape = read_shape(resolved.model.name)
-    made = planned(
+    memory_plan = make_plan(
         resolved,
         shape,
         _machine(gpus, gpu_memory, gpu),
         episode_tokens=episode_tokens,
         sampled_tokens=sampled_tokens,
     )
-    better = None if made.fits else suggest_changes(made, shape)
+    better = None if memory_plan.fits else suggest_changes(memory_plan, shape)
     if json:
-        print_json(_as_json(made, shape, better))
+        print_json(_as_json(memory_plan, shape, better))
     else:
-        _show(made, shape, better)
-    if not made.fits:
-        raise RefusedError("planning.does-not-fit", f"the run does not fit: {made.what_lacks()}")
+        _show(memory_plan, shape, better)
+    if not memory_plan.fits:
+        raise RefusedError("planning.does-not-fit", f"the run does not fit: {memory_plan.explain_shortage()}")
 
 
 def _machine(gpus: int, memory: float | None, kind: str | None) -> Machine:
-    """
+    """Return the machine to plan for.
+
     Raises:
-        UsageError: nobody says how much memory it has.
+        UsageError: the memory is not given, or the GPU model is unknown.
     """
     if kind is not None and kind not in GPUS:
         raise UsageError(
@@ -85,11 +97,11 @@ def _machine(gpus: int, memory: float | None, kind: str | None) -> Machine:
     return Machine(gpus, round((given or 0) * GB), kind if gpus else None)
 
 
-def _as_json(made: MemoryPlan, shape: ModelShape, better: MemoryPlan | None) -> dict[str, Any]:
+def _as_json(memory_plan: MemoryPlan, shape: ModelShape, better: MemoryPlan | None) -> dict[str, Any]:
     return {
         "model": {"name": shape.name, "parameters": shape.parameters},
-        "machine": asdict(made.machine),
-        "fits": made.fits,
+        "machine": asdict(memory_plan.machine),
+        "fits": memory_plan.fits,
         "devices": [
             {
                 "name": device.name,
@@ -97,62 +109,66 @@ def _as_json(made: MemoryPlan, shape: ModelShape, better: MemoryPlan | None) -> 
                 "needed_bytes": device.needed,
                 "parts": [{"of": owner, **asdict(part)} for owner, part in device.parts],
             }
-            for device in made.devices
+            for device in memory_plan.devices
         ],
-        "kv": {"bytes_per_token": made.kv_token, "tokens": made.kv_tokens, "longest_episodes_at_once": made.at_once},
-        "context": made.context,
-        "notes": list(made.notes),
-        "step_seconds": asdict(made.time) if made.time else None,
+        "kv": {
+            "bytes_per_token": memory_plan.kv_token,
+            "tokens": memory_plan.kv_tokens,
+            "longest_episodes_at_once": memory_plan.max_at_once,
+        },
+        "context": memory_plan.context,
+        "notes": list(memory_plan.notes),
+        "step_seconds": asdict(memory_plan.time) if memory_plan.time else None,
         "suggested": None
         if better is None
-        else {"changes": changes(made.settings, better.settings), "config": as_config(better.settings)},
+        else {"changes": changed_settings(memory_plan.settings, better.settings), "config": to_config(better.settings)},
     }
 
 
-def _show(made: MemoryPlan, shape: ModelShape, better: MemoryPlan | None) -> None:
+def _show(memory_plan: MemoryPlan, shape: ModelShape, better: MemoryPlan | None) -> None:
     out.print(
-        f"[bold]{printable(shape.name)}[/]: {shape.parameters:,} parameters, {made.machine.described()}, "
-        f"episodes of at most {made.context:,} tokens"
+        f"[bold]{printable(shape.name)}[/]: {shape.parameters:,} parameters, {memory_plan.machine.describe()}, "
+        f"episodes of at most {memory_plan.context:,} tokens"
     )
-    for device in made.devices:
+    for device in memory_plan.devices:
         out.print(_table(device.parts, device.memory, device.name))
     out.print(
-        f"Keys and values take {made.kv_token:,} bytes a token; {made.at_once:,} of the longest episodes at once"
-        + (f", of {made.asked_at_once:,} that are asked for." if made.kv_tokens is not None else ".")
+        f"Keys and values take {memory_plan.kv_token:,} bytes per token. Concurrent episodes of maximum length: "
+        f"{memory_plan.max_at_once:,}"
+        + (f" of {memory_plan.requested_at_once:,} in the settings." if memory_plan.kv_tokens is not None else ".")
     )
-    if made.time is not None:
-        time = made.time
+    if memory_plan.time is not None:
+        time = memory_plan.time
         out.print(
             f"A step takes roughly {time.rollouts + time.training:,.0f} s: {time.share:.0%} rollouts, "
             f"{1 - time.share:.0%} training. [dim]Assumed: {time.assumptions}.[/]"
         )
-    for note in made.notes:
+    for note in memory_plan.notes:
         out.print(f"[yellow]{note[:1].upper()}{note[1:]}.[/]")
-    worst = made.worst
-    if made.fits:
-        left = worst.memory - worst.needed
-        out.print(f"[bold green]It fits[/]: {left / GB:,.1f} GB of {worst.name} are left.")
+    device = memory_plan.tightest
+    if memory_plan.fits:
+        left = device.memory - device.needed
+        out.print(f"[bold green]It fits[/]: {left / GB:,.1f} GB of {device.name} are left.")
     elif better is None:
-        out.print(
-            "[bold red]It does not fit[/], and no change of settings makes it: take a smaller model, or more GPUs."
-        )
+        out.print("[bold red]It does not fit[/], and no change of settings helps. Use a smaller model, or more GPUs.")
     else:
-        worst = better.worst
+        device = better.tightest
         out.print(
-            f"[bold red]It does not fit.[/] This does, with {worst.needed / GB:,.1f} GB of {worst.name}, as a file for "
-            "`gumshoe train --config`:\n"
+            f"[bold red]It does not fit.[/] These settings fit, with {device.needed / GB:,.1f} GB of {device.name}; save "
+            "them to a file for `gumshoe train --config`:\n"
         )
-        out.print(as_config(better.settings), markup=False, soft_wrap=True)
+        out.print(to_config(better.settings), markup=False, soft_wrap=True)
 
 
 def _table(parts: Any, memory: int, name: str) -> Table:
     total = sum(part.bytes for _, part in parts)
-    table = Table("of", "part", "GiB", "", title=f"{name}: {total / GIB:,.1f} of {memory / GIB:,.1f} GiB")
+    table = Table("owner", "part", "GiB", "", title=f"{name}: {total / GIB:,.1f} of {memory / GIB:,.1f} GiB")
     table.columns[2].justify = "right"
-    before = None
+    previous = None
     for owner, part in parts:
-        if before not in (None, owner):
+        if previous not in (None, owner):
             table.add_section()
-        table.add_row(owner if owner != before else "", part.name, f"{part.bytes / GIB:,.2f}", f"[dim]{part.note}[/]")
-        before = owner
+        name = owner if owner != previous else ""
+        table.add_row(name, part.name, f"{part.bytes / GIB:,.2f}", f"[dim]{part.note}[/]")
+        previous = owner
     return table

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gumshoe.artifacts.storage import writable_directory
+from gumshoe.artifacts.storage import make_writable_directory
 from gumshoe.errors import UsageError
-from gumshoe.rollouts.commands import EnvironmentWord, IndexDirectory
+from gumshoe.rollouts.commands import EnvironmentOption, IndexOption
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 train = typer.Typer(add_completion=False)
@@ -30,7 +30,7 @@ def run(
         str | None, typer.Option(metavar="FILE", help="Settings in YAML: a path, a file:// or s3:// URI, or tiny.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="What the run leaves goes here.")] = None,
-    environment: EnvironmentWord = None,
+    environment: EnvironmentOption = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as optimizer.learning_rate=1e-5."),
@@ -60,18 +60,20 @@ def run(
         raise UsageError("training.input-missing", "training requires both --index and --scenarios")
     try:
         from gumshoe.training.launch.supervisor import train as supervised
+        from gumshoe.training.train_request import TrainRequest
     except ModuleNotFoundError as error:
         raise UsageError(
             "training.package-missing", f"training requires {error.name}, which is not installed; see the README"
         ) from None
-    directory = supervised(resolved.settings, index, scenarios, resume=resume, replace_run=replace)
+    request = TrainRequest(index=str(index), scenarios=scenarios, config=config or "", settings=flags)
+    directory = supervised(request, resume=resume, replace_run=replace)
     err.print(f"All of it is in {printable(directory)}", soft_wrap=True)
 
 
 @warm_start.command()
 def learn(
     trajectories: Annotated[Path, typer.Argument(metavar="TRAJECTORIES", help="What `gumshoe rollout` wrote.")],
-    index: IndexDirectory,
+    index: IndexOption,
     scenarios: Annotated[str, typer.Option(metavar="FILE", help="The scenarios that the episodes are of.")],
     place: Annotated[str, typer.Option("--out", metavar="DIR", help="The adapter goes here.")],
     model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="The base model; tiny is one, too.")] = None,
@@ -83,7 +85,7 @@ def learn(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as warm_start.learning_rate=1e-4."),
     ] = None,
-    environment: EnvironmentWord = None,
+    environment: EnvironmentOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a warm start where it was stopped.")] = False,
     json: JsonFlag = False,
 ) -> None:
@@ -98,7 +100,7 @@ def learn(
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
     named = {"model.name": model, "evaluation.judge": judge, "environment": environment}
     resolved = resolve(config, flags | {name: value for name, value in named.items() if value is not None}).settings
-    directory = writable_directory(place)
+    directory = make_writable_directory(place)
     try:
         from gumshoe.training.sft.warm_start import start_warm
     except ModuleNotFoundError as error:

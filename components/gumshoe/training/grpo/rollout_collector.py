@@ -1,6 +1,7 @@
-"""The episodes of one step: run, scored, and left out where they teach nothing.
+"""Run and score the episodes of a step, and leave out groups without a learning signal.
 
-What always holds: a group is whole or not there; and what is run depends on the run's seed, the step and the draw.
+Invariants: a group is complete or missing. Which episodes are run depends only on the run's seed, the step and the
+draw.
 """
 
 import asyncio
@@ -15,10 +16,10 @@ import numpy as np
 
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError
-from gumshoe.rewards.combination import Way, combine_rewards, is_flat
+from gumshoe.rewards.combination import Combination, combine_rewards, is_flat
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.reward import Reward
-from gumshoe.rewards.scoring import at_once, judge_one
+from gumshoe.rewards.scoring import judge_trajectory, map_concurrently
 from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
 from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
@@ -27,74 +28,73 @@ from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Group, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.terminal import Advance
+from gumshoe.training.algorithms.algorithm import Algorithm
 from gumshoe.training.grpo.schedule import Schedule
-
-SMALL = 1e-4  # added to standard deviations, as TRL does
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A whole group with its rewards."""
+    """A complete group with its rewards."""
 
     scenario: Scenario
     trajectories: tuple[Trajectory, ...]
     rewards: tuple[float, ...]
     """[group]"""
     turn_advantages: tuple[tuple[float, ...], ...] = ()
-    """[group][turns], where each turn has its own; empty otherwise."""
+    """[group][turns], if each turn has an advantage of its own; else empty."""
     turn_rewards: tuple[float, ...] = ()
-    """[turns of all episodes], where each turn has its own."""
+    """[turns of all episodes], if each turn has a reward of its own; else empty."""
 
     def is_flat(self, bound: float) -> bool:
-        """Whether what its advantages come from hardly differs, so that there is little to learn from it."""
+        """Return True if the rewards hardly differ (standard deviation below `bound`), so that advantages are noise."""
         return is_flat(np.array(self.turn_rewards or self.rewards), bound)
 
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """What a step learns from, and what became of the rest."""
+    """The groups of a step, and what happened to those that are missing."""
 
     wanted: int
-    """Groups."""
+    """Number of groups that the step should have."""
     groups: list[ScoredGroup] = field(default_factory=list)
-    """At most as many as wanted, in the order in which they were drawn."""
-    every: list[ScoredGroup] = field(default_factory=list)
-    """All that have rewards, the flat ones too: what rewards and accuracy are reported of."""
+    """Groups to train on, at most `wanted`, in the order drawn."""
+    scored: list[ScoredGroup] = field(default_factory=list)
+    """All groups with rewards, including flat ones: rewards and accuracy are reported for these."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Why a group is missing, by its scenario: infrastructure, or a judge."""
+    """Why a group is missing (infrastructure or judge), by the id of its scenario."""
     draws: int = 0
     retried: int = 0
     seconds: float = 0.0
 
     @property
     def flat(self) -> int:
-        """Groups that teach nothing."""
-        return len(self.every) - len(self.groups)
+        """Number of groups whose rewards hardly differ."""
+        return len(self.scored) - len(self.groups)
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        return [each for group in self.every for each in group.trajectories]
+        return [each for group in self.scored for each in group.trajectories]
 
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """What episodes are rewarded for."""
+    """Score groups of episodes with reward functions."""
 
     rewards: Sequence[Reward]
-    combine: Way = "uniform"
+    combine: Combination = "uniform"
     weights: Sequence[float] = ()
     """[functions]"""
-    by_turn: Judge | None = None
-    """Says which answers are right, where each turn has an advantage of its own."""
+    by_turn: tuple[Judge, Algorithm] | None = None
+    """The judge of turns and the algorithm, if each turn has an advantage of its own."""
 
-    async def of(self, group: Group, scenario: Scenario) -> ScoredGroup:
-        """A group with its rewards, which its trajectories name too.
+    async def score(self, group: Group, scenario: Scenario) -> ScoredGroup:
+        """Return a group with its rewards, and set the rewards of its trajectories.
 
         Raises:
-            UnavailableError: a judge gave no answer.
+            UnavailableError: a judge did not answer.
         """
         found = group.trajectories
-        columns = [await each.of(found, scenario) for each in self.rewards]
+        columns = [await each.score(found, scenario) for each in self.rewards]
         scores = np.array(columns, dtype=np.float64).T  # [group, functions]
         values = tuple(map(float, combine_rewards(scores, self.combine, self.weights)))
         for trajectory, row, value in zip(found, scores, values, strict=True):
@@ -102,46 +102,35 @@ class Rubric:
             trajectory.rewards = {**named, "reward": value}
         if self.by_turn is None:
             return ScoredGroup(scenario, found, values)
-        turns = [await turn_rewards(each, scenario, TurnRewardValues(), self.by_turn) for each in found]
-        return ScoredGroup(scenario, found, values, tuple(turn_advantages(turns)), tuple(chain.from_iterable(turns)))
-
-
-def turn_advantages(rewards: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    """[group][turns]: the sum of what a turn and those after it are worth, each against all turns of the group.
-
-    Process supervision of GRPO (https://arxiv.org/abs/2402.03300, 4.1.3): rewards are taken less their mean and
-    divided by their standard deviation, over all turns of the group.
-    """
-    every = np.array([value for turns in rewards for value in turns])
-    mean, spread = every.mean(), every.std() + SMALL
-    return [
-        tuple(map(float, np.cumsum(((np.array(turns) - mean) / spread)[::-1])[::-1])) if len(turns) else ()
-        for turns in rewards
-    ]
+        judge, algorithm = self.by_turn
+        turns = [await turn_rewards(each, scenario, TurnRewardValues(), judge) for each in found]
+        advantages = tuple(algorithm.turn_advantages(turns))
+        return ScoredGroup(scenario, found, values, advantages, tuple(chain.from_iterable(turns)))
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutCollector:
-    """Runs the episodes of steps, and of evaluations."""
+    """Run the episodes of training steps and evaluations."""
 
-    world: EnvFactory
+    env: EnvFactory
     schedule: Schedule
-    scoring: Rubric
+    rubric: Rubric
     limits: EpisodeLimits
     generations: int
-    """Episodes of a group."""
+    """Episodes per group."""
     draws: int
+    """Maximum number of times that scenarios are drawn for a step."""
     min_group_std: float
     concurrency: int
-    """Episodes at once, of each server."""
-    told: Callable[[RolloutEngine], None] = lambda _: None
-    """Is given each engine that is begun, to look at its progress."""
+    """Maximum number of concurrent episodes per server."""
+    on_engine: Callable[[RolloutEngine], None] = lambda _: None
+    """Called with each engine that starts, to observe its progress."""
 
-    async def collect(self, speak: OpenChatSession, version: str, step: int, servers: int) -> RolloutBatch:
-        """The groups of a step, from 0, run by so many servers.
+    async def collect(self, open_session: OpenChatSession, version: str, step: int, servers: int) -> RolloutBatch:
+        """Run the groups of a step, numbered from 0, on this number of servers.
 
         Raises:
-            UnavailableError: none could be run, or scored.
+            UnavailableError: no group could be run and scored.
         """
         started = time.monotonic()
         drawn = self.schedule.draw(step)
@@ -149,8 +138,10 @@ class RolloutCollector:
         async with ToolThreads() as threads:
             while drawn and found.draws < self.draws:
                 seed = f"{self.schedule.seed}/{step}/{found.draws}"
-                for group in await self._run(speak, version, drawn, self.generations, seed, servers, found, threads):
-                    found.every.append(group)
+                for group in await self._run(
+                    open_session, version, drawn, self.generations, seed, servers, found, threads
+                ):
+                    found.scored.append(group)
                     if not group.is_flat(self.min_group_std):
                         found.groups.append(group)
                 found.draws += 1
@@ -160,24 +151,24 @@ class RolloutCollector:
         return found
 
     async def measure(
-        self, speak: OpenChatSession, version: str, scenarios: Sequence[Scenario], seed: str, servers: int
+        self, open_session: OpenChatSession, version: str, scenarios: Sequence[Scenario], seed: str, servers: int
     ) -> RolloutBatch:
-        """One episode of each scenario, with its reward, run by so many servers: an evaluation.
+        """Run one episode of each scenario on this number of servers, with rewards, for an evaluation.
 
         Raises:
-            UnavailableError: none could be run, or scored.
+            UnavailableError: no episode could be run and scored.
         """
         started = time.monotonic()
         found = RolloutBatch(len(scenarios))
         async with ToolThreads() as threads:
-            found.every = await self._run(speak, version, scenarios, 1, seed, servers, found, threads)
-        found.groups = found.every
+            found.scored = await self._run(open_session, version, scenarios, 1, seed, servers, found, threads)
+        found.groups = found.scored
         found.seconds = time.monotonic() - started
         return found
 
     async def _run(
         self,
-        speak: OpenChatSession,
+        open_session: OpenChatSession,
         version: str,
         scenarios: Sequence[Scenario],
         samples: int,
@@ -186,58 +177,58 @@ class RolloutCollector:
         found: RolloutBatch,
         threads: ToolThreads,
     ) -> list[ScoredGroup]:
-        """The groups that are whole and have rewards, in the order of their scenarios."""
+        """Return the complete groups with their rewards, in the order of their scenarios."""
 
         async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
-            environment = self.world.new_environment(scenario, self.limits.max_turns)
-            with speak(environment, f"{seed}/{scenario.id}/{sample}/{attempt}") as speaker:
+            environment = self.env.new_environment(scenario, self.limits.max_turns)
+            with open_session(environment, f"{seed}/{scenario.id}/{sample}/{attempt}") as speaker:
                 trajectory = await run_episode(speaker, environment, sample, self.limits, threads)
             if trajectory.policy not in (version, ""):
                 raise UnavailableError(
                     "training.stale-policy", f"an episode was sampled from {trajectory.policy} instead of {version}"
                 )
-            trajectory.settings = {"max_turns": self.limits.max_turns, **self.world.provenance}
+            trajectory.settings = {"max_turns": self.limits.max_turns, **self.env.provenance}
             return trajectory
 
         engine = RolloutEngine(episode, self.concurrency * servers)
-        self.told(engine)
+        self.on_engine(engine)
         by_id = {each.id: each for each in scenarios}
 
-        async def scored(group: Group) -> ScoredGroup | None:
+        async def score(group: Group) -> ScoredGroup | None:
             try:
-                return await self.scoring.of(group, by_id[group.scenario])
+                return await self.rubric.score(group, by_id[group.scenario])
             except UnavailableError as error:
                 found.dropped[group.scenario] = error.message_with_code
                 return None
 
-        begun = {}  # judges work while other episodes run
+        started = {}  # groups are scored while other episodes run
         try:
             async with aclosing(engine.run(scenarios, samples)) as groups, asyncio.TaskGroup() as scoring:
                 async for group in groups:
                     if group.dropped:
                         found.dropped[group.scenario] = group.dropped
                     else:
-                        begun[group.scenario] = scoring.create_task(scored(group))
+                        started[group.scenario] = scoring.create_task(score(group))
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first is what ended the others
+            raise errors.exceptions[0] from None  # the first one cancelled the others
         found.retried += engine.progress.retried
-        ended = (begun[each.id].result() for each in scenarios if each.id in begun)
+        ended = (started[each.id].result() for each in scenarios if each.id in started)
         whole = [group for group in ended if group is not None]
-        if found.dropped and not whole and not found.every:
+        if found.dropped and not whole and not found.scored:
             raise UnavailableError(
                 "training.no-scored-groups", f"no group could be run and scored: {next(iter(found.dropped.values()))}"
             )
         return whole
 
 
-async def accuracy(groups: Iterable[ScoredGroup], judge: Judge, advance: Advance) -> float:
-    """The share of episodes whose answers are right, [0, 1]; 0 without any.
+async def measure_accuracy(groups: Iterable[ScoredGroup], judge: Judge, advance: Advance) -> float:
+    """Return the share of episodes with a correct answer, [0, 1]; 0 if there are none.
 
     Raises:
-        UnavailableError: the judge gave no verdict on some answer.
+        UnavailableError: the judge gave no verdict on an answer.
     """
     asked = [(each, group.scenario) for group in groups for each in group.trajectories]
-    verdicts = await at_once(lambda pair: judge_one(*pair, judge), asked, advance)
+    verdicts = await map_concurrently(lambda pair: judge_trajectory(*pair, judge), asked, advance)
     for each in verdicts:
         if each.correct is None:
             raise UnavailableError(

@@ -1,12 +1,13 @@
-"""Who samples while the trainer learns: vLLM servers that are given each step's adapter, or the trainer's own model.
+"""Sample episodes from the policy that is being trained: on vLLM servers, or with the trainer's own model.
 
-What always holds: an adapter is served under a name that is used once (run, attempt, step), and every episode names it.
+Invariant: each adapter is served under a name that is used once (run, attempt, step), and every episode records it.
 """
 
 import io
 import json
 import logging
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from gumshoe.artifacts.storage import write_atomically
+from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.transformers_policy import TransformersPolicy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
@@ -24,74 +26,76 @@ from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptio
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.sessions import OpenChatSession, token_chat_sessions
 from gumshoe.training.launch.adapter_transfer import AdapterTransfer
-from gumshoe.training.run_spec import ADAPTERS, SERVED
+from gumshoe.training.launch.lifecycle import Lifecycle
+from gumshoe.training.launch.rendezvous import StopRequestedError, run_in_main
+from gumshoe.training.run_spec import ADAPTERS, SERVED, RunSpec
 
-_PATIENCE, _PAUSE = ServerOptions().start_deadline, 1.0  # seconds for a server that is being started again
+_PATIENCE, _PAUSE = ServerOptions().start_deadline, 1.0  # seconds to wait for a restarting server, and between tries
 _DEADLINE = 300  # seconds for a server to load an adapter
 
 _log = logging.getLogger(__name__)
 
 
 class Sampler(Protocol):
-    """Where episodes come from."""
+    """Sample from the policy that was published last."""
 
     version: str
-    """What the policy is called since it was published last."""
+    """Name of the policy that was published last."""
 
     @property
     def servers(self) -> int:
-        """How many have what was published last, and share out the episodes."""
+        """Number of servers that share the episodes."""
         ...
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
-        """Take a model with an adapter as it stands; what fails is not tried again once `is_stopping` says so."""
+        """Make the current weights of a model's adapter the policy. Stop retrying once `is_stopping` returns True."""
         ...
 
     def open(self, sampling: Sampling) -> AbstractAsyncContextManager[OpenChatSession]:
-        """Begins conversations with what was published last."""
+        """Return a context that opens chat sessions with the policy."""
         ...
 
 
-class _OnServers:
-    """What samplers of vLLM servers have in common."""
+class _ServerSampler:
+    """Base of the samplers that use vLLM servers."""
 
     __slots__ = ()
     urls: tuple[str, ...]
-    """Of the servers that have what was published last."""
+    """Addresses of the servers that serve the policy."""
     version: str
     chat: ChatFormat
     max_context: int
 
     @property
     def servers(self) -> int:
-        """As `Sampler.servers`."""
+        """Number of servers, as `Sampler.servers`."""
         return len(self.urls)
 
     @asynccontextmanager
     async def open(self, sampling: Sampling) -> AsyncIterator[OpenChatSession]:
-        """As `Sampler.open`."""
+        """Open chat sessions, as `Sampler.open`."""
         async with VLLMPolicy(self.urls, self.version, RequestLimits(patience=_PATIENCE)) as policy:
             yield token_chat_sessions(policy, self.chat, sampling, self.max_context)
 
 
 @dataclass(slots=True)
-class ServedSampler(_OnServers):
-    """vLLM servers, which are given the adapter alone."""
+class VLLMSampler(_ServerSampler):
+    """Sample on vLLM servers that load adapters from the run's directory."""
 
     urls: tuple[str, ...]
     chat: ChatFormat
     max_context: int
     directory: Path
-    """The run's: adapters are saved in it."""
+    """Directory of the run, where adapters are saved."""
     version: str = ""
     _place: Path | None = field(default=None, init=False)
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
-        """As `Sampler.publish`: saved, loaded by every server, and the one before is unloaded.
+        """Save the adapter, load it into every server, and unload the previous one.
 
         Raises:
-            AdapterError: a server does not take it.
-            ServerError: a server does not answer, and did not come back either.
+            AdapterError: a server rejects the adapter.
+            ServerError: a server does not answer, and did not come back in time.
         """
         place = self.directory / ADAPTERS / version
         model.save_pretrained(str(place))
@@ -110,52 +114,51 @@ class ServedSampler(_OnServers):
 
         with ThreadPoolExecutor(len(self.urls)) as pool:
             list(pool.map(load, self.urls))
-        before, gone = self.version, self._place
+        old, old_place = self.version, self._place
         self.version, self._place = version, place
-        if gone is not None:
-            self._retire(before, gone)
+        if old_place is not None:
+            self._unload(old, old_place)
 
-    def _retire(self, version: str, place: Path) -> None:
+    def _unload(self, version: str, place: Path) -> None:
         for url in self.urls:
             try:
                 unload_adapter(url, version, _DEADLINE)
-            except (AdapterError, ServerError) as error:  # it was started again meanwhile, without it
+            except (AdapterError, ServerError) as error:  # the server was restarted, without this adapter
                 _log.info("%s", error)
         shutil.rmtree(place)
 
 
 @dataclass(slots=True)
-class HandedOverSampler(_OnServers):
-    """vLLM servers on other machines, which are given the adapter alone, through a store."""
+class RemoteVLLMSampler(_ServerSampler):
+    """Sample on vLLM servers on other machines, which load adapters from a store."""
 
-    handover: AdapterTransfer
+    transfer: AdapterTransfer
     chat: ChatFormat
     max_context: int
     directory: Path
-    """The run's: adapters are saved in it until they are in the store."""
+    """Directory of the run, where adapters are saved until they are in the store."""
     version: str = ""
     urls: tuple[str, ...] = field(default=(), init=False)
-    """Of the servers that have it."""
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
-        """As `Sampler.publish`: saved, sent, and loaded by every server.
+        """Save the adapter, upload it, and wait until every server serves it.
 
         Raises:
-            AdapterError: a server does not take it.
-            UsageError: a server takes fewer tokens than an episode may have.
-            UnavailableError: the store does not take it, or a server does not have it in time.
-            StorageError: the store refuses it.
+            AdapterError: a server rejects the adapter.
+            UsageError: the context of a server is shorter than `max_context`.
+            UnavailableError: the store is unreachable, or a server does not serve the adapter in time.
+            StorageError: the store rejects the upload.
         """
         place = self.directory / ADAPTERS / version
         model.save_pretrained(str(place))
-        self.urls = self.handover.transfer(place, version, is_stopping)
+        self.urls = self.transfer.transfer(place, version, is_stopping)
         self.version = version
         shutil.rmtree(place)
 
 
 @dataclass(slots=True)
-class OwnSampler:
-    """The trainer's own model, in this process."""
+class InProcessSampler:
+    """Sample with the trainer's own model, in this process."""
 
     chat: ChatFormat
     max_context: int
@@ -164,20 +167,68 @@ class OwnSampler:
 
     @property
     def servers(self) -> int:
-        """As `Sampler.servers`."""
+        """Number of servers, as `Sampler.servers`: this process counts as one."""
         return 1
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:  # noqa: ARG002
-        """As `Sampler.publish`."""
+        """Keep the model, whose weights are current anyway."""
         self._model, self.version = model, version
 
     @asynccontextmanager
     async def open(self, sampling: Sampling) -> AsyncIterator[OpenChatSession]:
-        """As `Sampler.open`."""
-        policy = TransformersPolicy.around(self._model, self.version)
+        """Open chat sessions, as `Sampler.open`."""
+        policy = TransformersPolicy.from_model(self._model, self.version)
         was_training = self._model.training
         self._model.eval()
         try:
             yield token_chat_sessions(policy, self.chat, sampling, self.max_context)
         finally:
             self._model.train(was_training)
+
+
+def create_sampler(spec: RunSpec, chat: ChatFormat) -> Sampler:
+    """Return the sampler of a run: vLLM servers, through a store if they are on other machines, or the model itself."""
+    settings = spec.settings
+    context, store = settings.model.max_context, settings.rollouts.handover
+    if not spec.urls:
+        return InProcessSampler(chat, context)
+    if store:
+        return RemoteVLLMSampler(AdapterTransfer(store, spec.urls, context), chat, context, spec.directory)
+    return VLLMSampler(spec.urls, chat, context, spec.directory)
+
+
+class PolicyPublisher:
+    """Publish the weights after each step, once, under a new name.
+
+    Attributes:
+        seconds: duration of the last call of `publish`.
+    """
+
+    def __init__(self, spec: RunSpec, sampler: Sampler, lifecycle: Lifecycle) -> None:
+        self._prefix = f"r{spec.run}-{spec.attempt}-policy-"
+        self._sampler, self._lifecycle = sampler, lifecycle
+        self._published = ""
+        self.seconds = 0.0
+
+    def publish(self) -> None:
+        """Publish the current weights as the policy of the next episodes. Call it in all processes at once.
+
+        Raises:
+            AdapterError, ServerError, StorageError, UnavailableError: as `Sampler.publish`.
+            StopRequestedError: the process was asked to stop while it published.
+        """
+        started = time.monotonic()
+        name = f"{self._prefix}{self._lifecycle.step}"
+        if self._published != name:
+            model = self._lifecycle.gather_model()
+            run_in_main(self._lifecycle.trainer.accelerator, lambda: self._publish(model, name))
+            self._published = name
+        self.seconds = time.monotonic() - started
+
+    def _publish(self, model: Any, name: str) -> None:
+        try:
+            self._sampler.publish(model, name, lambda: self._lifecycle.is_stopping)
+        except UnavailableError:
+            if self._lifecycle.is_stopping:
+                raise StopRequestedError from None
+            raise

@@ -1,7 +1,7 @@
-"""Which scenarios a step of training works on.
+"""Decide which scenarios a training step works on.
 
-What always holds: it depends on the seed, the step and the draw alone, and on no state; so a run that was stopped goes
-on as the undisturbed one would, in whatever epoch.
+Invariant: this depends only on the seed, the step and the draw, and on no state. So a resumed run draws the same
+scenarios as an uninterrupted one, in any epoch.
 """
 
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from gumshoe.synthesis.rng import Rng
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The order of scenarios, from the first step on.
+    """Draw the scenarios of each step.
 
     >>> Schedule(scenarios, seed=42, groups=8).draw(step=0)
 
-    Invariant: there are at least as many scenarios as a step has groups.
+    Invariant: there are at least as many scenarios as groups per step.
     """
 
     scenarios: tuple[Scenario, ...]
     seed: int
     groups: int
-    """Scenarios of a step."""
+    """Scenarios per step."""
 
     def draw(self, step: int, draw: int = 0) -> list[Scenario]:
-        """What a step, from 0, works on [groups]; with a later draw, what takes the place of scenarios that taught
-        nothing, which may be fewer. A step never has a scenario twice.
+        """Return the scenarios of a step, [groups]; steps and draws are numbered from 0.
 
-        The first draws of all steps go through every scenario before any comes again, epoch after epoch.
+        The first draws of all steps use every scenario once before any is used again, epoch after epoch. Later draws
+        replace scenarios without a learning signal, and may return fewer. No scenario occurs twice in a step.
         """
         count = len(self.scenarios)
         places = range(step * self.groups, (step + 1) * self.groups)
-        first = [_epoch(count, self.seed, self.groups, place // count)[place % count] for place in places]
+        first = [_epoch_order(count, self.seed, self.groups, place // count)[place % count] for place in places]
         if draw:
             left = [each for each in range(count) if each not in set(first)]
             again = Rng(self.seed, "drawn again", step).shuffled(left)
@@ -42,12 +42,12 @@ class Schedule:
 
 
 @cache
-def _epoch(count: int, seed: int, groups: int, epoch: int) -> tuple[int, ...]:
-    """[count]: the order of an epoch. What it begins with is not what the step that it begins in has already."""
+def _epoch_order(count: int, seed: int, groups: int, epoch: int) -> tuple[int, ...]:
+    """Return the order of an epoch, [count]. If it starts within a step, it starts with scenarios new to that step."""
     order = Rng(seed, "epoch", epoch).shuffled(range(count))
-    begun = epoch * count % groups  # scenarios that the epoch before has in that step
-    if begun:
-        before = set(_epoch(count, seed, groups, epoch - 1)[-begun:])
-        begins = [each for each in order if each not in before][: groups - begun]
-        order = [*begins, *(each for each in order if each not in set(begins))]
+    used = epoch * count % groups  # scenarios of the previous epoch in the step that this epoch starts in
+    if used:
+        before = set(_epoch_order(count, seed, groups, epoch - 1)[-used:])
+        first = [each for each in order if each not in before][: groups - used]
+        order = [*first, *(each for each in order if each not in set(first))]
     return tuple(order)

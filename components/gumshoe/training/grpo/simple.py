@@ -1,4 +1,4 @@
-"""The mode `simple`: plain TRL on the first turn alone, rewarded by what it looks like. No episode is run."""
+"""The mode `simple`: plain TRL on the first turn only, with a heuristic reward. No episode is run."""
 
 import re
 from collections.abc import Iterable
@@ -13,30 +13,58 @@ from gumshoe.scenarios.scenario import Scenario
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_LONG = 4  # letters
+    from gumshoe.training.settings import TrainSettings
+
+_MIN_LETTERS = 4  # of a long word
 
 
-def static_prompts(scenarios: Iterable[Scenario], world: EnvFactory, chat: ChatFormat, max_turns: int) -> "Dataset":
-    """What episodes begin with, as text, with each question and its reference answer."""
+def build_prompts(scenarios: Iterable[Scenario], env: EnvFactory, chat: ChatFormat, max_turns: int) -> "Dataset":
+    """Return the prompts of episodes as text, with the question and the reference answer of each."""
     from datasets import Dataset
 
     rows = []
     for scenario in scenarios:
-        environment = world.new_environment(scenario, max_turns)
-        prompt = chat.prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
+        environment = env.new_environment(scenario, max_turns)
+        prompt = chat.encode_prompt(
+            environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
+        )
         rows.append({"prompt": prompt.text, "question": scenario.question, "reference": scenario.answer})
     return Dataset.from_list(rows)
 
 
 def first_turn(completions: list[str], question: list[str], reference: list[str], **_: Any) -> list[float]:
-    """[episodes]: what each first turn is worth, from -1 to 1."""
-    return [turn_value(*each) for each in zip(completions, question, reference, strict=True)]
+    """Return the reward of each first turn, [episodes], from -1 to 1."""
+    return [score_turn(*each) for each in zip(completions, question, reference, strict=True)]
 
 
-def turn_value(text: str, question: str, reference: str) -> float:
-    """-1 where there is no call; for a search, the share of its keywords whose words all stand in the question, times
-    the share of the question's long words that it has; for an answer at once, 1 if it is the reference's words; 0 for
-    anything else.
+def first_turn_means(logs: dict[str, float], settings: "TrainSettings", tokens_before: int) -> dict[str, Any]:
+    """Return the fields of a step's record that episodes would decide, from the trainer's own numbers.
+
+    `tokens_before` is the number of tokens of all earlier steps: the trainer counts those of the whole run.
+    """
+    sampled, groups = logs["completions/mean_length"], settings.groups
+    flat = round(logs["frac_reward_zero_std"] * groups)
+    return {
+        "reward": logs["reward"],
+        "reward_std": logs["reward_std"],
+        "trainable_tokens": round(sampled * groups * settings.rollouts.num_generations),
+        "tokens": round(logs["num_tokens"]) - tokens_before,
+        "groups": groups - flat,
+        "groups_wanted": groups,
+        "groups_flat": flat,
+        "sampled_tokens": sampled,
+        "turns": 1.0,
+    }
+
+
+def score_turn(text: str, question: str, reference: str) -> float:
+    """Return the reward of a first turn.
+
+    - No usable tool call: -1.
+    - A search: the share of keywords whose words all occur in the question, times the share of the question's long
+      words that it contains.
+    - An answer without a search: 1 if it matches the reference exactly, else 0.
+    - Anything else: 0.
     """
     try:
         call = parse_call(text)
@@ -50,9 +78,9 @@ def turn_value(text: str, question: str, reference: str) -> float:
         return 0.0
     asked = _words(question)
     searched = [_words(str(each)) for each in keywords]
-    apt = sum(bool(words) and words <= asked for words in searched) / len(searched)
-    telling = {word for word in asked if len(word) >= _LONG}
-    return apt * len(telling & set().union(*searched)) / max(1, len(telling))
+    precision = sum(bool(words) and words <= asked for words in searched) / len(searched)
+    long = {word for word in asked if len(word) >= _MIN_LETTERS}
+    return precision * len(long & set().union(*searched)) / max(1, len(long))
 
 
 def _words(text: str) -> set[str]:

@@ -5,20 +5,74 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from gumshoe.training.grpo.rollout_collector import SMALL, RolloutBatch
+import torch
+
+from gumshoe.training.algorithms.algorithm import Algorithm
+from gumshoe.training.grpo.rollout_collector import RolloutBatch
+from gumshoe.training.records import StepRecord
+
+if TYPE_CHECKING:
+    from gumshoe.training.grpo.trainer import StepMetrics
 
 _SHARES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 _CALLED = re.compile(r'"name": "(\w+)"')
 
 
+def step_record(
+    step: int,
+    logs: dict[str, float],
+    found: RolloutBatch,
+    metrics: "StepMetrics",
+    *,
+    beta: float,
+    accuracy: float | None,
+    seconds: float,
+    publish_seconds: float,
+    policy: str,
+) -> StepRecord:
+    """Return the record of a step, from the trainer's `logs` and `metrics` and the rollouts.
+
+    `beta` is the weight of the KL term, `seconds` the time of the whole step, and `policy` the name of the policy that
+    was published for it, for steps without episodes.
+    """
+    loss, kl = logs["loss"], logs.get("kl")
+    return StepRecord(
+        step=step,
+        loss=loss,
+        policy_loss=loss - beta * (kl or 0.0),
+        kl=kl,
+        entropy=logs.get("entropy"),
+        grad_norm=logs.get("grad_norm"),
+        learning_rate=logs["learning_rate"],
+        accuracy=accuracy,
+        trainable_tokens=metrics.trainable,
+        tokens=metrics.tokens,
+        groups_refused=metrics.off_policy,
+        skipped=metrics.is_skipped,
+        importance_ratio=metrics.ratio,
+        logprob_difference=metrics.difference,
+        use=max(1, metrics.uses),
+        clip_ratio=logs.get("clip_ratio"),
+        train_seconds=seconds - (found.seconds if metrics.uses <= 1 else 0.0),
+        publish_seconds=publish_seconds if metrics.uses <= 1 else 0.0,
+        policy=found.trajectories[0].policy if found.trajectories else policy,
+        **{
+            **episode_means(found),
+            "groups": len(found.groups) - metrics.off_policy,
+            **({"rollout_seconds": 0.0} if metrics.uses > 1 else {}),
+        },
+    )
+
+
 def episode_means(found: RolloutBatch) -> dict[str, object]:
-    """What a step's record says of its episodes."""
+    """Return the fields of a step's record that come from its episodes."""
     episodes = found.trajectories
     values = sorted(each.rewards["reward"] for each in episodes)
     took = sorted(each.policy_seconds + each.tool_seconds for each in episodes)
     names = dict.fromkeys(name for each in episodes for name in each.rewards if name != "reward")
-    begun = len(found.every) + len(found.dropped)
+    begun = len(found.scored) + len(found.dropped)
     return {
         "reward": statistics.fmean(values) if values else 0.0,
         "reward_std": statistics.pstdev(values) if values else 0.0,
@@ -26,7 +80,7 @@ def episode_means(found: RolloutBatch) -> dict[str, object]:
         "reward_quantiles": tuple(values[round(share * (len(values) - 1))] for share in (0, 0.25, 0.5, 0.75, 1))
         if values
         else (),
-        "scenarios": tuple(group.scenario.id for group in found.every),
+        "scenarios": tuple(group.scenario.id for group in found.scored),
         "groups": len(found.groups),
         "groups_wanted": found.wanted,
         "groups_flat": found.flat,
@@ -42,26 +96,22 @@ def episode_means(found: RolloutBatch) -> dict[str, object]:
     }
 
 
-def advantage_lines(found: RolloutBatch, scale: str) -> Iterator[str]:
-    """What a step's episodes were worth, group by group: each turn's call with its advantage.
-
-    `scale` is what rewards are divided by, as `optimizer.scale_advantages`.
-    """
-    every = [value for group in found.groups for value in group.rewards]
-    for group in found.groups:
+def advantage_lines(found: RolloutBatch, algorithm: Algorithm) -> Iterator[str]:
+    """Yield the advantages of a step, group by group and turn by turn, with the tool that each turn called."""
+    if not found.groups:
+        return
+    scaled = algorithm.advantages(torch.tensor([group.rewards for group in found.groups])).tolist()
+    for group, advantages in zip(found.groups, scaled, strict=True):
         yield f"{group.scenario.id}: {group.scenario.question}"
-        mean = statistics.fmean(group.rewards)
-        spread = {"none": 1.0, "batch": statistics.stdev(every), "group": statistics.stdev(group.rewards)}[scale]
         for place, (trajectory, reward) in enumerate(zip(group.trajectories, group.rewards, strict=True)):
-            advantage = (reward - mean) / (spread + (scale != "none") * SMALL)
-            turns = group.turn_advantages[place] if group.turn_advantages else [advantage] * trajectory.turns
-            said = [each.text for each in trajectory.segments if each.origin == "sampled"]
-            calls = [call[1] if (call := _CALLED.search(text)) else "no call" for text in said]
+            turns = group.turn_advantages[place] if group.turn_advantages else [advantages[place]] * trajectory.turns
+            texts = [each.text for each in trajectory.segments if each.origin == "sampled"]
+            calls = [call[1] if (call := _CALLED.search(text)) else "no call" for text in texts]
             by_turn = ", ".join(f"{call} {value:+.2f}" for call, value in zip(calls, turns, strict=False))
             yield f"  reward {reward:+.2f}: {by_turn}"
 
 
 def _mean(values: Iterator[float]) -> float:
-    """Of those that are numbers; 0 where none is."""
+    """Return the mean of the values that are numbers; 0 if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return statistics.fmean(known) if known else 0.0

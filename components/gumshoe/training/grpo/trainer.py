@@ -1,13 +1,13 @@
-"""TRL's GRPO trainer, with our rollouts in place of its own.
+"""TRL's GRPO trainer, with Gumshoe's rollouts instead of its own.
 
-What always holds: tokens are those that the policy saw and sampled; what the environment gave counts for nothing in the
-loss (but in the mode `rollout`); and an episode that the sampler's log-probabilities do not vouch for is left out.
+Invariants: tokens are exactly those that the policy saw and sampled. Tokens of the environment do not count in the
+loss, except in mode `rollout`. A group is dropped if the sampler's log-probabilities do not match the trainer's.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import trl.import_utils as trl_imports
@@ -15,118 +15,142 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gumshoe.errors import UnavailableError
 from gumshoe.rollouts.trajectory import Trajectory
-from gumshoe.training.grpo.logprobs import by_length, common_beginning, completion_logprobs, passed_logprobs
+from gumshoe.training.algorithms.algorithm import Algorithm, TokenBatch
+from gumshoe.training.grpo.logprobs import (
+    common_prefix_length,
+    compute_logprobs,
+    compute_logprobs_after_prefix,
+    sort_by_length,
+)
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
-from gumshoe.training.launch.rendezvous import in_main
+from gumshoe.training.launch.rendezvous import run_in_main
 
-trl_imports.is_vllm_available = lambda min_version=None: False  # noqa: ARG005 - TRL would import vLLM: 2 s and 100 MB
+trl_imports.is_vllm_available = lambda min_version=None: False  # noqa: ARG005 - or TRL imports vLLM: 2 s and 100 MB
 from trl import GRPOTrainer  # noqa: E402
 
 Rows = dict[str, list[Any]]
-"""What TRL takes: one entry an episode in each list."""
+"""A batch as TRL takes it: each list has one entry per episode."""
 
 
 @dataclass(slots=True)
 class StepMetrics:
-    """What the trainer found out about a step's tokens."""
+    """Statistics of a step's tokens, collected by the trainer."""
 
+    uses: int = 0
+    """Optimizer steps that used these episodes so far."""
     trainable: int = 0
+    """Number of tokens that are trained on."""
     tokens: int = 0
-    refused: int = 0
-    """Groups with an episode whose log-probabilities are another policy's."""
+    """Number of tokens that went through the model."""
+    off_policy: int = 0
+    """Number of groups with an episode that another policy sampled."""
     ratio: float = 1.0
-    """Mean importance ratio of trainer to sampler, at most 1 each, of sampled tokens: 1 less the total variation
-    between the two."""
+    """Mean importance ratio of trainer to sampler over sampled tokens, each at most 1: 1 minus the total variation
+    distance between the two."""
     difference: float = 0.0
-    """Mean difference of their log-probabilities, in nats."""
+    """Mean absolute difference of their log-probabilities, in nats per token."""
     is_skipped: bool = False
-    """No group was left, and the weights stayed as they were."""
+    """No group was left, so the weights did not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One episode as the trainer takes it. All lists are of one length, but for the prompt."""
+    """One episode in the trainer's format. All lists have the length of the completion, except the prompt."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
     logprobs: list[float | None]
-    """The sampler's; None where a token was not sampled and still counts."""
+    """Log-probabilities of the sampler; None for tokens that are trained on but were not sampled."""
     mask: list[int]
-    """1 where a token counts."""
+    """1 for each token that is trained on, else 0."""
     reward: float | None
-    advantages: list[float] | None = None
-    """[completion tokens], where each turn has its own."""
+    advantages: list[float]
+    """[completion tokens]"""
 
 
 def to_sample(
-    trajectory: Trajectory, reward: float, turns: Sequence[float] | None = None, *, injected_too: bool = False
+    trajectory: Trajectory, reward: float, advantages: Sequence[float], *, train_on_tool_tokens: bool = False
 ) -> TrainingSample:
-    """An episode: its prompt, and all that came after it.
+    """Return an episode in the trainer's format: its prompt, and everything after it.
+
+    `advantages` has one value per turn. The tokens of a tool result get the advantage of the turn after it.
 
     Raises:
-        NotTokenExactError: a chat model wrote it.
+        UsageError: the episode has no token ids, because a chat model wrote it.
     """
     prompt, *rest = trajectory.segments
     ids = trajectory.ids[len(prompt.ids) :]
-    mask, logprobs, advantages = list[int](), list[float | None](), list[float]()
+    mask, logprobs, by_token = list[int](), list[float | None](), list[float]()
     turn = 0
     for segment in rest:
         is_sampled = segment.origin == "sampled"
-        mask += [int(is_sampled or injected_too)] * len(segment.ids)
-        given = [None] * len(segment.ids) if injected_too else [0.0] * len(segment.ids)
+        mask += [int(is_sampled or train_on_tool_tokens)] * len(segment.ids)
+        given = [None] * len(segment.ids) if train_on_tool_tokens else [0.0] * len(segment.ids)
         logprobs += list(segment.logprobs) if is_sampled else given
-        if turns is not None:
-            advantages += [turns[min(turn, len(turns) - 1)]] * len(segment.ids)
+        by_token += [advantages[min(turn, len(advantages) - 1)]] * len(segment.ids)
         turn += is_sampled
-    return TrainingSample(list(prompt.ids), ids, logprobs, mask, reward, None if turns is None else advantages)
+    return TrainingSample(list(prompt.ids), ids, logprobs, mask, reward, by_token)
 
 
 def to_samples(
-    found: RolloutBatch, generations: int, filler: int, *, injected_too: bool = False, alike: bool = False
+    found: RolloutBatch,
+    algorithm: Algorithm,
+    generations: int,
+    filler: int,
+    *,
+    train_on_tool_tokens: bool = False,
+    alike: bool = False,
 ) -> list[TrainingSample]:
-    """The rows of a step, group after group. A group that is missing is made up with rows in which nothing counts, and
-    which begin as the others do where they are to be `alike`.
+    """Return the samples of a step, group by group, with the advantages of the algorithm.
+
+    A missing group is replaced by samples without trained tokens. With `alike`, these have the same prompt as the first
+    sample.
     """
-    rows: list[TrainingSample] = []
-    for group in found.groups:
-        turns: Sequence[Sequence[float] | None] = group.turn_advantages or [None] * len(group.trajectories)
-        for trajectory, reward, own in zip(group.trajectories, group.rewards, turns, strict=True):
-            rows.append(
-                to_sample(trajectory, reward, own, injected_too=injected_too)
+    samples: list[TrainingSample] = []
+    scaled = torch.zeros(0, generations)
+    if found.groups:
+        scaled = algorithm.advantages(torch.tensor([group.rewards for group in found.groups]))
+    for group, own in zip(found.groups, scaled.tolist(), strict=True):
+        for place, (trajectory, reward) in enumerate(zip(group.trajectories, group.rewards, strict=True)):
+            turns = group.turn_advantages[place] if group.turn_advantages else (own[place],)
+            samples.append(
+                to_sample(trajectory, reward, turns, train_on_tool_tokens=train_on_tool_tokens)
                 if trajectory.turns
-                else TrainingSample([filler], [filler], [0.0], [0], reward)  # the prompt alone fills the context
+                else TrainingSample([filler], [filler], [0.0], [0], reward, [0.0])  # the prompt fills the context
             )
     missing = found.wanted - len(found.groups)
-    prompt = rows[0].prompt_ids if rows and alike else [filler]
-    empty = TrainingSample(prompt, [filler], [0.0], [0], None)
-    return [*rows, *[empty] * (missing * generations)]
+    prompt = samples[0].prompt_ids if samples and alike else [filler]
+    empty = TrainingSample(prompt, [filler], [0.0], [0], None, [0.0])
+    return [*samples, *[empty] * (missing * generations)]
 
 
 def _given_reward(reward: list[float | None], **_: Any) -> list[float | None]:
-    """The reward that an episode has already."""
+    """Return the rewards that the episodes already have."""
     return reward
 
 
 @dataclass(slots=True)
 class Hooks:
-    """What the trainer asks of the run that it is part of."""
+    """Callbacks from the trainer to its run, and the state that they share."""
 
     roll_out: Callable[[int], RolloutBatch]
-    """The episodes of a step, from 0; asked in the main process."""
+    """Run the episodes of a step, numbered from 0. Called in the main process."""
+    algorithm: Algorithm
     publish: Callable[[], None]
-    """Make the weights as they are what the next episodes come from; asked in every process."""
+    """Publish the current weights as the policy of the next episodes. Called in every process."""
     most_difference: float
-    """Nats a token by which sampler and trainer may differ, as the mean of an episode."""
-    injected_too: bool = False
+    """Maximum mean absolute difference of log-probabilities between sampler and trainer in an episode, in nats per
+    token."""
+    train_on_tool_tokens: bool = False
     latest: StepMetrics = field(default_factory=StepMetrics)
     rollouts: RolloutBatch = field(default_factory=lambda: RolloutBatch(0))
 
 
 class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
-    """GRPO on episodes of an agent."""
+    """Train on the episodes of an agent with a group-relative algorithm."""
 
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
-    """TRL's: the passes of an optimizer step."""
+    """The passes of an optimizer step, an attribute of TRL's trainer."""
 
     def __init__(self, hooks: Hooks, **arguments: Any) -> None:
         with warnings.catch_warnings():
@@ -137,31 +161,32 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
                 **arguments,
             )
         self._hooks = hooks
-        # So TRL publishes the weights before a step's rollouts, and corrects for what sampler and trainer differ in.
+        # With this, TRL publishes the weights before a step's rollouts, and corrects for differences between sampler
+        # and trainer by importance sampling.
         self.use_vllm = True
         self._last_loaded_step = -1
-        self.vllm_generation = _Publisher(hooks.publish)
-        self._token_advantages: list[list[float] | None] = []
-        self._counted = torch.zeros(0, 0)  # [episodes, completion tokens]: of what goes through the model next
+        self.vllm_generation = _WeightSync(hooks.publish)
+        self._token_advantages: list[list[float]] = []
+        self._loss_mask = torch.zeros(0, 0)  # [episodes, completion tokens]: of the next forward pass
 
     @property
-    def _begins_once(self) -> bool:
-        """Whether what all prompts begin with goes through the model once: on a CPU, where that is most of the work."""
+    def _shares_prefix(self) -> bool:
+        """True if the common prefix of all prompts goes through the model once: on a CPU, where it costs the most."""
         return (
-            self.accelerator.num_processes == 1  # several have a wrapped model, which is called as a whole
+            self.accelerator.num_processes == 1  # several processes wrap the model, and must call it as a whole
             and self.accelerator.device.type == "cpu"
             and not self.args.gradient_checkpointing
         )
 
     def _roll_out(self, prompts: Sequence[Any]) -> Rows:
         self._hooks.latest = StepMetrics()
-        every = in_main(self.accelerator, self._samples)
+        every = run_in_main(self.accelerator, self._collect_samples)
         first = self.accelerator.process_index * len(prompts)
         rows = every[first : first + len(prompts)]
         if len(every) != self.accelerator.num_processes * len(prompts):
             raise AssertionError(f"{len(every)} episodes for {self.accelerator.num_processes} times {len(prompts)}")
         self._token_advantages = [row.advantages for row in rows]
-        self._counted = pad_sequence([torch.tensor(row.mask) for row in rows], batch_first=True)
+        self._loss_mask = pad_sequence([torch.tensor(row.mask) for row in rows], batch_first=True)
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.completion_ids for row in rows],
@@ -170,17 +195,22 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             "reward": [row.reward for row in rows],
         }
 
-    def _samples(self) -> list[TrainingSample]:
-        """Those of all processes."""
+    def _collect_samples(self) -> list[TrainingSample]:
+        """Return the samples of all processes."""
         found = self._hooks.rollouts = self._hooks.roll_out(self.state.global_step)
         filler = self._tokenizer.eos_token_id
-        injected_too = self._hooks.injected_too
-        return to_samples(found, self.num_generations, filler, injected_too=injected_too, alike=self._begins_once)
+        return to_samples(
+            found,
+            self._hooks.algorithm,
+            self.num_generations,
+            filler,
+            train_on_tool_tokens=self._hooks.train_on_tool_tokens,
+            alike=self._shares_prefix,
+        )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if any(each is not None for each in self._token_advantages):
-            batch["advantages"] = _padded(self._token_advantages, batch["completion_ids"])
+        batch["advantages"] = _pad(self._token_advantages, batch["completion_ids"])
         self._drop_off_policy_groups(batch)
         return batch
 
@@ -194,9 +224,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         compute_entropy: bool = False,
         **more: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """As TRL's, but without dropout where nothing is learned from it, without padding that is longer than what goes
-        through the model together, and 0 for what does not count, which is not asked for; on a CPU, what the prompts
-        begin with alike goes through the model once.
+        """Compute log-probabilities and entropies as TRL does, with four differences.
+
+        Dropout is off if no gradient is needed. Padding is only as long as the batch requires. Tokens that are not
+        trained on are skipped and get 0. On a CPU, the common prefix of the prompts goes through the model once.
         """
         if model.training and not torch.is_grad_enabled():
             model.eval()
@@ -206,87 +237,124 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
                 )
             finally:
                 model.train()
-        if self.aux_loss_enabled:  # a mixture's, of all that goes through the model
-            made: tuple[Any, Any, Any] = super()._get_per_token_logps_and_entropies(
+        if self.aux_loss_enabled:  # of a mixture of experts; it depends on all tokens
+            found: tuple[Any, Any, Any] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **more
             )
-            return made
-        beginning = common_beginning(input_ids, attention_mask, logits_to_keep) if self._begins_once else 0
+            return found
+        prefix = common_prefix_length(input_ids, attention_mask, logits_to_keep) if self._shares_prefix else 0
         size = batch_size or len(input_ids)
-        if not beginning:
+        if not prefix:
             with self.accelerator.autocast():
-                logprobs, entropies = passed_logprobs(
+                logprobs, entropies = compute_logprobs(
                     lambda ids, labels: model(input_ids=ids, labels=labels, fused_lm_head=True),
                     input_ids,
                     attention_mask,
-                    self._counted,
+                    self._loss_mask,
                     size,
                 )
             return logprobs, entropies if compute_entropy else None, None
-        split = (torch.split(whole, size) for whole in (input_ids, attention_mask, self._counted))
+        split = (torch.split(whole, size) for whole in (input_ids, attention_mask, self._loss_mask))
         parts = [
-            completion_logprobs(model, ids, mask, counted, beginning, self.temperature)
+            compute_logprobs_after_prefix(model, ids, mask, counted, prefix, self.temperature)
             for ids, mask, counted in zip(*split, strict=True)
         ]
         logprobs, entropies = (torch.cat(each) for each in zip(*parts, strict=True))
         return logprobs, entropies if compute_entropy else None, None
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """As TRL's, but passes have episodes of like lengths, the longest first: a pass costs what its longest episode
-        does for each. Not where a pass is what a loss is a mean over.
+        """Prepare passes as TRL does, but with episodes of similar length in each, the longest first.
+
+        The cost of a pass grows with its longest episode. Passes stay mixed if the loss is a mean over each pass.
         """
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        made = self._buffered_inputs
-        is_by_pass = self.loss_type == "bnpo" or self.aux_loss_enabled
-        if made is not None and made is not before and not is_by_pass:
-            self._buffered_inputs = made = by_length(made)
-            inputs = made[self._step % len(made)]
+        passes = self._buffered_inputs
+        is_by_pass = self._hooks.algorithm.by_pass or self.aux_loss_enabled
+        if passes is not None and passes is not before and not is_by_pass:
+            self._buffered_inputs = passes = sort_by_length(passes)
+            inputs = passes[self._step % len(passes)]
         return inputs
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        self._counted = inputs["completion_mask"] * inputs["tool_mask"]
+        """Return a pass's share of the algorithm's loss, with importance weights and the KL term of `beta`."""
         if self._hooks.latest.is_skipped and self.is_deepspeed_enabled:
-            # It takes its step as soon as it has the last pass's gradient, and has that wait for passes to come.
+            # DeepSpeed steps as soon as it has the gradient of the last pass, so make this pass not the last one.
             self.accelerator.gradient_state._set_sync_gradients(False)
-        loss: torch.Tensor = super()._compute_loss(model, inputs)
-        # TRL's means are over the tokens of a pass, and what it tells of a step is the mean of its passes.
-        counted = self.accelerator.reduce(self._counted.sum().float(), reduction="sum")
-        weight = float(counted * self.args.steps_per_generation / inputs["num_items_in_batch"].clamp(min=1))
-        for name in ("kl", "entropy"):
-            if values := self._metrics["train"].get(name):
-                values[-1] *= weight
-        return loss
+        algorithm = self._hooks.algorithm
+        self._loss_mask = inputs["completion_mask"] * inputs["tool_mask"]
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attended = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model,
+            ids,
+            attended,
+            inputs["completion_ids"].size(1),
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+        )
+        passes = int(self.current_gradient_accumulation_steps)
+        share = passes / self.args.steps_per_generation / self.accelerator.num_processes
+        batch = TokenBatch(
+            logprobs=logprobs,
+            old_logprobs=inputs["old_per_token_logps"],
+            advantages=inputs["advantages"],
+            mask=self._loss_mask,
+            step_tokens=inputs["num_items_in_batch"].clamp(min=1.0) * share,
+            passes=passes,
+            max_length=self.max_completion_length,
+        )
+        losses = algorithm.token_loss(batch) * inputs["importance_sampling_ratio"]
+        values = {"entropy": cast(torch.Tensor, entropies), "clip_ratio": algorithm.clipped(batch).float()}
+        if self.beta:
+            difference = inputs["ref_per_token_logps"] - logprobs
+            # The unbiased estimate of the KL divergence (https://arxiv.org/abs/2512.02556).
+            kl = (difference.exp() - difference - 1) * algorithm.ratio(batch)
+            losses = losses + self.beta * kl
+            values["kl"] = kl
+        self._log_means(values, inputs["num_items_in_batch"])
+        loss = algorithm.reduce(losses, batch)
+        return loss + self.router_aux_loss_coef * aux_loss / passes if self.aux_loss_enabled else loss
+
+    def _log_means(self, values: Mapping[str, torch.Tensor], step_tokens: torch.Tensor) -> None:
+        """Log means over the trained tokens of a step. TRL averages what passes log, so each logs its share.
+
+        `values` are [episodes, tokens], or [episodes, 1] if all tokens of an episode share one.
+        """
+        weight = float(self.args.steps_per_generation / step_tokens.clamp(min=1))
+        sums = torch.stack([(each.detach() * self._loss_mask).sum() for each in values.values()])
+        for name, value in zip(values, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True):
+            self._metrics["train"][name].append(value * weight)
 
     def _drop_off_policy_groups(self, batch: dict[str, Any]) -> None:
-        """Leave out the groups of episodes that came from other weights than these.
+        """Mask the groups whose episodes were sampled from other weights than the trainer's.
 
         Raises:
-            UnavailableError: that is all of them.
+            UnavailableError: all groups are off-policy.
         """
         mask = batch["completion_mask"] * batch["tool_mask"]  # [episodes, tokens]
         sampled = mask.bool() & ~torch.isnan(batch["sampling_per_token_logps"])
-        apart = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).where(sampled, 0.0)
+        difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).where(sampled, 0.0)
         counts = sampled.sum(1)
-        by_episode = apart.abs().sum(1) / counts.clamp(min=1)
+        by_episode = difference.abs().sum(1) / counts.clamp(min=1)
         by_group = by_episode.view(-1, self.num_generations).amax(1)
-        alien = ~(by_group <= self._hooks.most_difference)  # [groups]; what is no number is alien too
+        off_policy = ~(by_group <= self._hooks.most_difference)  # [groups]; NaN is off-policy too
         there = counts.view(-1, self.num_generations).sum(1) > 0
-        kept = (~alien).repeat_interleave(self.num_generations)
+        kept = (~off_policy).repeat_interleave(self.num_generations)
         batch["tool_mask"] = batch["tool_mask"] * kept.unsqueeze(1)
         mask = mask * kept.unsqueeze(1)
         read = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)  # [episodes]
-        ratios = apart.exp().clamp(max=1).where(sampled, 0.0).sum()
-        sums = (mask.sum(), read[counts > 0].sum(), alien.sum(), (there & ~alien).sum(), counts.sum())
-        own = torch.stack([*(each.double() for each in sums), ratios.double(), apart.abs().sum().double()])
-        trainable, tokens, refused, left, total, ratios, apart_by = self.accelerator.gather(own[None]).sum(0)
+        ratios = difference.exp().clamp(max=1).where(sampled, 0.0).sum()
+        sums = (mask.sum(), read[counts > 0].sum(), off_policy.sum(), (there & ~off_policy).sum(), counts.sum())
+        own = torch.stack([*(each.double() for each in sums), ratios.double(), difference.abs().sum().double()])
+        trainable, tokens, dropped, left, total, ratios, differences = self.accelerator.gather(own[None]).sum(0)
         batch["num_items_in_batch"] = trainable.long()
         latest = self._hooks.latest
-        latest.trainable, latest.tokens, latest.refused = int(trainable), int(tokens), int(refused)
+        latest.trainable, latest.tokens, latest.off_policy = int(trainable), int(tokens), int(dropped)
         latest.ratio = float(ratios / total) if total else 1.0
-        latest.difference = float(apart_by / total.clamp(min=1))
+        latest.difference = float(differences / total.clamp(min=1))
         latest.is_skipped = not trainable
-        if latest.refused and not left:
+        if latest.off_policy and not left:
             most = self.accelerator.gather(by_group.max()[None]).max()
             raise UnavailableError(
                 "training.off-policy-step",
@@ -295,7 +363,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             )
 
     def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        """As TRL's; where nothing is left to learn from, no weight moves, not by the optimizer's momentum either."""
+        """Train on a pass as TRL does. If no group is left, no weight changes, not even by the optimizer's momentum."""
         state = self.accelerator.gradient_state
         is_last = state.sync_gradients
         try:
@@ -309,16 +377,15 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
 
 
 @dataclass(frozen=True, slots=True)
-class _Publisher:
-    """What TRL takes for its connection to vLLM."""
+class _WeightSync:
+    """Stand in for TRL's connection to vLLM."""
 
     sync_weights: Callable[[], None]
 
 
-def _padded(rows: Sequence[Sequence[float] | None], like: torch.Tensor) -> torch.Tensor:
-    """[episodes, tokens]: rows of advantages, 0 where they end."""
-    made = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+def _pad(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
+    """Return rows of advantages as a tensor [episodes, tokens], padded with 0."""
+    padded = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
     for place, row in enumerate(rows):
-        if row:
-            made[place, : len(row)] = torch.tensor(row)
-    return made
+        padded[place, : len(row)] = torch.tensor(row)
+    return padded

@@ -1,8 +1,9 @@
-"""A step's adapter on its way to servers on other machines: into a store, and from there, by the loader beside each
-server (`gumshoe adapter-loader`), into vLLM.
+"""Transfer a step's adapter to servers on other machines, through a store.
 
-What always holds: nobody is asked for an adapter before every server that counts has it. Which servers there are is
-asked anew for each adapter, since pods come and go.
+The loader beside each server (`gumshoe adapter-loader`) fetches the adapter from the store and loads it into vLLM.
+
+Invariant: no request uses an adapter before all required servers serve it. The servers are looked up again for each
+adapter, because pods come and go.
 """
 
 import asyncio
@@ -21,84 +22,85 @@ from tenacity import Retrying, retry_if_exception_type, wait_fixed
 
 from gumshoe.artifacts.adapter_layout import ADAPTERS, LOADER_PORT, STATUS
 from gumshoe.artifacts.manifest import InvalidManifestError
-from gumshoe.artifacts.pruning import prune
+from gumshoe.artifacts.pruning import prune_store
 from gumshoe.artifacts.storage import Limits
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError, UnavailableError
-from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, names_within_limit
-from gumshoe.terminal import quiet
+from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, parse_model_names
+from gumshoe.terminal import hide_progress
 
-_PAUSE = 0.5  # seconds between two looks
-_ANSWER = 10.0  # seconds for a name, a server or a loader to answer
+_PAUSE = 0.5  # seconds between two checks
+_TIMEOUT = 10.0  # seconds for DNS, a server or a loader to answer
 _KEPT = 2  # adapters in the store
-_REFUSALS = 3  # in a row, of one adapter, after which a server is not going to take it
+_MAX_REJECTIONS = 3  # in a row, of one adapter, after which the transfer fails
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A server, when it was looked at."""
+class _ServerStatus:
+    """The state of a server when it was checked."""
 
     url: str
-    has: bool
-    """Whether it serves the adapter."""
-    counts: bool = True
-    """Whether it is waited for."""
-    why: str = ""
-    """Why it does not serve it."""
+    is_serving: bool
+    """The server serves the adapter."""
+    is_required: bool = True
+    """The transfer waits for this server."""
+    reason: str = ""
+    """Why the server does not serve the adapter."""
 
 
 @dataclass(slots=True)
 class AdapterTransfer:
-    """The way to the servers of one run."""
+    """Transfer adapters to the servers of one run."""
 
     uri: str
-    """Of the store, which is this run's alone."""
+    """URI of the store, used by this run only."""
     names: tuple[str, ...]
-    """As http://HOST:PORT; each address that a host's name has is a server."""
+    """Addresses as http://HOST:PORT; each IP address of a host name is a server."""
     max_context: int
-    """Tokens that each server has to take."""
+    """Context that each server must support, in tokens."""
     deadline: float = ServerOptions().start_deadline
-    """Seconds for an adapter to be served by all: a server may be being started again."""
+    """Seconds until all servers must serve an adapter; enough for a server to restart."""
     loader_port: int = LOADER_PORT
-    _known: frozenset[str] | None = field(default=None, init=False)
-    """The servers that had the last adapter; none is told apart before the first."""
+    _serving: frozenset[str] | None = field(default=None, init=False)
+    """The servers that served the last adapter; None before the first transfer."""
 
     def transfer(self, place: Path, version: str, is_stopping: Callable[[], bool]) -> tuple[str, ...]:
-        """Have every server serve the adapter in a directory, under a name that is used once: their addresses.
+        """Make every server serve the adapter in a directory, and return the addresses of the servers.
 
-        A server that was not there the last time counts as soon as its loader has had it serve something; one that is
-        gone counts no longer. Older adapters are removed from the store then.
+        `version` is a name that is used once. A new server is required once its loader has loaded an adapter; a server
+        that no longer exists is not required. Older adapters are then removed from the store.
 
         Raises:
-            AdapterError: a server refuses it.
-            UsageError: a server takes fewer tokens.
-            StorageError: the store refuses it.
-            UnavailableError: the store does not take it, or not all servers have it in time or before it `is_stopping`.
+            AdapterError: a server rejects the adapter.
+            UsageError: the context of a server is shorter than `max_context`.
+            StorageError: the store rejects the upload.
+            UnavailableError: the store is unreachable, or not all servers serve the adapter before the deadline or
+                before `is_stopping` returns True.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
 
         def is_over() -> bool:
-            return is_stopping() or time.monotonic() - begun > self.deadline
+            return is_stopping() or time.monotonic() - started > self.deadline
 
         store = Store(self.uri, Limits(attempts=4, deadline=self.deadline))
-        self._send(store, place, version, is_over)
-        urls = asyncio.run(self._served(version, is_over))
+        self._upload(store, place, version, is_over)
+        urls = asyncio.run(self._wait_until_served(version, is_over))
         try:
-            prune(store, keep=_KEPT, older_than=timedelta(), kind=ADAPTERS)
-        except GumshoeError as error:  # they are removed the next time
-            _log.warning("older adapters are still in the store: %s", error.message_with_code)
+            prune_store(store, keep=_KEPT, older_than=timedelta(), kind=ADAPTERS)
+        except GumshoeError as error:  # the next transfer removes them
+            _log.warning("could not remove older adapters from the store: %s", error.message_with_code)
         return urls
 
-    def _send(self, store: Store, place: Path, version: str, is_over: Callable[[], bool]) -> None:
+    def _upload(self, store: Store, place: Path, version: str, is_over: Callable[[], bool]) -> None:
         retrying = Retrying(
             retry=retry_if_exception_type(UnavailableError),
             stop=lambda _: is_over(),
             wait=wait_fixed(_PAUSE),
             reraise=True,
         )
-        with quiet():
+        with hide_progress():
             retrying(store.publish, place, ADAPTERS, version)
         latest = retrying(store.latest, ADAPTERS)
         if latest != version:
@@ -108,17 +110,17 @@ class AdapterTransfer:
                 "machine's clock is behind; give each run its own rollouts.handover",
             )
 
-    async def _served(self, version: str, is_over: Callable[[], bool]) -> tuple[str, ...]:
-        """Wait until all have it."""
-        async with httpx.AsyncClient(timeout=_ANSWER, trust_env=False) as client:
+    async def _wait_until_served(self, version: str, is_over: Callable[[], bool]) -> tuple[str, ...]:
+        """Wait until all required servers serve the adapter, and return their addresses."""
+        async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False) as client:
             while True:
-                looked = await asyncio.gather(*(self._look(client, name, version) for name in self.names))
-                seen = [each for servers in looked for each in servers]
-                missing = [f"{each.url}: {each.why}" for each in seen if each.counts and not each.has]
+                by_name = await asyncio.gather(*(self._check_name(client, name, version) for name in self.names))
+                found = [each for servers in by_name for each in servers]
+                missing = [f"{each.url}: {each.reason}" for each in found if each.is_required and not each.is_serving]
                 missing += [
-                    f"{name} has no address" if not servers else f"no server at {name} serves it yet: {servers[0].why}"
-                    for name, servers in zip(self.names, looked, strict=True)
-                    if not any(each.has or each.counts for each in servers)
+                    f"no server at {name} serves it yet: {servers[0].reason}" if servers else f"{name} has no address"
+                    for name, servers in zip(self.names, by_name, strict=True)
+                    if not any(each.is_serving or each.is_required for each in servers)
                 ]
                 if not missing:
                     break
@@ -127,81 +129,82 @@ class AdapterTransfer:
                         "training.adapter-not-served", f"not all servers serve {version} yet: {'; '.join(missing)}"
                     )
                 await asyncio.sleep(_PAUSE)
-        self._known = frozenset(each.url for each in seen if each.has)
-        # A name with one address stays a name: who takes that server's place is found by it too.
+        self._serving = frozenset(each.url for each in found if each.is_serving)
+        # Keep the name if it has one address: it also finds a server that replaces this one.
         return tuple(
             name if len(servers) == 1 else each.url
-            for name, servers in zip(self.names, looked, strict=True)
+            for name, servers in zip(self.names, by_name, strict=True)
             for each in servers
-            if each.has
+            if each.is_serving
         )
 
-    async def _look(self, client: httpx.AsyncClient, name: str, version: str) -> list[_Seen]:
-        """The servers of a name."""
+    async def _check_name(self, client: httpx.AsyncClient, name: str, version: str) -> list[_ServerStatus]:
+        """Return the state of each server of a host name."""
         url = httpx.URL(name)
-        servers = [url.copy_with(host=address) for address in await _addresses(url)]
-        return await asyncio.gather(*(self._see(client, server, version) for server in servers))
+        servers = [url.copy_with(host=address) for address in await _resolve_addresses(url)]
+        return await asyncio.gather(*(self._check_server(client, server, version) for server in servers))
 
-    async def _see(self, client: httpx.AsyncClient, server: httpx.URL, version: str) -> _Seen:
+    async def _check_server(self, client: httpx.AsyncClient, server: httpx.URL, version: str) -> _ServerStatus:
         url = str(server).rstrip("/")
         try:
-            answer = await _adapter_arrived(client, f"{url}/v1/models")
-            if version in names_within_limit(answer, url, self.max_context):
-                return _Seen(url, has=True)
-            why = "vLLM does not serve it"
+            answer = await _get(client, f"{url}/v1/models")
+            if version in parse_model_names(answer, url, self.max_context):
+                return _ServerStatus(url, is_serving=True)
+            reason = "vLLM does not serve it"
         except ServerError as error:
-            why = str(error)
-        status, told = await self._told(client, server)
-        if status.get("wanted") == version and status.get("refusals", 0) >= _REFUSALS:
-            raise AdapterError("inference.adapter-rejected", f"{url} refused {version}: {told}")
-        counts = self._known is None or url in self._known or status.get("serving") is not None
-        return _Seen(url, has=False, counts=counts, why=f"{why}; loader: {told}")
+            reason = str(error)
+        status, text = await self._read_loader_status(client, server)
+        if status.get("wanted") == version and status.get("refusals", 0) >= _MAX_REJECTIONS:
+            raise AdapterError("inference.adapter-rejected", f"{url} rejected {version}: {text}")
+        is_required = self._serving is None or url in self._serving or status.get("serving") is not None
+        return _ServerStatus(url, is_serving=False, is_required=is_required, reason=f"{reason}; loader: {text}")
 
-    async def _told(self, client: httpx.AsyncClient, server: httpx.URL) -> tuple[dict[str, Any], str]:
-        """What a server's loader knows, and that in words."""
+    async def _read_loader_status(self, client: httpx.AsyncClient, server: httpx.URL) -> tuple[dict[str, Any], str]:
+        """Return the status of a server's loader, and a summary in words; an empty status if it does not answer."""
         place = server.copy_with(port=self.loader_port, path=STATUS)
         try:
-            status = (await _adapter_arrived(client, str(place))).raise_for_status().json()
-            said = status["error"] or f"serves {status['serving']}, wants {status['wanted']}"
+            status = (await _get(client, str(place))).raise_for_status().json()
+            text = status["error"] or f"serves {status['serving']}, wants {status['wanted']}"
         except (ServerError, httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             return {}, f"no status at {place}: {error}"
-        return status, str(said)
+        return status, str(text)
 
 
 def check_adapter_transfer(uri: str) -> None:
-    """See whether a store can be asked for adapters, before long work.
+    """Check that adapters can be read from a store, before a long start.
 
     Raises:
-        InvalidUriError, StorageError, UnavailableError: it cannot.
+        InvalidUriError, StorageError, UnavailableError: the store cannot be read.
     """
-    with suppress(InvalidManifestError):  # the next that is published mends it
+    with suppress(InvalidManifestError):  # the next publish overwrites it
         Store(uri, Limits(attempts=3, read_timeout=20)).latest(ADAPTERS)
 
 
-async def _adapter_arrived(client: httpx.AsyncClient, url: str) -> httpx.Response:
+async def _get(client: httpx.AsyncClient, url: str) -> httpx.Response:
     try:
-        async with asyncio.timeout(_ANSWER):
+        async with asyncio.timeout(_TIMEOUT):
             return await client.get(url)
     except TimeoutError:
-        raise ServerError("inference.server-unreachable", f"{url} did not answer within {_ANSWER:g} seconds") from None
+        raise ServerError("inference.server-unreachable", f"{url} did not answer within {_TIMEOUT:g} seconds") from None
     except httpx.HTTPError as error:
         raise ServerError(
             "inference.server-unreachable", f"{url} does not answer: {type(error).__name__}: {error}"
         ) from None
 
 
-async def _addresses(url: httpx.URL) -> list[str]:
-    """The addresses of a name; none where it has none now. Of a pod that has one of each kind, the older kind's, at
-    which vLLM listens.
+async def _resolve_addresses(url: httpx.URL) -> list[str]:
+    """Return the IP addresses of a host name, sorted; an empty list if it has none at the moment.
+
+    If a pod has addresses of both families, use IPv4, where vLLM listens.
     """
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_ANSWER):
+        async with asyncio.timeout(_TIMEOUT):
             found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError):
         return []
-    by_kind = [
-        sorted({str(place[0]) for kind, *_, place in found if kind == wanted})
-        for wanted in (socket.AF_INET, socket.AF_INET6)
+    by_family = [
+        sorted({str(place[0]) for kind, *_, place in found if kind == family})
+        for family in (socket.AF_INET, socket.AF_INET6)
     ]
-    return next(filter(None, by_kind), [])
+    return next(filter(None, by_family), [])

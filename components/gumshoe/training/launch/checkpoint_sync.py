@@ -1,7 +1,7 @@
-"""A run's checkpoints in a store: sent as they are made, and taken up from there on another machine.
+"""Upload a run's checkpoints to a store while it trains, and restore them from there on another machine.
 
-What always holds: the run goes on while they are sent; a checkpoint is in the store whole or not at all; and whoever
-takes the run up finds its last one, or its end.
+Invariants: training continues during uploads; a checkpoint in the store is complete; and a restored run finds its last
+checkpoint, or its end.
 """
 
 import os
@@ -13,34 +13,35 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gumshoe.artifacts.manifest import Manifest
-from gumshoe.artifacts.pruning import remove
+from gumshoe.artifacts.pruning import remove_artifact
 from gumshoe.artifacts.store import PRUNED, Store, VersionTakenError
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.terminal import err, printable, quiet
-from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, checkpoints, step_of
+from gumshoe.terminal import err, hide_progress, printable
+from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, find_checkpoints, step_of
 
-KIND = "checkpoints"
-_ATTEMPTS = "attempts"  # an empty object for each
-_OUTGOING = ".outgoing"  # in the run's directory, so that links to its files can be made
-_LOOK = 2.0  # seconds
-_PATIENCE = 30.0  # seconds until a store that failed is tried again
+CHECKPOINTS = "checkpoints"
+_ATTEMPTS = "attempts"  # prefix of an empty object per attempt
+_OUTGOING = ".outgoing"  # in the run's directory, so that its files can be hard-linked
+_POLL = 2.0  # seconds
+_RETRY_DELAY = 30.0  # seconds after a failed upload
 _END = "end"
 
 
 class CheckpointStore:
-    """The checkpoints of one run below a `file://` or `s3://` URI, which no other run has."""
+    """Keep the checkpoints of one run under a `file://` or `s3://` URI that no other run uses."""
 
-    def __init__(self, uri: str, kept: int) -> None:
+    def __init__(self, uri: str, limit: int) -> None:
         self._store = Store(uri)
-        self._kept = kept
-        self._sent: tuple[int, bool] | None = None  # the last checkpoint's step, and whether it was the end
+        self._limit = limit
+        self._uploaded: tuple[int, bool] | None = None  # step of the last checkpoint, and True if it ends the run
 
     def check_free(self) -> None:
-        """
+        """Check that the store contains no checkpoints.
+
         Raises:
-            UsageError: a run has sent its checkpoints there.
+            UsageError: the store contains checkpoints of a run.
         """
-        if self._store.list(KIND):
+        if self._store.list(CHECKPOINTS):
             raise UsageError(
                 "training.checkpoints-exist",
                 f"{self._store.uri} already contains checkpoints of a run; continue that run with --resume, or set "
@@ -48,17 +49,17 @@ class CheckpointStore:
             )
 
     def restore(self, directory: Path) -> None:
-        """Put the run's last checkpoint where nothing is, if there is one.
+        """Fetch the run's last checkpoint into a directory without a run; do nothing if there is none.
 
         Raises:
             UsageError: the run's checkpoints were pruned.
-            StorageError, UnavailableError, CorruptArtifactError: it cannot be had.
+            StorageError, UnavailableError, CorruptArtifactError: the checkpoint cannot be fetched.
         """
-        found = max(self._store.list(KIND), key=_order, default=None)
+        found = max(self._store.list(CHECKPOINTS), key=_parse_version, default=None)
         if (directory / SPEC).exists():
             return
         if found is None:
-            if any(each.key.endswith(f"/{PRUNED}") for each in self._store.storage.entries(f"{KIND}/")):
+            if any(each.key.endswith(f"/{PRUNED}") for each in self._store.storage.entries(f"{CHECKPOINTS}/")):
                 raise UsageError(
                     "training.checkpoints-pruned",
                     f"the checkpoints of the run in {self._store.uri} were pruned, and a version is never reused; "
@@ -70,16 +71,16 @@ class CheckpointStore:
             self._store.fetch(found.reference, place)
             (place / "manifest.json").unlink()
             names = sorted((each.name for each in place.iterdir()), key=lambda name: name == SPEC)
-            for name in names:  # the specification last: without it there is no run
-                if (directory / name).is_dir():  # of a restore that was killed
+            for name in names:  # the specification last: without it, the directory has no run
+                if (directory / name).is_dir():  # left by a restore that was killed
                     shutil.rmtree(directory / name)
                 (place / name).replace(directory / name)
-        _, step, is_over = _order(found)
-        self._sent = step, is_over
-        err.print(f"Took up {printable(self._store.uri)}: {found.reference}", soft_wrap=True)
+        _, step, is_over = _parse_version(found)
+        self._uploaded = step, is_over
+        err.print(f"Restored {found.reference} from {printable(self._store.uri)}", soft_wrap=True)
 
-    def claim(self, attempt: int) -> int:
-        """The number of an attempt that nobody has had, from the one given on: policies are named by it.
+    def claim_attempt(self, attempt: int) -> int:
+        """Reserve the first unused attempt number from `attempt` on, and return it; names of policies contain it.
 
         Raises:
             StorageError, UnavailableError: the store failed.
@@ -90,22 +91,22 @@ class CheckpointStore:
 
     @contextmanager
     def uploading(self, directory: Path, attempt: int) -> Iterator[None]:
-        """Send what is new in the run's directory while the block runs, and what is left of it at its end.
+        """Upload new checkpoints of the run's directory while the block runs, and the last one at its end.
 
         Raises:
-            UnavailableError: the last of it could not be sent, and nothing else went wrong.
+            UnavailableError: the last checkpoint could not be uploaded, and the block raised no error.
         """
         ended = threading.Event()
 
-        def keep_sending() -> None:
-            while not ended.wait(_LOOK):
+        def keep_uploading() -> None:
+            while not ended.wait(_POLL):
                 try:
                     self._upload(directory, attempt)
                 except (GumshoeError, OSError) as error:
-                    _warn(_not_uploaded(f"a checkpoint is not in the store yet: {error}"))
-                    ended.wait(_PATIENCE)
+                    _warn(_upload_error(f"could not upload a checkpoint, will retry: {error}"))
+                    ended.wait(_RETRY_DELAY)
 
-        sender = threading.Thread(target=keep_sending, name="checkpoints", daemon=True)
+        sender = threading.Thread(target=keep_uploading, name="checkpoints", daemon=True)
         sender.start()
         failed = False
         try:
@@ -119,7 +120,7 @@ class CheckpointStore:
             try:
                 self._upload(directory, attempt)
             except (GumshoeError, OSError) as error:
-                last = _not_uploaded(
+                last = _upload_error(
                     f"the run's last checkpoint is in {directory} but not in the store: {error}; continue with --resume"
                 )
                 if not failed:
@@ -127,37 +128,37 @@ class CheckpointStore:
                 _warn(last)
 
     def _upload(self, directory: Path, attempt: int) -> None:
-        newest = next(reversed(checkpoints(directory)), None)
+        newest = next(reversed(find_checkpoints(directory)), None)
         if newest is None:
             return
         is_over = (directory / FINAL / METADATA).exists()
-        if (step_of(newest), is_over) == self._sent:
+        if (step_of(newest), is_over) == self._uploaded:
             return
         outgoing = directory / _OUTGOING
         shutil.rmtree(outgoing, ignore_errors=True)
         outgoing.mkdir()
         try:
-            _link(directory, outgoing, newest.name, BEST, *[FINAL] * is_over)
-            for name in (SPEC, METRICS, BASELINE):  # which grow, or are written anew
+            _link_directories(directory, outgoing, newest.name, BEST, *[FINAL] * is_over)
+            for name in (SPEC, METRICS, BASELINE):  # these change, so copy them
                 if (directory / name).exists():
                     shutil.copyfile(directory / name, outgoing / name)
-            with quiet():
-                self._store.publish(outgoing, KIND, _version(step_of(newest), attempt, is_over=is_over))
+            with hide_progress():
+                self._store.publish(outgoing, CHECKPOINTS, _version(step_of(newest), attempt, is_over=is_over))
         except VersionTakenError:
-            if not is_over:  # the end was sent before, and may have been pruned since
+            if not is_over:  # else: the end was uploaded before, and may have been pruned since
                 raise
         except OSError:
             if newest.exists():
                 raise
-            return  # it was the oldest meanwhile, and is gone; there is a newer one
+            return  # the run has deleted it, because there are newer ones
         finally:
             shutil.rmtree(outgoing, ignore_errors=True)
-        self._sent = step_of(newest), is_over
-        for old in sorted(self._store.list(KIND), key=_order)[: -self._kept]:
-            remove(self._store, old)
+        self._uploaded = step_of(newest), is_over
+        for old in sorted(self._store.list(CHECKPOINTS), key=_parse_version)[: -self._limit]:
+            remove_artifact(self._store, old)
 
 
-def _not_uploaded(message: str) -> UnavailableError:
+def _upload_error(message: str) -> UnavailableError:
     return UnavailableError("training.checkpoint-not-uploaded", message)
 
 
@@ -169,20 +170,20 @@ def _version(step: int, attempt: int, *, is_over: bool) -> str:
     return f"{attempt:03}-{step:06}" + (f"-{_END}" if is_over else "")
 
 
-def _order(manifest: Manifest) -> tuple[int, int, bool]:
-    """Its attempt, its step, and whether it is the run's end: the last is what to go on from."""
+def _parse_version(manifest: Manifest) -> tuple[int, int, bool]:
+    """Return the attempt and the step of a checkpoint, and True if it ends the run; the largest is the newest."""
     attempt, step, *end = manifest.version.split("-")
     return int(attempt), int(step), bool(end)
 
 
-def _link(source: Path, target: Path, *names: str) -> None:
-    """The files of some directories, in a place where the run does not remove them."""
+def _link_directories(source: Path, target: Path, *names: str) -> None:
+    """Hard-link the files of some directories to a place where the run does not delete them."""
     for name in names:
         if (source / name).exists():
-            shutil.copytree(source / name, target / name, copy_function=_linked)
+            shutil.copytree(source / name, target / name, copy_function=_link_or_copy)
 
 
-def _linked(source: str, target: str) -> None:
+def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The machines that share a run, and the place of this one among them."""
+"""The place of this machine among those that share a run."""
 
 import os
 from collections.abc import Mapping
@@ -7,34 +7,35 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gumshoe.errors import UsageError
-from gumshoe.training.planning.gpu_allocation import threads
+from gumshoe.training.planning.gpu_allocation import threads_per_process
 
-OVER = "over"
-"""What the first machine says of a run that is at its end, in place of what the run is."""
-TOLD = "run"
-"""Where it says so."""
-_LATE = 60.0  # seconds for others to hear that a run is at its end
+RUN_ENDED = "over"
+"""Value that the first machine publishes instead of a specification if the run has finished."""
+SPEC_KEY = "run"
+"""Key under which the first machine publishes the specification of the run."""
+_END_TIMEOUT = 60.0  # seconds for other machines to read that the run has finished
 
 
 @dataclass(frozen=True, slots=True)
 class DistributedEnv:
-    """This machine's place among those that share a run."""
+    """The rank of this machine among those that share a run, and the address of the first one."""
 
     rank: int = 0
     count: int = 1
+    """Number of machines."""
     address: str = "127.0.0.1"
-    """Of the first."""
+    """Address of the first machine."""
     port: int = 0
-    """Where the trainers meet there; any that is free on one machine."""
+    """Port of the first machine for the rendezvous of the trainers; 0: any free port, for a single machine."""
     trainers: int | None = None
-    """On each, where whoever starts them says so."""
+    """Number of trainers on each machine, if the launcher sets it."""
 
     @classmethod
-    def here(cls, environ: Mapping[str, str] = os.environ) -> "DistributedEnv":
-        """As the environment says it, in the names of torchrun, which Kubeflow Trainer sets.
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> "DistributedEnv":
+        """Read the environment variables of torchrun (PET_*), which Kubeflow Trainer sets.
 
         Raises:
-            UsageError: it says something that cannot be.
+            UsageError: a variable is missing or invalid.
         """
         if environ.get("PET_NNODES", "1") == "1":
             return cls()
@@ -60,26 +61,26 @@ class DistributedEnv:
             )
         return node
 
-    def local(self, processes: int) -> int:
-        """How many of all trainers are on this machine.
+    def local_processes(self, processes: int) -> int:
+        """Return the number of trainers on this machine, out of all.
 
         Raises:
-            UsageError: the machines cannot have as many each.
+            UsageError: the trainers cannot be split evenly over the machines.
         """
         each = processes // self.count
         if processes % self.count or self.trainers not in (None, each):
-            told = "" if self.trainers is None else f" with {self.trainers} trainers each"
+            each_has = "" if self.trainers is None else f" with {self.trainers} trainers each"
             wanted = self.count * (self.trainers or max(1, each))
             raise UsageError(
                 "training.unequal-nodes",
                 f"optimizer.processes, the trainers of all machines together, is {processes} for {self.count} machines"
-                f"{told}; set it to {wanted}",
+                f"{each_has}; set it to {wanted}",
             )
         return each
 
-    def environment(self, number: int, processes: int, port: int) -> dict[str, str]:
-        """What torch.distributed takes for one of this machine's trainers."""
-        here = self.local(processes)
+    def process_environment(self, number: int, processes: int, port: int) -> dict[str, str]:
+        """Return the environment variables of torch.distributed for one of this machine's trainers."""
+        here = self.local_processes(processes)
         return {
             "RANK": str(self.rank * here + number),
             "LOCAL_RANK": str(number),
@@ -87,18 +88,18 @@ class DistributedEnv:
             "LOCAL_WORLD_SIZE": str(here),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # theirs is where ours is, in `Rendezvous`
-            "OMP_NUM_THREADS": threads(here),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch uses the store of `Rendezvous`
+            "OMP_NUM_THREADS": threads_per_process(here),
         }
 
-    def tell_that_it_is_over(self, processes: int) -> None:
-        """Let the trainers of other machines hear that the run is at its end, as far as they ask within a minute."""
+    def announce_end(self, processes: int) -> None:
+        """Tell the trainers of other machines that the run has finished, if they connect within a minute."""
         if self.count == 1:
             return
         from torch import distributed
 
-        with suppress(distributed.DistNetworkError, distributed.DistStoreError):  # who does not hear it tries again
+        with suppress(distributed.DistNetworkError, distributed.DistStoreError):  # a machine that misses it tries again
             store = distributed.TCPStore(self.address, self.port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-            store.set(TOLD, OVER)
-            heard = [f"{OVER}/{rank}" for rank in range(self.local(processes), processes)]
-            store.wait(heard, timedelta(seconds=_LATE))
+            store.set(SPEC_KEY, RUN_ENDED)
+            replies = [f"{RUN_ENDED}/{rank}" for rank in range(self.local_processes(processes), processes)]
+            store.wait(replies, timedelta(seconds=_END_TIMEOUT))

@@ -1,7 +1,7 @@
-"""The processes of a run that has several: how they meet, notice that one is gone, and share files between machines.
+"""Coordinate the processes of a distributed run: rendezvous, heartbeats, and files shared between machines.
 
-What always holds: the first of them says what the run is and where it goes on, and all others take it from there, files
-too; nobody waits longer than a deadline for one that does not come, or gives no sign of life any longer.
+Invariants: the first process decides what the run is and where it resumes, and all others follow it, with its files.
+Waits for a missing process, or for one without heartbeats, have a deadline.
 """
 
 import os
@@ -19,64 +19,68 @@ from accelerate.utils import broadcast_object_list
 from torch import distributed
 
 from gumshoe.errors import GumshoeError, UnavailableError
-from gumshoe.training.launch.distributed_env import OVER, TOLD
+from gumshoe.training.launch.distributed_env import RUN_ENDED, SPEC_KEY
 
-_BEAT = 1.0  # seconds between two signs of life
-_GONE = 120.0  # seconds without one
+_HEARTBEAT = 1.0  # seconds between two heartbeats
+_TIMEOUT = 120.0  # seconds without a heartbeat until a process counts as lost
 
 Result = TypeVar("Result")
 
 
 class StopRequestedError(Exception):
-    """The process was asked to end."""
+    """The process was asked to stop."""
 
 
-def in_main(accelerator: Any, work: Callable[[], Result]) -> Result:
-    """Do something in the main process alone; what came of it, or went wrong with it, comes of it in all of them."""
+def run_in_main(accelerator: Any, work: Callable[[], Result]) -> Result:
+    """Call `work` in the main process only, and return its result, or raise its error, in all processes."""
     if accelerator.num_processes == 1:
         return work()
-    came: list[Any] = [None, None]
+    outcome: list[Any] = [None, None]  # result, error
     if accelerator.is_main_process:
         try:
-            came[0] = work()
+            outcome[0] = work()
         except (GumshoeError, StopRequestedError) as error:
-            came[1] = error
-    broadcast_object_list(came)
-    if came[1] is not None:
-        raise came[1]
-    result: Result = came[0]
+            outcome[1] = error
+    broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    result: Result = outcome[0]
     return result
 
 
 class Rendezvous:
-    """The processes of a run that has several, from their first word to their last: each gives signs of life, and ends
-    with status 75 where one that it waits for gives none. Use as a context manager once what is said is heard.
+    """Connect the processes of a distributed run, and watch their heartbeats.
+
+    A process exits with status 75 if the heartbeats of a process that it depends on stop. Connecting happens in the
+    constructor; use the object as a context manager for the heartbeats.
+
+    Attributes:
+        spec: the specification of the run, from the first process.
 
     Raises:
-        UnavailableError: not all have come in so many seconds.
+        UnavailableError: not all processes connected within this number of seconds.
     """
 
-    def __init__(self, seconds: float, said: str) -> None:
+    def __init__(self, seconds: float, spec: str) -> None:
         self._rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._gone = min(_GONE, seconds)
+        self._timeout = min(_TIMEOUT, seconds)
         self._over = threading.Event()
-        works = {"signs of life": self._watch, "answers": self._watch_answers}
-        self._threads = [threading.Thread(target=each, name=name, daemon=True) for name, each in works.items()]
+        loops = {"heartbeats": self._exchange_heartbeats, "store watch": self._watch_store}
+        self._threads = [threading.Thread(target=each, name=name, daemon=True) for name, each in loops.items()]
         self._answered = 0.0
         try:
-            self._store = self._opened(seconds, is_master=self._rank == 0)
+            self._store = self._connect(seconds, is_master=self._rank == 0)
             if self._rank == 0:
-                self._store.set(TOLD, said)
-            self.said = self._store.get(TOLD).decode()
-            """What the first of them says."""
-            if self.said == OVER:
-                self._store.set(f"{OVER}/{self._rank}", "")  # the first machine ends once all have said so
+                self._store.set(SPEC_KEY, spec)
+            self.spec = self._store.get(SPEC_KEY).decode()
+            if self.spec == RUN_ENDED:
+                self._store.set(f"{RUN_ENDED}/{self._rank}", "")  # the first machine ends once all have replied
                 return
             if self._rank:
                 self._store.set(f"here/{self._rank}", "")
             else:
                 self._store.wait([f"here/{rank}" for rank in range(1, self._world)])
-            self._own = self._opened(self._gone, is_master=False)  # a connection of its own, for signs of life
+            self._own = self._connect(self._timeout, is_master=False)  # separate connection for heartbeats
         except (distributed.DistNetworkError, distributed.DistStoreError) as error:
             raise UnavailableError(
                 "training.trainers-missing",
@@ -84,11 +88,11 @@ class Rendezvous:
                 f"{str(error).splitlines()[0]}; check that all machines are up and reach that port",
             ) from None
 
-    def _opened(self, seconds: float, *, is_master: bool) -> Any:
+    def _connect(self, seconds: float, *, is_master: bool) -> Any:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        late = timedelta(seconds=seconds)
+        timeout = timedelta(seconds=seconds)
         store: Any = distributed.TCPStore  # type: ignore[attr-defined]
-        return store(host, port, is_master=is_master, timeout=late, wait_for_workers=False)
+        return store(host, port, is_master=is_master, timeout=timeout, wait_for_workers=False)
 
     def __enter__(self) -> "Rendezvous":
         self._answered = time.monotonic()
@@ -101,14 +105,14 @@ class Rendezvous:
     ) -> None:
         self._over.set()
         for each in self._threads:
-            each.join(2 * _BEAT)
+            each.join(2 * _HEARTBEAT)
 
-    def _watch(self) -> None:
-        """Give signs of life, and look for those of others: the first process looks for all, and all for the first."""
+    def _exchange_heartbeats(self) -> None:
+        """Send heartbeats and check those of others: the first process checks all, and all others check the first."""
         others = range(1, self._world) if self._rank == 0 else [0]
         seen = {other: (b"", time.monotonic()) for other in others}
         beat = 0
-        while not self._over.wait(_BEAT):
+        while not self._over.wait(_HEARTBEAT):
             self._answered = time.monotonic()
             beat += 1
             try:
@@ -117,20 +121,20 @@ class Rendezvous:
                     now = self._own.get(f"alive/{other}")
                     if now != seen[other][0]:
                         seen[other] = now, time.monotonic()
-            except RuntimeError:  # the first is gone, whose store it is, or one has never said anything
+            except RuntimeError:  # the first process, which has the store, is lost; or one never sent a heartbeat
                 self._end("the other trainers do not answer")
-            late = [str(other) for other, (_, since) in seen.items() if time.monotonic() - since > self._gone]
+            late = [str(other) for other, (_, since) in seen.items() if time.monotonic() - since > self._timeout]
             if late:
-                self._end(f"trainer {', '.join(late)} gave no sign of life for {self._gone:g} seconds")
+                self._end(f"trainer {', '.join(late)} sent no heartbeat for {self._timeout:g} seconds")
 
-    def _watch_answers(self) -> None:
-        """Look whether the store still answers: where its machine hangs, asking it does not come back at all."""
-        while not self._over.wait(_BEAT):
-            if time.monotonic() - self._answered > self._gone + 2 * _BEAT:
+    def _watch_store(self) -> None:
+        """Check that the store still answers: a request to it never returns if its machine hangs."""
+        while not self._over.wait(_HEARTBEAT):
+            if time.monotonic() - self._answered > self._timeout + 2 * _HEARTBEAT:
                 self._end("the other trainers do not answer")
 
     def _end(self, why: str) -> None:
-        if self._over.wait(2 * _BEAT):  # it was ending anyway
+        if self._over.wait(2 * _HEARTBEAT):  # the run was ending anyway
             return
         error = UnavailableError("training.trainer-lost", f"{why}; continue with --resume")
         os.write(2, f"error: {error.message_with_code}\n".encode())
@@ -138,10 +142,10 @@ class Rendezvous:
 
 
 def share_files(place: Path, accelerator: Any) -> None:
-    """Give all machines the first one's files of a directory, below which there may be others."""
-    found = in_main(accelerator, lambda: _files(place))
+    """Copy the files of a directory, with subdirectories, from the first machine to all others."""
+    found = run_in_main(accelerator, lambda: _files(place))
     for name in found:
-        data = in_main(accelerator, (place / name).read_bytes)
+        data = run_in_main(accelerator, (place / name).read_bytes)
         if accelerator.is_local_main_process and not accelerator.is_main_process:
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(data)
@@ -149,7 +153,7 @@ def share_files(place: Path, accelerator: Any) -> None:
 
 
 def collect_files(place: Path, accelerator: Any) -> None:
-    """Give the first machine what the others have in a directory, which they remove."""
+    """Move the files that other machines have in a directory to the first machine."""
     here = int(os.environ["LOCAL_WORLD_SIZE"])
     for sender in range(here, accelerator.num_processes, here):
         is_sender = accelerator.process_index == sender
@@ -168,15 +172,15 @@ def _files(place: Path) -> list[str]:
 
 
 @contextmanager
-def together(seconds: float, said: str) -> Iterator[str]:
-    """Do the work of the block with the other trainers of a run, where it has several; what the first of them said.
+def join_run(seconds: float, spec: str) -> Iterator[str]:
+    """Join the other trainers of a run while the block runs, and yield the first trainer's specification.
 
     Raises:
-        UnavailableError: not all have come in so many seconds.
+        UnavailableError: not all trainers connected within this number of seconds.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield said
+        yield spec
         return
-    meeting = Rendezvous(seconds, said)
-    with nullcontext() if meeting.said == OVER else meeting:
-        yield meeting.said
+    rendezvous = Rendezvous(seconds, spec)
+    with nullcontext() if rendezvous.spec == RUN_ENDED else rendezvous:
+        yield rendezvous.spec

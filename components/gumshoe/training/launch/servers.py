@@ -1,4 +1,4 @@
-"""The vLLM servers of a run: started together, or in turn on one GPU; each that ends is started again on its own."""
+"""Start the vLLM servers of a run, together or in turn on a shared GPU, and restart each one that ends."""
 
 import json
 import time
@@ -8,58 +8,57 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from gumshoe.inference.vllm_server import ServerError, ServerOptions, VLLMServer, free_ports, lora_rank_slot
+from gumshoe.inference.vllm_server import ServerError, ServerOptions, VLLMServer, find_free_ports, round_up_lora_rank
 from gumshoe.terminal import err
 from gumshoe.training.planning.gpu_allocation import GpuAllocation
 from gumshoe.training.run_spec import METRICS, SERVED, SERVER_LOG, base_model
 from gumshoe.training.settings import TrainSettings
 
-_LOOK = 0.25  # seconds
-_STARTS = 3  # of a server that ends by itself, without a step between them
+_POLL = 0.25  # seconds
+_MAX_STARTS = 3  # of a server that ends by itself, without a training step in between
 
 
 @dataclass(slots=True)
-class _KeptServer:
-    """A server that is kept up."""
+class _ManagedServer:
+    """A server that is restarted if it ends."""
 
     server: VLLMServer
     name: str
     starts: int = 1
     written: int = 0
-    """Bytes of the steps' records when it was started last."""
+    """Size of `metrics.jsonl` at the last start, in bytes; it grows with each step."""
     is_starting: bool = False
 
 
 class Servers:
-    """Servers that sample for a run, from entering the context to leaving it. Those that start `in_turn` wait until the
-    one before is ready.
+    """Run the vLLM servers of a run as a context manager. With `in_turn`, each starts after the previous one is ready.
 
     Raises on entering:
-        UsageError: vLLM is not installed, or there is no such model.
-        ServerError: one did not start.
+        UsageError: vLLM is not installed, or the model does not exist.
+        ServerError: a server did not start.
     """
 
     def __init__(self, servers: Sequence[VLLMServer], directory: Path, *, in_turn: bool = False) -> None:
         several = len(servers) > 1
-        self._kept = [
-            _KeptServer(each, f"vLLM {place}" if several else "vLLM") for place, each in enumerate(servers, 1)
+        self._managed = [
+            _ManagedServer(each, f"vLLM {place}" if several else "vLLM") for place, each in enumerate(servers, 1)
         ]
         self._directory, self._in_turn = directory, in_turn
         self._stack = ExitStack()
 
     @property
     def urls(self) -> tuple[str, ...]:
-        return tuple(each.server.url for each in self._kept)
+        return tuple(each.server.url for each in self._managed)
 
     def __enter__(self) -> "Servers":
         with ExitStack() as stack:
-            for each in self._kept:
+            for each in self._managed:
                 stack.callback(each.server.stop)
-                each.server.begin()
+                each.server.start()
                 if self._in_turn:
-                    _wait_for(each.server)
-            for each in self._kept:
-                _wait_for(each.server)
+                    _wait_until_ready(each.server)
+            for each in self._managed:
+                _wait_until_ready(each.server)
             self._stack = stack.pop_all()
         return self
 
@@ -68,75 +67,77 @@ class Servers:
     ) -> None:
         self._stack.close()
 
-    def keep_up(self, is_ending: Callable[[], bool]) -> None:
-        """Look at each, and start those again that have ended, with the adapter that they must have, unless all is to
-        end. The others go on meanwhile, and this does not wait.
+    def restart_ended(self, is_ending: Callable[[], bool]) -> None:
+        """Restart the servers that have ended, with the current adapter, unless `is_ending` returns True.
+
+        This does not wait for a restart, and the other servers continue.
 
         Raises:
-            ServerError: one ends again and again, or does not start.
+            ServerError: a server ends repeatedly, or does not start.
         """
-        for each in self._kept:
+        for each in self._managed:
             if not each.server.is_running():
                 if not is_ending():
-                    self._start_again(each)
+                    self._restart(each)
             elif each.is_starting and each.server.is_ready():
                 each.is_starting = False
-                err.print(f"{each.name} is there again")
+                err.print(f"{each.name} is ready again")
 
-    def _start_again(self, kept: _KeptServer) -> None:
-        before, kept.written = kept.written, _size(self._directory / METRICS)
-        kept.starts = 1 if kept.written > before else kept.starts
-        if kept.starts == _STARTS:
+    def _restart(self, managed: _ManagedServer) -> None:
+        before, managed.written = managed.written, _size(self._directory / METRICS)
+        managed.starts = 1 if managed.written > before else managed.starts
+        if managed.starts == _MAX_STARTS:
             raise ServerError(
-                "training.server-keeps-ending", f"{kept.name} ended {kept.starts} times; {kept.server.log_tail()}"
+                "training.server-keeps-ending",
+                f"{managed.name} ended {managed.starts} times; {managed.server.log_tail()}",
             )
-        kept.starts += 1
-        err.print(f"[bold yellow]warning:[/] {kept.name} has ended; starting it again")
-        kept.server.restart(_adapter(self._directory))
-        kept.is_starting = True
+        managed.starts += 1
+        err.print(f"[bold yellow]warning:[/] {managed.name} ended; restarting it")
+        managed.server.restart(_read_served_adapter(self._directory))
+        managed.is_starting = True
 
 
-def servers_of(settings: TrainSettings, directory: Path, shares: GpuAllocation) -> Servers:
-    """Those that a run is to start, at ports that were free, each with a log of its own."""
-    count, model = len(shares.servers), settings.model
+def create_servers(settings: TrainSettings, directory: Path, allocation: GpuAllocation) -> Servers:
+    """Return the servers that a run starts, each with a free port and a log file."""
+    count, model = len(allocation.servers), settings.model
     made = []
-    for number, port in enumerate(free_ports(count)):
+    for number, port in enumerate(find_free_ports(count)):
         options = ServerOptions(
             max_model_len=model.max_context,
-            max_lora_rank=lora_rank_slot(settings.lora.rank),
-            dtype="bfloat16" if model.dtype == "auto" and shares.trainers else model.dtype,  # as trained
-            gpu_memory=settings.rollouts.gpu_memory or shares.memory,
+            max_lora_rank=round_up_lora_rank(settings.lora.rank),
+            dtype="bfloat16" if model.dtype == "auto" and allocation.trainers else model.dtype,  # as trained
+            gpu_memory=settings.rollouts.gpu_memory or allocation.server_memory_share,
             port=port,
-            arguments=shares.server_arguments(number),
-            environment=shares.server_environment(number),
+            arguments=allocation.server_arguments(number),
+            environment=allocation.server_environment(number),
         )
-        made.append(VLLMServer(base_model(settings), log=directory / _log_of(number, count), options=options))
-    # while vLLM measures how much of a GPU it uses, the growing use of another would count as its own
-    return Servers(made, directory, in_turn=shares.most_servers > 1)
+        made.append(VLLMServer(base_model(settings), log=directory / _log_name(number, count), options=options))
+    # vLLM measures how much GPU memory it uses at its start, and would count that of another server starting beside it
+    return Servers(made, directory, in_turn=allocation.max_servers_per_gpu > 1)
 
 
-def logs_in(directory: Path) -> list[Path]:
-    """What the servers of a run wrote there, of whatever number."""
+def find_server_logs(directory: Path) -> list[Path]:
+    """Return the log files of a run's servers."""
     first, last = SERVER_LOG.split(".")
     return sorted(directory.glob(f"{first}*.{last}"))
 
 
-def _log_of(number: int, count: int) -> str:
+def _log_name(number: int, count: int) -> str:
     first, last = SERVER_LOG.split(".")
     return f"{first}-{number + 1}.{last}" if count > 1 else SERVER_LOG
 
 
-def _wait_for(server: VLLMServer) -> None:
+def _wait_until_ready(server: VLLMServer) -> None:
     while not server.is_ready():
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _adapter(directory: Path) -> tuple[str, Path] | None:
-    """The adapter that servers must have, as the trainer wrote it down."""
+def _read_served_adapter(directory: Path) -> tuple[str, Path] | None:
+    """Return name and path of the adapter that servers must serve; None before the first."""
     try:
         served = json.loads((directory / SERVED).read_text())
     except FileNotFoundError:

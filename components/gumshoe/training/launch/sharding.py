@@ -1,4 +1,4 @@
-"""How the trainers of a run share its work: what `transformers` and accelerate are told of it."""
+"""Map the distribution of a run over its trainers to arguments of `transformers` and accelerate."""
 
 from datetime import timedelta
 from typing import Any
@@ -8,40 +8,40 @@ import torch
 from gumshoe.training.models.lora_model import dtype_of
 from gumshoe.training.settings import TrainSettings
 
-_WAIT = timedelta(days=7)  # of processes for one another: the watchdog says when it is too long
+_WAIT = timedelta(days=7)  # effectively no timeout between processes: the watchdog ends a run that hangs
 
 _FSDP2 = {  # https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2
     "version": 2,
-    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",  # each of the model's own layers
+    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",  # wrap each layer of the model
     "reshard_after_forward": True,
     "state_dict_type": "FULL_STATE_DICT",  # a checkpoint's files are the same as those of one process
-    # The model itself computes activations anew. Under accelerate's way, which gathers a layer's weights once less,
-    # `peft` 0.21 finds no adapter to save.
+    # The model recomputes activations itself. With accelerate's checkpointing, which gathers weights one time less per
+    # layer, `peft` 0.21 finds no adapter to save.
     "activation_checkpointing": False,
 }
 
 
 def sharding_config(settings: TrainSettings, processes: int) -> dict[str, Any]:
-    """What of `transformers.TrainingArguments` says how so many processes share the work.
+    """Return the `transformers.TrainingArguments` that distribute the work over processes.
 
-    On a CPU, they are connected here, by gloo.
+    On a CPU, this also connects the processes, with gloo.
     """
     on_cpu = not torch.cuda.is_available()
-    if on_cpu and processes > 1:  # or accelerate does, with a time limit of its own
+    if on_cpu and processes > 1:  # or else accelerate does it, with its own timeout
         torch.distributed.init_process_group("gloo", timeout=_WAIT)
-        # The trainer loads what it saved onto its device, of which accelerate says `cpu:0`, and torch knows only `cpu`.
+        # The trainer loads its files onto the device `cpu:0` of accelerate, but torch knows only `cpu`.
         torch.serialization.register_package(0, lambda _: None, _on_numbered_cpu)
-    how: dict[str, Any] = {"gradient_checkpointing": settings.model.gradient_checkpointing}
+    arguments: dict[str, Any] = {"gradient_checkpointing": settings.model.gradient_checkpointing}
     if settings.is_sharded and settings.optimizer.distribution == "fsdp2":
-        how |= {"fsdp": True, "fsdp_config": dict(_FSDP2)}
+        arguments |= {"fsdp": True, "fsdp_config": dict(_FSDP2)}
     elif settings.is_sharded:
-        how["deepspeed"] = _zero3(in_16_bits=dtype_of(settings.model) is torch.bfloat16)
+        arguments["deepspeed"] = _zero3(in_16_bits=dtype_of(settings.model) is torch.bfloat16)
     return {
         "ddp_backend": "gloo" if on_cpu and processes > 1 else None,
         "ddp_timeout": int(_WAIT.total_seconds()),
         "ddp_find_unused_parameters": False,
         "use_cpu": on_cpu,
-        **how,
+        **arguments,
     }
 
 
@@ -50,7 +50,7 @@ def _on_numbered_cpu(storage: Any, location: str) -> Any:
 
 
 def _zero3(*, in_16_bits: bool) -> dict[str, Any]:
-    """https://www.deepspeed.ai/docs/config-json/"""
+    """Return the configuration of DeepSpeed (https://www.deepspeed.ai/docs/config-json/)."""
     return {
         "zero_optimization": {
             "stage": 3,
@@ -62,6 +62,6 @@ def _zero3(*, in_16_bits: bool) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
-        "zero_allow_untested_optimizer": True,  # AdamW of torch, as without DeepSpeed
+        "zero_allow_untested_optimizer": True,  # AdamW of torch, the same as without DeepSpeed
         "zero_force_ds_cpu_optimizer": False,
     }

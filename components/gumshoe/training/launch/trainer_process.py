@@ -1,4 +1,4 @@
-"""What a trainer's process does round its work: what it says, and the status it ends with."""
+"""Wrap the work of a trainer process: its output, and its exit status."""
 
 import errno
 import logging
@@ -15,13 +15,13 @@ from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.inference.cpu_memory import keep_freed_memory
 from gumshoe.terminal import err, printable
 
-_FULL = 16 << 20  # bytes: what is free when a checkpoint did not fit
+_MIN_FREE = 16 << 20  # bytes; with less, a failure is taken for a full disk
 
 
 def run_with_exit_status(work: Callable[[], object], directory: Path) -> None:
-    """Do a trainer's work; where it fails, say why and end this process with the status of that.
+    """Do a trainer's work; if it fails, print the error and exit with its status.
 
-    A disk without room for what is written into the directory is a reason to try again.
+    A full disk of the directory is reported as a reason to try again (status 75).
     """
     from transformers.utils import logging as transformers_logging
 
@@ -32,38 +32,38 @@ def run_with_exit_status(work: Callable[[], object], directory: Path) -> None:
     try:
         work()
     except GumshoeError as error:
-        _say_error(error)
+        _print_error(error)
         sys.exit(error.exit_status)
     except Exception as error:
-        if _is_of_another(error):
+        if _is_lost_peer(error):
             lost = f"another trainer ended, or does not answer: {error}; continue with --resume"
-            _say_error(UnavailableError("training.trainer-lost", lost))
+            _print_error(UnavailableError("training.trainer-lost", lost))
             sys.exit(UnavailableError.exit_status)
         free = shutil.disk_usage(directory).free
-        if free > _FULL and not _is_for_want_of_room(error):
+        if free > _MIN_FREE and not _is_disk_full(error):
             raise
         full = (
             f"the disk of {directory} is full ({free >> 10:,} KiB free): {type(error).__name__}: {error}; free space, "
             "then continue with --resume"
         )
-        _say_error(UnavailableError("training.disk-full", full))
+        _print_error(UnavailableError("training.disk-full", full))
         sys.exit(UnavailableError.exit_status)
 
 
-def _say_error(error: GumshoeError) -> None:
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # all processes have it
+def _print_error(error: GumshoeError) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # all processes have the same error
         err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
 
 
-def _is_of_another(error: Exception) -> bool:
-    """Whether a process failed because another that it works with did; gloo has no class for that."""
+def _is_lost_peer(error: Exception) -> bool:
+    """Return True if an error means that another trainer failed; gloo has no class for that."""
     from torch.distributed import DistError
 
     return isinstance(error, DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 
-def _is_for_want_of_room(error: BaseException | None) -> bool:
-    """By the operating system's word; libraries that write often have only words of their own."""
+def _is_disk_full(error: BaseException | None) -> bool:
+    """Return True if a full disk caused an error, according to the operating system; libraries often hide that."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -72,8 +72,8 @@ def _is_for_want_of_room(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def on_signal(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Have a signal handled in another way while the block runs."""
+def handle_signal(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Install a signal handler while the block runs."""
     before = signal.signal(number, handler)
     try:
         yield

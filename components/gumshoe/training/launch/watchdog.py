@@ -1,4 +1,4 @@
-"""Ends a process in which nothing goes on, after it has written down what it knows."""
+"""End a process that makes no progress, after writing its state to a file."""
 
 import faulthandler
 import os
@@ -10,18 +10,18 @@ from types import TracebackType
 
 from gumshoe.errors import UnavailableError
 
-_DUMP = 20  # seconds for writing it
+_DUMP = 20  # seconds for writing the file
 
 
 class Watchdog:
-    """Looks at something that changes as long as there is progress.
+    """Watch a value that changes whenever there is progress. Use as a context manager.
 
-    When it has not changed for so many seconds, the stacks of all threads and what `describe` says go into a file, and
-    the process ends at once with status 75, so that whoever started it tries again. Use as a context manager.
+    If `progress` returns the same value for this number of seconds, the result of `describe` and the stacks of all
+    threads are written to a file, and the process exits at once with status 75, which means that it can be tried again.
     """
 
-    def __init__(self, seconds: float, look: Callable[[], object], describe: Callable[[], str], path: Path) -> None:
-        self._seconds, self._look, self._describe, self._path = seconds, look, describe, path
+    def __init__(self, seconds: float, progress: Callable[[], object], describe: Callable[[], str], path: Path) -> None:
+        self._seconds, self._progress, self._describe, self._path = seconds, progress, describe, path
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -36,9 +36,9 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        seen, since = self._look(), time.monotonic()
+        seen, since = self._progress(), time.monotonic()
         while not self._over.wait(min(1.0, self._seconds / 4)):
-            now = self._look()
+            now = self._progress()
             if now != seen:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > self._seconds:
@@ -49,10 +49,10 @@ class Watchdog:
         os.write(2, f"error: {error.message_with_code}\n".encode())
         last = threading.Timer(_DUMP, os._exit, [UnavailableError.exit_status])
         last.daemon = True
-        last.start()  # for a disk that does not answer
+        last.start()  # in case the disk hangs
         try:
             with self._path.open("w", encoding="utf-8") as file:
-                file.write(f"No progress in {self._seconds:g} seconds.\n{self._describe()}\n\n")
+                file.write(f"No progress for {self._seconds:g} seconds.\n{self._describe()}\n\n")
                 file.flush()
                 faulthandler.dump_traceback(file)
         finally:

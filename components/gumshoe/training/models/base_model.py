@@ -1,6 +1,6 @@
-"""What an adapter is for: the files of a base model, which base model they are, and what an adapter says of its own.
+"""Identify base models by their files, and record in an adapter which base model it is for.
 
-Nothing here loads a model: of its safetensors files the headers are read, and the beginning of each tensor.
+Nothing here loads a model: only the headers of safetensors files and the first values of each tensor are read.
 """
 
 import hashlib
@@ -15,58 +15,60 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from gumshoe.artifacts.source_files import read_model
+from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
 from gumshoe.training.run_spec import base_model
 from gumshoe.training.settings import TrainSettings
 
 BASE = "base_model.json"
-"""In the directory of each adapter that is trained or made here, beside what `peft` writes."""
+"""In the directory of each adapter that Gumshoe trains or creates, beside the files of `peft`."""
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LOOKED_AT = 2048  # values of each tensor: enough to tell models apart, and read in a second of 15 GB
-_LONGEST_HEADER = 100_000_000  # bytes, as the library of safetensors has it
+_COMPARED_VALUES = 2048  # per tensor: enough to tell models apart, and read in a second for a model of 15 GB
+_MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-"""Of a value, by the names that safetensors has for types; the sorts of 8 bits that are not here count as 1."""
+"""Bytes of a value, by the dtype names of safetensors; 8-bit types that are missing here count as 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies."""
+    """The location of a tensor in a safetensors file."""
 
     file: Path
     dtype: str
-    """As safetensors names it: BF16."""
+    """Name of the dtype in safetensors, e.g. BF16."""
     shape: tuple[int, ...]
     begin: int
-    """The place of its first byte in the file."""
+    """Offset of the first byte in the file."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
-    def beginning(self) -> bytes:
-        """Its first values; numbers of 16 and 32 bits as bfloat16, so that a copy of another precision has the same."""
-        length = min(self.size, _LOOKED_AT * BYTES.get(self.dtype, 1))
+    def read_first_bytes(self) -> bytes:
+        """Return the first values; float16 and float32 are converted to bfloat16, so that copies of a model match."""
+        length = min(self.size, _COMPARED_VALUES * BYTES.get(self.dtype, 1))
         with self.file.open("rb") as file:
             file.seek(self.begin)
             raw = file.read(length)
         if self.dtype not in ("F32", "F16"):
             return raw
         found = np.frombuffer(raw, "<f4" if self.dtype == "F32" else "<f2").astype("<f4").view("<u4")
-        return bytes(((found + 0x7FFF + ((found >> 16) & 1)) >> 16).astype("<u2").tobytes())  # to the nearest, or even
+        return bytes(
+            ((found + 0x7FFF + ((found >> 16) & 1)) >> 16).astype("<u2").tobytes()
+        )  # round to nearest, ties to even
 
 
-def stored_in(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file (https://github.com/huggingface/safetensors#format), by name.
+def read_tensor_headers(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file by name (https://github.com/huggingface/safetensors#format).
 
     Raises:
-        UsageError: it is not there, or damaged.
+        UsageError: the file does not exist, or is damaged.
     """
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
-            if length > min(size, _LONGEST_HEADER):
+            if length > min(size, _MAX_HEADER):
                 raise ValueError("no safetensors header")
             header = json.loads(stream.read(length))
         begin = 8 + length
@@ -94,11 +96,11 @@ def stored_in(file: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """The tensors of a model's directory, in one file or several.
+def find_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a model's directory by name, from one file or several.
 
     Raises:
-        UsageError: some are not there, or damaged.
+        UsageError: a file or a tensor is missing, or a file is damaged.
     """
     index = directory / INDEX
     if not index.exists():
@@ -107,13 +109,13 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
                 "base-models.no-safetensors",
                 f"{directory} has neither {WEIGHTS} nor {INDEX}; use a base model with weights in safetensors",
             )
-        return stored_in(directory / WEIGHTS)
+        return read_tensor_headers(directory / WEIGHTS)
     try:
         wanted: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
         names = sorted(set(wanted.values()))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError("base-models.index-damaged", f"{index} is damaged: {error}; download it again") from None
-    found = {name: each for file in names for name, each in stored_in(directory / file).items()}
+    found = {name: each for file in names for name, each in read_tensor_headers(directory / file).items()}
     missing = sorted(wanted.keys() - found.keys())
     if missing:
         raise UsageError(
@@ -124,62 +126,63 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 class AdapterBase(BaseModel):
-    """The base model that an adapter is for, and how that was held while the adapter learned."""
+    """The base model of an adapter, and its quantization while the adapter is trained."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     """A directory, a name on the hub, or `tiny`."""
     quantization: Literal["none", "nf4"]
-    """Of the weights that the adapter learns on; nf4 is QLoRA's (https://arxiv.org/abs/2305.14314)."""
+    """Quantization of the base model's weights in training; nf4 is QLoRA (https://arxiv.org/abs/2305.14314)."""
     stored: Literal["full", "quantized"] | None = None
-    """The weights as they are on the disk; None where they were not on this machine."""
+    """How the weights are stored on disk; None if they were not on this machine."""
     fingerprint: str | None = None
-    """A SHA-256 of the names, the shapes and the beginnings of all tensors, whichever files they are in."""
+    """SHA-256 of names, shapes and first values of all tensors, regardless of how they are split into files."""
     outside: str | None = None
-    """The same of embeddings, norms and biases alone, which quantization leaves as they are."""
+    """The same for embeddings, norms and biases only, which quantization does not change."""
 
     def write(self, directory: Path) -> None:
-        """Into an adapter's directory."""
+        """Write this into an adapter's directory."""
         write_atomically(directory / BASE, io.BytesIO(self.model_dump_json(indent=2).encode() + b"\n"))
 
     @classmethod
     def read(cls, directory: Path) -> "AdapterBase | None":
-        """That of an adapter's directory; None where it says nothing of it.
+        """Read the base model from an adapter's directory; None if it is not recorded there.
 
         Raises:
-            UsageError: it cannot be read.
+            UsageError: the file cannot be read.
         """
-        return read_model(cls, directory / BASE, "a base model")
+        return read_json_model(cls, directory / BASE, "a base model")
 
-    def compared(self, other: "AdapterBase") -> tuple[bool | None, str]:
-        """Whether both have the same weights, and what tells; None where nothing does."""
+    def compare(self, other: "AdapterBase") -> tuple[bool | None, str]:
+        """Return True if both have the same weights, or None if that is unknown, and what was compared."""
         if self.fingerprint and other.fingerprint and self.stored == other.stored:
             return self.fingerprint == other.fingerprint, "the weights' fingerprint"
         if self.outside and other.outside:
             return self.outside == other.outside, "the fingerprint of embeddings, norms and biases"
-        return None, "names and shapes only, as there are not fingerprints of both"
+        return None, "names and shapes only, as not both have a fingerprint"
 
 
-def adapter_base(settings: TrainSettings) -> AdapterBase:
-    """What an adapter of these settings is for.
+def identify_adapter_base(settings: TrainSettings) -> AdapterBase:
+    """Return the base model that an adapter of these settings is for.
 
     Raises:
         UsageError: the base model's files are damaged.
     """
-    return base_of(settings.model.name, base_model(settings), settings.model.quantization)
+    return identify_base_model(settings.model.name, base_model(settings), settings.model.quantization)
 
 
 def check_same_base(settings: TrainSettings) -> None:
-    """
+    """Check that the adapter to start from, if one is set, was made for the base model of the settings.
+
     Raises:
-        UsageError: training is to begin at an adapter that was made for other weights than those of the base model.
+        UsageError: the adapter was made for another base model.
     """
     start = settings.lora.start
     known = None if start is None else AdapterBase.read(start)
     if known is None:
         return
-    is_same, by = known.compared(adapter_base(settings))
+    is_same, by = known.compare(identify_adapter_base(settings))
     if is_same is False:
         raise UsageError(
             "adapters.other-base",
@@ -188,18 +191,20 @@ def check_same_base(settings: TrainSettings) -> None:
         )
 
 
-def base_of(name: str, place: str, quantization: Literal["none", "nf4"]) -> AdapterBase:
-    """A base model: what it is called, and where it is. A model of the hub has a fingerprint where it is in the cache.
+def identify_base_model(name: str, place: str, quantization: Literal["none", "nf4"]) -> AdapterBase:
+    """Identify a base model by its name and its place, a directory or a name on the hub.
+
+    A model on the hub gets a fingerprint only if it is in the local cache.
 
     Raises:
-        UsageError: its files are damaged.
+        UsageError: the model's files are damaged.
     """
-    directory = on_this_machine(place)
+    directory = find_local_directory(place)
     if directory is None or not any((directory / each).exists() for each in (WEIGHTS, INDEX)):
         return AdapterBase(name=name, quantization=quantization)
-    config, tensors = read_config(directory), stored_tensors(directory)
+    config, tensors = read_config(directory), find_tensors(directory)
     is_quantized = bool(config.get("quantization_config"))
-    fingerprint, outside = _fingerprints(tensors, is_tied=bool(config.get("tie_word_embeddings")))
+    fingerprint, outside = _compute_fingerprints(tensors, is_tied=bool(config.get("tie_word_embeddings")))
     return AdapterBase(
         name=name,
         quantization=quantization,
@@ -209,8 +214,8 @@ def base_of(name: str, place: str, quantization: Literal["none", "nf4"]) -> Adap
     )
 
 
-def on_this_machine(place: str) -> Path | None:
-    """The directory of a model: its own, or that of the hub's cache; None where it has none here. Asks no network."""
+def find_local_directory(place: str) -> Path | None:
+    """Return the local directory of a model, its own or in the hub's cache; None if it has none. No network is used."""
     directory = Path(place).expanduser()
     if directory.is_dir():
         return directory
@@ -219,16 +224,16 @@ def on_this_machine(place: str) -> Path | None:
 
     try:
         found = try_to_load_from_cache(place, CONFIG)
-    except HFValidationError:  # it can only be a directory's
+    except HFValidationError:  # not a name on the hub
         return None
     return Path(found).parent if isinstance(found, str) else None
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """A model's `config.json`.
+    """Read a model's `config.json`.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read, or is not a JSON object.
     """
     path = directory / CONFIG
     try:
@@ -242,19 +247,19 @@ def read_config(directory: Path) -> dict[str, Any]:
     return read
 
 
-def _fingerprints(tensors: Mapping[str, StoredTensor], *, is_tied: bool) -> tuple[str, str]:
-    """Of all tensors, and of those that quantization leaves as they are."""
+def _compute_fingerprints(tensors: Mapping[str, StoredTensor], *, is_tied: bool) -> tuple[str, str]:
+    """Return the fingerprint of all tensors, and that of the tensors that quantization does not change."""
     whole, outside = hashlib.sha256(), hashlib.sha256()
-    for name, tensor in _lasting(tensors, is_tied=is_tied):
-        said = f"{name} {tensor.shape}\n".encode() + tensor.beginning()
-        whole.update(said)
+    for name, tensor in _iterate_saved(tensors, is_tied=is_tied):
+        content = f"{name} {tensor.shape}\n".encode() + tensor.read_first_bytes()
+        whole.update(content)
         if ".weight." not in name and (len(tensor.shape) == 1 or "embed" in name):
-            outside.update(said)
+            outside.update(content)
     return whole.hexdigest()[:32], outside.hexdigest()[:32]
 
 
-def _lasting(tensors: Mapping[str, StoredTensor], *, is_tied: bool) -> Iterator[tuple[str, StoredTensor]]:
-    """Tensors by name, but for a copy of the embeddings that is left out when a model is saved again."""
+def _iterate_saved(tensors: Mapping[str, StoredTensor], *, is_tied: bool) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield tensors sorted by name, except a tied copy of the embeddings, which is omitted when a model is saved."""
     for name in sorted(tensors):
         if not (is_tied and name == "lm_head.weight"):
             yield name, tensors[name]

@@ -1,4 +1,4 @@
-"""The model that learns: a base model's weights, and the adapter on them."""
+"""Load the base model for training, and its LoRA adapter."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,30 +15,32 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
+from gumshoe.inference.generation import use_flash_attention
 from gumshoe.training.run_spec import ADAPTER_WEIGHTS, base_model
 from gumshoe.training.settings import LoraSettings, ModelSettings, TrainSettings
 
 
 def load_base(settings: TrainSettings) -> Any:
-    """The base model, as it is trained on.
+    """Load the base model for training.
 
     Raises:
-        UsageError: there is none of its name.
+        UsageError: the model does not exist.
     """
     place = find_model(base_model(settings), "config.json")
-    # To say that there is none would have the files of a base model that lies there quantized taken for full ones.
-    how = {"quantization_config": nf4_config()} if settings.model.quantization == "nf4" else {}
+    use_flash_attention()
+    # Pass no quantization_config for "none": None would make transformers read quantized files as full weights.
+    quantized = {"quantization_config": nf4_config()} if settings.model.quantization == "nf4" else {}
     model: Any = AutoModelForCausalLM.from_pretrained(
-        place.name, dtype=dtype_of(settings.model), local_files_only=place.local_files_only, **how
+        place.name, dtype=dtype_of(settings.model), local_files_only=place.local_files_only, **quantized
     )
-    for module in four_bit_modules(model).values():
-        # On a CPU that knows bfloat16, the first rollout would leave them packed in a form that has no gradients.
+    for module in find_4bit_modules(model).values():
+        # On a CPU with bfloat16, the first rollout would repack the weights into a format without gradients.
         module.support_avx512bf16_for_cpu = False
     return model
 
 
-def four_bit_modules(model: Any) -> dict[str, Any]:
-    """Those of a model whose weights are in four bits, of bitsandbytes, by name."""
+def find_4bit_modules(model: Any) -> dict[str, Any]:
+    """Return the modules of a model whose weights are quantized to 4 bits by bitsandbytes, by name."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -47,14 +49,14 @@ def four_bit_modules(model: Any) -> dict[str, Any]:
 
 
 def dtype_of(settings: ModelSettings) -> torch.dtype:
-    """Of the base model's weights."""
+    """Return the dtype of the base model's weights."""
     on_gpu = torch.cuda.is_available()
     auto = torch.bfloat16 if on_gpu else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(settings.dtype, auto)
 
 
 def lora_config(settings: LoraSettings) -> LoraConfig:
-    """What an adapter is to look like."""
+    """Return the LoRA configuration of `peft` for the settings."""
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
@@ -66,16 +68,16 @@ def lora_config(settings: LoraSettings) -> LoraConfig:
 
 @dataclass(frozen=True, slots=True)
 class FullState:
-    """A model whose weights are shared among processes, with those of its adapter put together."""
+    """A model with sharded weights, together with the gathered weights of its adapter."""
 
     model: Any
     weights: dict[str, torch.Tensor]
 
     @classmethod
     def gather(cls, model: Any) -> "FullState":
-        """To be called in all processes at once."""
+        """Gather the adapter's weights from all processes. Call it in all of them at once."""
         trained = [each for each in model.parameters() if each.requires_grad]
-        with _gathered(trained):
+        with _gather_parameters(trained):
             found = {name: each for name, each in model.state_dict().items() if "lora_" in name}
             weights = {
                 name: (each.full_tensor() if isinstance(each, DTensor) else each.detach()).to("cpu", copy=True)
@@ -84,12 +86,12 @@ class FullState:
         return cls(model, weights)
 
     def save_pretrained(self, directory: str) -> None:
-        """Save the adapter, as the model itself does where it is whole."""
+        """Save the adapter, as a model without sharding does."""
         self.model.save_pretrained(directory, state_dict=self.weights)
 
 
-def _gathered(parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[object]:
-    """Has parameters that DeepSpeed shares out whole while the block runs."""
+def _gather_parameters(parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[object]:
+    """Gather parameters that DeepSpeed shards while the block runs."""
     if not any(hasattr(each, "ds_id") for each in parameters):
         return nullcontext()
     from deepspeed import zero  # type: ignore[import-not-found,unused-ignore]
@@ -99,23 +101,23 @@ def _gathered(parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManage
 
 
 def prepare_for_training(model: Any, settings: LoraSettings) -> None:
-    """Have a model's new adapter as it is trained: in float32, and where training is to begin.
+    """Prepare a model's new adapter for training: in float32, with the weights of `lora.start` if it is set.
 
     Raises:
-        UsageError: it is to begin at an adapter of other weights than this model's.
+        UsageError: the adapter to start from does not fit the model.
     """
     for parameter in model.parameters():
-        if parameter.requires_grad:  # TRL has those of QLoRA in bfloat16, to which a small step adds nothing
+        if parameter.requires_grad:  # TRL uses bfloat16 for QLoRA, which rounds small updates away
             parameter.data = parameter.data.float()
     if settings.start is not None:
         load_adapter_weights(model, settings.start)
 
 
 def load_adapter_weights(model: Any, start: Path) -> None:
-    """Give a model's new adapter the weights of one that is there.
+    """Load the weights of a saved adapter into a model's adapter.
 
     Raises:
-        UsageError: it has other weights than this model's adapter, such as one of another base model.
+        UsageError: the saved adapter has other names or shapes than the model's, e.g. because its base model differs.
     """
     try:
         given = load_file(start / ADAPTER_WEIGHTS)
@@ -125,19 +127,19 @@ def load_adapter_weights(model: Any, start: Path) -> None:
         ) from None
     own = get_peft_model_state_dict(model, save_embedding_layers=False)
     shapes, wanted = ({name: tuple(each.shape) for name, each in weights.items()} for weights in (given, own))
-    strange = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
-    if strange:
-        name = strange[0]
+    different = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
+    if different:
+        name = different[0]
         raise UsageError(
             "adapters.other-shape",
-            f"lora.start: {start} does not fit this model: {len(strange):,} weights differ, e.g. {name} is "
+            f"lora.start: {start} does not fit this model: {len(different):,} weights differ, e.g. {name} is "
             f"{shapes.get(name, 'missing')} there and {wanted.get(name, 'missing')} here",
         )
-    set_peft_model_state_dict(model, given)  # which leaves out, in silence, what has no counterpart
+    set_peft_model_state_dict(model, given)  # this silently ignores names that do not match
 
 
 def nf4_config() -> Any:
-    """QLoRA's weights (https://arxiv.org/abs/2305.14314)."""
+    """Return the quantization of QLoRA (https://arxiv.org/abs/2305.14314)."""
     return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -1,4 +1,4 @@
-"""A model's shape, from its config.json alone: how many weights it has, and where."""
+"""The shape of a model, from its config.json alone: how many weights it has, and in which modules."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import TINY
 
-_STATES = ("linear_attention", "mamba", "recurrent", "conv")  # layers that keep a state instead of keys and values
+_STATES = ("linear_attention", "mamba", "recurrent", "conv")  # kinds of layers with a state instead of keys and values
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Linear modules of one name, of all layers."""
+    """The linear modules with one name, in all layers."""
 
     name: str
     inputs: int
@@ -29,32 +29,32 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What of a model decides how much memory and time it takes."""
+    """The numbers of a model that determine how much memory and time it needs."""
 
     name: str
     parameters: int
-    """Exact; tied weights count once."""
+    """Exact number of parameters; tied weights count once."""
     linears: tuple[Linear, ...]
-    """Of the layers, without the output embeddings."""
+    """Linear modules of the layers, without the output embeddings."""
     layers: int
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
     intermediate: int
-    """Of the feed-forward part that one token goes through; of a mixture, of all experts that it is sent to."""
+    """Width of the feed-forward part; in a mixture of experts, the sum over the experts that a token is routed to."""
     vocabulary: int
     longest: int | None = None
-    """Most tokens that the model reads."""
+    """Maximum context of the model, in tokens."""
     latent: int | None = None
-    """Numbers of a token in a layer that keeps keys and values compressed (MLA, https://arxiv.org/abs/2405.04434)."""
+    """Numbers per token in a layer with compressed keys and values (MLA, https://arxiv.org/abs/2405.04434)."""
     windowed: int = 0
-    """Layers that attend to the last `window` tokens alone."""
+    """Number of layers that attend to the last `window` tokens only."""
     window: int = 0
     stateful: int = 0
-    """Layers that keep a state of one size instead of keys and values."""
+    """Number of layers with a state of fixed size instead of keys and values."""
     active: int | None = None
-    """Parameters that one token is multiplied by; all but the input embeddings unless given."""
+    """Parameters that one token is multiplied by; if None, all but the input embeddings."""
 
     @property
     def attention(self) -> int:
@@ -63,64 +63,65 @@ class ModelShape:
 
     @property
     def quantizable(self) -> int:
-        """Weights that nf4 is used for: the layers' linear ones."""
+        """Number of weights that nf4 quantizes: the linear ones of the layers."""
         return sum(each.weights for each in self.linears)
 
     @property
     def multiplied(self) -> int:
-        """Parameters that a token is multiplied by, once each."""
+        """Number of parameters that a token is multiplied by."""
         return self.active or self.quantizable + self.hidden * self.vocabulary
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers that one token leaves in one layer that remembers it."""
+        """Numbers per token in the KV cache of one layer."""
         return self.latent or 2 * self.kv_heads * self.head_dim
 
     def kv_tokens(self, context: int) -> int:
-        """Tokens that are remembered of so many, summed over layers."""
+        """Return the number of cached tokens for a context, summed over layers."""
         whole = self.layers - self.windowed - self.stateful
         return whole * context + self.windowed * min(context, self.window)
 
     def adapter_parameters(self, rank: int, targets: tuple[str, ...]) -> int:
-        """Of LoRA (https://arxiv.org/abs/2106.09685): r (inputs + outputs) for each module."""
+        """Return the number of LoRA parameters (https://arxiv.org/abs/2106.09685): r (inputs + outputs) per module."""
         return sum(rank * (each.inputs + each.outputs) * each.count for each in self.linears if each.name in targets)
 
-    def left_out(self) -> tuple[str, ...]:
-        """What an estimate from this shape does not count, or not exactly."""
-        return tuple(self._left_out())
+    def list_uncounted(self) -> tuple[str, ...]:
+        """Return descriptions of what an estimate from this shape does not count, or not exactly."""
+        return tuple(self._describe_uncounted())
 
-    def _left_out(self) -> Iterator[str]:
+    def _describe_uncounted(self) -> Iterator[str]:
         if self.stateful:
-            yield f"the states of {self.stateful} layers without keys and values, and what they keep for the gradient"
+            yield f"states and activations of {self.stateful} layers without keys and values"
         if self.active is not None:
-            yield "a mixture's experts count whole as weights, and of what is kept for the gradient those that are used"
+            yield "experts of a mixture: weights of all, but activations only of those that are used"
         if self.latent is not None:
-            yield "compressed keys and values (MLA) count as vLLM keeps them; for the gradient, as plain attention"
+            yield "compressed keys and values (MLA): counted as attention without compression in activations"
         if self.windowed:
-            yield f"{self.windowed} layers remember {self.window:,} tokens each"
+            yield f"{self.windowed} layers with a sliding window of {self.window:,} tokens"
 
 
 def read_shape(model: str) -> ModelShape:
-    """The shape of a model: its directory, a config.json, its name on the hub, or `tiny`. No weights are read.
+    """Read the shape of a model: a directory, a config.json, a name on the hub, or `tiny`. No weights are read.
 
     Raises:
-        UsageError: there is no such model, or `transformers` does not know it, or it has no attention.
+        UsageError: the model does not exist, `transformers` does not support it, or it has no attention.
     """
-    made = outline(model)
+    meta_model = load_meta_model(model)
     try:
-        return shape_of(made, model)
+        return inspect_shape(meta_model, model)
     except (LookupError, AttributeError) as error:
         raise UsageError(
             "planning.unsupported-model", f"cannot plan for {model}: {' '.join(str(error).split())}"
         ) from None
 
 
-def outline(model: str) -> Any:
-    """A model of `transformers` without weights, to look at its modules and their shapes; in full precision, however
-    its weights lie on the disk. It is named as in `read_shape`.
+def load_meta_model(model: str) -> Any:
+    """Return a model of `transformers` without weights, on the meta device, to inspect its modules and their shapes.
+
+    The model is named as in `read_shape`. It is not quantized, even if its files are.
 
     Raises:
-        UsageError: there is no such model, or `transformers` does not know it.
+        UsageError: the model does not exist, or `transformers` does not support it.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -135,14 +136,15 @@ def outline(model: str) -> Any:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, LookupError, ImportError, AttributeError, RuntimeError) as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise UsageError(
-            "base-models.not-a-causal-lm", f"{model} is not a causal language model that transformers can load: {said}"
+            "base-models.not-a-causal-lm",
+            f"{model} is not a causal language model that transformers can load: {reason}",
         ) from None
 
 
-def shape_of(model: Any, name: str) -> ModelShape:
-    """The shape of a model of `transformers`, on whatever device."""
+def inspect_shape(model: Any, name: str) -> ModelShape:
+    """Return the shape of a model of `transformers`, on any device."""
     from torch import nn
 
     config = model.config.get_text_config()
@@ -156,7 +158,7 @@ def shape_of(model: Any, name: str) -> ModelShape:
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     ranks = [getattr(config, "kv_lora_rank", None) or 0, getattr(config, "qk_rope_head_dim", None) or 0]
     parameters = sum(each.numel() for each in model.parameters())
-    experts, active = _experts(model, config)
+    experts, active = _count_experts(model, config)
     embeddings = model.get_input_embeddings().weight
     return ModelShape(
         name=name,
@@ -182,8 +184,11 @@ def shape_of(model: Any, name: str) -> ModelShape:
     )
 
 
-def _experts(model: Any, config: Any) -> tuple[int, int | None]:
-    """Of a mixture: the weights of experts that a token is not sent to, and the width of those that it is."""
+def _count_experts(model: Any, config: Any) -> tuple[int, int | None]:
+    """Return, for a mixture of experts, the number of weights that a token does not use, and the width that it uses.
+
+    Without experts, return 0 and None.
+    """
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     count = next((found for each in names if (found := getattr(config, each, None))), None)
     used = getattr(config, "num_experts_per_tok", None)

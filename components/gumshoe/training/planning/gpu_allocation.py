@@ -1,4 +1,4 @@
-"""Which GPUs the trainers have, and which the servers; and how much memory there is, and how many processors."""
+"""Allocate GPUs to trainers and servers, and read how much memory and how many processors the machine has."""
 
 import os
 import subprocess
@@ -11,80 +11,82 @@ from pathlib import Path
 from gumshoe.errors import UsageError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_ALONE, _SHARED = 0.9, 0.45  # share of a GPU's memory for servers that have it alone, and beside a trainer
+_ALONE, _SHARED = 0.9, 0.45  # share of a GPU's memory for servers, without and with a trainer on it
 
 
 @dataclass(frozen=True, slots=True)
 class GpuAllocation:
-    """GPUs by their names or numbers; none at all where there are none."""
+    """The GPUs of trainers and servers, by name or number; all tuples are empty on a machine without GPUs."""
 
     trainers: tuple[str, ...]
-    """One for each process."""
+    """One GPU per trainer process."""
     servers: tuple[tuple[str, ...], ...]
-    """For each, a power of two of them, over which the model is spread."""
+    """The GPUs of each server, a power of two of them, for tensor parallelism."""
 
     @property
-    def most_servers(self) -> int:
-        """That share one GPU."""
+    def max_servers_per_gpu(self) -> int:
+        """Maximum number of servers on one GPU."""
         return max(Counter(gpu for each in self.servers for gpu in each).values(), default=1)
 
     @property
-    def memory(self) -> float:
-        """The share of a GPU's memory that each server may take, unless something else is set."""
-        return (_SHARED if self._are_shared else _ALONE) / self.most_servers
+    def server_memory_share(self) -> float:
+        """Share of a GPU's memory for each server, if the settings give none."""
+        return (_SHARED if self._are_shared else _ALONE) / self.max_servers_per_gpu
 
     @property
     def _are_shared(self) -> bool:
-        """Whether servers have GPUs of the trainers."""
+        """True if servers use GPUs of trainers."""
         return any(set(self.trainers) & set(each) for each in self.servers)
 
     def check_memory(self, given: float | None) -> None:
-        """See whether there is room on each GPU for the shares of its memory that are `given` to the servers.
+        """Check that the shares `given` to each server fit into the memory of a GPU.
 
         Raises:
-            UsageError: they are more than all of it, or leave a trainer nothing.
+            UsageError: they need more than all of it, or leave nothing for a trainer.
         """
-        taken = (given or 0.0) * self.most_servers
+        taken = (given or 0.0) * self.max_servers_per_gpu
         if taken > 1 or (taken == 1 and self._are_shared):
             beside = " and a trainer" * self._are_shared
             raise UsageError(
                 "planning.gpu-overcommitted",
-                f"rollouts.gpu_memory {given:g} is too much for {self.most_servers} vLLM server"
-                f"{'s' * (self.most_servers > 1)}{beside} on one GPU: their shares must fit into 1; lower or unset it, "
-                "or lower rollouts.num_servers",
+                f"rollouts.gpu_memory {given:g} is too much for {self.max_servers_per_gpu} vLLM server"
+                f"{'s' * (self.max_servers_per_gpu > 1)}{beside} on one GPU: their shares must add up to less than 1; lower or "
+                "unset it, or lower rollouts.num_servers",
             )
 
     def trainers_environment(self) -> dict[str, str]:
+        """Return the environment variables of the trainers."""
         return {VISIBLE: ",".join(self.trainers)} if self.trainers else {}
 
     def server_environment(self, number: int) -> dict[str, str]:
-        """Of one of the servers; without GPUs, several of them have a share of the processor's threads each."""
+        """Return the environment variables of one server; without GPUs, several servers share the CPU threads."""
         if self.servers[number]:
             return {VISIBLE: ",".join(self.servers[number])}
-        return {"OMP_NUM_THREADS": threads(len(self.servers))} if len(self.servers) > 1 else {}
+        return {"OMP_NUM_THREADS": threads_per_process(len(self.servers))} if len(self.servers) > 1 else {}
 
     def server_arguments(self, number: int) -> tuple[str, ...]:
+        """Return the command-line arguments of one server."""
         gpus = len(self.servers[number])
         return ("--tensor-parallel-size", str(gpus)) if gpus > 1 else ()
 
 
-def threads(processes: int) -> str:
-    """How many threads of the processor each of so many processes may use, as the environment has it."""
+def threads_per_process(processes: int) -> str:
+    """Return the number of CPU threads for each of these processes, as a value of OMP_NUM_THREADS."""
     return os.environ.get("OMP_NUM_THREADS") or str(max(1, available_processors() // processes))
 
 
 def available_processors(root: Path = Path("/")) -> int:
-    """The machine's, or as many as this process or its container may use; no less than 1."""
+    """Return the number of processors that this process or its container may use, at least 1."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(found, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such limits, or "max": none
+    except (OSError, ValueError):  # no cgroup, or "max": no limit
         return found
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Those that this process may use."""
+    """Return the names or numbers of the GPUs that this process may use."""
     import torch
 
     count = torch.cuda.device_count()
@@ -92,31 +94,37 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(named[:count] or map(str, range(count)))
 
 
-def memory_of_gpus() -> tuple[int, ...]:
-    """Bytes of each that this process may use. Asked in a process of its own, since who asks takes some of it."""
+def read_gpu_memory() -> tuple[int, ...]:
+    """Return the memory of each GPU that this process may use, in bytes.
+
+    A child process reads it, because a process that initializes CUDA keeps some of the memory.
+
+    Raises:
+        UsageError: the memory cannot be read.
+    """
     code = (
         "import torch.cuda as gpus\n"
         "for each in range(gpus.device_count()): print(gpus.get_device_properties(each).total_memory)"
     )
     try:
-        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     except subprocess.CalledProcessError as error:
         raise UsageError(
             "planning.gpus-unreadable", f"cannot read how much memory the GPUs have: {error.stderr[-300:]}"
         ) from None
-    return tuple(map(int, said.stdout.split()))
+    return tuple(map(int, done.stdout.split()))
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of the machine's memory, or of the container's, that may be used now; None where that is not known.
+    """Return the memory that is available now, in bytes, of the machine or the container; None if that is unknown.
 
-    What the kernel takes back as it needs it, such as files that were read, counts as available.
+    Memory that the kernel can reclaim, such as cached files, counts as available.
     """
-    found = [*_available(root / "proc/meminfo"), *_left_of_limits(root / "sys/fs/cgroup")]
+    found = [*_read_available(root / "proc/meminfo"), *_read_cgroup_headroom(root / "sys/fs/cgroup")]
     return min(found, default=None)
 
 
-def _available(meminfo: Path) -> list[int]:
+def _read_available(meminfo: Path) -> list[int]:
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:  # not Linux
@@ -124,8 +132,8 @@ def _available(meminfo: Path) -> list[int]:
     return [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
 
 
-def _left_of_limits(groups: Path) -> list[int]:
-    """What the limits of version 1 and 2 of control groups leave, where there are any."""
+def _read_cgroup_headroom(groups: Path) -> list[int]:
+    """Return the bytes that are left below the limits of cgroup versions 1 and 2, if there are limits."""
     left = []
     for place, limit, used, cache in (
         (groups, "memory.max", "memory.current", "inactive_file"),
@@ -134,18 +142,20 @@ def _left_of_limits(groups: Path) -> list[int]:
         try:
             most, now = int((place / limit).read_text()), int((place / used).read_text())
             kinds = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # no such version, or "max": no limit
+        except (OSError, ValueError):  # another version, or "max": no limit
             continue
         left.append(max(0, most - now + int(kinds.get(cache, 0))))
     return left
 
 
 def allocate_gpus(gpus: Sequence[str], processes: int, servers: int) -> GpuAllocation:
-    """The first for the trainers, one each, and of the rest the same power of two for each server. Where fewer are left
-    than servers, these share them; and where none is left, the trainers', from the last.
+    """Allocate GPUs: one to each trainer, and the same power of two of the rest to each server.
+
+    If fewer GPUs are left than servers, the servers share them. If none is left, they share the trainers' GPUs, the
+    last one first.
 
     Raises:
-        UsageError: there are fewer than processes.
+        UsageError: there are fewer GPUs than trainers.
     """
     if not gpus:
         return GpuAllocation((), ((),) * servers)

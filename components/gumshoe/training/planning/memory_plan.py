@@ -1,4 +1,4 @@
-"""What a training run needs and what there is: memory by part and GPU, what to change, and where the time goes."""
+"""Plan a training run: memory by part and GPU, settings to change if it does not fit, and the time of a step."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,78 +10,79 @@ from typing import Any
 import yaml
 
 from gumshoe.errors import UsageError
-from gumshoe.inference.vllm_server import lora_rank_slot
+from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.terminal import err, printable
 from gumshoe.training.models.model_shape import ModelShape, read_shape
-from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_memory, memory_of_gpus
+from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_memory, read_gpu_memory
 from gumshoe.training.planning.memory_estimate import (
     GIB,
+    ComputeDevice,
     MemoryPart,
-    Pass,
-    Place,
     ServerMemory,
+    TrainingPass,
+    estimate_server_memory,
     kv_bytes,
-    server_memory,
     trainer_parts,
     weights_bytes,
 )
-from gumshoe.training.settings import TrainSettings, differences
+from gumshoe.training.settings import TrainSettings, find_differences
 
 GB = 10**9
 EPISODE_TOKENS = 4096
-"""Of an ordinary episode, unless told; an assumption."""
+"""Default number of tokens of an episode; an assumption."""
 SAMPLED_SHARE = 0.1
-"""Of an episode's tokens, unless told; with the tiny policy on invented mail it is a tenth."""
-_SIMPLE_PROMPT = 1024  # tokens of instructions, tools and question, where nothing else is in an episode; an assumption
-_CPU_CACHE = 1  # GiB that a server without a GPU has for keys and values, as vllm_server starts it
-_USUAL = 2048  # tokens of an episode on a machine without a GPU; an assumption
-_OVER, _NEAR = 1.15, 0.95  # of what there is: refused, and warned of
-_SHARES = (0.45, 0.4, 0.35, 0.5, 0.3, 0.55, 0.6, 0.65, 0.7)  # of a GPU's memory, for vLLM, in the order tried
-_SHORTEST = 1024  # tokens of context that are suggested at least
-_TRAINING, _READING, _DECODING = 0.35, 0.5, 0.6  # share of a GPU's peak that is reached; assumptions
-_LAYER_SECONDS = 1e-3  # of one layer and token in the trainer's own process, however few episodes; an assumption
+"""Default share of sampled tokens in an episode; measured with the tiny policy on synthetic mail."""
+_PROMPT_TOKENS = 1024  # instructions, tools and question in mode `simple`; an assumption
+_CPU_CACHE = 1  # GiB for keys and values of a server without a GPU, as vllm_server starts it
+_CPU_EPISODE_TOKENS = 2048  # of an episode on a machine without a GPU; an assumption
+_REJECT, _WARN = 1.15, 0.95  # share of the available memory above which a run is rejected, or a warning is printed
+_SHARES = (0.45, 0.4, 0.35, 0.5, 0.3, 0.55, 0.6, 0.65, 0.7)  # of a GPU's memory for vLLM, in the order of suggestion
+_MIN_CONTEXT = 1024  # smallest context that is suggested, in tokens
+_TRAINING_EFFICIENCY, _PREFILL_EFFICIENCY, _DECODING_EFFICIENCY = 0.35, 0.5, 0.6  # of a GPU's peak; assumptions
+_LAYER_SECONDS = 1e-3  # minimum per layer and sampled token in the trainer's own process; an assumption
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """A kind of GPU, as its maker's data sheet has it."""
+class GpuSpec:
+    """Data sheet values of a GPU model."""
 
     memory: float
     """10^9 bytes."""
     flops: float
-    """10^12 a second, bfloat16, dense."""
+    """10^12 operations per second, bfloat16, dense."""
     bandwidth: float
-    """10^9 bytes a second."""
+    """10^9 bytes per second."""
 
 
-GPUS = {  # NVIDIA's data sheets; where one tells only of sparse matrices, half of that
-    "a10": Gpu(24, 125, 600),
-    "a100": Gpu(80, 312, 2039),
-    "a100-40gb": Gpu(40, 312, 1555),
-    "b200": Gpu(180, 2250, 8000),
-    "h100": Gpu(80, 989, 3350),
-    "h100-pcie": Gpu(80, 756, 2000),
-    "h200": Gpu(141, 989, 4800),
-    "l4": Gpu(24, 121, 300),
-    "l40s": Gpu(48, 362, 864),
-    "rtx3090": Gpu(24, 71, 936),
-    "rtx4090": Gpu(24, 165, 1008),
+GPUS = {  # NVIDIA's data sheets; half of the value if it is given for sparse matrices only
+    "a10": GpuSpec(24, 125, 600),
+    "a100": GpuSpec(80, 312, 2039),
+    "a100-40gb": GpuSpec(40, 312, 1555),
+    "b200": GpuSpec(180, 2250, 8000),
+    "h100": GpuSpec(80, 989, 3350),
+    "h100-pcie": GpuSpec(80, 756, 2000),
+    "h200": GpuSpec(141, 989, 4800),
+    "l4": GpuSpec(24, 121, 300),
+    "l40s": GpuSpec(48, 362, 864),
+    "rtx3090": GpuSpec(24, 71, 936),
+    "rtx4090": GpuSpec(24, 165, 1008),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a run has."""
+    """The hardware of a run."""
 
     gpus: int
     memory: int
-    """Bytes of each GPU; of the machine where there is none."""
+    """Bytes of each GPU, or of the machine if it has none."""
     kind: str | None = None
-    """One of GPUS, where known."""
+    """GPU model, a key of GPUS, if known."""
     count: int = 1
-    """Machines like it that share the trainers."""
+    """Number of such machines that share the trainers."""
 
-    def described(self) -> str:
+    def describe(self) -> str:
+        """Return a description for a message."""
         if not self.gpus:
             return f"a machine without a GPU, with {self.memory / GB:,.1f} GB"
         kind = f" ({self.kind})" if self.kind else ""
@@ -90,14 +91,14 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """What is on one GPU, or in the machine where there is none."""
+class DevicePlan:
+    """The memory use of one GPU, or of a machine without GPUs."""
 
     name: str
     memory: int
     """Bytes."""
     parts: tuple[tuple[str, MemoryPart], ...]
-    """With whose they are."""
+    """Each part with its owner, `trainer` or `vLLM`."""
 
     @property
     def needed(self) -> int:
@@ -109,8 +110,8 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Time:
-    """Of one step, in seconds. Rough: what is reached of a GPU's peak is assumed."""
+class StepTime:
+    """A rough estimate of the time of one step, in seconds, from assumed efficiencies."""
 
     rollouts: float
     training: float
@@ -120,66 +121,66 @@ class Time:
 
     @property
     def share(self) -> float:
-        """Of rollouts."""
+        """Share of rollouts in the time of a step."""
         return self.rollouts / (self.rollouts + self.training)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """A run on a machine."""
+    """The memory of a run on a machine."""
 
     settings: TrainSettings
     machine: Machine
-    devices: tuple[Device, ...]
+    devices: tuple[DevicePlan, ...]
     kv_token: int
-    """Bytes that one token takes in the cache of keys and values, of all layers and GPUs."""
+    """Bytes per token of keys and values, over all layers and GPUs."""
     kv_tokens: int | None
-    """That each server has room for; None without one."""
+    """Number of tokens that fit into the cache of each server; None without a server."""
     kv_at_best: int | None
-    """The same if vLLM took nothing but weights and adapters."""
+    """The same if vLLM needed memory only for weights and adapters."""
     context: int
-    """Tokens of the episodes that memory is counted for."""
+    """Length of the planned episodes, in tokens."""
     notes: tuple[str, ...] = ()
-    time: Time | None = None
+    time: StepTime | None = None
 
     @property
-    def worst(self) -> Device:
-        """Where it is tightest."""
+    def tightest(self) -> DevicePlan:
+        """The device with the largest share of its memory in use."""
         return max(self.devices, key=lambda each: each.needed / each.memory)
 
     @property
-    def asked_at_once(self) -> int:
-        """Episodes that are asked for at once."""
+    def requested_at_once(self) -> int:
+        """Number of concurrent episodes by the settings."""
         return max(1, self.settings.servers) * self.settings.rollouts.concurrency
 
     @property
-    def at_once(self) -> int:
-        """Episodes as long as any that there is room for at once."""
+    def max_at_once(self) -> int:
+        """Number of concurrent episodes of maximum length that fit into the caches."""
         if self.kv_tokens is None:
-            return self.asked_at_once
-        return min(self.asked_at_once, self.settings.servers * (self.kv_tokens // self.context))
+            return self.requested_at_once
+        return min(self.requested_at_once, self.settings.servers * (self.kv_tokens // self.context))
 
     @property
     def lacks_cache(self) -> bool:
-        """Whether the server has no room for a single episode: it does not start then."""
+        """True if not even one episode fits into a server's cache; vLLM then does not start."""
         return self.kv_tokens is not None and self.kv_tokens < self.context
 
     @property
     def fits(self) -> bool:
-        return self.worst.needed <= self.worst.memory and not self.lacks_cache
+        return self.tightest.needed <= self.tightest.memory and not self.lacks_cache
 
-    def what_lacks(self) -> str:
-        """Why it does not fit."""
-        if self.lacks_cache and self.worst.needed <= self.worst.memory:
+    def explain_shortage(self) -> str:
+        """Return why the run does not fit."""
+        if self.lacks_cache and self.tightest.needed <= self.tightest.memory:
             return (
-                f"vLLM's share has room for the keys and values of {self.kv_tokens:,} tokens, but an episode may have "
+                f"vLLM's cache has room for the keys and values of {self.kv_tokens:,} tokens, but an episode may have "
                 f"{self.context:,}"
             )
-        worst = self.worst
-        owner, part = worst.largest
+        device = self.tightest
+        owner, part = device.largest
         return (
-            f"{worst.name} would need {worst.needed / GB:,.1f} GB of {worst.memory / GB:,.1f}, most of all "
-            f"{part.bytes / GB:,.1f} GB for the {owner}'s {part.name}"
+            f"{device.name} has {device.memory / GB:,.1f} GB, but the run needs {device.needed / GB:,.1f} GB, of which "
+            f"{part.bytes / GB:,.1f} GB for {part.name} ({owner})"
         )
 
 
@@ -192,24 +193,24 @@ def make_plan(
     sampled_tokens: int | None = None,
     context: int | None = None,
 ) -> MemoryPlan:
-    """What a run needs on a machine, with episodes as long as `model.max_context` unless `context` says otherwise.
+    """Plan the memory of a run on a machine, with episodes of `context` tokens, by default `model.max_context`.
 
     Raises:
         UsageError: there are fewer GPUs than trainers.
     """
-    place = Place.of(settings, on_gpu=machine.gpus > 0)
+    place = ComputeDevice.of(settings, on_gpu=machine.gpus > 0)
     episodes = settings.mode != "simple"
     longest = context or settings.model.max_context
     if not episodes:
-        longest = min(longest, _SIMPLE_PROMPT + settings.rollouts.max_tokens)
+        longest = min(longest, _PROMPT_TOKENS + settings.rollouts.max_tokens)
     trainers = settings.optimizer.processes // machine.count
-    shares = allocate_gpus([str(each) for each in range(machine.gpus)], trainers, settings.servers)
+    allocation = allocate_gpus([str(each) for each in range(machine.gpus)], trainers, settings.servers)
     turns = settings.rollouts.max_turns if episodes else 1
     scored = min(longest, turns * settings.rollouts.max_tokens)
-    work = Pass(settings.optimizer.per_device_train_batch_size, longest, scored)
+    work = TrainingPass(settings.optimizer.per_device_train_batch_size, longest, scored)
     parts = trainer_parts(shape, settings, place, work)
-    devices, found = _devices(shape, settings, machine, place, shares, parts)
-    made = MemoryPlan(
+    devices, found = _devices(shape, settings, machine, place, allocation, parts)
+    plan = MemoryPlan(
         settings,
         machine,
         devices,
@@ -220,52 +221,59 @@ def make_plan(
         tuple(_notes(shape, settings)),
     )
     kind = GPUS.get(machine.kind or "")
-    if kind is None or not episodes or not made.fits:
-        return made
+    if kind is None or not episodes or not plan.fits:
+        return plan
     tokens = episode_tokens or min(longest, EPISODE_TOKENS)
-    return replace(made, time=_time(made, shape, kind, tokens, sampled_tokens or max(1, round(SAMPLED_SHARE * tokens))))
+    return replace(
+        plan, time=_estimate_time(plan, shape, kind, tokens, sampled_tokens or max(1, round(SAMPLED_SHARE * tokens)))
+    )
 
 
 def _devices(
     shape: ModelShape,
     settings: TrainSettings,
     machine: Machine,
-    place: Place,
-    shares: GpuAllocation,
+    place: ComputeDevice,
+    allocation: GpuAllocation,
     trainer: Sequence[MemoryPart],
-) -> tuple[tuple[Device, ...], ServerMemory | None]:
-    rank = lora_rank_slot(settings.lora.rank)
+) -> tuple[tuple[DevicePlan, ...], ServerMemory | None]:
+    rank = round_up_lora_rank(settings.lora.rank)
     own = tuple(("trainer", part) for part in trainer)
     found: ServerMemory | None = None
     if not machine.gpus:
         every = [each for _ in range(settings.optimizer.processes // machine.count) for each in own]
         cache = round(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or _CPU_CACHE) * GIB)
         if not settings.servers:
-            return (Device("the machine", machine.memory, tuple(every)),), None
-        found = server_memory(shape, place, cache, 1, batch=(0, 0), rank=rank)
+            return (DevicePlan("the machine", machine.memory, tuple(every)),), None
+        found = estimate_server_memory(shape, place, cache, 1, batch=(0, 0), rank=rank)
         every += [
             ("vLLM", each) for each in (*found.parts, MemoryPart("keys and values", found.room))
         ] * settings.servers
-        return (Device("the machine", machine.memory, tuple(every)),), found
+        return (DevicePlan("the machine", machine.memory, tuple(every)),), found
     served: list[tuple[str, MemoryPart]] = []
     if settings.servers:
-        share = settings.rollouts.gpu_memory or shares.memory
+        share = settings.rollouts.gpu_memory or allocation.server_memory_share
         given = int(machine.memory * share)
-        found = server_memory(shape, place, given, len(shares.servers[0]), batch=_batch(machine), rank=rank)
+        found = estimate_server_memory(
+            shape, place, given, len(allocation.servers[0]), batch=_vllm_batch(machine), rank=rank
+        )
         note = f"what is left of {share:g} of the GPU; {found.tokens:,} tokens"
         served = [("vLLM", each) for each in (*found.parts, MemoryPart("keys and values", found.room, note))]
     return tuple(
-        Device(
+        DevicePlan(
             f"GPU {each}",
             machine.memory,
-            (*(own if each in shares.trainers else ()), *served * sum(each in server for server in shares.servers)),
+            (
+                *(own if each in allocation.trainers else ()),
+                *served * sum(each in server for server in allocation.servers),
+            ),
         )
-        for each in sorted({*shares.trainers, *chain(*shares.servers)}, key=int)
+        for each in sorted({*allocation.trainers, *chain(*allocation.servers)}, key=int)
     ), found
 
 
-def _batch(machine: Machine) -> tuple[int, int]:
-    """Tokens and requests that vLLM takes at once, unless told (vllm.engine.arg_utils, get_batch_defaults)."""
+def _vllm_batch(machine: Machine) -> tuple[int, int]:
+    """Return the tokens and requests that vLLM processes at once by default (get_batch_defaults of vLLM's arg_utils)."""
     if machine.memory >= 160 * GIB:
         return 16384, 1024
     return (8192, 1024) if machine.memory >= 70 * GIB and "a100" not in (machine.kind or "") else (2048, 256)
@@ -274,95 +282,93 @@ def _batch(machine: Machine) -> tuple[int, int]:
 def _notes(shape: ModelShape, settings: TrainSettings) -> Iterator[str]:
     if not shape.adapter_parameters(settings.lora.rank, settings.lora.target_modules):
         names = ", ".join(sorted({each.name for each in shape.linears}))
-        yield f"no module of the model is one of lora.target_modules; it has {names}"
-    left_out = shape.left_out()
+        yield f"the model has none of the modules in lora.target_modules; it has {names}"
+    left_out = shape.list_uncounted()
     if left_out:
         yield f"not counted, or not exactly: {'; '.join(left_out)}"
     if shape.longest is not None and settings.model.max_context > shape.longest:
-        yield f"model.max_context is more than the {shape.longest:,} tokens that the model reads"
+        yield f"model.max_context is more than the {shape.longest:,} tokens that the model supports"
     if settings.rollouts.servers:
-        yield "rollouts.servers run elsewhere, and are not counted"
+        yield "rollouts.servers are not counted, as they run elsewhere"
 
 
-def _time(made: MemoryPlan, shape: ModelShape, gpu: Gpu, tokens: int, sampled: int) -> Time:
-    """Of one step, at what is assumed to be reached of the GPU's peak.
+def _estimate_time(plan: MemoryPlan, shape: ModelShape, gpu: GpuSpec, tokens: int, sampled: int) -> StepTime:
+    """Estimate the time of one step, from assumed shares of the GPU's peak performance.
 
-    A token costs 2 operations for each parameter that it is multiplied by, and 4 for each number of attention and token
-    before it (https://arxiv.org/abs/2001.08361, section 2.1). Training goes forwards once for the probabilities as they
-    were and once for those of the base model (where `beta` is not 0), forwards again with a gradient, and backwards: as
-    much as forwards, since the base model's weights have no gradient; and forwards once more where activations are
-    recomputed. Each sampled token has all weights, and the keys and values before it, read from memory once for all
-    episodes at once.
+    A token costs 2 operations per parameter, and 4 per dimension of attention and preceding token
+    (https://arxiv.org/abs/2001.08361, section 2.1). Training has a forward pass for the old log-probabilities, one for
+    those of the base model (if `beta` is not 0), one with gradient, and one more if activations are recomputed. The
+    backward pass costs as much as a forward pass, because the base model's weights have no gradient. For each sampled
+    token, all weights are read from memory once for all concurrent episodes, and the keys and values of each episode.
     """
-    settings, machine = made.settings, made.machine
+    settings, machine = plan.settings, plan.machine
     optimizer, rollouts = settings.optimizer, settings.rollouts
-    place = Place.of(settings, on_gpu=True)
-    shares = allocate_gpus(
+    place = ComputeDevice.of(settings, on_gpu=True)
+    allocation = allocate_gpus(
         [str(each) for each in range(machine.gpus)], optimizer.processes // machine.count, settings.servers
     )
     episodes = settings.groups * rollouts.num_generations
     forward = 2 * shape.multiplied * tokens + 2 * shape.layers * shape.attention * tokens**2  # half of all pairs
     passes = 3 + (optimizer.beta > 0) + settings.model.gradient_checkpointing
     peak = gpu.flops * 1e12
-    training = episodes * forward * passes / (peak * _TRAINING) / optimizer.processes
-    samplers = max(1, len({*chain(*shares.servers)}))
+    training = episodes * forward * passes / (peak * _TRAINING_EFFICIENCY) / optimizer.processes
+    samplers = max(1, len({*chain(*allocation.servers)}))
     kv_half = kv_bytes(shape, place.dtype, max(1, tokens // 2))
     copies = max(1, settings.servers)
-    at_once = min(made.asked_at_once, episodes)
-    if made.kv_tokens is not None:
-        at_once = max(1, min(at_once, copies * (made.kv_tokens // tokens)))
+    at_once = min(plan.requested_at_once, episodes)
+    if plan.kv_tokens is not None:
+        at_once = max(1, min(at_once, copies * (plan.kv_tokens // tokens)))
     read = (
         (copies * weights_bytes(shape, settings, place) + at_once * kv_half)
-        / (gpu.bandwidth * 1e9 * _DECODING)
+        / (gpu.bandwidth * 1e9 * _DECODING_EFFICIENCY)
         / samplers
     )
     if rollouts.engine == "transformers":
         read = max(read, shape.layers * _LAYER_SECONDS)
-    rolling = episodes * forward / (peak * _READING) / samplers + episodes / at_once * sampled * read
-    return Time(
+    rolling = episodes * forward / (peak * _PREFILL_EFFICIENCY) / samplers + episodes / at_once * sampled * read
+    return StepTime(
         rolling,
         training,
         tokens,
         sampled,
-        f"episodes of {tokens:,} tokens, {sampled:,} of them sampled; {_TRAINING:.0%} of {gpu.flops:g} TFLOPS in "
-        f"training and {_READING:.0%} in reading, {_DECODING:.0%} of {gpu.bandwidth:g} GB/s in sampling; without tools "
-        "and judges",
+        f"episodes of {tokens:,} tokens, {sampled:,} of them sampled; {_TRAINING_EFFICIENCY:.0%} of {gpu.flops:g} TFLOPS in "
+        f"training and {_PREFILL_EFFICIENCY:.0%} in prefill, {_DECODING_EFFICIENCY:.0%} of {gpu.bandwidth:g} GB/s in "
+        "decoding; without tools and judges",
     )
 
 
-def suggest_changes(made: MemoryPlan, shape: ModelShape) -> MemoryPlan | None:
-    """The plan that fits with the least changed, or None where none does.
+def suggest_changes(plan: MemoryPlan, shape: ModelShape) -> MemoryPlan | None:
+    """Return the first plan that fits after changes to the settings, or None if there is none.
 
-    Tried in this order, the last changed least: vLLM's share; the trainer's passes, the same step in more of them;
-    recomputing activations; the model in nf4, with episodes in the trainer's process, fewer of them at once; and a
-    shorter context.
+    Changes are tried in this order: vLLM's share of the memory; smaller passes with more accumulation; recomputed
+    activations; nf4, with rollouts in the trainer's process and fewer of them at once; a shorter context.
     """
-    settings = made.settings
+    settings = plan.settings
     for context, quantization, recompute, divisor, share in product(
-        _halves(settings.model.max_context, _SHORTEST),
-        dict.fromkeys([settings.model.quantization, *(["nf4"] if _may_quantize(settings) else [])]),
+        _halves(settings.model.max_context, _MIN_CONTEXT),
+        dict.fromkeys([settings.model.quantization, *(["nf4"] if _can_quantize(settings) else [])]),
         dict.fromkeys([settings.model.gradient_checkpointing, True]),
         _divisors(settings.optimizer.per_device_train_batch_size),
-        [settings.rollouts.gpu_memory, *(_SHARES if made.kv_tokens is not None else ())],
+        [settings.rollouts.gpu_memory, *(_SHARES if plan.kv_tokens is not None else ())],
     ):
         if quantization == "nf4" and share != settings.rollouts.gpu_memory:
-            continue  # there is no server then
-        changed = _changed(settings, context, quantization, recompute, divisor, share)
+            continue  # with nf4, there is no server
+        changed = _with_changes(settings, context, quantization, recompute, divisor, share)
         for concurrency in (
             _halves(changed.rollouts.concurrency, 1) if changed.rollouts.engine == "transformers" else [0]
         ):
             fewer = {"concurrency": concurrency} if concurrency else {}
             tried = changed.model_copy(update={"rollouts": changed.rollouts.model_copy(update=fewer)})
-            found = make_plan(tried, shape, made.machine)
+            found = make_plan(tried, shape, plan.machine)
             if found.fits:
                 return found
     return None
 
 
-def _may_quantize(settings: TrainSettings) -> bool:
+def _can_quantize(settings: TrainSettings) -> bool:
     rollouts = settings.rollouts
-    several = rollouts.num_servers > 1 or settings.optimizer.distribution != "ddp"  # which need vLLM
-    return not rollouts.servers and not several and settings.model.dtype != "float32"
+    needs_vllm = rollouts.num_servers > 1 or settings.optimizer.distribution != "ddp"
+    return not rollouts.servers and not needs_vllm and settings.model.dtype != "float32"
 
 
 def _halves(most: int, least: int) -> list[int]:
@@ -376,7 +382,7 @@ def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
 
 
-def _changed(
+def _with_changes(
     settings: TrainSettings, context: int, quantization: Any, recompute: bool, divisor: int, share: float | None
 ) -> TrainSettings:
     model, optimizer, rollouts = settings.model, settings.optimizer, settings.rollouts
@@ -397,15 +403,15 @@ def _changed(
     )
 
 
-def changes(before: TrainSettings, after: TrainSettings) -> dict[str, Any]:
-    """The settings in which one differs from the other, by dotted name."""
-    return {name: reduce(getattr, name.split("."), after) for name in differences(before, after)}
+def changed_settings(before: TrainSettings, after: TrainSettings) -> dict[str, Any]:
+    """Return the settings that differ, with their values in `after`, by dotted name."""
+    return {name: reduce(getattr, name.split("."), after) for name in find_differences(before, after)}
 
 
-def as_config(settings: TrainSettings) -> str:
-    """What of the settings is not as it is by default, as `gumshoe train --config` takes it."""
+def to_config(settings: TrainSettings) -> str:
+    """Return the settings that are not defaults, as YAML for `gumshoe train --config`."""
     dumped, written = settings.model_dump(mode="json"), dict[str, Any]()
-    for name in differences(TrainSettings(), settings):
+    for name in find_differences(TrainSettings(), settings):
         *sections, last = name.split(".")
         reduce(lambda level, each: level.setdefault(each, {}), sections, written)[last] = reduce(
             lambda level, each: level[each], name.split("."), dumped
@@ -413,51 +419,50 @@ def as_config(settings: TrainSettings) -> str:
     return str(yaml.safe_dump(written, sort_keys=False, default_flow_style=None))
 
 
-def this_machine(gpus: int, count: int = 1) -> Machine | None:
-    """This machine, of whose GPUs so many may be used, as one of `count` that share a run; None where it does not say
-    how much memory it has.
+def inspect_machine(gpus: int, count: int = 1) -> Machine | None:
+    """Return this machine with `gpus` usable GPUs, as one of `count`; None if its memory is unknown.
 
     Raises:
-        UsageError: its GPUs do not answer.
+        UsageError: the memory of the GPUs cannot be read.
     """
-    memory = min(memory_of_gpus(), default=0) if gpus else available_memory()
+    memory = min(read_gpu_memory(), default=0) if gpus else available_memory()
     return Machine(gpus, memory, count=count) if memory else None
 
 
 def check_memory(settings: TrainSettings, machine: Machine | None) -> None:
-    """Refuse a run that is clearly too large for a machine, and warn of one that is nearly.
+    """Reject a run that clearly needs more memory than a machine has, and warn if it is close.
 
-    On GPUs, episodes are as long as they may be; on a machine without one, which is for trying things out and has other
-    uses for its memory, as long as is usual.
+    On GPUs, episodes of maximum length are assumed. On a machine without GPUs, which is for trials, a typical length is
+    assumed.
 
     Raises:
-        UsageError: it is too large.
+        UsageError: the run is too large.
     """
     if machine is None:
         return
     try:
         shape = read_shape(settings.model.name)
-    except UsageError as error:  # whose shape is another than what is known here
+    except UsageError as error:  # an unsupported architecture
         err.print(
-            f"[bold yellow]warning:[/] memory is not checked: {printable(error.message_with_code)}", soft_wrap=True
+            f"[bold yellow]warning:[/] memory was not checked: {printable(error.message_with_code)}", soft_wrap=True
         )
         return
-    context = None if machine.gpus else min(settings.model.max_context, _USUAL)
-    made = make_plan(settings, shape, machine, context=context)
-    worst = made.worst
-    over = worst.needed / worst.memory
-    if over <= _NEAR and not made.lacks_cache:
+    context = None if machine.gpus else min(settings.model.max_context, _CPU_EPISODE_TOKENS)
+    plan = make_plan(settings, shape, machine, context=context)
+    used = plan.tightest.needed / plan.tightest.memory
+    if used <= _WARN and not plan.lacks_cache:
         return
-    said = f"{made.what_lacks()} (gumshoe plan)"
-    if over <= _OVER and (made.kv_at_best is None or made.kv_at_best >= made.context):
-        err.print(f"[bold yellow]warning:[/] memory is scarce: {printable(said)}", soft_wrap=True)
+    shortage = f"{plan.explain_shortage()} (see `gumshoe plan`)"
+    if used <= _REJECT and (plan.kv_at_best is None or plan.kv_at_best >= plan.context):
+        err.print(f"[bold yellow]warning:[/] memory is almost exhausted: {printable(shortage)}", soft_wrap=True)
         return
-    found = suggest_changes(made, shape)
-    what = (
-        f"set {', '.join(f'{name}={value}' for name, value in changes(settings, found.settings).items())}"
+    found = suggest_changes(plan, shape)
+    remedy = (
+        f"set {', '.join(f'{name}={value}' for name, value in changed_settings(settings, found.settings).items())}"
         if found
         else "use a smaller model, or a machine with more memory"
     )
     raise UsageError(
-        "planning.does-not-fit", f"the run does not fit: {said}; {what}, or skip this check: model.check_memory=false"
+        "planning.does-not-fit",
+        f"the run does not fit: {shortage}; {remedy}, or skip this check: model.check_memory=false",
     )

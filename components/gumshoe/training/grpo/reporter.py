@@ -1,0 +1,100 @@
+"""Report a run: `metrics.jsonl`, Prometheus, TensorBoard and other trackers, plots, and lines on the terminal."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gumshoe.terminal import err, printable
+from gumshoe.training.grpo.rollout_collector import RolloutBatch
+from gumshoe.training.grpo.step_summary import advantage_lines
+from gumshoe.training.metrics_exporter import MetricsExporter
+from gumshoe.training.plots import write_plots
+from gumshoe.training.records import EvaluationRecord, StepRecord, truncate_records, write_record
+from gumshoe.training.run_spec import METRICS, RunSpec
+from gumshoe.training.settings import TrainSettings
+
+_RECENT = 20  # steps that the time left is estimated from
+
+
+class RunReporter:
+    """Keep the records of a run, and write each to all outputs.
+
+    Attributes:
+        records: everything that was recorded, in order, also before a resume.
+    """
+
+    def __init__(self, spec: RunSpec, steps: int) -> None:
+        self._settings: TrainSettings = spec.settings
+        self._directory: Path = spec.directory
+        self._title, self._steps = f"Run {spec.run}", steps
+        self._algorithm = spec.settings.optimizer.algorithm.load()
+        self._exporter: MetricsExporter | None = None
+        self._pending: list[StepRecord | EvaluationRecord] = []
+        self._seconds: list[float] = []
+        self.records: list[StepRecord | EvaluationRecord] = []
+
+    @property
+    def evaluations(self) -> list[EvaluationRecord]:
+        return [each for each in self.records if isinstance(each, EvaluationRecord)]
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        return [each for each in self.records if isinstance(each, StepRecord)]
+
+    def read_records(self, last_step: int) -> list[StepRecord | EvaluationRecord]:
+        """Remove the records after `last_step` from `metrics.jsonl`, and return the others; -1 removes all."""
+        return truncate_records(self._directory / METRICS, last_step)
+
+    @contextmanager
+    def exporting(self, *, is_main: bool) -> Iterator[None]:
+        """Serve the last numbers to Prometheus while the block runs, if a port is set and this is the main process.
+
+        Raises:
+            UsageError: the port is in use.
+        """
+        port = self._settings.output.metrics_port
+        if port is None or not is_main:
+            yield
+            return
+        with MetricsExporter(port, self._steps, self.records) as self._exporter:
+            yield
+
+    def add(self, record: StepRecord | EvaluationRecord) -> None:
+        """Record a step or an evaluation."""
+        self.records.append(record)
+        write_record(self._directory / METRICS, record)
+        if self._exporter:
+            self._exporter.record(record)
+        self._pending.append(record)
+
+    def send_to_trackers(self, trainer: Any) -> None:
+        """Send new records to the trackers of `output.report_to`. They accept none before training starts."""
+        while self._pending:
+            values = self._pending.pop(0).numbers()
+            trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, values)
+
+    def print_step(self, record: StepRecord, found: RolloutBatch, seconds: float) -> None:
+        """Print a step's line, its advantages if `output.verbose` is set, and warn if sampler and trainer differ."""
+        self._seconds.append(seconds)
+        recent = self._seconds[-_RECENT:]
+        left = (self._steps - record.step) * sum(recent) / len(recent)
+        err.print(record.line(self._steps, left), soft_wrap=True)
+        if self._settings.output.verbose:
+            for line in advantage_lines(found, self._algorithm):
+                err.print(printable(line), soft_wrap=True)
+        if record.groups_refused:
+            warn(f"dropped {record.groups_refused} off-policy groups: another policy sampled their tokens")
+        least = self._settings.rollouts.least_ratio
+        if record.importance_ratio < least:
+            warn(f"sampler and trainer differ: the mean importance ratio is {record.importance_ratio:.3f} < {least:g}")
+
+    def print_evaluation(self, record: EvaluationRecord) -> None:
+        """Draw the plots again, and print an evaluation's line."""
+        write_plots(self.records, self._directory, self._title)
+        err.print(record.line(), soft_wrap=True)
+
+
+def warn(text: object) -> None:
+    """Print a warning on standard error."""
+    err.print(f"[bold yellow]warning:[/] {printable(text)}", soft_wrap=True)

@@ -1,0 +1,230 @@
+"""The lifecycle of a trainer process, for GRPO and warm starts: stop requests, progress, and checkpoints."""
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from gumshoe.training.launch.rendezvous import Result, StopRequestedError, collect_files, run_in_main, share_files
+from gumshoe.training.launch.trainer_process import handle_signal
+from gumshoe.training.launch.watchdog import Watchdog
+from gumshoe.training.models.lora_model import FullState, load_adapter_weights, prepare_for_training
+from gumshoe.training.run_spec import CHECKPOINT, STALLED, expired_checkpoints, find_checkpoints
+from gumshoe.training.settings import TrainSettings
+
+
+class StoppableRunner:
+    """Run coroutines in one event loop, each to its end or until the process is asked to stop.
+
+    One loop serves the whole run, because judges keep their connections. Use as a context manager.
+    """
+
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self._runner = asyncio.Runner()
+        self._task: asyncio.Task[Any] | None = None
+
+    def __enter__(self) -> "StoppableRunner":
+        self._runner.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._runner.close()
+
+    def stop(self) -> None:
+        """Cancel the running work, and accept no more."""
+        self.is_stopping = True
+        if self._task is not None:
+            self._runner.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine to its end.
+
+        Raises:
+            StopRequestedError: the process was asked to stop.
+        """
+
+        async def cancellable() -> Result:
+            self._task = asyncio.current_task()
+            if self.is_stopping:
+                work.close()
+                raise asyncio.CancelledError
+            return await work
+
+        try:
+            return self._runner.run(cancellable())
+        except asyncio.CancelledError:
+            raise StopRequestedError from None
+        finally:
+            self._task = None
+
+    def finish(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine to its end, even if the process was asked to stop."""
+        return self._runner.run(work)
+
+
+class Lifecycle:
+    """Coordinate a trainer with other processes: agree on stops, and complete checkpoints.
+
+    Attributes:
+        trainer: the trainer, after `attach`.
+        passes: number of forward and backward passes so far, as progress for the watchdog.
+        is_stopping: this process was asked to stop.
+    """
+
+    def __init__(self, settings: TrainSettings, directory: Path, on_stop: Callable[[], object] = lambda: None) -> None:
+        self._settings, self._directory, self._on_stop = settings, directory, on_stop
+        self.trainer: Any = None
+        self.passes = 0
+        self.is_stopping = False
+
+    def attach(self, trainer: Any) -> None:
+        """Take over a new trainer: quiet, and with its adapter ready to be trained.
+
+        Raises:
+            UsageError: training starts from an adapter of another shape.
+        """
+        self.trainer = trainer
+        trainer.remove_callback(PrinterCallback)
+        prepare_for_training(trainer.accelerator.unwrap_model(trainer.model), self._settings.lora)
+
+    @property
+    def is_main(self) -> bool:
+        return bool(self.trainer.accelerator.is_main_process)
+
+    @property
+    def is_alone(self) -> bool:
+        """True if no other process trains."""
+        return bool(self.trainer.accelerator.num_processes == 1)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps so far."""
+        return int(self.trainer.state.global_step)
+
+    @contextmanager
+    def running(self, progress: Callable[[], object], describe: Callable[[], str]) -> Iterator[None]:
+        """Handle SIGTERM and watch the progress while the block runs.
+
+        `progress` returns a value that changes whenever training makes progress. `describe` returns a text about the
+        state, for a run without progress.
+        """
+        seconds = self._settings.output.stall_seconds
+        watchdog = Watchdog(seconds, lambda: (self.step, self.passes, progress()), describe, self._directory / STALLED)
+        with (
+            handle_signal(signal.SIGTERM, self._stop),
+            watchdog if self.is_main else nullcontext(),
+        ):  # the others wait for it
+            yield
+
+    def _stop(self, *_: object) -> None:
+        self.is_stopping = True
+        self._on_stop()
+
+    def should_stop(self) -> bool:
+        """Return True if any process was asked to stop. Call it in all processes at once."""
+        accelerator = self.trainer.accelerator
+        return bool(accelerator.gather(torch.tensor([int(self.is_stopping)], device=accelerator.device)).any())
+
+    def gather_model(self) -> Any:
+        """Return the model, or its gathered adapter if weights are sharded. Call it in all processes at once."""
+        unwrapped = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        return FullState.gather(unwrapped) if self._settings.is_sharded else unwrapped
+
+    def find_checkpoint(self) -> Path | None:
+        """Return the newest checkpoint of the first machine, copied to all machines; None if there is none."""
+        accelerator = self.trainer.accelerator
+        newest = run_in_main(accelerator, lambda: next(reversed(find_checkpoints(self._directory)), None))
+        if newest is None:
+            return None
+        place = self._directory / newest.name
+        if not self.is_alone:
+            share_files(place, accelerator)
+        return place
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Load the adapter of a checkpoint, and nothing else of it."""
+        load_adapter_weights(self.trainer.accelerator.unwrap_model(self.trainer.model), checkpoint)
+
+    def finish_checkpoint(self, complete: Callable[[Path], object], limit: int) -> None:
+        """Complete the checkpoint of this step, and delete all but the newest `limit`. Call it in all processes.
+
+        `complete` writes the files that complete a checkpoint's directory; it is called in the first process.
+        """
+        accelerator, place = self.trainer.accelerator, self._directory / f"{CHECKPOINT}{self.step}"
+        accelerator.wait_for_everyone()  # each writes its own part
+        if not self.is_alone:
+            collect_files(place, accelerator)
+        if not self.is_main:
+            return
+        complete(place)
+        for old in expired_checkpoints(find_checkpoints(self._directory), limit):
+            shutil.rmtree(old)
+
+
+class TrainerEvents(Protocol):
+    """Events of a trainer that a run handles."""
+
+    def on_start(self) -> None:
+        """Handle the start of training."""
+
+    def on_step_start(self) -> None:
+        """Handle the start of a step."""
+
+    def on_pass(self) -> None:
+        """Handle the end of a pass, other than the last one of a step."""
+
+    def on_step_end(self, control: TrainerControl, *, is_last: bool) -> None:
+        """Handle the end of a step. `control` decides if a checkpoint is saved and if training stops."""
+
+    def on_metrics(self, logs: dict[str, float], control: TrainerControl) -> None:
+        """Handle the trainer's numbers of a step."""
+
+    def on_checkpoint(self) -> None:
+        """Handle a checkpoint that the trainer wrote."""
+
+
+class EventsCallback(TrainerCallback):
+    """Pass a trainer's events on to a run."""
+
+    def __init__(self, run: TrainerEvents) -> None:
+        self._run = run
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+        state.save_steps = int(args.save_steps)  # and not those of the checkpoint
+        self._run.on_start()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._run.on_step_start()
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        self._run.on_pass()
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,
+    ) -> None:
+        self._run.on_step_end(control, is_last=state.global_step == state.max_steps)
+
+    def on_log(
+        self,
+        args: TrainingArguments,  # noqa: ARG002
+        state: TrainerState,  # noqa: ARG002
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        if logs and "loss" in logs:
+            self._run.on_metrics(logs, control)
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self._run.on_checkpoint()
